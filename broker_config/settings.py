@@ -1,0 +1,381 @@
+"""The one settings object: small frozen groups, read once, from ``NEKRO_…`` variables and a ``.env`` file.
+
+Nobody imports a global: the composition root loads ``Settings`` and passes a group to
+whoever needs it. ``docs/reference/settings.md`` is generated from these models.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from nekro_agent.errors import SettingsError
+
+__all__ = [
+    "AgentSettings",
+    "BrokerSettings",
+    "DatabaseSettings",
+    "DownloadSettings",
+    "LLMSettings",
+    "LogSettings",
+    "PluginSettings",
+    "ResultSettings",
+    "SandboxSettings",
+    "SecuritySettings",
+    "Settings",
+    "StoreSettings",
+    "WorkerSettings",
+    "known_variables",
+]
+
+ENV_PREFIX = "NEKRO_"
+#: Variables with this prefix steer the test suite and are not settings.
+TEST_PREFIX = "NEKRO_TEST_"
+
+
+def _split_list(value: object) -> object:
+    """Turn ``"a,b"`` from the environment into ``["a", "b"]``; anything else passes through."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+#: A list that the environment writes as ``a,b,c``.
+CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
+PathList = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_split_list)]
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BrokerSettings(_Group):
+    """Where messages travel."""
+
+    url: str | None = Field(
+        None, description="Broker URL; unset means an embedded Redis in the data directory."
+    )
+    key_prefix: str = Field(
+        "nekro:", description="Prefix of every Redis key of the broker and of our own keys."
+    )
+    visibility_timeout_seconds: float = Field(
+        30,
+        gt=0,
+        description="How long a delivered message may stay unacknowledged and unrenewed before another worker gets it.",
+    )
+    socket_timeout_seconds: float = Field(5, gt=0, description="Time limit of one exchange with Redis.")
+    connect_timeout_seconds: float = Field(
+        2, gt=0, description="Time limit of one connection attempt to Redis."
+    )
+
+
+class ResultSettings(_Group):
+    """Where results wait for their callers."""
+
+    url: str | None = Field(
+        None, description="Redis URL of the result backend; unset means the broker's Redis."
+    )
+    expires_seconds: int = Field(3600, ge=60, description="How long a result is kept.")
+
+
+class DatabaseSettings(_Group):
+    """Where durable rows live."""
+
+    url: str | None = Field(
+        None, description="`postgresql://…` or `sqlite:///path`; unset means SQLite in the data directory."
+    )
+    pool_size: int = Field(10, ge=1, le=200, description="Connections kept per process (PostgreSQL).")
+    pool_timeout_seconds: float = Field(10, gt=0, description="How long to wait for a free connection.")
+    busy_timeout_seconds: float = Field(
+        15, gt=0, description="How long a SQLite writer waits for another one."
+    )
+
+
+class PluginSettings(_Group):
+    """Which plugins are loaded."""
+
+    dirs: PathList = Field(
+        (), description="Folders that hold plugins, comma-separated; the shipped ones come first."
+    )
+    disabled: CommaList = Field(
+        (), description="Plugin keys (`author.module`) that load but offer no methods."
+    )
+    load_shipped: bool = Field(True, description="Whether the plugins of `plugin_pkgs` are loaded.")
+    package_install: Literal["off", "allow_list", "on"] = Field(
+        "on", description="Whether `dynamic_import_pkg` may install packages for plugins."
+    )
+    package_allow: CommaList = Field((), description="Distribution names that `allow_list` admits.")
+
+
+class StoreSettings(_Group):
+    """Limits of the plugin key-value store."""
+
+    max_value_bytes: int = Field(
+        16 << 20, ge=1024, description="Largest value in UTF-8 bytes; larger is an error."
+    )
+    warn_value_bytes: int = Field(
+        1 << 20, ge=0, description="Values from this size on are logged as too large for a KV store."
+    )
+    max_key_chars: int = Field(
+        1024, ge=128, description="Longest chat key, user key or store key in characters."
+    )
+
+
+class DownloadSettings(_Group):
+    """Limits of downloads by URL."""
+
+    max_bytes: int = Field(20 << 30, ge=1, description="Largest download in bytes.")
+    timeout_seconds: float = Field(60, gt=0, description="Longest silence of the server before a try fails.")
+    allow_private: CommaList = Field(
+        (),
+        description="Hosts or networks (CIDR) that may be fetched although private, loopback or link-local.",
+    )
+
+
+class SandboxSettings(_Group):
+    """How code of the LLM is isolated and limited."""
+
+    driver: Literal["auto", "bwrap", "container", "landlock", "unsafe"] = Field(
+        "auto", description="`auto` takes bubblewrap; the degraded `landlock` and `unsafe` must be named."
+    )
+    python: Path | None = Field(
+        None, description="Interpreter inside the sandbox; unset means the one that runs this process."
+    )
+    wall_seconds: float = Field(60, gt=0, description="Longest run, waiting for plugin calls included.")
+    cpu_seconds: int = Field(30, ge=1, description="CPU time of one process of a run.")
+    call_seconds: float = Field(30, gt=0, description="Longest wait for one plugin call.")
+    memory_bytes: int = Field(512 << 20, ge=64 << 20, description="Memory of all processes of a run.")
+    max_processes: int = Field(64, ge=1, description="Processes and threads of a run.")
+    max_file_bytes: int = Field(32 << 20, ge=1 << 20, description="Largest single file that a run can write.")
+    max_open_files: int = Field(256, ge=16, description="Open descriptors of one process.")
+    tmp_bytes: int = Field(64 << 20, ge=1 << 20, description="Size of `/tmp`.")
+    shm_bytes: int = Field(16 << 20, ge=1 << 20, description="Size of `/dev/shm`.")
+    shared_bytes: int = Field(256 << 20, ge=1 << 20, description="Disk that `/app/shared` may use.")
+    shared_files: int = Field(2000, ge=10, description="Files that `/app/shared` may hold.")
+    output_keep_bytes: int = Field(64 << 10, ge=1024, description="Output that is kept (head and tail).")
+    output_kill_bytes: int = Field(1 << 20, ge=4096, description="Output at which a run is killed.")
+    argument_bytes: int = Field(1 << 20, ge=1024, description="Largest arguments of one call.")
+    return_bytes: int = Field(8 << 20, ge=1024, description="Largest return value of one call.")
+    max_calls: int = Field(200, ge=1, description="Plugin calls of one run.")
+    max_calls_in_flight: int = Field(8, ge=1, description="Plugin calls of one run at the same time.")
+    max_concurrent: int = Field(4, ge=1, description="Runs at the same time in one process.")
+    warm_seconds: float = Field(
+        60, ge=0, description="How long a prepared sandbox waits for its run; 0 prepares none."
+    )
+    preload: CommaList = Field((), description="Modules that a prepared sandbox imports ahead.")
+    shared_idle_seconds: float = Field(
+        1800, ge=0, description="Idle time after which `/app/shared` is emptied; 0 keeps it."
+    )
+    package_install: Literal["off", "allow_list", "on"] = Field(
+        "off", description="Whether sandboxed code may ask for packages by `dynamic_importer`."
+    )
+    package_allow: CommaList = Field((), description="Distribution names that `allow_list` admits.")
+    uid_range_start: int = Field(
+        200_000, ge=1000, description="First host user id for sandboxes when the service is root."
+    )
+    uid_range_size: int = Field(10_000, ge=1, description="How many host user ids that pool has.")
+
+
+class LLMSettings(_Group):
+    """The language model."""
+
+    base_url: str | None = Field(None, description="OpenAI-compatible endpoint, up to `/v1`.")
+    api_key: SecretStr | None = Field(None, description="Key of the endpoint.")
+    model: str = Field("", description="Model name.")
+    fallback_model: str = Field("", description="Model of the last try; empty means the same.")
+    script: Path | None = Field(
+        None, description="Replay answers from this YAML file instead of asking an endpoint."
+    )
+    record: Path | None = Field(None, description="Append each request, as JSON lines, to this file.")
+    stream: bool = Field(True, description="Ask for streamed answers.")
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="Sampling temperature; unset leaves it to the endpoint."
+    )
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="Longest answer; unset leaves it to the endpoint."
+    )
+    connect_timeout_seconds: float = Field(10, gt=0, description="Time limit of connecting.")
+    first_token_timeout_seconds: float = Field(60, gt=0, description="Longest wait for the first token.")
+    timeout_seconds: float = Field(180, gt=0, description="Time limit of one whole answer.")
+    tries: int = Field(3, ge=1, le=10, description="Requests per round before it fails.")
+    backoff_seconds: float = Field(1, gt=0, description="Pause before the second try; doubles, with jitter.")
+    input_price_per_million: float = Field(
+        0, ge=0, description="Price of a million prompt tokens, for the cost figures."
+    )
+    output_price_per_million: float = Field(
+        0, ge=0, description="Price of a million answer tokens, for the cost figures."
+    )
+
+
+class AgentSettings(_Group):
+    """The rounds of an agent."""
+
+    persona: str = Field(
+        "You are a helpful assistant in this chat.", description="Who the agent is, for the system prompt."
+    )
+    rounds_per_turn: int = Field(8, ge=1, le=100, description="Rounds that one trigger may cause.")
+    turn_seconds: float = Field(1080, gt=0, description="Longest turn (a trigger and its follow-up rounds).")
+    history_messages: int = Field(32, ge=1, description="Newest messages shown to the LLM.")
+    history_chars: int = Field(
+        20_000, ge=500, description="Characters of history shown; the newest message always is."
+    )
+    message_chars: int = Field(
+        4000, ge=100, description="Characters of one history message; longer is cut in the middle."
+    )
+    output_chars: int = Field(4000, ge=100, description="Characters of sandbox output shown to the LLM.")
+    image_bytes: int = Field(8 << 20, ge=1024, description="Largest image in a prompt.")
+    debounce_seconds: float = Field(
+        0, ge=0, description="How long a round waits for more messages of its chat."
+    )
+    lease_seconds: float = Field(
+        15, ge=1, description="How long a chat stays with a worker that gives no sign of life."
+    )
+    sweep_seconds: float = Field(5, gt=0, description="Period of the sweep that restarts what was lost.")
+
+
+class WorkerSettings(_Group):
+    """Worker processes and the lanes."""
+
+    methods_concurrency: int = Field(
+        200, ge=1, description="Calls at the same time in one `methods` process."
+    )
+    long_concurrency: int = Field(4, ge=1, description="Calls at the same time in one `long` process.")
+    rounds_concurrency: int = Field(8, ge=1, description="Rounds at the same time in one `rounds` process.")
+    long_methods: CommaList = Field(
+        (), description="Patterns (`author.module.function`, `*`) routed to lane `long`."
+    )
+    pinned_plugins: CommaList = Field((), description="Plugin keys that run on one owner in the fleet.")
+    call_timeout_seconds: float = Field(30, gt=0, description="Longest call in lane `methods`.")
+    long_timeout_seconds: float = Field(6 * 3600, gt=0, description="Longest call in lane `long`.")
+    drain_seconds: float = Field(30, gt=0, description="How long a stopping worker waits for running calls.")
+    block_warn_seconds: float = Field(
+        0.5, gt=0, description="Blocking time of an event loop that the watchdog reports."
+    )
+
+
+class SecuritySettings(_Group):
+    """Secrets of the installation."""
+
+    signing_key: SecretStr | None = Field(
+        None, description="Key that signs invocations; unset means a random one kept in the data directory."
+    )
+
+
+class LogSettings(_Group):
+    """Logs."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="Lowest level that is written."
+    )
+    json_lines: bool = Field(False, description="One JSON object per line instead of text.")
+
+
+class Settings(BaseSettings):
+    """All settings; ``Settings.load()`` is the only way to read the environment."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_nested_max_split=1,
+        extra="ignore",
+        frozen=True,
+        nested_model_default_partial_update=True,
+    )
+
+    data_dir: Path = Field(
+        Path("data"), description="Root of everything kept on disk; made absolute at load."
+    )
+    broker: BrokerSettings = BrokerSettings()
+    results: ResultSettings = ResultSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    plugins: PluginSettings = PluginSettings()
+    store: StoreSettings = StoreSettings()
+    downloads: DownloadSettings = DownloadSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    llm: LLMSettings = LLMSettings()
+    agent: AgentSettings = AgentSettings()
+    workers: WorkerSettings = WorkerSettings()
+    security: SecuritySettings = SecuritySettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read explicit values, then the environment, then ``.env``."""
+        return init_settings, env_settings, dotenv_settings
+
+    @classmethod
+    def load(cls, *, env_file: Path | None = Path(".env"), **overrides: Any) -> Settings:
+        """Read the environment and ``.env``; explicit ``overrides`` win.
+
+        Args:
+            env_file: None reads no file; a file that does not exist is skipped.
+
+        Raises:
+            SettingsError: a ``NEKRO_`` variable is unknown or a value breaks its bounds;
+                the message names the variable, the value's fault and, where one is near,
+                the name that was probably meant.
+        """
+        _reject_unknown(os.environ, env_file)
+        try:
+            settings = cls(_env_file=env_file, **overrides)
+        except ValidationError as exc:
+            raise SettingsError(_explain(exc)) from exc
+        return settings.model_copy(update={"data_dir": settings.data_dir.expanduser().absolute()})
+
+    @property
+    def visibility_timeout(self) -> timedelta:
+        """How long an unrenewed delivery stays with its worker."""
+        return timedelta(seconds=self.broker.visibility_timeout_seconds)
+
+    def secret_values(self) -> tuple[str, ...]:
+        """Every configured secret as plain text, for redaction; never log this."""
+        secrets = (self.llm.api_key, self.security.signing_key)
+        return tuple(s.get_secret_value() for s in secrets if s is not None and s.get_secret_value())
+
+
+def known_variables() -> Iterator[tuple[str, str, Any]]:
+    """Yield (environment variable, group or "", field info) of every setting, in reading order."""
+    for name, field in Settings.model_fields.items():
+        group = field.annotation
+        if isinstance(group, type) and issubclass(group, _Group):
+            for leaf, info in group.model_fields.items():
+                yield f"{ENV_PREFIX}{name}__{leaf}".upper(), name, info
+        else:
+            yield f"{ENV_PREFIX}{name}".upper(), "", field
+
+
+def _reject_unknown(environ: Mapping[str, str], env_file: Path | None) -> None:
+    known = {variable for variable, _, _ in known_variables()}
+    names = list(environ)
+    if env_file is not None and env_file.is_file():
+        lines = env_file.read_text("utf-8").splitlines()
+        names += [line.split("=", 1)[0].removeprefix("export ").strip() for line in lines if "=" in line]
+    for name in names:
+        upper = name.upper()
+        if not upper.startswith(ENV_PREFIX) or upper.startswith(TEST_PREFIX) or upper in known:
+            continue
+        near = difflib.get_close_matches(upper, known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else " `nekro doctor --settings` lists every name."
+        raise SettingsError(f"Unknown setting {name}.{hint}")
+
+
+def _explain(exc: ValidationError) -> str:
+    parts = []
+    for error in exc.errors(include_url=False, include_input=False):
+        variable = ENV_PREFIX + "__".join(str(part) for part in error["loc"]).upper()
+        parts.append(f"{variable}: {error['msg']}")
+    return "; ".join(parts)

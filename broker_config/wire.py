@@ -1,0 +1,150 @@
+"""What crosses the broker: signed, versioned, data only.
+
+A method's message carries one ``Invocation`` and its signature; its result carries one
+``Envelope``. Both are JSON. Nothing here is ever unpickled on the host: ``Invocation.args``
+is decoded by ``broker_config.codec`` and ``Envelope.value`` is opaque until it is inside
+the sandbox again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, Self
+from uuid import uuid4
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretBytes, ValidationError
+
+from nekro_agent.errors import MessageRefusedError
+from nekro_agent.methods import SandboxMethodType
+
+__all__ = ["WIRE_VERSION", "Envelope", "Invocation", "Signer", "new_id"]
+
+WIRE_VERSION: Final = 1
+
+
+def new_id() -> str:
+    """Return a fresh id for a call, round, message or job: 32 hexadecimal digits."""
+    return uuid4().hex
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Invocation(_Wire):
+    """One call of one plugin method, with the identity that the host (never the sandbox) gave it."""
+
+    version: Literal[1] = WIRE_VERSION
+    call_id: str = Field(min_length=1, max_length=64)
+    method: str = Field(description="Task name `author.module.function`.")
+    chat_key: str
+    container_key: str = Field(description="Names the sandbox's shared area; opaque to plugins.")
+    user_id: str | None = Field(
+        None, description="Platform id of the user that triggered the turn; None if nobody did."
+    )
+    adapter_key: str | None = None
+    channel_id: str | None = None
+    channel_name: str | None = None
+    channel_type: str | None = None
+    round_id: str | None = Field(None, description="Round whose code calls; None outside rounds (CLI).")
+    turn_id: str | None = Field(None, description="Turn that the round belongs to; follow-up rounds join it.")
+    wakes_agent: bool = Field(True, description="Whether an AGENT result schedules a follow-up round.")
+    issued_at: AwareDatetime
+    deadline: AwareDatetime
+    args: str = Field(description="base64 of a protocol 4 pickle of `(args, kwargs)`, plain values only.")
+
+    def argument_bytes(self) -> bytes:
+        """Return the encoded arguments, for ``codec.decode_arguments``.
+
+        Raises:
+            MessageRefusedError: ``args`` is not base64.
+        """
+        try:
+            return base64.b64decode(self.args, validate=True)
+        except (binascii.Error, ValueError) as exc:
+            raise MessageRefusedError(f"call {self.call_id}: arguments are not base64") from exc
+
+    def remaining_seconds(self) -> float:
+        """Seconds until the deadline; negative when it has passed."""
+        return (self.deadline - datetime.now(UTC)).total_seconds()
+
+
+class Envelope(_Wire):
+    """What a method returned, on its way to the caller."""
+
+    version: Literal[1] = WIRE_VERSION
+    call_id: str
+    type: SandboxMethodType
+    value: str | None = Field(
+        None, description="base64 of a pickle, for TOOL and BEHAVIOR; opened inside the sandbox only."
+    )
+    text: str | None = Field(None, description="Text of an AGENT or BEHAVIOR result.")
+    segments: list[dict[str, Any]] | None = Field(
+        None, description="Content parts of a MULTIMODAL_AGENT result."
+    )
+    round_id: str | None = Field(None, description="Follow-up round that was scheduled; None if none was.")
+    worker: str = Field("", description="Worker that ran the method.")
+    started_at: AwareDatetime
+    finished_at: AwareDatetime
+
+    def value_bytes(self) -> bytes:
+        """Return the pickled value; ``b""`` when there is none."""
+        return base64.b64decode(self.value) if self.value else b""
+
+
+class Signer:
+    """Signs invocations with HMAC-SHA256 over their canonical JSON (sorted keys, no spaces)."""
+
+    def __init__(self, key: SecretBytes) -> None:
+        self._key = key
+
+    def sign(self, invocation: Invocation) -> dict[str, Any]:
+        """Return the message body: ``{"invocation": {…}, "signature": hex}``."""
+        payload = invocation.model_dump(mode="json")
+        return {"invocation": payload, "signature": self._digest(payload)}
+
+    def verify(self, body: object) -> Invocation:
+        """Check a message body and return its invocation.
+
+        Raises:
+            MessageRefusedError: the body is malformed, unsigned, altered, signed with another
+                key, or of another version. Expiry is the caller's to check: it needs the id.
+        """
+        if not isinstance(body, dict):
+            raise MessageRefusedError("message refused: no body")
+        payload, signature = body.get("invocation"), body.get("signature")
+        if not isinstance(payload, dict) or not isinstance(signature, str):
+            raise MessageRefusedError("message refused: invocation or signature is missing")
+        if not hmac.compare_digest(self._digest(payload), signature):
+            raise MessageRefusedError(
+                "message refused: its signature does not fit (was NEKRO_SECURITY__SIGNING_KEY changed?)"
+            )
+        return self._parse(payload)
+
+    def _digest(self, payload: dict[str, Any]) -> str:
+        canonical = json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hmac.new(self._key.get_secret_value(), canonical.encode(), hashlib.sha256).hexdigest()
+
+    @staticmethod
+    def _parse(payload: dict[str, Any]) -> Invocation:
+        if payload.get("version") != WIRE_VERSION:
+            raise MessageRefusedError(
+                f"message refused: version {payload.get('version')!r}, this worker speaks {WIRE_VERSION}; upgrade the older side"
+            )
+        try:
+            return Invocation.model_validate(payload)
+        except ValidationError as exc:
+            fields = ", ".join(
+                ".".join(map(str, e["loc"])) for e in exc.errors(include_input=False, include_url=False)
+            )
+            raise MessageRefusedError(f"message refused: malformed fields {fields}") from exc
+
+    @classmethod
+    def from_text(cls, key: str) -> Self:
+        """Build a signer from a key given as text."""
+        return cls(SecretBytes(key.encode()))

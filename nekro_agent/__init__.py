@@ -1,0 +1,1 @@
+"""The plugin SDK, at the import paths that Nekro Agent plugins use."""

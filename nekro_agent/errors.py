@@ -1,0 +1,246 @@
+"""Every error that this project raises on purpose.
+
+    NekroError
+    ├── SettingsError
+    ├── PluginError
+    │   ├── PluginLoadError
+    │   ├── PlaceholderUsedError
+    │   ├── MethodNotFoundError
+    │   ├── MethodDisabledError
+    │   ├── ArgumentError
+    │   ├── ResultError
+    │   ├── MethodFailedError
+    │   ├── MethodAbortedError
+    │   ├── CallTimeoutError
+    │   ├── CallCancelledError
+    │   └── OutcomeUnknownError
+    ├── BrokerError
+    │   ├── BrokerUnavailableError
+    │   └── MessageRefusedError
+    ├── StorageError
+    │   ├── NotFoundError
+    │   ├── ConflictError
+    │   ├── FencedError
+    │   └── StorageUnavailableError
+    ├── SandboxError
+    │   ├── SandboxUnavailableError
+    │   └── SandboxProtocolError
+    ├── LLMError
+    └── RuntimeNotBoundError
+
+Each class carries two facts as class attributes: ``code``, a stable word that may
+cross process borders, and ``retryable``, whether the same request may succeed later
+without a change by the caller.
+
+Errors that describe wrong values subclass ``ValueError`` or ``TypeError`` as well, so
+plugins that catch the built-in types keep working.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "ArgumentError",
+    "BrokerError",
+    "BrokerUnavailableError",
+    "CallCancelledError",
+    "CallTimeoutError",
+    "ConflictError",
+    "FencedError",
+    "LLMError",
+    "MessageRefusedError",
+    "MethodAbortedError",
+    "MethodDisabledError",
+    "MethodFailedError",
+    "MethodNotFoundError",
+    "NekroError",
+    "NotFoundError",
+    "OutcomeUnknownError",
+    "PlaceholderUsedError",
+    "PluginError",
+    "PluginLoadError",
+    "ResultError",
+    "RuntimeNotBoundError",
+    "SandboxError",
+    "SandboxProtocolError",
+    "SandboxUnavailableError",
+    "SettingsError",
+    "StorageError",
+    "StorageUnavailableError",
+]
+
+
+class NekroError(Exception):
+    """Root of the tree above."""
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+
+
+class SettingsError(NekroError):
+    """A setting is unknown, out of its bounds or contradicts another; raised while settings load."""
+
+    code = "settings"
+
+
+class PluginError(NekroError):
+    """Something about a plugin or a call of one of its methods."""
+
+    code = "plugin"
+
+
+class PluginLoadError(PluginError):
+    """A plugin file cannot be imported or exposes no usable ``plugin``; the loader records it."""
+
+    code = "plugin_load"
+
+
+class PlaceholderUsedError(PluginError, AttributeError):
+    """A plugin used a name of the reference that does not exist here; raised at first use."""
+
+    code = "placeholder"
+
+
+class MethodNotFoundError(PluginError, LookupError):
+    """No loaded plugin has a method of that name; raised by the catalogue, the bridge and workers."""
+
+    code = "method_not_found"
+
+
+class MethodDisabledError(PluginError):
+    """The method exists and its plugin is disabled."""
+
+    code = "method_disabled"
+
+
+class ArgumentError(PluginError, TypeError):
+    """Arguments cannot be decoded, are too large, or do not fit the method's signature."""
+
+    code = "argument"
+
+
+class ResultError(PluginError):
+    """A method returned something that cannot cross to its caller (unpicklable, too large, secret)."""
+
+    code = "result"
+
+
+class MethodFailedError(PluginError):
+    """A plugin method raised; ``error_type`` and ``error_message`` are the plugin's own.
+
+    Raised on the caller's side only: on the worker the plugin's exception itself travels
+    through Celery, so that Flower shows it with its traceback.
+    """
+
+    code = "method_failed"
+
+    def __init__(self, error_type: str, error_message: str) -> None:
+        self.error_type = error_type
+        self.error_message = error_message
+        super().__init__(f"{error_type}: {error_message}" if error_message else error_type)
+
+
+class MethodAbortedError(PluginError):
+    """A plugin method ended in a ``BaseException`` (CancelledError, SystemExit, MemoryError, …)."""
+
+    code = "method_aborted"
+
+
+class CallTimeoutError(PluginError, TimeoutError):
+    """A call did not end before its deadline."""
+
+    code = "call_timeout"
+
+
+class CallCancelledError(PluginError):
+    """A call was cancelled on purpose before it ended."""
+
+    code = "call_cancelled"
+
+
+class OutcomeUnknownError(PluginError):
+    """A worker died inside an at-most-once call: its effect may or may not have happened."""
+
+    code = "outcome_unknown"
+
+
+class BrokerError(NekroError):
+    """Something about the message broker or the result backend."""
+
+    code = "broker"
+
+
+class BrokerUnavailableError(BrokerError):
+    """The broker or the result backend does not answer within its time limit."""
+
+    code = "broker_unavailable"
+    retryable = True
+
+
+class MessageRefusedError(BrokerError):
+    """A message is unsigned, altered, expired, of an unknown version or malformed; a worker refuses it."""
+
+    code = "message_refused"
+
+
+class StorageError(NekroError):
+    """Something about the database."""
+
+    code = "storage"
+
+
+class NotFoundError(StorageError, LookupError):
+    """A ``get_…`` found no row."""
+
+    code = "not_found"
+
+
+class ConflictError(StorageError):
+    """A row breaks a unique constraint."""
+
+    code = "conflict"
+
+
+class FencedError(StorageError):
+    """A write came from a holder whose lease has passed to somebody else."""
+
+    code = "fenced"
+
+
+class StorageUnavailableError(StorageError):
+    """The database does not answer, or its schema is not the one this version needs."""
+
+    code = "storage_unavailable"
+    retryable = True
+
+
+class SandboxError(NekroError):
+    """Something about the sandbox."""
+
+    code = "sandbox"
+
+
+class SandboxUnavailableError(SandboxError):
+    """No driver can isolate code on this machine; the message lists each reason with its mend."""
+
+    code = "sandbox_unavailable"
+
+
+class SandboxProtocolError(SandboxError):
+    """A sandbox sent a frame that is illegal in its state; the run stops with SECURITY."""
+
+    code = "sandbox_protocol"
+
+
+class LLMError(NekroError):
+    """The LLM endpoint failed after all retries, or none is configured."""
+
+    code = "llm"
+    retryable = True
+
+
+class RuntimeNotBoundError(NekroError, RuntimeError):
+    """Plugin code used a service before a runtime was bound (``nekro_agent.runtime.bind``)."""
+
+    code = "runtime_not_bound"

