@@ -9,6 +9,10 @@
     │   ├── MethodDisabledError
     │   ├── ArgumentError
     │   ├── ResultError
+    │   ├── InvalidValueError
+    │   ├── DownloadError
+    │   │   └── DownloadRefusedError
+    │   ├── PackageInstallError
     │   ├── MethodFailedError
     │   ├── MethodAbortedError
     │   ├── CallTimeoutError
@@ -26,6 +30,8 @@
     │   ├── SandboxUnavailableError
     │   └── SandboxProtocolError
     ├── LLMError
+    ├── ServiceError
+    ├── UsageError
     └── RuntimeNotBoundError
 
 Each class carries two facts as class attributes: ``code``, a stable word that may
@@ -47,7 +53,10 @@ __all__ = [
     "CallCancelledError",
     "CallTimeoutError",
     "ConflictError",
+    "DownloadError",
+    "DownloadRefusedError",
     "FencedError",
+    "InvalidValueError",
     "LLMError",
     "MessageRefusedError",
     "MethodAbortedError",
@@ -57,6 +66,7 @@ __all__ = [
     "NekroError",
     "NotFoundError",
     "OutcomeUnknownError",
+    "PackageInstallError",
     "PlaceholderUsedError",
     "PluginError",
     "PluginLoadError",
@@ -65,9 +75,11 @@ __all__ = [
     "SandboxError",
     "SandboxProtocolError",
     "SandboxUnavailableError",
+    "ServiceError",
     "SettingsError",
     "StorageError",
     "StorageUnavailableError",
+    "UsageError",
 ]
 
 
@@ -124,6 +136,32 @@ class ResultError(PluginError):
     """A method returned something that cannot cross to its caller (unpicklable, too large, secret)."""
 
     code = "result"
+
+
+class InvalidValueError(PluginError, ValueError):
+    """Plugin code gave the SDK a key, value, path or name that it cannot accept; the message says why."""
+
+    code = "invalid_value"
+
+
+class DownloadError(PluginError):
+    """A download failed: the server refused, fell silent, or sent something else than promised."""
+
+    code = "download"
+    retryable = True
+
+
+class DownloadRefusedError(DownloadError):
+    """A download was not allowed to start or to go on: scheme, address, size or hash."""
+
+    code = "download_refused"
+    retryable = False
+
+
+class PackageInstallError(PluginError, RuntimeError):
+    """``dynamic_import_pkg`` could not install a package, or installing is switched off."""
+
+    code = "package_install"
 
 
 class MethodFailedError(PluginError):
@@ -238,6 +276,18 @@ class LLMError(NekroError):
 
     code = "llm"
     retryable = True
+
+
+class ServiceError(NekroError):
+    """A process of the system did not start, ended early, or another one is in its way; raised by the CLI."""
+
+    code = "service"
+
+
+class UsageError(NekroError, ValueError):
+    """A command line asks for something that cannot be done; raised by the CLI."""
+
+    code = "usage"
 
 
 class RuntimeNotBoundError(NekroError, RuntimeError):
