@@ -1,0 +1,145 @@
+"""What a command is made of, and the arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from broker_config.settings import Settings
+from cli.output import Output
+from nekro_agent.errors import UsageError
+
+__all__ = [
+    "DEFAULT_CHAT_KEY",
+    "CommandModule",
+    "Deps",
+    "add_chat_key",
+    "add_json",
+    "add_user_id",
+    "args_from",
+    "count",
+    "port_number",
+    "positive_int",
+    "positive_seconds",
+    "read_text",
+]
+
+#: The chat that the command line works in unless it names another.
+DEFAULT_CHAT_KEY: Final = "cli"
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deps:
+    """What a command may use besides its own arguments."""
+
+    output: Output
+    #: Reads environment, ``.env`` and the global options; raises SettingsError.
+    load_settings: Callable[[], Settings]
+
+
+class CommandModule(Protocol):
+    """The surface of each module in ``cli.commands``."""
+
+    #: Frozen dataclass; its fields are the destinations that ``register`` declares.
+    Args: type
+
+    def register(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's arguments, description and examples."""
+        ...
+
+    def run(self, args: Any, deps: Deps) -> int:
+        """Do it; returns the exit code, raises errors of the tree."""
+        ...
+
+
+def args_from(kind: type[A], namespace: argparse.Namespace) -> A:
+    """Build a command's typed arguments from what argparse parsed."""
+    declared = fields(cast(Any, kind))
+    return kind(**{field.name: getattr(namespace, field.name) for field in declared})
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
+
+
+def add_chat_key(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--chat-key``."""
+    parser.add_argument(
+        "--chat-key",
+        metavar="K",
+        default=DEFAULT_CHAT_KEY,
+        type=_key,
+        help="chat to work in (default: %(default)s)",
+    )
+
+
+def add_user_id(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--user-id``."""
+    parser.add_argument(
+        "--user-id",
+        metavar="U",
+        default=None,
+        help="platform id of the user on whose behalf methods run (default: nobody)",
+    )
+
+
+def positive_int(text: str) -> int:
+    """Parse a whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def count(text: str) -> int:
+    """Parse a whole number of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """Parse a duration in seconds, more than 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value
+
+
+def port_number(text: str) -> int:
+    """Parse a TCP port."""
+    value = int(text)
+    if not 1 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{value} is not a port (1 to 65535)")
+    return value
+
+
+def _key(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("a chat key is not empty")
+    return text
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 file, or stdin for ``-``.
+
+    Raises:
+        UsageError: it cannot be read or is not UTF-8; the message names it.
+    """
+    try:
+        if str(path) == "-":
+            return sys.stdin.read()
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"cannot read {path}: it is not UTF-8 text ({exc.reason})") from exc
+    except OSError as exc:
+        raise UsageError(f"cannot read {path}: {exc.strerror or os.strerror(exc.errno or 0)}") from exc

@@ -1,0 +1,152 @@
+"""`nekro call`: one plugin method through the queue."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.command import Deps, add_chat_key, add_json, add_user_id, positive_seconds, read_text
+from cli.exit_codes import exit_code_of
+from cli.output import to_plain
+from cli.running import run_async
+from cli.system import CALL_LANES, open_services
+from nekro_agent.errors import MethodFailedError, NekroError, UsageError
+
+if TYPE_CHECKING:
+    from broker_config.wire import Envelope
+
+__all__ = ["Args", "parse_arguments", "register", "run"]
+
+_EPILOG = """\
+examples:
+  nekro call list_notes
+  nekro call save_note --args '["groceries", "milk"]' --chat-key group_1 --user-id ada
+  nekro call Nekro.notes.save_note --args '{"title": "groceries", "text": "milk"}' --json
+  nekro call describe --args @arguments.json
+
+`--json` prints {id, value, type, worker, duration_ms}, or {error: {type, message}} with exit code 6.
+The value of an AGENT method is its text, of a MULTIMODAL_AGENT method its parts; no round follows.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro call`."""
+
+    method: str
+    args: str
+    chat_key: str
+    user_id: str | None
+    timeout: float | None
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument("method", metavar="METHOD", help="function name, or author.module.function")
+    parser.add_argument(
+        "--args",
+        metavar="JSON",
+        default="[]",
+        help="a list (positional) or an object (by name); @FILE reads it, - is stdin (default: none)",
+    )
+    add_chat_key(parser)
+    add_user_id(parser)
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=positive_seconds,
+        default=None,
+        help="longest wait (default: the limit of the method's lane)",
+    )
+    add_json(parser)
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Call the method and print its value."""
+    settings = deps.load_settings()
+    positional, named = parse_arguments(args.args)
+
+    async def work() -> int:
+        async with open_services(settings, command="call", lanes=CALL_LANES, output=deps.output) as opened:
+            _, services = opened
+            try:
+                envelope = await services.invoke(
+                    args.method,
+                    positional,
+                    named,
+                    chat_key=args.chat_key,
+                    user_id=args.user_id,
+                    timeout_seconds=args.timeout,
+                )
+            except NekroError as exc:
+                if args.json:
+                    deps.output.json({"error": describe_error(exc)})
+                deps.output.error(exc)
+                return exit_code_of(exc)
+        limit = settings.sandbox.return_bytes
+        _print(envelope, value_of(envelope, max_bytes=limit), args, deps)
+        return 0
+
+    return run_async(work())
+
+
+def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Split ``--args`` into positional and named arguments.
+
+    Raises:
+        UsageError: it is no JSON, or neither a list nor an object.
+    """
+    source = "--args"
+    if text == "-" or text.startswith("@"):
+        source = text.removeprefix("@")
+        text = read_text(Path(source))
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise UsageError(f"{source} is not JSON ({exc}); write '[\"text\", 1]' or '{{\"name\": 1}}'") from exc
+    if isinstance(value, list):
+        return tuple(value), {}
+    if isinstance(value, dict):
+        return (), value
+    raise UsageError(f"{source} is a JSON {type(value).__name__}; write a list, or an object by name")
+
+
+def value_of(envelope: Envelope, *, max_bytes: int) -> object:
+    """What the method returned: parts, text or the decoded value, whichever its type has."""
+    from broker_config.codec import decode_value
+
+    if envelope.type.wakes_agent:
+        return envelope.segments if envelope.segments is not None else envelope.text
+    data = envelope.value_bytes()
+    return decode_value(data, max_bytes=max_bytes) if data else None
+
+
+def describe_error(error: NekroError) -> dict[str, str]:
+    """Return ``{type, message}``: the plugin's own error when the method raised, else ours."""
+    if isinstance(error, MethodFailedError):
+        return {"type": error.error_type, "message": error.error_message}
+    return {"type": type(error).__name__, "message": str(error)}
+
+
+def _print(envelope: Envelope, value: object, args: Args, deps: Deps) -> None:
+    duration_ms = (envelope.finished_at - envelope.started_at).total_seconds() * 1000
+    if args.json:
+        deps.output.json(
+            {
+                "id": envelope.call_id,
+                "value": value,
+                "type": envelope.type,
+                "worker": envelope.worker,
+                "duration_ms": round(duration_ms, 3),
+            }
+        )
+        return
+    if value is not None:
+        text = value if isinstance(value, str) else json.dumps(to_plain(value), ensure_ascii=False, indent=2)
+        deps.output.data(text)
+    deps.output.words(f"{envelope.type} in {duration_ms:.1f} ms on {envelope.worker}")

@@ -1,0 +1,106 @@
+"""`nekro exec`: run a file in the sandbox as the model's code would run."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.command import Deps, add_chat_key, add_json, add_user_id, read_text
+from cli.running import run_async
+from cli.system import CALL_LANES, ROUND_LANES, open_services
+
+if TYPE_CHECKING:
+    from workers.composition import CodeReport, Services
+
+__all__ = ["Args", "register", "run"]
+
+_EPILOG = """\
+examples:
+  nekro exec shopping.py
+  nekro exec --chat-key group_1 --user-id ada --json shopping.py
+  echo 'print(list_notes())' | nekro exec -
+
+Exit code = stop type: 0 NORMAL, 1 ERROR, 2 TIMEOUT, 8 AGENT, 9 MANUAL, 10 SECURITY, 11 MULTIMODAL_AGENT.
+When the code did not run at all: 64 command line or setting, 70 internal error, 3 broker, 4 database,
+5 plugin, 7 no sandbox, 13 a process did not start.
+`--json` prints {stop_type, exit_code, output, calls, follow_ups}.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro exec`."""
+
+    file: Path
+    chat_key: str
+    user_id: str | None
+    no_follow_up: bool
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument("file", metavar="FILE", type=Path, help="Python file; - is stdin")
+    add_chat_key(parser)
+    add_user_id(parser)
+    parser.add_argument(
+        "--no-follow-up",
+        action="store_true",
+        help="let AGENT results end the code without scheduling a round",
+    )
+    add_json(parser)
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Run the file; the exit code is its stop type."""
+    settings = deps.load_settings()
+    code = read_text(args.file)
+    has_model = settings.llm.script is not None or bool(settings.llm.base_url)
+    lanes = ROUND_LANES if has_model and not args.no_follow_up else CALL_LANES
+
+    async def work() -> CodeReport:
+        async with open_services(settings, command="exec", lanes=lanes, output=deps.output) as opened:
+            system, services = opened
+            report = await services.run_code(
+                code,
+                chat_key=args.chat_key,
+                user_id=args.user_id,
+                follow_up=not args.no_follow_up,
+                file_name=args.file.name if str(args.file) != "-" else "<stdin>",
+            )
+            if report.follow_ups and system.own:
+                await _see_follow_ups_through(services, args, deps, has_model=has_model)
+            return report
+
+    report = run_async(work())
+    if args.json:
+        deps.output.json(
+            {
+                "stop_type": report.stop_type.name,
+                "exit_code": int(report.stop_type),
+                "output": report.output,
+                "calls": report.calls,
+                "follow_ups": report.follow_ups,
+            }
+        )
+    else:
+        if report.output:
+            deps.output.data(report.output.rstrip("\n"))
+        deps.output.words(f"{report.stop_type.name} after {len(report.calls)} calls")
+    return int(report.stop_type)
+
+
+async def _see_follow_ups_through(services: Services, args: Args, deps: Deps, *, has_model: bool) -> None:
+    """Let the rounds end before the system does that would run them."""
+    if not has_model:
+        deps.output.words(
+            f"a follow-up round waits in chat {args.chat_key}; it runs once a rounds worker with a language"
+            " model does (NEKRO_LLM__BASE_URL)"
+        )
+        return
+    from cli.turns import wait_for_quiet
+
+    await wait_for_quiet(services, args.chat_key, seconds=services.settings.agent.turn_seconds)

@@ -1,0 +1,109 @@
+"""`nekro up`: everything on this machine, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from broker_config.settings import Settings
+from cli.command import Deps, count, port_number
+from cli.ownership import Ownership
+from cli.process import START_SECONDS, ChildSpec, flower_spec, worker_spec
+from cli.running import run_async
+from nekro_agent.errors import ServiceError, UsageError
+from nekro_agent.methods import Lane
+
+__all__ = ["Args", "register", "run"]
+
+_EPILOG = """\
+examples:
+  nekro up
+  nekro up --methods 2 --rounds 2 --flower-port 5555
+  NEKRO_DATA_DIR=/srv/nekro NEKRO_PLUGINS__DIRS=/srv/plugins nekro up
+
+Without NEKRO_BROKER__URL it runs a Redis of its own, without NEKRO_DATABASE__URL a SQLite, both in the
+data directory; the database is migrated. Other `nekro` commands on that data directory then use this system.
+Ctrl-C stops warmly: rounds and calls end first. A second Ctrl-C stops at once.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro up`."""
+
+    methods: int
+    long: int
+    rounds: int
+    flower_port: int | None
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    for lane in Lane:
+        parser.add_argument(
+            f"--{lane.value}",
+            metavar="N",
+            type=count,
+            default=1,
+            help=f"worker processes of lane `{lane.value}` (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--flower-port", metavar="P", type=port_number, default=None, help="also serve Flower on 127.0.0.1:P"
+    )
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Supervise until Ctrl-C."""
+    settings = deps.load_settings()
+    specs = children(args)
+    if not specs:
+        raise UsageError("nothing to run: give at least one lane a worker, as in `nekro up --methods 1`")
+
+    async def work() -> int:
+        ownership = Ownership(settings.data_dir)
+        await _claim(ownership, settings)
+        try:
+            await _supervise(specs, settings, ownership, deps)
+        finally:
+            ownership.release()
+        return 0
+
+    return run_async(work())
+
+
+def children(args: Args) -> list[ChildSpec]:
+    """List what to run."""
+    specs = [
+        worker_spec(lane.value, name=f"{lane.value}-{number}")
+        for lane in Lane
+        for number in range(1, getattr(args, lane.value) + 1)
+    ]
+    if args.flower_port is not None:
+        specs.append(flower_spec(args.flower_port))
+    return specs
+
+
+async def _claim(ownership: Ownership, settings: Settings) -> None:
+    """Own the data directory.
+
+    Raises:
+        ServiceError: another `nekro up` or a command that runs services for itself owns it.
+    """
+    while not ownership.claim():
+        running = await ownership.wait_for_owner(seconds=START_SECONDS)
+        if running is not None:
+            raise ServiceError(
+                f"`nekro {running.command}` (process {running.pid}) already runs on {settings.data_dir};"
+                " stop it first, or choose another --data-dir"
+            )
+
+
+async def _supervise(specs: list[ChildSpec], settings: Settings, ownership: Ownership, deps: Deps) -> None:
+    from cli.supervisor import Supervisor
+    from cli.system import embedded_services, migrate
+
+    async with embedded_services(settings) as resolved:
+        await migrate(resolved)
+        supervisor = Supervisor(specs, resolved, ownership=ownership, output=deps.output)
+        await supervisor.run(embedded=settings.broker.url is None)

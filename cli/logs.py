@@ -1,0 +1,20 @@
+"""Logs of a command's own process: warnings to stderr, everything with ``--debug``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+__all__ = ["configure_logs"]
+
+_TEXT = "{time:HH:mm:ss.SSS} {level:<7} {name}: {message}"
+
+
+def configure_logs(*, debug: bool) -> None:
+    """Send loguru and the standard library's loggers to stderr, at one level."""
+    from loguru import logger
+
+    logger.remove()
+    level = "DEBUG" if debug else "WARNING"
+    logger.add(sys.stderr, level=level, format=_TEXT, backtrace=False, diagnose=False)
+    logging.basicConfig(level=level if debug else logging.ERROR, format="%(levelname)s %(name)s: %(message)s")

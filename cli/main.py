@@ -1,0 +1,201 @@
+"""The `nekro` command: parse, run one command, turn errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+
+if TYPE_CHECKING:
+    from broker_config.settings import Settings
+    from cli.command import CommandModule
+    from cli.output import Output
+
+__all__ = ["COMMANDS", "Command", "build_parser", "main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One word after `nekro`; its module is imported when the word is used, so that help is quick."""
+
+    name: str
+    summary: str
+    #: Exit codes replace these (see ``cli.exit_codes``): only `exec` has its own.
+    own_codes: bool = False
+
+    @property
+    def module(self) -> CommandModule:
+        """The module that declares and runs the command."""
+        return cast("CommandModule", importlib.import_module(f"cli.commands.{self.name}"))
+
+
+COMMANDS: Final = (
+    Command(name="demo", summary="run a scripted tour on services of its own and check what it shows"),
+    Command(name="up", summary="run everything on this machine, in the foreground"),
+    Command(name="worker", summary="run one worker process, on any host"),
+    Command(name="exec", summary="run a file in the sandbox, as code of the LLM runs", own_codes=True),
+    Command(name="call", summary="call one plugin method through the queue"),
+    Command(name="chat", summary="talk to the agent"),
+    Command(name="send", summary="send one message into a chat, as a user"),
+    Command(name="history", summary="show the messages of a chat, and how its rounds went"),
+    Command(name="reset", summary="reset a chat: its plugins forget it"),
+    Command(name="methods", summary="list the methods that code may call"),
+    Command(name="plugins", summary="list plugins and their faults; make a new one; purge data"),
+    Command(name="doctor", summary="check settings, Redis, database, sandbox and plugins"),
+    Command(name="db", summary="migrate the database"),
+    Command(name="flower", summary="watch tasks and workers in a browser"),
+    Command(name="bench", summary="measure the call path beside other systems"),
+)
+
+_EPILOG = """\
+Settings are environment variables NEKRO_… or lines of ./.env; `nekro doctor --settings` lists them.
+
+Exit codes: 0 done; 1 a check failed, or an internal error; 2 command line or setting wrong; 3 broker;
+4 database; 5 a plugin failed to load; 6 a method call failed; 7 no sandbox; 12 no language model;
+13 a process did not start; 130 Ctrl-C. `nekro exec` returns the stop type of the run instead.
+"""
+
+
+class LazyParser(argparse.ArgumentParser):
+    """A parser that imports its command when it is asked to parse, and knows its code for wrong usage."""
+
+    command: Command | None = None
+    _registered = False
+
+    def declare(self) -> None:
+        """Let the command's module add its arguments, once."""
+        if self.command is not None and not self._registered:
+            self._registered = True
+            self.command.module.register(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Declare, then parse as usual."""
+        self.declare()
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line, point to the help, exit."""
+        self._print_message(f"error: {message}\n`{self.prog} --help` shows the usage.\n", sys.stderr)
+        self.exit(_usage_code(self.command))
+
+
+def build_parser() -> LazyParser:
+    """Return the parser of the whole command line; commands are not imported yet."""
+    parser = LazyParser(
+        prog="nekro",
+        description="Run Nekro Agent plugins on workers, called by code in a sandbox.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"nekro-workers {_version()}")
+    _add_global_options(parser, default=None)
+    # Not `required`: a bare `nekro` prints the help instead of an error.
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=LazyParser)
+    for command in COMMANDS:
+        sub = commands.add_parser(
+            command.name,
+            help=command.summary,
+            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.command = command
+        _add_global_options(sub, default=argparse.SUPPRESS)
+        sub.set_defaults(entry=command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = build_parser()
+    namespace, unknown = parser.parse_known_args(argv)
+    entry: Command | None = getattr(namespace, "entry", None)
+    if unknown:
+        _refuse(entry, f"unrecognized arguments: {' '.join(unknown)}")
+    if entry is None:
+        parser.print_help(sys.stderr)
+        return _usage_code(None)
+    from cli.output import Output
+
+    output = Output(debug=bool(namespace.debug))
+    return _run(entry, namespace, output)
+
+
+def _run(entry: Command, namespace: argparse.Namespace, output: Output) -> int:
+    from cli.command import Deps, args_from
+    from cli.exit_codes import EXEC_CODES, ExitCode, exit_code_of
+    from cli.logs import configure_logs
+    from cli.running import TerminatedError
+
+    configure_logs(debug=output.debug)
+    deps = Deps(output=output, load_settings=lambda: _load_settings(namespace.data_dir))
+    module = entry.module
+    try:
+        return module.run(args_from(module.Args, namespace), deps)
+    except KeyboardInterrupt:
+        output.words("interrupted")
+        return ExitCode.INTERRUPTED
+    except TerminatedError:
+        return ExitCode.TERMINATED
+    except BrokenPipeError:
+        output.abandon_stdout()
+        return ExitCode.BROKEN_PIPE
+    except Exception as exc:
+        # The edge of the process: every error becomes one line and its documented code.
+        output.error(exc)
+        code = exit_code_of(exc)
+        return EXEC_CODES.get(code, code) if entry.own_codes else code
+
+
+def _load_settings(data_dir: Path | None) -> Settings:
+    from broker_config.settings import Settings
+
+    return Settings.load(**({} if data_dir is None else {"data_dir": data_dir}))
+
+
+def _add_global_options(parser: argparse.ArgumentParser, *, default: Any) -> None:
+    """Declare what every command takes, before or after its name."""
+    group = parser.add_argument_group("global options")
+    group.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        type=Path,
+        default=default,
+        help="root of everything kept on disk (env NEKRO_DATA_DIR, default ./data)",
+    )
+    group.add_argument(
+        "--debug",
+        action="store_true",
+        default=default,
+        help="show tracebacks and the logs of this process",
+    )
+
+
+def _usage_code(command: Command | None) -> int:
+    from cli.exit_codes import EXEC_CODES, ExitCode
+
+    own = command is not None and command.own_codes
+    return EXEC_CODES[ExitCode.USAGE] if own else ExitCode.USAGE
+
+
+def _refuse(command: Command | None, message: str) -> NoReturn:
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(_usage_code(command))
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("nekro-workers")
+    except PackageNotFoundError:
+        return "(source tree)"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

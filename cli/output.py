@@ -1,0 +1,162 @@
+"""How commands speak: data to stdout, words to stderr, never a traceback that nobody asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+import unicodedata
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Any, TextIO
+
+from nekro_agent.errors import NekroError
+
+__all__ = ["Output", "cell_width", "one_line", "to_plain"]
+
+_ELLIPSIS = "…"
+
+
+def to_plain(value: object) -> Any:
+    """Turn a value into what JSON can say: bytes become ``{"base64": …}``, sets lists, the unknown text."""
+    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        return [to_plain(item) for item in items]
+    if isinstance(value, (bytes, bytearray)):
+        return {"base64": b64encode(value).decode()}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return str(value)
+
+
+def one_line(text: str, *, limit: int = 0) -> str:
+    """Fold text into one line without control characters, cut to ``limit`` columns; 0 cuts nothing.
+
+    Chats are written by strangers: an escape sequence in a message must not steer the terminal.
+    """
+    folded = "".join(c if _printable(c) else " " for c in text)
+    folded = " ".join(folded.split())
+    if not limit or cell_width(folded) <= limit:
+        return folded
+    kept, width = [], 0
+    for char in folded:
+        width += cell_width(char)
+        if width > limit - 1:
+            break
+        kept.append(char)
+    return "".join(kept) + _ELLIPSIS
+
+
+def cell_width(text: str) -> int:
+    """Columns that text takes in a terminal: two for a Chinese or Japanese character, none for a mark."""
+    return sum(_char_width(char) for char in text)
+
+
+def _char_width(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def _printable(char: str) -> bool:
+    return unicodedata.category(char) not in ("Cc", "Cs", "Cf") or char == "\u200d"
+
+
+def _safe_text(text: str) -> str:
+    """Drop control characters except line feeds and tabs."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+
+
+class Output:
+    """The two streams of a command."""
+
+    def __init__(self, *, stdout: TextIO | None = None, stderr: TextIO | None = None, debug: bool = False):
+        self.stdout = stdout or sys.stdout
+        self.stderr = stderr or sys.stderr
+        self.debug = debug
+        for stream in (self.stdout, self.stderr):
+            # A terminal of another encoding gets escapes instead of ending the command in an error.
+            reconfigure = getattr(stream, "reconfigure", None)
+            if reconfigure is not None:
+                reconfigure(errors="backslashreplace")
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person reads stdout."""
+        return self.stdout.isatty()
+
+    def data(self, text: str) -> None:
+        """Write what was asked for to stdout, with a line end; flushed, so that a pipe sees it at once."""
+        self.stdout.write((_safe_text(text) if self.is_terminal else text) + "\n")
+        self.stdout.flush()
+
+    def json(self, value: object) -> None:
+        """Write one JSON document to stdout."""
+        utf8 = (getattr(self.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
+        self.stdout.write(json.dumps(to_plain(value), ensure_ascii=not utf8, indent=2) + "\n")
+        self.stdout.flush()
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Write a table to stdout: drawn for a terminal, in aligned plain columns for a pipe."""
+        cells = [["" if cell is None else one_line(str(cell)) for cell in row] for row in rows]
+        if self.is_terminal:
+            self._drawn_table(columns, cells)
+        else:
+            self._plain_table(columns, cells)
+
+    def words(self, text: str) -> None:
+        """Tell the person something, on stderr."""
+        self.stderr.write(text + "\n")
+        self.stderr.flush()
+
+    def error(self, error: BaseException) -> None:
+        """Print an error as one line that says what and how to mend; with ``--debug`` the traceback first."""
+        if self.debug:
+            self.stderr.write("".join(traceback.format_exception(error)))
+        if isinstance(error, (NekroError, OSError)):
+            self.words(f"error: {str(error) or type(error).__name__}")
+        else:
+            hint = "" if self.debug else " (`--debug` shows where)"
+            self.words(f"error: internal error, {type(error).__name__}: {error}{hint}")
+
+    def abandon_stdout(self) -> None:
+        """Point stdout to nowhere after its reader left, so that the exit of Python does not complain."""
+        try:
+            descriptor = self.stdout.fileno()
+        except (OSError, ValueError):
+            return
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+    def _drawn_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        Console(file=self.stdout).print(table)
+
+    def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        lines = [list(columns), *rows]
+        widths = [max(cell_width(line[index]) for line in lines) for index in range(len(columns))]
+        for line in lines:
+            padded = [
+                cell + " " * (width - cell_width(cell)) for cell, width in zip(line, widths, strict=True)
+            ]
+            self.stdout.write("  ".join(padded).rstrip() + "\n")
+        self.stdout.flush()

@@ -1,0 +1,220 @@
+"""One `nekro` command as a child process: start, ready handshake, output, stop.
+
+Parent and child share a socket pair. The child writes one line of JSON when it is ready, and stops
+warmly when the parent's end closes: a killed parent leaves no worker behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from nekro_agent.errors import ServiceError
+
+__all__ = [
+    "START_SECONDS",
+    "ChildProcess",
+    "ChildSpec",
+    "attach_to_supervisor",
+    "describe_exit",
+    "flower_spec",
+    "worker_spec",
+]
+
+#: Longest start, plugins' init methods included.
+START_SECONDS: Final = 60.0
+_QUIT_SECONDS: Final = 5.0
+_TAIL_LINES: Final = 8
+
+LineSink = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpec:
+    """Which command to start; made by ``worker_spec`` and ``flower_spec``."""
+
+    #: Unique in its system; prefix of its output, and for workers Celery's ``<name>@<host>``.
+    name: str
+    #: Queue that it serves; "" when it is no worker.
+    lane: str
+    #: Arguments of `nekro`.
+    arguments: tuple[str, ...]
+
+
+def worker_spec(lane: str, *, name: str, concurrency: int | None = None) -> ChildSpec:
+    """Describe a worker; ``concurrency`` None leaves it to the settings."""
+    arguments = ["worker", "--lane", lane, "--name", name]
+    if concurrency is not None:
+        arguments += ["--concurrency", str(concurrency)]
+    return ChildSpec(name=name, lane=lane, arguments=tuple(arguments))
+
+
+def flower_spec(port: int) -> ChildSpec:
+    """Describe a Flower on loopback."""
+    return ChildSpec(name="flower", lane="", arguments=("flower", "--port", str(port)))
+
+
+class ChildProcess:
+    """A started child; made by ``start``."""
+
+    def __init__(self, spec: ChildSpec, process: asyncio.subprocess.Process, channel: socket.socket) -> None:
+        self.spec = spec
+        self._process = process
+        self._channel = channel
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._pump: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, spec: ChildSpec, *, environment: Mapping[str, str], directory: Path | None, sink: LineSink
+    ) -> ChildProcess:
+        """Start the process; ``sink`` gets each line that it prints, from its start to its end."""
+        ours, theirs = socket.socketpair()
+        try:
+            # `-P`: a folder named `cli` in the working directory must not be taken for ours. A session of
+            # its own: Ctrl-C reaches the parent alone, which then stops its workers in order.
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "cli.main", *spec.arguments,
+                "--supervisor-fd", str(theirs.fileno()),
+                env=dict(environment), cwd=directory, stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+                pass_fds=[theirs.fileno()], start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        child = cls(spec, process, ours)
+        child._pump = asyncio.create_task(child._pass_on(sink))
+        return child
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        return self._process.returncode
+
+    async def ready(self, *, seconds: float = START_SECONDS) -> str:
+        """Wait until it is ready; returns its Celery node name, "" for what is no worker.
+
+        Raises:
+            ServiceError: it ended first or is not ready in time; quotes what it last printed.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                line = await self._read_line()
+        except TimeoutError as exc:
+            raise ServiceError(self._fault(f"is not ready after {seconds:.0f} s")) from exc
+        if not line:
+            code = await self.wait()
+            raise ServiceError(self._fault(f"ended with {describe_exit(code)} before it was ready"))
+        return str(json.loads(line)["node"])
+
+    async def wait(self) -> int:
+        """Wait for the end and the last line of output; returns the exit code."""
+        code = await self._process.wait()
+        if self._pump is not None:
+            # A grandchild may still hold the pipe; the child's own words are complete.
+            await asyncio.wait([self._pump], timeout=1)
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal unless it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def stop(self, *, warm_seconds: float) -> int:
+        """Stop warmly, then coldly after ``warm_seconds``, then for good; returns the exit code."""
+        for number, patience in (
+            (signal.SIGTERM, warm_seconds),
+            (signal.SIGQUIT, _QUIT_SECONDS),
+            (signal.SIGKILL, _QUIT_SECONDS),
+        ):
+            self.signal(number)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._process.wait()
+                break
+        self._channel.close()
+        return await self.wait()
+
+    async def _read_line(self) -> bytes:
+        loop, received = asyncio.get_running_loop(), b""
+        while not received.endswith(b"\n"):
+            try:
+                chunk = await loop.sock_recv(self._channel, 4096)
+            except ConnectionError:
+                return b""
+            if not chunk:
+                return b""
+            received += chunk
+        return received
+
+    async def _pass_on(self, sink: LineSink) -> None:
+        stream = self._process.stdout
+        if stream is None:
+            return
+        while True:
+            try:
+                raw = await stream.readline()
+            except ValueError:
+                # Longer than the stream's limit: asyncio has dropped it, the lines after it still count.
+                continue
+            if not raw:
+                return
+            line = raw.decode("utf-8", "replace").rstrip("\n")
+            self._tail.append(line)
+            sink(line)
+
+    def _fault(self, what: str) -> str:
+        said = "\n".join(f"    {line}" for line in self._tail)
+        return f"{self.spec.name} {what}" + (f"; it last said:\n{said}" if said else "")
+
+
+def describe_exit(code: int) -> str:
+    """Say an exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+def attach_to_supervisor(descriptor: int, on_gone: Callable[[], None]) -> Callable[[str], None]:
+    """In the child: watch the parent's end of the socket; returns what to call with the node name when ready.
+
+    ``on_gone`` runs in a thread when the parent has ended or closed the socket.
+    """
+    import threading
+
+    channel = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while channel.recv(1):
+                pass
+        on_gone()
+
+    def say_ready(node: str) -> None:
+        with contextlib.suppress(OSError):
+            channel.sendall(json.dumps({"node": node, "pid": os.getpid()}).encode() + b"\n")
+
+    threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+    return say_ready

@@ -1,0 +1,48 @@
+"""Run a command's coroutine: Ctrl-C and SIGTERM cancel it, so that what it started is stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["TerminatedError", "run_async"]
+
+T = TypeVar("T")
+
+
+class TerminatedError(BaseException):
+    """SIGTERM ended the command; not an ``Exception``, so that nothing on the way out swallows it."""
+
+
+def run_async(main: Coroutine[Any, Any, T]) -> T:
+    """Run ``main`` to its end.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; ``main`` was cancelled and has cleaned up.
+        TerminatedError: the same for SIGTERM.
+    """
+    terminated = False
+
+    async def body() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def terminate() -> None:
+            nonlocal terminated
+            terminated = True
+            if task is not None:
+                task.cancel()
+
+        loop.add_signal_handler(signal.SIGTERM, terminate)
+        try:
+            return await main
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+
+    try:
+        return asyncio.run(body())
+    except asyncio.CancelledError:
+        if terminated:
+            raise TerminatedError() from None
+        raise

@@ -1,0 +1,244 @@
+"""The system that a command works with: one that runs already, or its own until the command ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+from broker_config.embedded import EmbeddedRedis, resolve_settings
+from broker_config.settings import Settings
+from cli.environment import environment_of
+from cli.output import Output
+from cli.ownership import Ownership, RunningSystem, WorkerEntry
+from cli.process import START_SECONDS, ChildProcess, ChildSpec, worker_spec
+from nekro_agent.errors import ServiceError
+from nekro_agent.methods import Lane
+
+if TYPE_CHECKING:
+    from workers.composition import Services
+
+__all__ = [
+    "CALL_LANES",
+    "ROUND_LANES",
+    "System",
+    "embedded_services",
+    "migrate",
+    "open_services",
+    "open_system",
+    "start_workers",
+    "stop_workers",
+]
+
+#: What a call of a method may need, and what a round may.
+CALL_LANES: Final = (Lane.METHODS, Lane.LONG)
+ROUND_LANES: Final = (Lane.METHODS, Lane.LONG, Lane.ROUNDS)
+
+#: Beyond the drain time of a worker: its own shutdown.
+_STOP_MARGIN_SECONDS: Final = 10.0
+_CLAIM_TRIES: Final = 20
+
+
+@dataclass
+class System:
+    """A usable system; made by ``open_system``."""
+
+    #: With every URL filled.
+    settings: Settings
+    #: Whether it ends with this command.
+    own: bool
+    _starting: asyncio.Task[None] | None = None
+
+    async def ready(self) -> None:
+        """Wait until the workers that were started for this command consume.
+
+        Raises:
+            ServiceError: one of them did not start.
+        """
+        if self._starting is not None:
+            await self._starting
+
+
+@contextlib.asynccontextmanager
+async def open_services(
+    settings: Settings, *, command: str, lanes: Sequence[Lane], output: Output
+) -> AsyncIterator[tuple[System, Services]]:
+    """Open a system and this process's services on it; plugins load while the workers start."""
+    from workers.composition import Services
+
+    async with open_system(settings, command=command, lanes=lanes, output=output) as system:
+        services = Services.load(system.settings, role="cli")
+        await system.ready()
+        await services.start()
+        try:
+            yield system, services
+        finally:
+            await services.close()
+
+
+@contextlib.asynccontextmanager
+async def open_system(
+    settings: Settings, *, command: str, lanes: Sequence[Lane], output: Output
+) -> AsyncIterator[System]:
+    """Give a command the system that the settings or the data directory point to, else start one.
+
+    With ``broker.url`` set that is somebody else's fleet, and no worker is started. Otherwise the
+    embedded services of the data directory are borrowed from their owner, or owned until the end.
+
+    Args:
+        command: its name, for other commands to see.
+        lanes: lanes that must have a worker.
+
+    Raises:
+        ServiceError: services or workers did not start.
+        StorageUnavailableError: the database cannot be migrated.
+    """
+    if settings.broker.url is not None:
+        yield System(settings=resolve_settings(settings), own=False)
+        return
+    ownership = Ownership(settings.data_dir)
+    async with contextlib.AsyncExitStack() as stack:
+        running = await _join_or_claim(ownership, stack, output)
+        if running is not None:
+            missing = [lane for lane in lanes if lane not in running.lanes]
+            system = System(settings=resolve_settings(settings), own=bool(missing))
+        else:
+            missing = list(lanes)
+            resolved = await stack.enter_async_context(embedded_services(settings))
+            system = System(settings=resolved, own=True)
+        workers = await _begin_workers(missing, system.settings, stack, shared=running is None)
+        if running is None:
+            # Left first at the end: borrowers need our workers until they are done.
+            stack.push_async_callback(_end_ownership, ownership, output)
+        system._starting = asyncio.create_task(_become_ready(workers, ownership, command))
+        stack.push_async_callback(_abandon, system._starting)
+        yield system
+
+
+@contextlib.asynccontextmanager
+async def embedded_services(settings: Settings) -> AsyncIterator[Settings]:
+    """Run what no URL names: a Redis of our own, a migrated SQLite; yields settings with every URL filled."""
+    with contextlib.ExitStack() as stack:
+        if settings.broker.url is None:
+            redis = EmbeddedRedis(settings.data_dir)
+            redis.start()
+            stack.callback(redis.stop)
+        resolved = resolve_settings(settings)
+        if settings.database.url is None or settings.database.url.startswith("sqlite"):
+            await migrate(resolved)
+        yield resolved
+
+
+async def migrate(settings: Settings) -> None:
+    """Bring the database's schema to this version.
+
+    Raises:
+        StorageUnavailableError: the database does not answer, or cannot be migrated.
+    """
+    from storage.migrate import upgrade
+
+    await upgrade(settings.database, settings.data_dir)
+
+
+async def start_workers(
+    specs: Iterable[ChildSpec], settings: Settings, *, directory: Path | None = None
+) -> list[ChildProcess]:
+    """Start workers whose output goes to ``<data_dir>/logs/<name>.log``; they are not ready yet."""
+    logs = settings.data_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    environment = environment_of(settings)
+    started: list[ChildProcess] = []
+    try:
+        for spec in specs:
+            sink = _LogFile(logs / f"{spec.name}.log")
+            started.append(
+                await ChildProcess.start(spec, environment=environment, directory=directory, sink=sink.write)
+            )
+    except BaseException:
+        await stop_workers(started, settings)
+        raise
+    return started
+
+
+async def stop_workers(workers: Sequence[ChildProcess], settings: Settings) -> None:
+    """Stop workers warmly, all at once."""
+    seconds = stop_seconds(settings)
+    await asyncio.gather(*(worker.stop(warm_seconds=seconds) for worker in workers))
+
+
+def stop_seconds(settings: Settings) -> float:
+    """Longest warm stop of a worker: its drain time and its own shutdown."""
+    return settings.workers.drain_seconds + _STOP_MARGIN_SECONDS
+
+
+def entries(workers: Iterable[ChildProcess]) -> tuple[WorkerEntry, ...]:
+    """Describe workers for ``up.json``."""
+    return tuple(
+        WorkerEntry(name=worker.spec.name, lane=worker.spec.lane, pid=worker.pid) for worker in workers
+    )
+
+
+async def _join_or_claim(
+    ownership: Ownership, stack: contextlib.AsyncExitStack, output: Output
+) -> RunningSystem | None:
+    """Borrow the running system and return it, or own the data directory and return None."""
+    for _ in range(_CLAIM_TRIES):
+        if ownership.claim():
+            stack.callback(ownership.release)
+            return None
+        if await ownership.wait_for_owner(seconds=START_SECONDS) is None:
+            continue
+        lease = contextlib.ExitStack()
+        lease.enter_context(ownership.borrow())
+        # Once more under the lock: the owner may have begun to stop between the two lines.
+        running = ownership.owner()
+        if running is not None:
+            stack.push(lease)
+            return running
+        lease.close()
+    raise ServiceError("the services of the data directory keep starting and stopping; try again")
+
+
+async def _begin_workers(
+    lanes: Sequence[Lane], settings: Settings, stack: contextlib.AsyncExitStack, *, shared: bool
+) -> list[ChildProcess]:
+    # Node names must differ on one broker: a borrower's worker runs beside the owner's and other borrowers'.
+    suffix = "" if shared else f"-{os.getpid()}"
+    specs = [worker_spec(lane.value, name=f"{lane.value}{suffix}") for lane in lanes]
+    workers = await start_workers(specs, settings)
+    stack.push_async_callback(stop_workers, workers, settings)
+    return workers
+
+
+async def _become_ready(workers: Sequence[ChildProcess], ownership: Ownership, command: str) -> None:
+    await asyncio.gather(*(worker.ready() for worker in workers))
+    if ownership.is_mine:
+        ownership.publish(command=command, workers=entries(workers))
+
+
+async def _abandon(task: asyncio.Task[None]) -> None:
+    """End a start that nobody waits for any more, its error included."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _end_ownership(ownership: Ownership, output: Output) -> None:
+    ownership.withdraw()
+    if await ownership.wait_for_borrowers():
+        output.words("other commands used these services; they have ended now")
+
+
+class _LogFile:
+    """Where a worker's lines go; begun anew with each start."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: TextIO = path.open("w", encoding="utf-8", errors="backslashreplace")
+
+    def write(self, line: str) -> None:
+        """Append a line; flushed, because people read logs of running workers."""
+        self._file.write(line + "\n")
+        self._file.flush()
