@@ -1,0 +1,247 @@
+"""From an LLM's answer to the code that runs.
+
+An answer is a thought (``<think>…</think>``, optional), words, and a fenced code block
+that ends it. Answers are untrusted text of any shape, so everything here walks the lines
+once and never backtracks over them; nothing is parsed as Python on the host.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["ExtractedCode", "extract_code", "new_check_word", "reveals_check_word"]
+
+_OPEN_THINK: Final = re.compile(r"^[ \t]*<think>", re.MULTILINE)
+_CLOSE_THINK: Final = "</think>"
+_HEADLESS_THINK: Final = re.compile(r"</think>[ \t]*$", re.MULTILINE)
+#: Thoughts taken off one answer; more is noise, and each costs a pass over the text.
+_MAX_THOUGHTS: Final = 16
+
+#: A fence line: up to three blanks, the fence, an info string without fence characters.
+_FENCE: Final = re.compile(r"^ {0,3}(?P<mark>`{3,}|~{3,})(?P<info>[^`~\n]*)$")
+_PYTHON_LABELS: Final = frozenset({"python", "py", "python3", "py3"})
+#: What matters to find the end of a string literal.
+_STRING_TOKEN: Final = re.compile(r"\\.|\"\"\"|'''|[\"'#]")
+
+#: Modules that models invent for methods which need no import.
+_INVENTED: Final = re.compile(
+    r"^(?P<indent>[ \t]*)from[ \t]+"
+    r"(?:plugins|predefined_methods|predefined_plugins|core\.api|plugin_manager)\b"
+)
+#: Lines that one import statement may continue on.
+_MAX_IMPORT_LINES: Final = 100
+
+#: Bytes of entropy in a check word: guessing one is hopeless, the prompt stays short.
+_CHECK_WORD_BYTES: Final = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractedCode:
+    """What an answer holds.
+
+    ``fenced`` is False when the whole answer was taken as code; ``closed`` is False when the
+    code's fence never ends, which is how an answer looks that was cut off.
+    """
+
+    thought: str
+    code: str
+    fenced: bool
+    closed: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing would happen when the code ran: no line, or comments alone."""
+        return all(not line.strip() or line.lstrip().startswith("#") for line in self.code.splitlines())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    """Lines ``[start, end)`` between an opening fence and its end."""
+
+    label: str
+    start: int
+    end: int
+    closed: bool
+
+
+def extract_code(text: str) -> ExtractedCode:
+    """Split an answer into its thought and its code, in time linear in its length.
+
+    The code is the longest fenced block that ends the text: a fence inside a string of the
+    code does not end it, and words or an unlabelled block after the last block labelled as
+    Python do not hide that one. An answer without any fence is code as a whole. Imports of
+    modules that exist in a model's imagination only (``from plugins …``) are taken out.
+
+    >>> extract_code("<think>easy</think>\\nHere:\\n```python\\nprint(1)\\n```").code
+    'print(1)'
+    """
+    thought, rest = _split_thought(text.replace("\r\n", "\n").replace("\r", "\n"))
+    lines = _detach_fence(rest.split("\n"))
+    block = _choose(list(_blocks(lines)))
+    if block is None:
+        lines = [line for line in lines if not _FENCE.match(line)]
+        code = _drop_invented(lines).strip("\n")
+        return ExtractedCode(thought=thought, code=code, fenced=False, closed=True)
+    code = _drop_invented(lines[block.start : block.end]).strip("\n")
+    return ExtractedCode(thought=thought, code=code, fenced=True, closed=block.closed)
+
+
+def new_check_word() -> str:
+    """Return a fresh one-time word for one round's prompt."""
+    return "cw-" + secrets.token_hex(_CHECK_WORD_BYTES)
+
+
+def reveals_check_word(check_word: str, text: str | bytes) -> bool:
+    """Whether ``text`` carries the round's one-time word, in any letter case.
+
+    A model that was talked into repeating its instructions repeats the word with them, so
+    code, output and call arguments that carry it end the run with SECURITY.
+    """
+    if isinstance(text, bytes):
+        return check_word.encode() in text.lower()
+    return check_word in text.lower()
+
+
+def _split_thought(text: str) -> tuple[str, str]:
+    """Take the thoughts before the first code block off the text."""
+    thoughts: list[str] = []
+    for _ in range(_MAX_THOUGHTS):
+        opening = _OPEN_THINK.search(text)
+        if opening is None or _has_fence(text[: opening.start()]):
+            break
+        closing = text.find(_CLOSE_THINK, opening.end())
+        if closing < 0:  # cut off while it was thinking
+            thoughts.append(text[opening.end() :])
+            text = text[: opening.start()]
+            break
+        thoughts.append(text[opening.end() : closing])
+        text = text[: opening.start()] + text[closing + len(_CLOSE_THINK) :]
+    if not thoughts:
+        return _split_headless_thought(text)
+    return "\n".join(thought.strip() for thought in thoughts), text
+
+
+def _split_headless_thought(text: str) -> tuple[str, str]:
+    """Handle chat templates that open the thought themselves, so that only its end is in the answer."""
+    closing = _HEADLESS_THINK.search(text)
+    if closing is None or not text[closing.end() :].strip() or "<think>" in text[: closing.start()]:
+        return "", text
+    return text[: closing.start()].strip(), text[closing.end() :]
+
+
+def _has_fence(text: str) -> bool:
+    return any(_FENCE.match(line) for line in text.split("\n"))
+
+
+def _detach_fence(lines: list[str]) -> list[str]:
+    """Move a closing fence that sticks to the last line of code onto a line of its own."""
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if len(lines) < 2 or not lines[-1].endswith("```") or _FENCE.match(lines[-1]):
+        return lines
+    if not any(_FENCE.match(line) for line in lines[:-1]):
+        return lines
+    return [*lines[:-1], lines[-1].rstrip("`"), "```"]
+
+
+def _choose(blocks: Sequence[_Block]) -> _Block | None:
+    labelled = [block for block in blocks if block.label in _PYTHON_LABELS]
+    unlabelled = [block for block in blocks if not block.label]
+    for candidates in (labelled, unlabelled, blocks):
+        if candidates:
+            return candidates[-1]
+    return None
+
+
+def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
+    """Yield the fenced blocks in order; a bare fence on the very last line alone opens none."""
+    position = 0
+    while position < len(lines):
+        fence = _FENCE.match(lines[position])
+        position += 1
+        if fence is None or position == len(lines):
+            continue
+        label = fence["info"].strip().lower().split(" ", 1)[0]
+        end = _closing_line(lines, position, fence["mark"], is_python=not label or label in _PYTHON_LABELS)
+        yield _Block(
+            label=label, start=position, end=len(lines) if end is None else end, closed=end is not None
+        )
+        position = len(lines) if end is None else end + 1
+
+
+def _closing_line(lines: Sequence[str], start: int, mark: str, *, is_python: bool) -> int | None:
+    """Return the line of the fence that closes a block, or None.
+
+    In Python a fence inside a triple-quoted string is text. Where that rule leaves no closing
+    fence (the string itself never ends), the last fence closes, so that the code stays whole.
+    """
+    quote: str | None = None
+    last: int | None = None
+    for number in range(start, len(lines)):
+        line = lines[number]
+        if _closes(line, mark):
+            if quote is None:
+                return number
+            last = number
+        if is_python:
+            quote = _quote_after(line, quote)
+    return last
+
+
+def _closes(line: str, mark: str) -> bool:
+    fence = _FENCE.match(line)
+    if fence is None or fence["info"].strip():
+        return False
+    return fence["mark"][0] == mark[0] and len(fence["mark"]) >= len(mark)
+
+
+def _quote_after(line: str, quote: str | None) -> str | None:
+    """Return the triple quote that is open after a line of Python, given the one open before it."""
+    short: str | None = None
+    for token in _STRING_TOKEN.finditer(line):
+        found = token.group()
+        if quote is not None:
+            quote = None if found == quote else quote
+        elif short is not None:
+            short = None if found == short else short
+        elif found == "#":
+            break
+        elif len(found) == 3:
+            quote = found
+        elif not found.startswith("\\"):
+            short = found
+    return quote
+
+
+def _drop_invented(lines: Sequence[str]) -> str:
+    """Delete imports of invented modules, with the lines that such a statement continues on.
+
+    An indented one becomes ``pass``: it may be the only statement of its block.
+    """
+    kept: list[str] = []
+    position = 0
+    while position < len(lines):
+        match = _INVENTED.match(lines[position])
+        if match is None:
+            kept.append(lines[position])
+            position += 1
+            continue
+        if match["indent"]:
+            kept.append(match["indent"] + "pass")
+        position = _statement_end(lines, position)
+    return "\n".join(kept)
+
+
+def _statement_end(lines: Sequence[str], start: int) -> int:
+    """Return the line after an import statement that begins at ``start``."""
+    depth = 0
+    for number in range(start, min(start + _MAX_IMPORT_LINES, len(lines))):
+        statement = lines[number].split("#", 1)[0].rstrip()
+        depth += statement.count("(") - statement.count(")")
+        if depth <= 0 and not statement.endswith("\\"):
+            return number + 1
+    return start + 1

@@ -1,0 +1,198 @@
+"""The messages of one LLM request.
+
+What changes least comes first, so that an endpoint's prompt cache keeps working through a
+turn: the system prompt with the catalogue, the history as the turn's first round saw it,
+then each earlier round as its answer and what came of it. What is new in every round (the
+plugins' injected prompts, round numbers, time, check word) stands at the very end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from agent.history import Segment, render_history, render_time, split_by_round
+from agent.model import (
+    ChatBrief,
+    HistoryMessage,
+    InjectedPrompt,
+    Observation,
+    Part,
+    PluginBrief,
+    PromptMessage,
+    Role,
+    TextPart,
+    TurnRound,
+)
+from agent.multimodal import render_segments
+from agent.text import attribute, cut_middle, neutralise
+from broker_config.settings import AgentSettings, SandboxSettings
+from nekro_agent.methods import SandboxMethodType
+from sandbox.models import StopType
+
+__all__ = ["PromptBuilder", "PromptRequest", "order_plugins"]
+
+_STOPPED_AT_CALL: Final = "The program ended at the call of an AGENT method; code after the call did not run."
+_REASONS: Final = {
+    StopType.NORMAL: "The program ended normally.",
+    StopType.ERROR: "The program ended with an error.",
+    StopType.TIMEOUT: "The program ran too long and was stopped.",
+    StopType.AGENT: _STOPPED_AT_CALL,
+    StopType.MANUAL: "The program ended itself with exit(9) to look at its output.",
+    StopType.SECURITY: "The program was stopped because it broke a safety rule of this system.",
+    StopType.MULTIMODAL_AGENT: _STOPPED_AT_CALL,
+}
+_SYNTAX_HINT: Final = (
+    "Python could not read your answer. It has to end with exactly one fenced block of Python; "
+    "mind quotes and fences inside strings."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptRequest:
+    """All that one prompt is made from.
+
+    ``history`` is oldest first and reaches from before the turn to now; ``observations`` are
+    results that no round in ``previous`` caused (a job's report, a run from the command line).
+    """
+
+    chat: ChatBrief
+    plugins: Sequence[PluginBrief]
+    injected: Sequence[InjectedPrompt]
+    history: Sequence[HistoryMessage]
+    previous: Sequence[TurnRound]
+    observations: Sequence[Observation]
+    number: int
+    check_word: str
+    now: datetime
+    persona: str | None = None
+
+
+class PromptBuilder:
+    """Renders prompts from the templates of this package."""
+
+    def __init__(self, agent: AgentSettings, sandbox: SandboxSettings) -> None:
+        self._agent = agent
+        self._sandbox = sandbox
+        self._templates = Environment(
+            loader=PackageLoader("agent"),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            autoescape=False,  # noqa: S701 - prompts are text; `agent.text` guards our own tags
+        )
+        self._templates.filters["attribute"] = attribute
+
+    def build(self, request: PromptRequest) -> tuple[PromptMessage, ...]:
+        """Return the system message, the history, and a pair of messages for each earlier round."""
+        previous = sorted(request.previous, key=lambda earlier: earlier.number)
+        segments = split_by_round(_unobserved(request), [earlier.asked_at for earlier in previous])
+        user_messages = [self._opening(segments[0], request)]
+        user_messages += [
+            self._run(earlier, segment) for earlier, segment in zip(previous, segments[1:], strict=True)
+        ]
+        user_messages[-1].append(TextPart(text=self._footer(request)))
+        messages = [PromptMessage.of(Role.SYSTEM, self._system(request))]
+        for earlier, parts in zip([None, *previous], user_messages, strict=True):
+            if earlier is not None:
+                messages.append(PromptMessage.of(Role.ASSISTANT, earlier.answer or "(no answer)"))
+            messages.append(PromptMessage(role=Role.USER, parts=_join(parts)))
+        return tuple(messages)
+
+    def _system(self, request: PromptRequest) -> str:
+        return self._templates.get_template("system.j2").render(
+            persona=(request.persona or self._agent.persona).strip(),
+            wall_seconds=f"{self._sandbox.wall_seconds:g}",
+            memory_mib=self._sandbox.memory_bytes >> 20,
+            max_calls=self._sandbox.max_calls,
+            rounds_per_turn=self._agent.rounds_per_turn,
+            plugins=order_plugins(request.plugins, adapter_key=request.chat.adapter_key),
+        )
+
+    def _opening(self, segment: Segment, request: PromptRequest) -> list[Part]:
+        name = attribute(request.chat.channel_name or request.chat.chat_key)
+        body = render_history(segment, self._agent) or "[no messages yet]"
+        parts: list[Part] = [TextPart(text=f'<chat_history chat="{name}">\n{body}\n</chat_history>')]
+        for observation in request.observations:
+            parts += self._observation(observation)
+        return parts
+
+    def _run(self, earlier: TurnRound, segment: Segment) -> list[Part]:
+        # Output of a run that broke a safety rule may be the very text that must not spread.
+        output = "" if earlier.stop_type is StopType.SECURITY else earlier.output
+        run = self._templates.get_template("run.j2").render(
+            number=earlier.number,
+            ended=earlier.stop_type.name,
+            reason=neutralise(earlier.reason or _REASONS[earlier.stop_type]),
+            hint=_hint(earlier),
+            output=cut_middle(neutralise(output), self._agent.output_chars).strip("\n"),
+            observed=bool(earlier.observations),
+        )
+        parts: list[Part] = [TextPart(text=run)]
+        for observation in earlier.observations:
+            parts += self._observation(observation)
+        if segment.messages:
+            news = render_history(segment, self._agent)
+            parts.append(TextPart(text=f"<new_messages>\n{news}\n</new_messages>"))
+        return parts
+
+    def _observation(self, observation: Observation) -> list[Part]:
+        head = TextPart(text=f'<agent_result method="{attribute(observation.method)}">')
+        tail = TextPart(text="</agent_result>")
+        if observation.type is SandboxMethodType.MULTIMODAL_AGENT:
+            body = render_segments(observation.segments, image_bytes=self._agent.image_bytes)
+            return [head, *body, tail]
+        return [head, TextPart(text=neutralise(observation.text) or "[the method returned no text]"), tail]
+
+    def _footer(self, request: PromptRequest) -> str:
+        return self._templates.get_template("footer.j2").render(
+            injected=[_shown(prompt) for prompt in request.injected if prompt.text.strip() or prompt.error],
+            number=request.number,
+            of=self._agent.rounds_per_turn,
+            time=render_time(request.now),
+            check_word=request.check_word,
+        )
+
+
+def order_plugins(plugins: Iterable[PluginBrief], *, adapter_key: str | None) -> list[PluginBrief]:
+    """Return the plugins that support the chat's platform, the steadiest ones first.
+
+    Plugins without injected prompts and those that never sleep change least, so they come
+    first; names decide the rest, so that the order is the same in every process.
+    """
+    shown = [p for p in plugins if not p.adapters or adapter_key is None or adapter_key in p.adapters]
+    return sorted(shown, key=lambda p: (p.inject is not None, not p.always_awake, p.module_name, p.key))
+
+
+def _unobserved(request: PromptRequest) -> list[HistoryMessage]:
+    """Leave out messages that hold the text of an observation: the prompt shows that once, in full."""
+    everything = [*request.observations, *(o for earlier in request.previous for o in earlier.observations)]
+    observed = {observation.call_id for observation in everything if observation.call_id}
+    return [message for message in request.history if message.call_id not in observed]
+
+
+def _hint(earlier: TurnRound) -> str:
+    is_unreadable = earlier.stop_type is StopType.ERROR and "SyntaxError" in earlier.output
+    return _SYNTAX_HINT if is_unreadable else ""
+
+
+def _shown(prompt: InjectedPrompt) -> dict[str, str]:
+    text = neutralise(prompt.text).strip()
+    if prompt.error is not None:
+        text = f"[this plugin's context is missing: {neutralise(prompt.error)}]"
+    return {"plugin": prompt.plugin, "text": text}
+
+
+def _join(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Merge neighbouring text parts: one text reads better than ten, and some endpoints take one only."""
+    joined: list[Part] = []
+    for part in parts:
+        if joined and isinstance(part, TextPart) and isinstance(joined[-1], TextPart):
+            joined[-1] = TextPart(text=f"{joined[-1].text}\n{part.text}")
+        else:
+            joined.append(part)
+    return tuple(joined)
