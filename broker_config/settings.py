@@ -96,6 +96,14 @@ class DatabaseSettings(_Group):
     busy_timeout_seconds: float = Field(
         15, gt=0, description="How long a SQLite writer waits for another one."
     )
+    transaction_timeout_seconds: float = Field(
+        30, gt=0, description="Longest transaction; then its connection is cut and it fails."
+    )
+    sqlite_synchronous: Literal["normal", "full"] = Field(
+        "normal",
+        description="`normal`: a SQLite commit survives every crash of processes; `full`: power loss too, "
+        "for one fsync per commit.",
+    )
 
 
 class PluginSettings(_Group):
@@ -255,6 +263,9 @@ class WorkerSettings(_Group):
     call_timeout_seconds: float = Field(30, gt=0, description="Longest call in lane `methods`.")
     long_timeout_seconds: float = Field(6 * 3600, gt=0, description="Longest call in lane `long`.")
     drain_seconds: float = Field(30, gt=0, description="How long a stopping worker waits for running calls.")
+    task_events: bool = Field(
+        True, description="Whether workers publish task events, which Flower and `celery events` read."
+    )
     block_warn_seconds: float = Field(
         0.5, gt=0, description="Blocking time of an event loop that the watchdog reports."
     )

@@ -16,6 +16,8 @@ from typing import Any
 import psycopg
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from broker_config.settings import DatabaseSettings, Settings
 
@@ -73,7 +75,7 @@ class RedisServer:
 
     def answers(self) -> bool:
         """Whether a ping is answered."""
-        client = redis.Redis(port=self.port)
+        client = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0))
         try:
             return bool(client.ping())
         except redis.RedisError:

@@ -1,0 +1,185 @@
+"""The Celery application, built from settings and from nothing else."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import celery
+from celery import Celery
+from celery.app.defaults import SETTING_KEYS
+from kombu.entity import Queue
+
+from broker_config.keys import Keys
+from broker_config.settings import Settings
+from broker_config.topology import lane_queue
+from broker_config.urls import backend_url, is_redis, kombu_url
+from nekro_agent.errors import SettingsError
+from nekro_agent.methods import Lane
+
+__all__ = ["WORKER_FLAGS", "celery_settings", "checked_settings", "checked_task_options", "create_app"]
+
+#: Flags of every worker: gossip and mingle cost connections and queues and give us nothing.
+WORKER_FLAGS: Final = ("--without-gossip", "--without-mingle")
+
+#: Read by Celery's Redis backend, and missing in its own list of settings.
+UNLISTED_KEYS: Final = frozenset({"redis_backend_health_check_interval", "redis_client_name"})
+BACKEND: Final = "broker_config.results:ReplyBackend"
+#: Pause between two looks for deliveries whose worker went away (stock: 100 s).
+RESTORE_INTERVAL_SECONDS: Final = 2
+#: How long a dead worker may hold the mutex around that look (stock: 300 s).
+RESTORE_MUTEX_SECONDS: Final = 10
+#: Tries to store a result before it is given up; with the pauses below about half a minute.
+RESULT_TRIES: Final = 30
+
+
+def create_app(settings: Settings, *, lane: str | None = None) -> Celery:
+    """Build the application of one process.
+
+    Args:
+        settings: with ``broker.url`` set; see ``broker_config.embedded.resolve_settings``.
+        lane: the queue that this process consumes, None for a process that only calls.
+            Deliveries of each lane are kept under keys of their own: workers that share
+            them must agree on one visibility timeout, and the shortest wins silently.
+
+    Raises:
+        SettingsError: a URL is missing or of a wrong kind.
+    """
+    app = Celery(
+        "nekro",
+        set_as_current=False,
+        amqp="broker_config.private_tasks:PrivateAMQP",
+        task_cls="broker_config.private_tasks:PrivateTask",
+    )
+    app.conf.update(checked_settings(celery_settings(settings, lane=lane)))
+    return app
+
+
+def checked_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings unchanged when Celery knows each name; Celery itself would ignore a typo.
+
+    Raises:
+        SettingsError: a name is unknown.
+    """
+    known = SETTING_KEYS | UNLISTED_KEYS
+    _reject_unknown(values, known, kind="Celery setting")
+    return dict(values)
+
+
+def checked_task_options(**options: Any) -> dict[str, Any]:
+    """Return the options unchanged when ``celery.Task`` has each one; Celery would ignore a typo.
+
+    Raises:
+        SettingsError: a name is unknown.
+    """
+    known = {name for name in dir(celery.Task) if not name.startswith("_")} | {"base"}
+    _reject_unknown(options, known, kind="task option")
+    return options
+
+
+def celery_settings(settings: Settings, *, lane: str | None = None) -> dict[str, Any]:
+    """Every Celery setting that differs from its default; why is told in docs/reliability.md."""
+    broker, results = settings.broker, settings.results
+    if broker.url is None:
+        raise SettingsError("NEKRO_BROKER__URL is unset and no embedded Redis was resolved")
+    results_url = results.url or broker.url
+    on_redis = is_redis(broker.url)
+    return {
+        **_broker_settings(settings, lane=lane),
+        **_result_settings(settings, results_url),
+        "task_queues": _queues(settings, quorum=not on_redis),
+        "task_default_queue": Lane.METHODS.value,
+        "task_create_missing_queues": False,
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "task_publish_retry_policy": {
+            "max_retries": 1,
+            "interval_start": 0,
+            "interval_step": 0.2,
+            "interval_max": 0.2,
+        },
+        "worker_prefetch_multiplier": 1,
+        "worker_consumer": "broker_config.consumer:AnsweringConsumer",
+        "worker_send_task_events": settings.workers.task_events,
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_soft_shutdown_timeout": settings.workers.drain_seconds,
+        "worker_redirect_stdouts": False,
+        "enable_utc": True,
+    }
+
+
+def _broker_settings(settings: Settings, *, lane: str | None) -> dict[str, Any]:
+    broker = settings.broker
+    assert broker.url is not None  # noqa: S101 - checked by celery_settings
+    values: dict[str, Any] = {
+        "broker_url": kombu_url(broker.url),
+        "broker_connection_timeout": broker.connect_timeout_seconds,
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+    }
+    if not is_redis(broker.url):
+        # Quorum queues keep their messages when a broker dies; a confirmed publish is in one.
+        return values | {"broker_transport_options": {"confirm_publish": True}}
+    options: dict[str, Any] = {
+        "global_keyprefix": broker.key_prefix,
+        "visibility_timeout": broker.visibility_timeout_seconds,
+        "unacked_restore_interval": RESTORE_INTERVAL_SECONDS,
+        "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": RESTORE_MUTEX_SECONDS,
+        "socket_timeout": broker.socket_timeout_seconds,
+        "socket_connect_timeout": broker.connect_timeout_seconds,
+        "socket_keepalive": True,
+        "health_check_interval": 10,
+        # One list per queue: priorities are lists of their own, and ours is one per lane.
+        "priority_steps": [0],
+    }
+    if lane is not None:
+        options |= Keys.unacked(lane)
+    return values | {"broker_transport_options": options}
+
+
+def _result_settings(settings: Settings, url: str) -> dict[str, Any]:
+    broker = settings.broker
+    return {
+        "result_backend": backend_url(url, backend=BACKEND),
+        "result_serializer": "json",
+        "result_accept_content": ["json"],
+        "result_expires": settings.results.expires_seconds,
+        # Without it a result that meets a restarting Redis is lost, and its caller is told
+        # that work failed which was done.
+        "result_backend_always_retry": True,
+        "result_backend_max_retries": RESULT_TRIES,
+        "result_backend_max_sleep_between_retries_ms": 1000,
+        "result_backend_transport_options": {
+            "global_keyprefix": broker.key_prefix,
+            "retry_policy": {
+                "max_retries": 2,
+                "interval_start": 0,
+                "interval_step": 0.2,
+                "interval_max": 0.5,
+            },
+            "additional_connection_errors": ["redis.exceptions.OutOfMemoryError"],
+        },
+        "redis_socket_timeout": broker.socket_timeout_seconds,
+        "redis_socket_connect_timeout": broker.connect_timeout_seconds,
+        "redis_backend_health_check_interval": 10,
+    }
+
+
+def _queues(settings: Settings, *, quorum: bool) -> list[Queue]:
+    pinned = (
+        lane_queue(Lane.METHODS, plugin_key, quorum=quorum) for plugin_key in settings.workers.pinned_plugins
+    )
+    return [*(lane_queue(lane, quorum=quorum) for lane in Lane), *pinned]
+
+
+def _reject_unknown(values: Iterable[str], known: Iterable[str], *, kind: str) -> None:
+    known = frozenset(known)
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise SettingsError(f"unknown {kind} {name}{hint}")

@@ -1,0 +1,86 @@
+"""A worker's consumer that answers the callers of messages it cannot run.
+
+Celery drops a message that it cannot decode, and its caller waits for ever; it also writes
+the message's content into the log. Here each refused message is logged by its names and
+sizes alone and, when it says who it is and who waits for it, answered with an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import signals
+from celery.app.task import Context
+from celery.exceptions import NotRegistered
+from celery.worker.consumer import Consumer
+
+from nekro_agent.errors import MessageRefusedError
+
+__all__ = ["AnsweringConsumer"]
+
+logger = logging.getLogger(__name__)
+
+
+class AnsweringConsumer(Consumer):  # type: ignore[misc]
+    """Celery's consumer; set by ``worker_consumer``."""
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """Refuse a message whose body is not what its content type says."""
+        _log("undecodable", message, exc)
+        message.ack()
+        self._answer(message, MessageRefusedError("message refused: its body cannot be decoded"))
+
+    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
+        """Refuse a message of a content type that is not accepted, or with malformed headers."""
+        _log("invalid", message, exc)
+        message.reject_log_error(logger, self.connection_errors)
+        signals.task_rejected.send(sender=self, message=message, exc=exc)
+        self._answer(
+            message,
+            MessageRefusedError(f"message refused: {type(exc).__name__}; only JSON tasks are accepted"),
+        )
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        """Refuse a message that is no task."""
+        _log("unknown", message, None)
+        message.reject_log_error(logger, self.connection_errors)
+        signals.task_rejected.send(sender=self, message=message, exc=None)
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
+        """Answer a task that this worker does not have."""
+        name = message.headers["task"]
+        _log("unregistered", message, None)
+        message.reject_log_error(logger, self.connection_errors)
+        self._answer(message, NotRegistered(name))
+        task_id = message.headers.get("id")
+        if self.event_dispatcher and task_id:
+            self.event_dispatcher.send("task-failed", uuid=task_id, exception=f"NotRegistered({name!r})")
+        signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task_id)
+
+    def _answer(self, message: Any, error: Exception) -> None:
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        task_id, name = headers.get("id"), headers.get("task")
+        if not isinstance(task_id, str) or not task_id:
+            return
+        properties = message.properties or {}
+        request = Context(
+            id=task_id, task=name, reply_to=properties.get("reply_to"), errbacks=None, chord=None, group=None
+        )
+        try:
+            self.app.backend.mark_as_failure(task_id, error, request=request)
+        except Exception:  # the caller's deadline covers it; the consumer must go on
+            logger.exception("cannot answer the caller of task %s", task_id)
+
+
+def _log(kind: str, message: Any, exc: Exception | None) -> None:
+    headers = message.headers if isinstance(message.headers, dict) else {}
+    logger.error(
+        "refused %s message: task=%r id=%r content_type=%r bytes=%d reason=%s",
+        kind,
+        str(headers.get("task"))[:200],
+        str(headers.get("id"))[:64],
+        message.content_type,
+        len(message.body or b""),
+        type(exc).__name__ if exc else kind,
+    )

