@@ -1,0 +1,1 @@
+"""Measurements of the call path beside other task queues; not shipped in the wheel."""

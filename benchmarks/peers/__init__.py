@@ -1,0 +1,30 @@
+"""The contenders, in the order in which they take turns. No peer is imported before its turn."""
+
+from __future__ import annotations
+
+from benchmarks.harness.contender import Contender
+from benchmarks.peers import celery_prefork, dramatiq_redis, fastapi_pickle, raw_redis, taskiq_list
+
+__all__ = ["CONTENDERS", "contender_named"]
+
+CONTENDERS: tuple[Contender, ...] = (
+    raw_redis.CONTENDER,
+    celery_prefork.CONTENDER,
+    taskiq_list.CONTENDER,
+    dramatiq_redis.CONTENDER,
+    fastapi_pickle.SESSION,
+    fastapi_pickle.PLAIN,
+)
+
+
+def contender_named(name: str) -> Contender:
+    """Return one contender.
+
+    Raises:
+        LookupError: there is none of that name; the message lists those there are.
+    """
+    for contender in CONTENDERS:
+        if contender.name == name:
+            return contender
+    known = ", ".join(contender.name for contender in CONTENDERS)
+    raise LookupError(f"no contender {name!r}; there are {known}")

@@ -1,0 +1,60 @@
+"""Stock Celery as most projects would run coroutines on it: prefork, ``asyncio.run`` in the task."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from benchmarks.harness.contender import CALL_SECONDS, TEXT, Contender, Setup, WindowClient, probe
+from benchmarks.harness.worker import worker_command
+
+__all__ = ["CONTENDER", "CeleryClient", "create_app", "run_worker"]
+
+_CHILDREN = 2
+
+
+def create_app(setup: Setup) -> Any:
+    """Build an app with Celery's defaults: early acks, prefetch 4, JSON, Redis results."""
+    from celery import Celery
+
+    app = Celery("stock", broker=setup.redis_url, backend=setup.redis_url)
+
+    def run_probe(number: int, text: str) -> dict[str, Any]:
+        return asyncio.run(probe(number, text))
+
+    app.task(name="probe")(run_probe)
+    return app
+
+
+def run_worker(setup: Setup) -> None:
+    """Run one worker until a signal ends it."""
+    options = ["--pool", "prefork", "--concurrency", str(_CHILDREN), "--loglevel", "WARNING"]
+    create_app(setup).worker_main(["worker", *options, "--hostname", f"bench-{os.getpid()}@%h"])
+
+
+class CeleryClient(WindowClient[Any]):
+    """``send_task`` and ``AsyncResult.get``, which subscribes to each result."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._app = create_app(setup)
+
+    def send(self, number: int) -> Any:
+        return self._app.send_task("probe", args=(number, TEXT))
+
+    def receive(self, ticket: Any) -> object:
+        return ticket.get(timeout=CALL_SECONDS)
+
+    def close(self) -> None:
+        # The consumer first: an app that is closed under a living subscription reconnects for seconds.
+        self._app.backend.result_consumer.stop()
+        self._app.close()
+
+
+CONTENDER = Contender(
+    name="celery-prefork",
+    about=f"stock Celery, prefork with {_CHILDREN} children per worker, asyncio.run, Redis results",
+    modules=("celery", "redis"),
+    worker_commands=lambda setup: [worker_command(__name__)] * setup.workers,
+    open_client=CeleryClient,
+)
