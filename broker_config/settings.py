@@ -74,6 +74,9 @@ class BrokerSettings(_Group):
     connect_timeout_seconds: float = Field(
         2, gt=0, description="Time limit of one connection attempt to Redis."
     )
+    pipelined_publish: bool = Field(
+        True, description="Publish calls to Redis in pipelines; off means kombu's own producer."
+    )
 
 
 class ResultSettings(_Group):

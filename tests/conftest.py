@@ -155,13 +155,25 @@ def postgres_server() -> Iterator[PostgresServer]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.fixture
+def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], DatabaseSettings]:
+    """Make a fresh, empty database of a kind, ``sqlite`` or ``postgres``."""
+
+    def make(kind: str) -> DatabaseSettings:
+        if kind == "sqlite":
+            return DatabaseSettings(url=f"sqlite:///{tmp_path / 'test.db'}")
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        return DatabaseSettings(url=server.create_database())
+
+    return make
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
-def database_settings(request: pytest.FixtureRequest, tmp_path: Path) -> DatabaseSettings:
+def database_settings(
+    request: pytest.FixtureRequest, make_database: Callable[[str], DatabaseSettings]
+) -> DatabaseSettings:
     """A fresh, empty database of each kind."""
-    if request.param == "sqlite":
-        return DatabaseSettings(url=f"sqlite:///{tmp_path / 'test.db'}")
-    server: PostgresServer = request.getfixturevalue("postgres_server")
-    return DatabaseSettings(url=server.create_database())
+    return make_database(request.param)
 
 
 @pytest.fixture

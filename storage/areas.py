@@ -1,0 +1,52 @@
+"""Directories of chats, sandboxes and plugins below the data directory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from nekro_agent import layout
+from nekro_agent.errors import InvalidValueError, StorageError
+
+__all__ = ["DataAreas"]
+
+#: What `ChatRepository.ensure` and `layout.default_container_key` give out, and names of their kind.
+_CONTAINER_KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.%~-]{0,255}")
+
+
+class DataAreas:
+    """Implements ``nekro_agent.ports.FileAreas``; every directory exists when it is returned."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._root = data_dir.absolute()
+
+    def uploads_dir(self, chat_key: str) -> Path:
+        """Directory that the chat's sandboxes see, read-only, as ``/app/uploads``."""
+        return _made(layout.uploads_dir(self._root, chat_key))
+
+    def shared_dir(self, container_key: str) -> Path:
+        """Directory that the sandbox sees as ``/app/shared``.
+
+        Raises:
+            InvalidValueError: the key is not a plain name. Container keys come from the host
+                alone, so another one is a mistake or an attack and gets no directory.
+        """
+        if not _CONTAINER_KEY.fullmatch(container_key):
+            raise InvalidValueError(
+                f"container key {container_key[:80]!r} is not a name of up to 256 letters, digits "
+                "and the characters _ . % ~ -, beginning with a letter or digit"
+            )
+        return _made(layout.shared_dir(self._root, container_key))
+
+    def plugin_dir(self, plugin_key: str) -> Path:
+        """The plugin's own directory."""
+        return _made(layout.plugin_dir(self._root, plugin_key))
+
+
+def _made(directory: Path) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StorageError(f"cannot create {directory}: {exc.strerror}; check NEKRO_DATA_DIR") from exc
+    return directory

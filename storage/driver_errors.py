@@ -1,0 +1,56 @@
+"""The one border where errors of SQLAlchemy and the drivers become ours.
+
+The engine calls :func:`translated` for every error that a driver raises, while connecting as
+well as inside statements, so no caller ever meets a driver's class.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from sqlalchemy import exc as sa
+
+from nekro_agent.errors import ConflictError, NekroError, StorageError, StorageUnavailableError
+
+__all__ = ["translated"]
+
+#: SQLSTATEs of an undefined table, column and schema.
+_SCHEMA_STATES: Final = frozenset({"42P01", "42703", "3F000"})
+#: What SQLite says instead of an SQLSTATE.
+_SCHEMA_WORDS: Final = re.compile(r"no such (table|column)|has no column named")
+_UNAVAILABLE: Final = (sa.OperationalError, sa.InterfaceError, sa.InternalError, sa.TimeoutError)
+
+
+def translated(error: BaseException) -> NekroError:
+    """Return our error for one of SQLAlchemy's; raise it ``from`` the driver's.
+
+    ConflictError for a broken constraint, StorageUnavailableError for what may succeed later or
+    after ``nekro db upgrade``, StorageError for the rest: a value or a statement is wrong.
+    """
+    cause = error.orig if isinstance(error, sa.StatementError) and error.orig is not None else error
+    if isinstance(cause, NekroError):
+        # A column type refused a value; SQLAlchemy only wrapped that.
+        return cause
+    words = _first_line(cause)
+    if isinstance(error, sa.IntegrityError):
+        return ConflictError(f"the database refused a row: {words}")
+    if _is_schema_error(cause):
+        return StorageUnavailableError(
+            f"the database schema is not the one this version needs ({words}); run `nekro db upgrade`"
+        )
+    if isinstance(error, _UNAVAILABLE) or getattr(error, "connection_invalidated", False):
+        return StorageUnavailableError(f"the database did not do it: {words}")
+    return StorageError(f"the database refused a statement: {words}")
+
+
+def _is_schema_error(cause: BaseException) -> bool:
+    if getattr(cause, "sqlstate", None) in _SCHEMA_STATES:
+        return True
+    return type(cause).__module__ == "sqlite3" and bool(_SCHEMA_WORDS.search(str(cause)))
+
+
+def _first_line(cause: BaseException) -> str:
+    """The first line only: PostgreSQL adds rows' values below it, which may be private."""
+    text = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__

@@ -1,0 +1,163 @@
+"""Brings a database to the schema of this version, and says which one it has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine
+
+from broker_config.settings import DatabaseSettings
+from nekro_agent.errors import StorageError, StorageUnavailableError
+from storage import postgresql, sqlite
+from storage.urls import async_url, sync_url
+
+__all__ = ["DatabaseStatus", "check", "head_revision", "require_migrated", "upgrade"]
+
+#: Key of PostgreSQL's advisory lock: the bytes of "nekro".
+_LOCK_KEY: Final = int.from_bytes(b"nekro", "big")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseStatus:
+    """What ``check`` found."""
+
+    #: The URL without its password.
+    url: str
+    #: ``"SQLite 3.40.1"`` or ``"PostgreSQL 16.2"``; empty when unreachable.
+    server: str = ""
+    #: Revision of the schema; None when there is none yet.
+    revision: str | None = None
+    #: Revision that this version needs.
+    head: str
+    #: Why the database cannot be reached; None when it can.
+    problem: str | None = None
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the database answered."""
+        return self.problem is None
+
+    @property
+    def migrated(self) -> bool:
+        """Whether the schema is the one that this version needs."""
+        return self.revision == self.head
+
+
+async def upgrade(settings: DatabaseSettings, data_dir: Path, *, revision: str = "head") -> None:
+    """Create or migrate the schema; does nothing when it is there.
+
+    Any number of processes may call this at once: one migrates, the others wait for it.
+
+    Raises:
+        StorageUnavailableError: the database does not answer, or was migrated by a newer version.
+    """
+    await asyncio.to_thread(_upgrade, settings, data_dir, revision)
+
+
+async def check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
+    """Say whether the database is reachable and migrated; a missing SQLite file is reachable."""
+    return await asyncio.to_thread(_check, settings, data_dir)
+
+
+async def require_migrated(settings: DatabaseSettings, data_dir: Path) -> None:
+    """Return when the database is ready.
+
+    Raises:
+        StorageUnavailableError: it does not answer, or its schema is another one.
+    """
+    status = await check(settings, data_dir)
+    if not status.reachable:
+        raise StorageUnavailableError(f"database {status.url} cannot be reached: {status.problem}")
+    if not status.migrated:
+        raise StorageUnavailableError(
+            f"database {status.url} has schema {status.revision or 'none'}, not {status.head}; "
+            "run `nekro db upgrade`"
+        )
+
+
+def head_revision() -> str:
+    """Return the revision that this version needs."""
+    head = _scripts().get_current_head()
+    assert head is not None  # noqa: S101 - the package holds its migrations
+    return head
+
+
+def configuration(connection: Connection) -> Config:
+    """Return Alembic's configuration for a connection in a transaction."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+@contextmanager
+def locked(settings: DatabaseSettings, data_dir: Path) -> Iterator[Connection]:
+    """Open a transaction that excludes every other migration of the database."""
+    with _engine(settings, data_dir) as engine, engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})")
+        try:
+            yield connection
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+
+
+def _upgrade(settings: DatabaseSettings, data_dir: Path, revision: str) -> None:
+    with locked(settings, data_dir) as connection:
+        current = _revision(connection)
+        if current is not None and current not in _known_revisions():
+            raise StorageUnavailableError(
+                f"the database has schema {current}, which this version does not know: "
+                "a newer version migrated it; upgrade this installation"
+            )
+        command.upgrade(configuration(connection), revision)
+
+
+def _check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
+    url = async_url(settings, data_dir).render_as_string(hide_password=True)
+    head = head_revision()
+    try:
+        with _engine(settings, data_dir) as engine, engine.connect() as connection:
+            version = ".".join(str(part) for part in engine.dialect.server_version_info or ())
+            name = "SQLite" if engine.dialect.name == "sqlite" else "PostgreSQL"
+            revision = _revision(connection)
+            connection.rollback()
+    except StorageError as exc:
+        return DatabaseStatus(url=url, head=head, problem=str(exc))
+    return DatabaseStatus(url=url, server=f"{name} {version}", revision=revision, head=head)
+
+
+@contextmanager
+def _engine(settings: DatabaseSettings, data_dir: Path) -> Iterator[Engine]:
+    url = async_url(settings, data_dir)
+    create = sqlite.create_sync if url.get_backend_name() == "sqlite" else postgresql.create_sync
+    engine = create(sync_url(url), settings)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory(str(Path(__file__).parent / "migrations"))
+
+
+def _known_revisions() -> set[str]:
+    return {script.revision for script in _scripts().walk_revisions()}
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()

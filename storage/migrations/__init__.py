@@ -1,0 +1,1 @@
+"""Alembic's environment and the migrations, in the wheel; ``storage.migrate`` runs them."""

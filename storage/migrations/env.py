@@ -1,0 +1,35 @@
+"""Alembic's environment: migrates on the connection that ``storage.migrate`` hands over."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from alembic import context
+from alembic.autogenerate.api import AutogenContext
+from sqlalchemy.types import TypeDecorator
+
+from storage.models import Base
+
+
+def _render_item(kind: str, item: Any, autogen: AutogenContext) -> str | Literal[False]:
+    """Write plain column types into new migrations: a later change of ours must not change old ones."""
+    if kind == "type" and isinstance(item, TypeDecorator):
+        return f"sa.{item.impl!r}"
+    return False
+
+
+def run_migrations() -> None:
+    """Run what Alembic was asked to, inside the transaction that the connection is in."""
+    context.configure(
+        connection=context.config.attributes["connection"],
+        target_metadata=Base.metadata,
+        render_item=_render_item,
+        compare_type=True,
+        # SQLite changes tables by copying them.
+        render_as_batch=True,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+run_migrations()

@@ -1,0 +1,348 @@
+"""The tables. Repositories read and write them; nothing else does.
+
+Rows of a chat are ordered by ``sequence``. A transaction takes the chat's row before it adds
+one (``ChatRepository.lock``), so within a chat a larger sequence was committed later.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import BigInteger, ForeignKey, Identity, Index, Integer, LargeBinary, MetaData, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from nekro_agent.methods import SandboxMethodType
+from nekro_agent.ports import MessageKind
+from storage.states import CallState, CrashPolicy, JobState, MarkSource, RoundState, TimerState, TriggerKind
+from storage.types import FaithfulText, JsonText, KeyText, StateText, UtcDateTime
+
+__all__ = [
+    "Base",
+    "CallRow",
+    "ChatRow",
+    "CronJobRow",
+    "JobRow",
+    "JobSignalRow",
+    "LeaseRow",
+    "MessageRow",
+    "MethodMarkRow",
+    "PluginValueRow",
+    "RoundRow",
+    "TimerRow",
+]
+
+_Sequence = BigInteger().with_variant(Integer, "sqlite")
+#: SQLite: never give a sequence number again after the newest row was deleted.
+_ORDERED = {"sqlite_autoincrement": True}
+
+
+class Base(DeclarativeBase):
+    """Root of the models; names of constraints are fixed so that migrations can change them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "pk": "pk_%(table_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        str: FaithfulText(),
+        bytes: LargeBinary(),
+        datetime: UtcDateTime(),
+        **{
+            states: StateText(states)
+            for states in (
+                CallState, CrashPolicy, JobState, MarkSource, MessageKind, RoundState,
+                SandboxMethodType, TimerState, TriggerKind,
+            )
+        },
+    }  # fmt: skip
+
+
+def _chat_key(**options: Any) -> Mapped[str]:
+    return mapped_column(KeyText(), ForeignKey("chats.chat_key", ondelete="CASCADE"), **options)
+
+
+def _sequence() -> Mapped[int]:
+    return mapped_column(_Sequence, Identity(), primary_key=True)
+
+
+class PluginValueRow(Base):
+    """One value of ``plugin.store``."""
+
+    __tablename__ = "plugin_values"
+
+    #: SHA-256 of the four keys, which may be longer than an index entry.
+    digest: Mapped[bytes] = mapped_column(primary_key=True)
+    plugin_key: Mapped[str] = mapped_column(KeyText(), index=True)
+    chat_key: Mapped[str]
+    user_key: Mapped[str]
+    store_key: Mapped[str]
+    value: Mapped[str]
+    #: 1 when created, one more with each ``set``: how one statement tells the two apart.
+    revision: Mapped[int] = mapped_column(BigInteger())
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
+class ChatRow(Base):
+    """A chat, the lease of the worker that runs its rounds, and its sandbox area."""
+
+    __tablename__ = "chats"
+
+    chat_key: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    container_key: Mapped[str] = mapped_column(KeyText(), unique=True)
+    adapter_key: Mapped[str | None]
+    channel_id: Mapped[str | None]
+    channel_name: Mapped[str | None]
+    channel_type: Mapped[str | None]
+    created_at: Mapped[datetime]
+    #: The last message before a reset; the LLM sees newer ones only.
+    history_after: Mapped[int] = mapped_column(BigInteger(), default=0)
+    owner: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    fence: Mapped[int] = mapped_column(BigInteger(), default=0)
+    #: When a sandbox last used ``/app/shared``; None when it is known to be empty.
+    shared_used_at: Mapped[datetime | None] = mapped_column(index=True)
+
+
+class MessageRow(Base):
+    """A message of a chat's history."""
+
+    __tablename__ = "messages"
+
+    sequence: Mapped[int] = _sequence()
+    id: Mapped[str] = mapped_column(KeyText(), unique=True)
+    chat_key: Mapped[str] = _chat_key()
+    kind: Mapped[MessageKind]
+    sender_id: Mapped[str | None]
+    sender_name: Mapped[str | None]
+    text: Mapped[str]
+    data: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
+    call_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
+    round_id: Mapped[str | None]
+    plugin_key: Mapped[str | None]
+    #: What this message may exist once for, such as ``observation:<call id>``.
+    once_key: Mapped[str | None] = mapped_column(KeyText(), unique=True)
+    created_at: Mapped[datetime] = mapped_column(index=True)
+
+    __table_args__ = (Index("ix_messages_chat_key_sequence", "chat_key", "sequence"), _ORDERED)
+
+
+class CallRow(Base):
+    """A call that must have at most one effect, or must not be lost.
+
+    No foreign key to its chat: every claim would pay for the check.
+    """
+
+    __tablename__ = "calls"
+
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    method: Mapped[str]
+    type: Mapped[SandboxMethodType]
+    chat_key: Mapped[str] = mapped_column(KeyText(), index=True)
+    round_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
+    lane: Mapped[str | None]
+    state: Mapped[CallState]
+    #: Claims so far; a claim's number is its fencing token.
+    fence: Mapped[int] = mapped_column(BigInteger(), default=0)
+    worker: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    requested_at: Mapped[datetime]
+    #: When the message was last handed to the broker.
+    published_at: Mapped[datetime | None]
+    deadline: Mapped[datetime | None]
+    #: Since when nobody waits for the result any more; it goes to the chat instead.
+    detached_at: Mapped[datetime | None]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    #: The message's body, to publish it again; None for calls that are not published again.
+    invocation: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
+    outcome: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
+    error_type: Mapped[str | None]
+    error_message: Mapped[str | None]
+
+    __table_args__ = (
+        Index(
+            "ix_calls_open",
+            "requested_at",
+            postgresql_where=text("state IN ('queued', 'running')"),
+            sqlite_where=text("state IN ('queued', 'running')"),
+        ),
+        Index("ix_calls_finished_at", "finished_at"),
+    )
+
+
+class RoundRow(Base):
+    """One round of the LLM: what asked for it, what it did, how it ended."""
+
+    __tablename__ = "rounds"
+
+    sequence: Mapped[int] = _sequence()
+    id: Mapped[str] = mapped_column(KeyText(), unique=True)
+    chat_key: Mapped[str] = _chat_key()
+    turn_id: Mapped[str] = mapped_column(KeyText(), index=True)
+    #: Position in its turn, from 1.
+    number: Mapped[int]
+    trigger_kind: Mapped[TriggerKind]
+    trigger_id: Mapped[str] = mapped_column(KeyText())
+    state: Mapped[RoundState]
+    attempt: Mapped[int] = mapped_column(default=0)
+    fence: Mapped[int] = mapped_column(BigInteger(), default=0)
+    worker: Mapped[str | None]
+    merged_into: Mapped[str | None] = mapped_column(KeyText(), index=True)
+    requested_at: Mapped[datetime]
+    not_before: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None] = mapped_column(index=True)
+    cancel_requested_at: Mapped[datetime | None]
+    user_id: Mapped[str | None]
+    observation: Mapped[str | None]
+    segments: Mapped[list[dict[str, Any]] | None] = mapped_column(JsonText())
+    prompt_chars: Mapped[int | None]
+    model: Mapped[str | None]
+    answer: Mapped[str | None]
+    answered_at: Mapped[datetime | None]
+    code: Mapped[str | None]
+    stop_type: Mapped[int | None]
+    exit_code: Mapped[int | None]
+    output: Mapped[str | None]
+    prompt_tokens: Mapped[int | None]
+    completion_tokens: Mapped[int | None]
+    cost: Mapped[float | None]
+    error: Mapped[str | None]
+
+    __table_args__ = (
+        Index("uq_rounds_trigger_kind_trigger_id", "trigger_kind", "trigger_id", unique=True),
+        Index("ix_rounds_chat_key_sequence", "chat_key", "sequence"),
+        # The promise "one round at a time per chat", kept by the database itself.
+        Index(
+            "uq_rounds_running",
+            "chat_key",
+            unique=True,
+            postgresql_where=text("state = 'running'"),
+            sqlite_where=text("state = 'running'"),
+        ),
+        Index(
+            "ix_rounds_open",
+            "chat_key",
+            "not_before",
+            postgresql_where=text("state IN ('requested', 'running')"),
+            sqlite_where=text("state IN ('requested', 'running')"),
+        ),
+        _ORDERED,
+    )
+
+
+class TimerRow(Base):
+    """A one-time timer of a chat."""
+
+    __tablename__ = "timers"
+
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    chat_key: Mapped[str] = _chat_key(index=True)
+    fire_at: Mapped[datetime]
+    description: Mapped[str]
+    temporary: Mapped[bool]
+    state: Mapped[TimerState]
+    created_at: Mapped[datetime]
+
+    __table_args__ = (Index("ix_timers_state_fire_at", "state", "fire_at"),)
+
+
+class CronJobRow(Base):
+    """A recurring timer of a chat."""
+
+    __tablename__ = "cron_jobs"
+
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    chat_key: Mapped[str] = _chat_key(index=True)
+    cron_expr: Mapped[str]
+    timezone: Mapped[str]
+    workday_mode: Mapped[str]
+    title: Mapped[str | None]
+    description: Mapped[str]
+    #: None while paused.
+    next_fire_at: Mapped[datetime | None] = mapped_column(index=True)
+    last_fired_at: Mapped[datetime | None]
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+
+class JobRow(Base):
+    """A background job of a plugin."""
+
+    __tablename__ = "jobs"
+
+    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    type: Mapped[str] = mapped_column(KeyText())
+    #: The plugin's own name for it; at most one open job per type and task id.
+    task_id: Mapped[str] = mapped_column(KeyText())
+    plugin_key: Mapped[str]
+    chat_key: Mapped[str] = mapped_column(KeyText(), index=True)
+    state: Mapped[JobState]
+    on_crash: Mapped[CrashPolicy]
+    percent: Mapped[int] = mapped_column(default=0)
+    message: Mapped[str] = mapped_column(default="")
+    data: Mapped[Any | None] = mapped_column(JsonText())
+    args: Mapped[Any | None] = mapped_column(JsonText())
+    attempt: Mapped[int] = mapped_column(default=0)
+    fence: Mapped[int] = mapped_column(BigInteger(), default=0)
+    worker: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    cancel_requested_at: Mapped[datetime | None]
+    published_at: Mapped[datetime | None]
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    updated_at: Mapped[datetime] = mapped_column(index=True)
+    finished_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        Index(
+            "uq_jobs_open",
+            "type",
+            "task_id",
+            unique=True,
+            postgresql_where=text("state IN ('queued', 'running')"),
+            sqlite_where=text("state IN ('queued', 'running')"),
+        ),
+    )
+
+
+class JobSignalRow(Base):
+    """Data that somebody gave a job with ``notify`` and that it has not waited for yet."""
+
+    __tablename__ = "job_signals"
+
+    job_id: Mapped[str] = mapped_column(
+        KeyText(), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True
+    )
+    key: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    data: Mapped[Any | None] = mapped_column(JsonText())
+    created_at: Mapped[datetime]
+
+
+class MethodMarkRow(Base):
+    """A method that the watchdog or an operator sent to another lane."""
+
+    __tablename__ = "method_marks"
+
+    method: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    lane: Mapped[str]
+    reason: Mapped[str]
+    source: Mapped[MarkSource]
+    marked_at: Mapped[datetime]
+
+
+class LeaseRow(Base):
+    """A named lease: one owner in the fleet for as long as it renews."""
+
+    __tablename__ = "leases"
+
+    name: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    owner: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    fence: Mapped[int] = mapped_column(BigInteger(), default=0)

@@ -1,0 +1,119 @@
+"""How PostgreSQL is opened: psycopg, bounded waits, stale connections found before use."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from typing import Any, Final
+
+from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
+
+from broker_config.settings import DatabaseSettings
+from storage.error_hook import install
+
+__all__ = ["create", "create_sync", "cut_after"]
+
+_CONNECT_SECONDS: Final = 5
+#: A connection that rested longer is asked for a sign of life before it is used.
+_TRUST_SECONDS: Final = 1.0
+_APPLICATION_NAME: Final = "nekro"
+
+
+def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
+    """Build the engine of one event loop; connections open at first use."""
+    engine = create_async_engine(
+        url,
+        pool_size=settings.pool_size,
+        max_overflow=0,
+        pool_timeout=settings.pool_timeout_seconds,
+        connect_args=_connect_arguments(url, settings),
+        skip_autocommit_rollback=True,
+    )
+    install(engine.sync_engine)
+    _ping_after_rest(engine.sync_engine)
+    return engine
+
+
+def create_sync(url: URL, settings: DatabaseSettings) -> Engine:
+    """Build a blocking engine without a pool, for migrations: no time limit on their statements."""
+    engine = create_engine(
+        url,
+        poolclass=NullPool,
+        connect_args={"connect_timeout": _CONNECT_SECONDS, "application_name": _APPLICATION_NAME},
+    )
+    install(engine)
+    return engine
+
+
+def cut_after(connection: AsyncConnection, seconds: float) -> asyncio.TimerHandle:
+    """Shut the connection's socket down after ``seconds``, unless the returned handle is cancelled.
+
+    The server's own limits cannot help when the server is frozen or the network swallows packets,
+    and a driver that waits for an answer has no limit of its own. A closed socket ends its wait.
+    """
+    sync_connection = connection.sync_connection
+    assert sync_connection is not None  # noqa: S101 - `connection` has been started
+    return _cut_later(sync_connection.connection.driver_connection, seconds)
+
+
+def _cut_later(driver_connection: Any, seconds: float) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, _shut_down, driver_connection.pgconn)
+
+
+def _shut_down(pgconn: Any) -> None:
+    try:
+        descriptor = os.dup(pgconn.socket)
+    except Exception:  # psycopg's own classes: the connection is closed already, which is what we want
+        return
+    with socket.socket(fileno=descriptor) as duplicate:
+        try:
+            duplicate.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+
+def _connect_arguments(url: URL, settings: DatabaseSettings) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "connect_timeout": _CONNECT_SECONDS,
+        "application_name": _APPLICATION_NAME,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+    }
+    if "options" not in url.query:
+        # A worker that freezes inside a transaction must not hold its row locks for ever.
+        limit = int(settings.transaction_timeout_seconds * 1000)
+        arguments["options"] = f"-c statement_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
+    return {name: value for name, value in arguments.items() if name not in url.query}
+
+
+def _ping_after_rest(engine: Engine) -> None:
+    """Find connections that died while they rested (a restarted server, a dropped NAT entry).
+
+    Cheaper than SQLAlchemy's ``pool_pre_ping``, which asks before every use: a busy connection
+    is not asked at all.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def remember(_connection: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
+        entry.info["rests_since"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def ping(connection: DBAPIConnection, entry: ConnectionPoolEntry, _proxy: Any) -> None:
+        rests_since = entry.info.get("rests_since")
+        if rests_since is None or time.monotonic() - rests_since < _TRUST_SECONDS:
+            return
+        cut = _cut_later(entry.driver_connection, _CONNECT_SECONDS)
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as exc:
+            # The pool drops every connection of that age and opens a new one.
+            raise DisconnectionError() from exc
+        finally:
+            cut.cancel()

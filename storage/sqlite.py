@@ -1,0 +1,77 @@
+"""How SQLite is opened: write-ahead log, explicit transactions, bounded waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from broker_config.settings import DatabaseSettings
+from nekro_agent.errors import StorageUnavailableError
+from storage.error_hook import install
+
+__all__ = ["create", "create_sync"]
+
+#: More connections would only wait for the one writer and for Python's one interpreter.
+_MOST_CONNECTIONS: Final = 4
+#: Size that the log file shrinks to after a checkpoint; without it, it keeps its largest size for ever.
+_WAL_LIMIT_BYTES: Final = 32 << 20
+
+
+def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
+    """Build the engine of one event loop; the file's directory is created, the file at first use."""
+    _make_directory(url)
+    engine = create_async_engine(
+        url,
+        pool_size=min(_MOST_CONNECTIONS, settings.pool_size),
+        max_overflow=0,
+        pool_timeout=settings.pool_timeout_seconds,
+        # aiosqlite hands every call to a thread; rolling back what `begin()` already ended is one more.
+        skip_autocommit_rollback=True,
+    )
+    _prepare(engine.sync_engine, settings)
+    return engine
+
+
+def create_sync(url: URL, settings: DatabaseSettings) -> Engine:
+    """Build a blocking engine without a pool, for migrations."""
+    _make_directory(url)
+    engine = create_engine(url, poolclass=NullPool)
+    _prepare(engine, settings)
+    return engine
+
+
+def _prepare(engine: Engine, settings: DatabaseSettings) -> None:
+    install(engine)
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _record: Any) -> None:
+        # The driver's own transactions begin late and deferred; ours begin with an explicit BEGIN.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        try:
+            for pragma in (
+                f"busy_timeout = {int(settings.busy_timeout_seconds * 1000)}",  # first: WAL may have to wait
+                "journal_mode = WAL",
+                f"synchronous = {settings.sqlite_synchronous.upper()}",
+                "foreign_keys = ON",
+                f"journal_size_limit = {_WAL_LIMIT_BYTES}",
+            ):
+                cursor.execute(f"PRAGMA {pragma}")
+        finally:
+            cursor.close()
+
+
+def _make_directory(url: URL) -> None:
+    directory = Path(url.database or "").parent
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise StorageUnavailableError(
+            f"cannot create {directory} for the SQLite file ({exc.strerror}); "
+            "choose another NEKRO_DATA_DIR or NEKRO_DATABASE__URL"
+        ) from exc

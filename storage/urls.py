@@ -1,0 +1,71 @@
+"""From the database URL of the settings to the one that SQLAlchemy opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError as MalformedUrlError
+
+from broker_config.settings import DatabaseSettings
+from nekro_agent.errors import SettingsError
+
+__all__ = ["SQLITE_FILE_NAME", "async_url", "sync_url"]
+
+#: Name of the SQLite file in the data directory when no URL is set.
+SQLITE_FILE_NAME: Final = "nekro.db"
+
+_VARIABLE: Final = "NEKRO_DATABASE__URL"
+_POSTGRESQL: Final = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
+_SQLITE: Final = frozenset({"sqlite", "sqlite+aiosqlite"})
+
+
+def async_url(settings: DatabaseSettings, data_dir: Path) -> URL:
+    """Return the URL of the asyncio driver: ``sqlite+aiosqlite`` or ``postgresql+psycopg``.
+
+    Raises:
+        SettingsError: the URL is malformed, names another database or driver, or an
+            in-memory SQLite, which connections could not share.
+    """
+    if settings.url is None:
+        return URL.create("sqlite+aiosqlite", database=str(data_dir.absolute() / SQLITE_FILE_NAME))
+    try:
+        url = make_url(settings.url)
+    except MalformedUrlError as exc:
+        # The URL itself stays out of the message: it may hold a password.
+        raise SettingsError(
+            f"{_VARIABLE} is not a URL; write postgresql://user:password@host/name or sqlite:///path"
+        ) from exc
+    if url.drivername in _POSTGRESQL:
+        return url.set(drivername="postgresql+psycopg")
+    if url.drivername in _SQLITE:
+        return _sqlite(url)
+    raise SettingsError(
+        f"{_VARIABLE} starts with {url.drivername}://, which is not supported; "
+        "write postgresql://user:password@host/name or sqlite:///path"
+    )
+
+
+def sync_url(url: URL) -> URL:
+    """Return the same database for the synchronous driver, which migrations use."""
+    return url.set(drivername=url.drivername.removesuffix("+aiosqlite"))
+
+
+def _sqlite(url: URL) -> URL:
+    if url.host:
+        raise SettingsError(
+            f"{_VARIABLE}: a SQLite URL has no host, but this one has {url.host!r}; "
+            "write three slashes before a relative path and four before an absolute one"
+        )
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        raise SettingsError(
+            f"{_VARIABLE}: SQLite needs a file, as connections and processes cannot share one in memory; "
+            "write sqlite:///path or leave the variable unset"
+        )
+    if url.query:
+        raise SettingsError(
+            f"{_VARIABLE}: SQLite takes no URL parameters, got {', '.join(sorted(url.query))}"
+        )
+    path = str(Path(url.database).expanduser().absolute())
+    return URL.create("sqlite+aiosqlite", database=path)

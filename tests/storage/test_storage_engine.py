@@ -1,0 +1,362 @@
+"""Transactions, many loops, many waiting callers, and databases that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy.exc
+import uvloop
+from sqlalchemy import text
+
+from broker_config.settings import DatabaseSettings
+from nekro_agent.errors import ConflictError, StorageError, StorageUnavailableError
+from storage.driver_errors import translated
+from storage.engine import Database
+from storage.transaction import Transaction
+
+
+async def _insert(tx: Transaction, name: str) -> None:
+    await tx.connection.execute(text("INSERT INTO leases (name, fence) VALUES (:name, 0)"), {"name": name})
+
+
+async def _names(database: Database) -> list[str]:
+    async with database.read() as tx:
+        rows = await tx.connection.execute(text("SELECT name FROM leases ORDER BY name"))
+        return [row.name for row in rows]
+
+
+async def test_block_that_ends_is_committed(database: Database) -> None:
+    async with database.begin() as tx:
+        await _insert(tx, "a")
+    assert await _names(database) == ["a"]
+
+
+async def test_block_that_raises_is_rolled_back(database: Database) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with database.begin() as tx:
+            await _insert(tx, "a")
+            raise ZeroDivisionError
+    async with database.begin() as tx:
+        await _insert(tx, "b")
+    assert await _names(database) == ["b"]
+
+
+async def test_cancelled_block_is_rolled_back_and_the_database_stays_usable(database: Database) -> None:
+    inserted = asyncio.Event()
+
+    async def write_for_ever() -> None:
+        async with database.begin() as tx:
+            await _insert(tx, "a")
+            inserted.set()
+            await asyncio.Event().wait()
+
+    for _ in range(12):  # more than there are connections: a leaked one would be missed
+        task = asyncio.create_task(write_for_ever())
+        await inserted.wait()
+        inserted.clear()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await _names(database) == []
+
+
+async def test_statement_cancelled_at_any_point_leaves_the_database_usable(database: Database) -> None:
+    async def write(name: str) -> None:
+        async with database.begin() as tx:
+            await _insert(tx, name)
+
+    for turns in range(40):
+        task = asyncio.create_task(write(f"n{turns:02}"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    await write("last")
+    assert "last" in await _names(database)
+
+
+async def test_callbacks_run_in_order_after_the_commit_only(database: Database) -> None:
+    seen: list[object] = []
+
+    async def look(number: int) -> None:
+        seen.append((number, await _names(database)))
+
+    async with database.begin() as tx:
+        await _insert(tx, "a")
+        tx.after_commit(lambda: look(1))
+        tx.after_commit(lambda: look(2))
+        assert seen == []
+    assert seen == [(1, ["a"]), (2, ["a"])]
+    with pytest.raises(ZeroDivisionError):
+        async with database.begin() as tx:
+            tx.after_commit(lambda: look(3))
+            raise ZeroDivisionError
+    assert len(seen) == 2
+
+
+async def test_failing_callback_undoes_nothing_and_stops_no_other(database: Database) -> None:
+    ran = asyncio.Event()
+
+    async def fail() -> None:
+        raise ConnectionError("no broker")
+
+    async def succeed() -> None:
+        ran.set()
+
+    async with database.begin() as tx:
+        await _insert(tx, "a")
+        tx.after_commit(fail)
+        tx.after_commit(succeed)
+    assert ran.is_set()
+    assert await _names(database) == ["a"]
+
+
+async def test_write_transaction_inside_one_is_refused_instead_of_waiting_for_itself(
+    database: Database,
+) -> None:
+    async with database.begin():
+        with pytest.raises(RuntimeError, match="inside a write transaction already"):
+            async with database.begin():
+                pytest.fail("two write transactions of one task")
+
+
+async def test_reader_does_not_wait_for_a_writer(database: Database) -> None:
+    async with database.begin() as tx:
+        await _insert(tx, "a")
+        assert await _names(database) == []
+
+
+async def test_thousand_callers_at_once_share_the_connections(database: Database) -> None:
+    async def write(number: int) -> None:
+        async with database.begin() as tx:
+            await _insert(tx, f"{number:04}")
+
+    await asyncio.gather(*(write(number) for number in range(500)), *(_names(database) for _ in range(500)))
+    assert len(await _names(database)) == 500
+
+
+def test_every_loop_and_thread_has_connections_of_its_own(
+    migrated_settings: DatabaseSettings, tmp_path: Path
+) -> None:
+    database = Database(migrated_settings, tmp_path)
+
+    async def work(name: str) -> None:
+        for number in range(10):
+            async with database.begin() as tx:
+                await _insert(tx, f"{name}{number}")
+        await database.dispose_loop()
+
+    threads = [
+        threading.Thread(target=run, args=(work(name),))
+        for name, run in {"a": asyncio.run, "b": uvloop.run, "c": asyncio.run}.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    # A second loop in this thread, after loops that ended.
+    assert len(asyncio.run(_names_and_dispose(database))) == 30
+
+
+async def _names_and_dispose(database: Database) -> list[str]:
+    names = await _names(database)
+    await database.dispose()
+    return names
+
+
+async def test_dispose_closes_the_connections_of_other_running_loops(database: Database) -> None:
+    started, stop = threading.Event(), threading.Event()
+
+    def run() -> None:
+        async def live() -> None:
+            await _names(database)
+            started.set()
+            await asyncio.to_thread(stop.wait, 30)
+
+        asyncio.run(live())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    await asyncio.to_thread(started.wait, 30)
+    await database.dispose()
+    stop.set()
+    await asyncio.to_thread(thread.join, 30)
+    assert await _names(database) == []
+
+
+async def test_writer_that_waits_too_long_for_sqlite_is_told_so(tmp_path: Path, migrated_copy: Any) -> None:
+    settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05})
+    database, other_process = Database(settings, tmp_path), Database(settings, tmp_path)
+    async with database.begin():
+
+        async def write(through: Database) -> None:
+            async with through.begin():
+                pytest.fail("two writers")
+
+        with pytest.raises(StorageUnavailableError, match="BUSY_TIMEOUT_SECONDS"):
+            await asyncio.create_task(write(database))
+        with pytest.raises(StorageUnavailableError, match="database is locked"):
+            await asyncio.create_task(write(other_process))
+    await database.dispose()
+    await other_process.dispose()
+
+
+async def test_transaction_that_takes_too_long_is_ended(tmp_path: Path, migrated_settings: Any) -> None:
+    settings = migrated_settings.model_copy(update={"transaction_timeout_seconds": 0.05})
+    database = Database(settings, tmp_path)
+    with pytest.raises(StorageUnavailableError, match="TRANSACTION_TIMEOUT_SECONDS"):
+        async with database.begin() as tx:
+            await _insert(tx, "a")
+            await asyncio.Event().wait()
+    assert await _names(database) == []
+    await database.dispose()
+
+
+async def test_schema_that_is_not_there_names_the_mend(
+    database_settings: DatabaseSettings, tmp_path: Path
+) -> None:
+    database = Database(database_settings, tmp_path)
+    with pytest.raises(StorageUnavailableError, match="nekro db upgrade"):
+        await _names(database)
+    await database.dispose()
+
+
+async def test_broken_constraint_is_a_conflict_inside_the_block_already(database: Database) -> None:
+    async with database.begin() as tx:
+        await _insert(tx, "a")
+    with pytest.raises(ConflictError) as caught:
+        async with database.begin() as tx:
+            with pytest.raises(ConflictError):
+                await _insert(tx, "a")
+            raise ConflictError from None
+    assert caught.value.__cause__ is None
+
+
+# --- a PostgreSQL that goes away ---------------------------------------------------------------
+
+
+class _Proxy:
+    """A TCP proxy before the server's Unix socket, which can freeze and cut what goes through it."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.frozen = asyncio.Event()
+        self.writers: set[asyncio.StreamWriter] = set()
+        self.server: asyncio.Server | None = None
+
+    async def start(self) -> int:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        sock: socket.socket = self.server.sockets[0]
+        return int(sock.getsockname()[1])
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_unix_connection(self.target)
+        self.writers |= {writer, server_writer}
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(self._pump(reader, server_writer), self._pump(server_reader, writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if not self.frozen.is_set():
+                writer.write(data)
+        writer.close()
+
+    def cut(self) -> None:
+        """Close every connection as a restarting server does."""
+        for writer in self.writers:
+            writer.close()
+        self.writers.clear()
+
+    async def stop(self) -> None:
+        assert self.server is not None
+        self.server.close()
+        self.cut()
+        await self.server.wait_closed()
+
+
+@pytest.fixture
+async def proxied(migrated_copy: Any, tmp_path: Path) -> AsyncIterator[tuple[Database, _Proxy]]:
+    settings = migrated_copy("postgres")
+    parts = psycopg.conninfo.conninfo_to_dict(settings.url)
+    proxy = _Proxy(f"{parts['host']}/.s.PGSQL.{parts.get('port', 5432)}")
+    port = await proxy.start()
+    url = f"postgresql://{parts['user']}@127.0.0.1:{port}/{parts['dbname']}?sslmode=disable"
+    limits = {"url": url, "transaction_timeout_seconds": 0.5}
+    database = Database(settings.model_copy(update=limits), tmp_path)
+    yield database, proxy
+    await database.dispose()
+    await proxy.stop()
+
+
+async def test_frozen_server_costs_the_time_limit_and_no_connection(
+    proxied: tuple[Database, _Proxy],
+) -> None:
+    database, proxy = proxied
+    pool_size = database.settings.pool_size
+    await asyncio.gather(*(_names(database) for _ in range(pool_size)))
+    proxy.frozen.set()
+    failures = await asyncio.gather(*(_names(database) for _ in range(pool_size)), return_exceptions=True)
+    assert {type(failure) for failure in failures} == {StorageUnavailableError}
+    proxy.frozen.clear()
+    # Each failure gave its place in the pool back.
+    assert await asyncio.gather(*(_names(database) for _ in range(2 * pool_size))) == [[]] * 2 * pool_size
+
+
+async def test_connections_cut_at_rest_are_replaced_without_an_error(
+    proxied: tuple[Database, _Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, proxy = proxied
+    monkeypatch.setattr("storage.postgresql._TRUST_SECONDS", 0)
+    await asyncio.gather(*(_names(database) for _ in range(20)))
+    proxy.cut()
+    assert await asyncio.gather(*(_names(database) for _ in range(20))) == [[]] * 20
+
+
+async def test_unreachable_server_is_unavailable(tmp_path: Path) -> None:
+    database = Database(DatabaseSettings(url="postgresql://127.0.0.1:1/x"), tmp_path)
+    with pytest.raises(StorageUnavailableError, match="refused"):
+        await _names(database)
+    await database.dispose()
+
+
+# --- translation ---------------------------------------------------------------------------------
+
+
+def _subclasses(root: type[BaseException]) -> Iterator[type[BaseException]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _subclasses(child)
+
+
+@pytest.mark.parametrize("driver_root", [sqlite3.Error, psycopg.Error])
+def test_every_driver_error_becomes_one_of_ours(driver_root: type[BaseException]) -> None:
+    for driver_error in _subclasses(driver_root):
+        names = {base.__name__ for base in driver_error.__mro__}
+        # As SQLAlchemy does: the class of the same name, else the nearest base's.
+        wrapper = next(
+            (
+                getattr(sqlalchemy.exc, name)
+                for name in ("IntegrityError", "OperationalError", "InternalError", "ProgrammingError",
+                             "DataError", "NotSupportedError", "InterfaceError", "DatabaseError")
+                if name in names
+            ),
+            sqlalchemy.exc.DBAPIError,
+        )  # fmt: skip
+        ours = translated(
+            wrapper("SELECT secret_column", {"v": "secret value"}, driver_error("words\nDETAIL"))
+        )
+        assert isinstance(ours, StorageError), driver_error
+        assert "secret" not in str(ours) and "DETAIL" not in str(ours)
+        assert isinstance(ours, ConflictError) == ("IntegrityError" in names), driver_error
+        if "OperationalError" in names:
+            assert isinstance(ours, StorageUnavailableError) and ours.retryable

@@ -1,0 +1,98 @@
+"""The schema comes from migrations alone, once, and equals the models."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect
+
+from broker_config.settings import DatabaseSettings
+from nekro_agent.errors import StorageUnavailableError
+from storage.migrate import check, configuration, head_revision, locked, require_migrated, upgrade
+from storage.models import Base
+
+UPGRADE = """
+import asyncio, sys
+from pathlib import Path
+from broker_config.settings import DatabaseSettings
+from storage.migrate import upgrade
+sys.stdin.readline()
+asyncio.run(upgrade(DatabaseSettings(url=sys.argv[1]), Path()))
+"""
+
+
+async def test_migrations_build_what_the_models_say(
+    database_settings: DatabaseSettings, tmp_path: Path
+) -> None:
+    await upgrade(database_settings, tmp_path)
+    with locked(database_settings, tmp_path) as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+async def test_downgrade_leaves_nothing_behind(database_settings: DatabaseSettings, tmp_path: Path) -> None:
+    await upgrade(database_settings, tmp_path)
+    with locked(database_settings, tmp_path) as connection:
+        command.downgrade(configuration(connection), "base")
+        assert inspect(connection).get_table_names() == ["alembic_version"]
+
+
+async def test_status_tells_empty_from_migrated(database_settings: DatabaseSettings, tmp_path: Path) -> None:
+    before = await check(database_settings, tmp_path)
+    assert (before.reachable, before.revision, before.migrated) == (True, None, False)
+    with pytest.raises(StorageUnavailableError, match="nekro db upgrade"):
+        await require_migrated(database_settings, tmp_path)
+    await upgrade(database_settings, tmp_path)
+    await upgrade(database_settings, tmp_path)
+    after = await check(database_settings, tmp_path)
+    assert (after.migrated, after.revision) == (True, head_revision())
+    assert after.server.split()[0] in ("SQLite", "PostgreSQL")
+    await require_migrated(database_settings, tmp_path)
+
+
+async def test_status_names_what_is_wrong_and_no_password(tmp_path: Path) -> None:
+    settings = DatabaseSettings(url="postgresql://me:hunter2@127.0.0.1:1/x")
+    status = await check(settings, tmp_path)
+    assert not status.reachable and "refused" in (status.problem or "")
+    assert "hunter2" not in repr(status)
+    with pytest.raises(StorageUnavailableError, match="cannot be reached"):
+        await require_migrated(settings, tmp_path)
+
+
+async def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = DatabaseSettings(url=f"sqlite:///{tmp_path}/file/x.db")
+    assert "file" in ((await check(settings, tmp_path)).problem or "")
+
+
+async def test_schema_of_a_newer_version_is_left_alone(
+    database_settings: DatabaseSettings, tmp_path: Path
+) -> None:
+    await upgrade(database_settings, tmp_path)
+    with locked(database_settings, tmp_path) as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StorageUnavailableError, match=r"9999.*newer version"):
+        await upgrade(database_settings, tmp_path)
+
+
+async def test_processes_that_start_at_once_migrate_once(
+    database_settings: DatabaseSettings, tmp_path: Path
+) -> None:
+    assert database_settings.url is not None
+    processes = [
+        subprocess.Popen([sys.executable, "-c", UPGRADE, database_settings.url], stdin=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    codes = await asyncio.gather(*(asyncio.to_thread(process.wait, 50) for process in processes))
+    assert codes == [0, 0, 0, 0]
+    assert (await check(database_settings, tmp_path)).migrated

@@ -1,0 +1,119 @@
+"""Column types and the database's clock, on both databases."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Column, MetaData, Table, insert, literal, select
+
+from nekro_agent.errors import InvalidValueError
+from storage.clock import now, seconds_from_now
+from storage.engine import Database
+from storage.states import JobState
+from storage.types import MAX_KEY_BYTES, FaithfulText, JsonText, KeyText, StateText, UtcDateTime
+
+SCRATCH = Table(
+    "scratch",
+    MetaData(),
+    Column("text", FaithfulText()),
+    Column("key", KeyText()),
+    Column("json", JsonText()),
+    Column("at", UtcDateTime()),
+    Column("state", StateText(JobState)),
+)
+
+
+@pytest.fixture
+async def scratch(database: Database) -> Database:
+    async with database.begin() as tx:
+        await tx.connection.run_sync(SCRATCH.metadata.create_all)
+    return database
+
+
+async def _round_trip(database: Database, **values: Any) -> Any:
+    async with database.begin() as tx:
+        await tx.connection.execute(SCRATCH.delete())
+        await tx.connection.execute(insert(SCRATCH).values(**values))
+        row = (await tx.connection.execute(select(SCRATCH))).one()
+    return getattr(row, next(iter(values)))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "plain", "a\0b", "\ud800", "\udfff\ufdd0", "\ufdd00000", "😀\r\n", "\ufdd0" * 3 + "\0"]
+)
+async def test_text_comes_back_as_it_was(scratch: Database, text: str) -> None:
+    assert await _round_trip(scratch, text=text) == text
+
+
+@given(st.text(st.characters(exclude_categories=())), st.text(st.characters(exclude_categories=())))
+def test_escape_is_undone_and_never_makes_two_texts_one(one: str, other: str) -> None:
+    column, dialect = FaithfulText(), Any
+    escaped = column.process_bind_param(one, dialect)
+    assert escaped is not None
+    escaped.encode()
+    assert "\0" not in escaped
+    assert column.process_result_value(escaped, dialect) == one
+    assert (escaped == column.process_bind_param(other, dialect)) == (one == other)
+
+
+async def test_key_at_the_limit_is_kept_and_one_above_is_refused(scratch: Database) -> None:
+    key = "é" * (MAX_KEY_BYTES // 2)
+    assert await _round_trip(scratch, key=key) == key
+    with pytest.raises(InvalidValueError, match=f"{MAX_KEY_BYTES + 1} bytes; the limit is {MAX_KEY_BYTES}"):
+        await _round_trip(scratch, key=key + "x")
+
+
+@pytest.mark.parametrize("value", [{"a": [1, None, "\0\ud800"]}, [], 0, False, "x", {"big": 2**70}])
+async def test_json_comes_back_as_it_was(scratch: Database, value: Any) -> None:
+    assert await _round_trip(scratch, json=value) == value
+
+
+async def test_json_keeps_not_a_number(scratch: Database) -> None:
+    assert math.isnan(await _round_trip(scratch, json=math.nan))
+
+
+async def test_what_is_no_json_is_refused_by_name(scratch: Database) -> None:
+    with pytest.raises(InvalidValueError, match=r"cannot be stored as JSON: .*bytes"):
+        await _round_trip(scratch, json={"raw": b"x"})
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(at=st.datetimes(min_value=datetime(1971, 1, 1), max_value=datetime(2900, 1, 1)))
+async def test_times_come_back_in_utc(scratch: Database, at: datetime) -> None:
+    aware = at.replace(tzinfo=timezone(timedelta(hours=5, minutes=45)))
+    stored = await _round_trip(scratch, at=aware)
+    assert stored == aware
+    assert stored.tzinfo is UTC
+
+
+async def test_naive_time_is_refused(scratch: Database) -> None:
+    with pytest.raises(InvalidValueError, match="naive"):
+        await _round_trip(scratch, at=datetime(2030, 1, 1))
+
+
+async def test_state_comes_back_as_its_member(scratch: Database) -> None:
+    assert await _round_trip(scratch, state=JobState.RUNNING) is JobState.RUNNING
+
+
+async def test_database_clock_compares_with_stored_times(scratch: Database) -> None:
+    await _round_trip(scratch, at=datetime.now(UTC) - timedelta(hours=1))
+    async with scratch.read() as tx:
+        row = (
+            await tx.connection.execute(
+                select(
+                    SCRATCH.c.at < now(),
+                    SCRATCH.c.at < seconds_from_now(-7200),
+                    now() < seconds_from_now(0.5),
+                    seconds_from_now(1e-9) <= seconds_from_now(0.002),
+                    literal(datetime.now(UTC) - timedelta(minutes=1), UtcDateTime()) < now(),
+                    now(),
+                )
+            )
+        ).one()
+    assert tuple(map(bool, row[:5])) == (True, False, True, True, True)
+    assert abs((row[5] - datetime.now(UTC)).total_seconds()) < 60

@@ -1,0 +1,60 @@
+"""Which database URLs are taken, and what is said about the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker_config.settings import DatabaseSettings
+from nekro_agent.errors import SettingsError
+from storage.urls import async_url, sync_url
+
+
+def _url(url: str | None, data_dir: Path = Path("/data")) -> str:
+    return async_url(DatabaseSettings(url=url), data_dir).render_as_string(hide_password=False)
+
+
+def test_no_url_means_sqlite_in_the_data_directory() -> None:
+    assert _url(None) == "sqlite+aiosqlite:////data/nekro.db"
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_postgresql_is_opened_with_psycopg(scheme: str) -> None:
+    assert _url(f"{scheme}://me:pw@db:5433/x?sslmode=require") == (
+        "postgresql+psycopg://me:pw@db:5433/x?sslmode=require"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "sqlite+aiosqlite"])
+def test_sqlite_is_opened_with_aiosqlite(scheme: str) -> None:
+    assert _url(f"{scheme}:////var/x.db") == "sqlite+aiosqlite:////var/x.db"
+
+
+def test_relative_sqlite_path_becomes_absolute() -> None:
+    assert _url("sqlite:///x.db") == f"sqlite+aiosqlite:///{Path.cwd() / 'x.db'}"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "is not a URL"),
+        ("mysql://u:secret@h/d", "mysql://, which is not supported"),
+        ("postgresql+asyncpg://u:secret@h/d", "write postgresql://"),
+        ("sqlite://", "needs a file"),
+        ("sqlite:///:memory:", "needs a file"),
+        ("sqlite://host/x.db", "three slashes"),
+        ("sqlite:///x.db?mode=ro", "takes no URL parameters, got mode"),
+    ],
+)
+def test_other_urls_are_refused_with_the_mend_and_without_the_password(url: str, words: str) -> None:
+    with pytest.raises(SettingsError, match="NEKRO_DATABASE__URL") as caught:
+        _url(url)
+    assert words in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_migrations_use_the_synchronous_twin_of_the_url() -> None:
+    assert sync_url(async_url(DatabaseSettings(), Path("/d"))).drivername == "sqlite"
+    postgres = async_url(DatabaseSettings(url="postgresql://h/d"), Path("/d"))
+    assert sync_url(postgres).drivername == "postgresql+psycopg"
