@@ -1,4 +1,4 @@
-"""Logs of a command's own process: warnings to stderr, everything with ``--debug``."""
+"""Logs of a command's own process: errors to stderr, everything with ``--debug``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def configure_logs(*, debug: bool) -> None:
     from loguru import logger
 
     logger.remove()
-    level = "DEBUG" if debug else "WARNING"
+    level = "DEBUG" if debug else "ERROR"
     logger.add(sys.stderr, level=level, format=_TEXT, backtrace=False, diagnose=False)
-    logging.basicConfig(level=level if debug else logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")

@@ -207,7 +207,7 @@ def attach_to_supervisor(descriptor: int, on_gone: Callable[[], None]) -> Callab
     os.set_inheritable(descriptor, False)
 
     def watch() -> None:
-        with contextlib.suppress(OSError):
+        with channel, contextlib.suppress(OSError):
             while channel.recv(1):
                 pass
         on_gone()

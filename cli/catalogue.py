@@ -1,0 +1,36 @@
+"""Plugins and methods as this process sees them, without broker or database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from broker_config.settings import Settings
+
+if TYPE_CHECKING:
+    from workers.loader import LoadedPlugins
+    from workers.registry import Registry
+
+__all__ = ["Catalogue", "load_catalogue"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """What loading found."""
+
+    loaded: LoadedPlugins
+    registry: Registry
+
+
+def load_catalogue(settings: Settings) -> Catalogue:
+    """Import the plugins that the settings name; their init methods do not run."""
+    from workers.loader import load_plugins
+    from workers.registry import Registry
+
+    plugins = settings.plugins
+    loaded = load_plugins(
+        plugins.dirs, disabled=plugins.disabled, shipped=plugins.load_shipped, data_dir=settings.data_dir
+    )
+    return Catalogue(
+        loaded=loaded, registry=Registry(loaded.plugins, long_methods=settings.workers.long_methods)
+    )

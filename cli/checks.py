@@ -1,0 +1,296 @@
+"""What `nekro doctor` looks at; each check ends in one line and, where something is wrong, its mend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from broker_config.embedded import EmbeddedRedis, redis_binary, resolve_settings
+from broker_config.settings import Settings
+from broker_config.urls import client_url, is_redis, without_password
+from cli.exit_codes import ExitCode
+from cli.ownership import read_running
+from nekro_agent.errors import NekroError, SettingsError
+from nekro_agent.methods import Lane
+
+__all__ = ["Check", "Verdict", "run_checks"]
+
+_MIN_REDIS: Final = (6, 2)
+_LOW_DISK_BYTES: Final = 1 << 30
+_PING_SECONDS: Final = 1.0
+
+
+class Verdict(StrEnum):
+    """How a check ended."""
+
+    #: As it should be.
+    OK = "ok"
+    #: Works, but not as well as it could, or not yet.
+    WARNING = "warning"
+    #: Something will not work.
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of the doctor."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    #: What to do about it; "" when there is nothing to do.
+    mend: str = ""
+    #: Exit code of the command when this is the first failure.
+    code: ExitCode = ExitCode.FAILED
+
+
+async def run_checks(settings: Settings) -> list[Check]:
+    """Run every check; a failure of one does not keep the others from running."""
+    checks = [
+        Check(
+            name="settings", verdict=Verdict.OK, detail="read; every name known, every value in its bounds"
+        ),
+        _data_dir(settings),
+    ]
+    checks += await asyncio.to_thread(_redis_checks, settings)
+    checks.append(await _database(settings))
+    checks.append(await _sandbox(settings))
+    checks.append(await asyncio.to_thread(_plugins, settings))
+    checks.append(await asyncio.to_thread(_workers, settings, broken=_is_broken(checks, ExitCode.BROKER)))
+    checks.append(_language_model(settings))
+    return checks
+
+
+def _is_broken(checks: Sequence[Check], code: ExitCode) -> bool:
+    return any(check.verdict is Verdict.FAILED and check.code is code for check in checks)
+
+
+def _data_dir(settings: Settings) -> Check:
+    directory = settings.data_dir
+    standing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
+        return Check(
+            name="data directory",
+            verdict=Verdict.FAILED,
+            detail=f"{standing} cannot be written to",
+            mend="set NEKRO_DATA_DIR to a directory of yours",
+        )
+    free_bytes = shutil.disk_usage(standing).free
+    low = free_bytes < _LOW_DISK_BYTES
+    return Check(
+        name="data directory",
+        verdict=Verdict.WARNING if low else Verdict.OK,
+        detail=f"{directory}, {free_bytes / (1 << 30):.1f} GiB free"
+        + ("" if directory.exists() else " (not made yet)"),
+        mend="make room" if low else "",
+    )
+
+
+def _redis_checks(settings: Settings) -> list[Check]:
+    if settings.broker.url is None:
+        checks = [_embedded_redis(settings)]
+    elif is_redis(settings.broker.url):
+        checks = [_redis_server(settings, settings.broker.url, name="redis", variable="NEKRO_BROKER__URL")]
+    else:
+        checks = [_other_broker(settings, settings.broker.url)]
+    if settings.results.url is not None and settings.results.url != settings.broker.url:
+        checks.append(
+            _redis_server(settings, settings.results.url, name="results", variable="NEKRO_RESULTS__URL")
+        )
+    return checks
+
+
+def _embedded_redis(settings: Settings) -> Check:
+    try:
+        binary = redis_binary()
+    except NekroError as exc:
+        return Check(name="redis", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.BROKER)
+    # Not through EmbeddedRedis.start: the doctor starts nothing.
+    state = (
+        "running" if EmbeddedRedis(settings.data_dir).answers() else "started by the commands that need it"
+    )
+    return Check(name="redis", verdict=Verdict.OK, detail=f"embedded ({binary}), {state}")
+
+
+def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> Check:
+    import redis
+
+    try:
+        with redis.Redis.from_url(
+            client_url(url),
+            socket_connect_timeout=settings.broker.connect_timeout_seconds,
+            socket_timeout=settings.broker.socket_timeout_seconds,
+        ) as client:
+            server = client.info()
+    except (redis.RedisError, OSError, ValueError, SettingsError) as exc:
+        return Check(
+            name=name,
+            verdict=Verdict.FAILED,
+            detail=f"{without_password(url)} does not answer ({exc})",
+            mend=f"start Redis there, or correct {variable}",
+            code=ExitCode.BROKER,
+        )
+    version = str(server["redis_version"])
+    if tuple(int(part) for part in version.split(".")[:2]) < _MIN_REDIS:
+        return Check(
+            name=name,
+            verdict=Verdict.FAILED,
+            detail=f"{without_password(url)} is Redis {version}",
+            mend="use 6.2 or newer",
+            code=ExitCode.BROKER,
+        )
+    faults = _redis_faults(server)
+    return Check(
+        name=name,
+        verdict=Verdict.WARNING if faults else Verdict.OK,
+        detail=f"{without_password(url)}, Redis {version}, key prefix {settings.broker.key_prefix!r}"
+        + "".join(f"; {fault}" for fault, _ in faults),
+        mend="; ".join(mend for _, mend in faults),
+    )
+
+
+def _redis_faults(server: dict[str, object]) -> list[tuple[str, str]]:
+    """Return what makes a Redis lose messages, each with its mend."""
+    faults = []
+    policy = str(server.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        faults.append((f"evicts keys when full ({policy})", "CONFIG SET maxmemory-policy noeviction"))
+    if not server.get("aof_enabled"):
+        faults.append(("forgets queued messages when it restarts", "CONFIG SET appendonly yes"))
+    return faults
+
+
+def _other_broker(settings: Settings, url: str) -> Check:
+    from kombu import Connection
+
+    try:
+        with Connection(url, connect_timeout=settings.broker.connect_timeout_seconds) as connection:
+            connection.ensure_connection(max_retries=1, timeout=settings.broker.connect_timeout_seconds)
+    except Exception as exc:  # each transport of kombu raises errors of its own driver
+        return Check(
+            name="broker",
+            verdict=Verdict.FAILED,
+            detail=f"{without_password(url)} does not answer ({type(exc).__name__}: {exc})",
+            mend="start the broker, or correct NEKRO_BROKER__URL",
+            code=ExitCode.BROKER,
+        )
+    return Check(name="broker", verdict=Verdict.OK, detail=without_password(url))
+
+
+async def _database(settings: Settings) -> Check:
+    from storage.migrate import check
+
+    try:
+        status = await check(settings.database, settings.data_dir)
+    except SettingsError as exc:
+        return Check(name="database", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
+    if not status.reachable:
+        return Check(
+            name="database",
+            verdict=Verdict.FAILED,
+            detail=f"{status.url} cannot be reached: {status.problem}",
+            mend="start it, or correct NEKRO_DATABASE__URL",
+            code=ExitCode.STORAGE,
+        )
+    where = f"{status.url}, {status.server}"
+    if status.migrated:
+        return Check(name="database", verdict=Verdict.OK, detail=f"{where}, schema {status.revision}")
+    if settings.database.url is None and status.revision is None:
+        return Check(name="database", verdict=Verdict.OK, detail=f"{where}, made by the first command")
+    return Check(
+        name="database",
+        verdict=Verdict.FAILED,
+        detail=f"{where}, has schema {status.revision or 'none'} and needs {status.head}",
+        mend="run `nekro db upgrade`",
+        code=ExitCode.STORAGE,
+    )
+
+
+def _plugins(settings: Settings) -> Check:
+    from cli.catalogue import load_catalogue
+    from workers.loader import PluginStatus
+
+    catalogue = load_catalogue(settings)
+    records = catalogue.loaded.records
+    failed = [record for record in records if record.status is PluginStatus.FAILED]
+    detail = f"{len(records) - len(failed)} loaded with {len(catalogue.registry.enabled())} methods"
+    if not failed:
+        return Check(name="plugins", verdict=Verdict.OK, detail=detail)
+    faults = "; ".join(f"{record.key}: {record.error}" for record in failed)
+    return Check(
+        name="plugins",
+        verdict=Verdict.FAILED,
+        detail=f"{detail}; {len(failed)} failed to load: {faults}",
+        mend="correct the plugin, or take it out of NEKRO_PLUGINS__DIRS",
+        code=ExitCode.PLUGIN,
+    )
+
+
+def _workers(settings: Settings, *, broken: bool) -> Check:
+    if settings.broker.url is None:
+        running = read_running(settings.data_dir)
+        if running is None:
+            return Check(
+                name="workers",
+                verdict=Verdict.OK,
+                detail="none; commands start their own, `nekro up` keeps some",
+            )
+        served = sorted(running.lanes)
+        source = f"`nekro {running.command}` (process {running.pid})"
+    elif broken:
+        return Check(name="workers", verdict=Verdict.WARNING, detail="unknown while the broker is away")
+    else:
+        served, source = sorted(served_lanes(settings)), "the broker"
+    missing = [lane.value for lane in Lane if lane.value not in served]
+    return Check(
+        name="workers",
+        verdict=Verdict.WARNING if missing else Verdict.OK,
+        detail=f"{source}: lanes {', '.join(served) or 'none'}",
+        mend="; ".join(f"start `nekro worker --lane {lane}`" for lane in missing),
+    )
+
+
+def served_lanes(settings: Settings) -> set[str]:
+    """Ask the workers on the broker which lanes they serve."""
+    from broker_config.app import create_app
+
+    app = create_app(resolve_settings(settings))
+    try:
+        answers = app.control.inspect(timeout=_PING_SECONDS).active_queues() or {}
+    finally:
+        app.close()
+    return {queue["name"] for queues in answers.values() for queue in queues}
+
+
+def _language_model(settings: Settings) -> Check:
+    llm = settings.llm
+    if llm.script is not None:
+        found = llm.script.is_file()
+        return Check(
+            name="language model",
+            verdict=Verdict.OK if found else Verdict.FAILED,
+            detail=f"answers from {llm.script}" + ("" if found else ", which is no file"),
+            mend="" if found else "correct NEKRO_LLM__SCRIPT",
+            code=ExitCode.USAGE,
+        )
+    if llm.base_url is None:
+        return Check(
+            name="language model",
+            verdict=Verdict.WARNING,
+            detail="none; `nekro exec` and `nekro call` need none, rounds do",
+            mend="set NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL",
+        )
+    if not llm.model:
+        return Check(
+            name="language model",
+            verdict=Verdict.FAILED,
+            detail=f"{llm.base_url} without a model name",
+            mend="set NEKRO_LLM__MODEL",
+            code=ExitCode.USAGE,
+        )
+    return Check(name="language model", verdict=Verdict.OK, detail=f"{llm.model} at {llm.base_url}")

@@ -1,0 +1,1 @@
+"""The scripted tour: its scenes, its plugin, its own services, what it checks."""

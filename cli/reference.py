@@ -1,0 +1,124 @@
+"""Write the generated reference pages: `python -m cli.reference`, or `--check` to only compare.
+
+``docs/reference/cli.md`` comes from the parsers and ``docs/reference/settings.md`` from the
+settings models; a test fails when either is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from broker_config.settings import Settings, known_variables
+from cli.environment import setting_text
+from cli.exit_codes import EXEC_CODES, ExitCode
+from cli.main import COMMANDS, LazyParser, build_parser
+
+__all__ = ["main", "pages"]
+
+_ROOT: Final = Path(__file__).resolve().parents[1] / "docs" / "reference"
+_NOTICE: Final = "<!-- Written by `make docs`; change the code instead. -->"
+
+_CLI_INTRO: Final = """
+Data goes to stdout, words go to stderr. Listings take `--json`. An error is one line that says what is
+wrong and how to mend it; `--debug` adds the traceback.
+
+Commands that need a running system use the one of `NEKRO_BROKER__URL`, else the `nekro up` of the data
+directory. When there is none they start services of their own until they end; the logs of those workers
+are in `<data dir>/logs/`.
+"""
+
+_EXEC_CODES: Final = """
+The exit code of `nekro exec` is the stop type of the run: 0 NORMAL, 1 ERROR, 2 TIMEOUT, 8 AGENT, 9 MANUAL,
+10 SECURITY, 11 MULTIMODAL_AGENT. When the code did not run at all it returns the codes above, except for
+those that are stop types:"""
+
+_SETTINGS_INTRO: Final = """
+Environment variables, or lines of a `.env` file in the working directory; the environment wins. Lists are
+written `a,b,c`. A `NEKRO_` name that is not on this page is an error. `nekro doctor --settings` shows the
+values in force."""
+
+
+def pages() -> dict[str, str]:
+    """Return each page's text by its file name."""
+    return {"cli.md": _cli_page(), "settings.md": _settings_page()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the pages, or compare them; 1 when one is stale."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is stale")
+    arguments = parser.parse_args(argv)
+    stale = [name for name, text in pages().items() if _read(_ROOT / name) != text]
+    if arguments.check:
+        for name in stale:
+            sys.stderr.write(f"docs/reference/{name} is stale; run `make docs`\n")
+        return 1 if stale else 0
+    _ROOT.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (_ROOT / name).write_text(text, "utf-8")
+    return 0
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text("utf-8") if path.exists() else None
+
+
+def _cli_page() -> str:
+    # argparse folds to the terminal's width; the page must not depend on it.
+    os.environ["COLUMNS"] = "100"
+    parser = build_parser()
+    parts = [_NOTICE, "# Command line", _CLI_INTRO, "```text", parser.format_help().rstrip(), "```"]
+    parts += ["", "## Exit codes", "", *_exit_codes()]
+    for name, sub in _subparsers(parser):
+        parts += ["", f"## nekro {name}", "", "```text", sub.format_help().rstrip(), "```"]
+    return "\n".join(parts) + "\n"
+
+
+def _exit_codes() -> Iterator[str]:
+    yield "| code | name | meaning |"
+    yield "|---|---|---|"
+    for code in ExitCode:
+        yield f"| {code.value} | {code.name} | {code.meaning} |"
+    replaced = " and ".join(f"{new} instead of {old.value}" for old, new in EXEC_CODES.items())
+    yield f"{_EXEC_CODES} {replaced}."
+
+
+def _subparsers(parser: LazyParser) -> Iterator[tuple[str, LazyParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in COMMANDS:
+                sub = action.choices[command.name]
+                sub.declare()
+                yield command.name, sub
+
+
+def _settings_page() -> str:
+    parts = [_NOTICE, "# Settings", _SETTINGS_INTRO]
+    last = None
+    for variable, group, field in known_variables():
+        if group != last:
+            title, words = _group_title(group)
+            parts += ["", f"## {title}", "", *([words, ""] if words else [])]
+            parts += ["| variable | default | what it is |", "|---|---|---|"]
+            last = group
+        default = field.get_default(call_default_factory=True)
+        shown = "data" if variable == "NEKRO_DATA_DIR" else setting_text(default)
+        value = f"`{shown}`" if shown else "unset"
+        parts.append(f"| `{variable}` | {value} | {field.description} |")
+    return "\n".join(parts) + "\n"
+
+
+def _group_title(group: str) -> tuple[str, str]:
+    if not group:
+        return "General", ""
+    model = Settings.model_fields[group].annotation
+    return group, (model.__doc__ or "").strip().splitlines()[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

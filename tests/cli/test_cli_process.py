@@ -1,0 +1,64 @@
+"""Child processes: a failed start is told with the child's own words, and nothing outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from cli.process import ChildProcess, attach_to_supervisor, describe_exit, flower_spec, worker_spec
+from cli.supervisor import Backoff
+from nekro_agent.errors import ServiceError
+
+
+async def test_a_worker_that_cannot_start_is_quoted(tmp_path: Path) -> None:
+    lines: list[str] = []
+    child = await ChildProcess.start(
+        worker_spec("methods", name="methods-1", concurrency=2),
+        environment={**os.environ, "NEKRO_BROKER__ULR": "x"},
+        directory=tmp_path,
+        sink=lines.append,
+    )
+    with pytest.raises(ServiceError) as caught:
+        await child.ready()
+    assert "methods-1 ended with exit code 2 before it was ready" in str(caught.value)
+    assert "Did you mean NEKRO_BROKER__URL?" in str(caught.value)
+    assert any("NEKRO_BROKER__ULR" in line for line in lines)
+    assert child.exit_code == 2
+    assert await child.stop(warm_seconds=1) == 2
+
+
+def test_a_child_says_ready_and_learns_that_its_parent_has_gone() -> None:
+    ours, theirs = socket.socketpair()
+    gone = threading.Event()
+    say_ready = attach_to_supervisor(theirs.detach(), gone.set)
+    say_ready("methods-1@host")
+    assert b'"node": "methods-1@host"' in ours.recv(200)
+    assert not gone.is_set()
+    ours.close()
+    assert gone.wait(10)
+
+
+def test_specs_say_what_they_run() -> None:
+    spec = worker_spec("long", name="long-1", concurrency=3)
+    assert spec.arguments == ("worker", "--lane", "long", "--name", "long-1", "--concurrency", "3")
+    assert flower_spec(5555).arguments == ("flower", "--port", "5555")
+
+
+def test_ends_are_said_in_words() -> None:
+    assert [describe_exit(code) for code in (0, 3, -9, -200)] == [
+        "exit code 0",
+        "exit code 3",
+        "SIGKILL",
+        "signal 200",
+    ]
+
+
+def test_restarts_are_spaced_out_and_forgiven_after_a_long_life() -> None:
+    backoff = Backoff(first_seconds=1, most_seconds=5, good_seconds=60)
+    assert [backoff.after(0.1) for _ in range(5)] == [1, 2, 4, 5, 5]
+    assert backoff.after(61) == 1
+    assert backoff.after(0.1) == 2
