@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -204,8 +205,7 @@ class OpenAIClient:
             raise _TryFailed(
                 Fault(what=f"connection failed: {type(cause).__name__}: {self._words(cause)}")
             ) from exc
-        except (openai.OpenAIError, ValueError) as exc:
-            # ValueError: a stream or a response whose JSON cannot be read.
+        except (openai.OpenAIError, json.JSONDecodeError, UnicodeDecodeError) as exc:
             raise _TryFailed(Fault(what=f"unreadable answer: {self._words(exc)}")) from exc
 
     def _words(self, exc: BaseException) -> str:
@@ -218,10 +218,9 @@ class OpenAIClient:
     def _error(self, fault: Fault, model: str, tries: int) -> LLMError:
         parts = urlsplit(self._base_url)
         endpoint = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
-        hint = _hint(fault)
+        count = "1 try" if tries == 1 else f"{tries} tries"
         return LLMError(
-            f"no answer from model {model} at {endpoint} after {tries} {'try' if tries == 1 else 'tries'}: "
-            f"{fault.what}{hint}"
+            f"no answer from model {model} at {endpoint} after {count}: {fault.what}{_hint(fault)}"
         )
 
     def _answer(self, gathered: _Gathered, tries: int) -> LLMAnswer:
@@ -261,6 +260,8 @@ def _note_usage(gathered: _Gathered, source: ChatCompletion | ChatCompletionChun
 
 
 def _hint(fault: Fault) -> str:
+    if fault.retry_after_seconds is not None:
+        return f" (it asks to wait {fault.retry_after_seconds:g} s)"
     if fault.status == 401:
         return " (check NEKRO_LLM__API_KEY)"
     if fault.status == 404:
@@ -273,12 +274,17 @@ def _hint(fault: Fault) -> str:
 def _wire(message: PromptMessage) -> dict[str, Any]:
     """Return a message as the protocol writes it; text alone stays text, which every server takes."""
     if not message.images:
-        return {"role": message.role.value, "content": message.text}
+        return {"role": message.role.value, "content": _sendable(message.text)}
     return {"role": message.role.value, "content": [_wire_part(part) for part in message.parts]}
 
 
 def _wire_part(part: Part) -> dict[str, Any]:
     if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    image = {"url": part.url} if part.detail is None else {"url": part.url, "detail": part.detail}
+        return {"type": "text", "text": _sendable(part.text)}
+    image = {"url": _sendable(part.url)} | ({} if part.detail is None else {"detail": part.detail})
     return {"type": "image_url", "image_url": image}
+
+
+def _sendable(text: str) -> str:
+    """Replace lone surrogates: a model's earlier answer may hold some, and UTF-8 has no place for them."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,59 @@
+"""Texts that plugins add to every prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from loguru import logger
+
+from agent.model import InjectedPrompt, PluginBrief
+
+__all__ = ["INJECT_SECONDS", "collect_injected"]
+
+#: How long one plugin may hold up a prompt.
+INJECT_SECONDS: Final = 10.0
+_ERROR_CHARS: Final = 300
+
+
+async def collect_injected(
+    plugins: Sequence[PluginBrief],
+    *,
+    redact: Callable[[str], str] = str,
+    timeout_seconds: float = INJECT_SECONDS,
+) -> list[InjectedPrompt]:
+    """Run the plugins' inject methods side by side; return their results in the plugins' order.
+
+    A plugin that fails or takes too long costs its own text only; the prompt says so in its place.
+    """
+    return await asyncio.gather(
+        *(
+            _inject(plugin.key, plugin.inject, redact, timeout_seconds)
+            for plugin in plugins
+            if plugin.inject is not None
+        )
+    )
+
+
+async def _inject(
+    key: str, inject: Callable[[], Awaitable[str]], redact: Callable[[str], str], timeout_seconds: float
+) -> InjectedPrompt:
+    try:
+        async with asyncio.timeout(timeout_seconds) as limit:
+            text = await inject()
+    except BaseException as exc:  # plugin code: a SystemExit from it must not end the worker
+        if _is_ours(exc):
+            raise
+        error = f"{type(exc).__name__}: {redact(str(exc))}"[:_ERROR_CHARS]
+        if isinstance(exc, TimeoutError) and limit.expired():
+            error = f"no answer within {timeout_seconds:g} s"
+        logger.bind(plugin=key).opt(exception=exc).warning("inject.failed")
+        return InjectedPrompt(plugin=key, error=error)
+    return InjectedPrompt(plugin=key, text="" if text is None else str(text))
+
+
+def _is_ours(exc: BaseException) -> bool:
+    """Whether the exception is meant for this task (it is being cancelled) and not the plugin's own."""
+    task = asyncio.current_task()
+    return isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling() > 0

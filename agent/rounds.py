@@ -1,0 +1,330 @@
+"""One round: prompt, answer, run of the code, and what follows from how it ended.
+
+Free of Celery and SQL: whoever drains a chat loads the input, hands in the way to dispatch
+plugin calls, and writes the outcome down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from loguru import logger
+
+from agent import verdict
+from agent.extraction import ExtractedCode, extract_code, new_check_word, reveals_check_word
+from agent.inject import collect_injected
+from agent.llm import LLMAnswer, LLMClient, LLMRequest
+from agent.model import ChatBrief, HistoryMessage, Observation, PluginBrief, TurnRound
+from agent.prompt import PromptBuilder, PromptRequest
+from agent.verdict import Verdict
+from broker_config.settings import AgentSettings, SandboxSettings
+from sandbox.models import (
+    Dispatch,
+    RunRequest,
+    RunResult,
+    Stopped,
+    StopType,
+    StubCall,
+    StubMethod,
+    StubResult,
+)
+
+__all__ = ["RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
+
+#: Kept free for the program: an answer that could not run is never asked for.
+_LEAST_RUN_SECONDS: Final = 1.0
+
+
+class Sandbox(Protocol):
+    """What a round needs from ``sandbox.SandboxManager``."""
+
+    async def prepare(self, *, chat_key: str, container_key: str) -> None:
+        """Start a sandbox for the chat, to be waiting when the code comes."""
+        ...
+
+    async def run(self, request: RunRequest) -> RunResult:
+        """Run code; a cancelled run leaves nothing behind."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundInput:
+    """All that a round starts from.
+
+    ``history`` is oldest first and reaches from before the turn until now; ``previous`` are
+    the turn's earlier rounds, ``observations`` the results that none of them caused.
+    ``dispatch`` carries one plugin call to a worker; in the last round of a turn
+    (``RoundRunner.is_last``) it must not let a call schedule a follow-up round.
+    """
+
+    round_id: str
+    chat: ChatBrief
+    #: Position in the turn, from 1.
+    number: int
+    turn_started_at: datetime
+    history: Sequence[HistoryMessage]
+    plugins: Sequence[PluginBrief]
+    methods: Sequence[StubMethod]
+    dispatch: Dispatch
+    previous: Sequence[TurnRound] = ()
+    observations: Sequence[Observation] = ()
+    #: None means the persona of the settings.
+    persona: str | None = None
+    on_output: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundOutcome:
+    """How a round ended.
+
+    ``stop_type`` is None when the turn's limits left no room to ask the model or to run its
+    code. ``needs_follow_up`` says that the turn goes on: an AGENT or MULTIMODAL_AGENT result
+    has scheduled its round already, for every other stop type the caller schedules one.
+    ``notice`` is a text for the people in the chat when a limit ended the turn, else None.
+    """
+
+    stop_type: StopType | None
+    #: For the model, in the turn's next prompt (``TurnRound.reason``).
+    reason: str
+    needs_follow_up: bool
+    notice: str | None
+    asked_at: datetime
+    finished_at: datetime
+    prompt_chars: int = 0
+    answer: str = ""
+    thought: str = ""
+    code: str = ""
+    output: str = ""
+    llm: LLMAnswer | None = None
+    run: RunResult | None = None
+
+
+class _OutOfTimeError(Exception):
+    """The turn's time ended inside this round; never leaves this module."""
+
+
+class RoundRunner:
+    """Carries out rounds; one instance serves all chats of a process.
+
+    Args:
+        redact: takes secrets and host paths out of what a plugin's failure says.
+    """
+
+    def __init__(
+        self,
+        *,
+        llm: LLMClient,
+        sandbox: Sandbox,
+        agent_settings: AgentSettings,
+        sandbox_settings: SandboxSettings,
+        redact: Callable[[str], str] = str,
+    ) -> None:
+        self._llm = llm
+        self._sandbox = sandbox
+        self._agent = agent_settings
+        self._wall_seconds = sandbox_settings.wall_seconds
+        self._prompts = PromptBuilder(agent_settings, sandbox_settings)
+        self._redact = redact
+
+    def is_last(self, number: int) -> bool:
+        """Whether no round may follow the one with this number in its turn."""
+        return number >= self._agent.rounds_per_turn
+
+    async def run(self, round_input: RoundInput) -> RoundOutcome:
+        """Carry out one round.
+
+        The model is never asked for an answer that could not run: a round beyond the turn's
+        limits ends the turn with a notice instead.
+
+        Raises:
+            LLMError: the model gave no answer.
+            SandboxError: no sandbox could be started.
+        """
+        attempt = _Round(
+            round_input,
+            llm=self._llm,
+            sandbox=self._sandbox,
+            prompts=self._prompts,
+            redact=self._redact,
+            wall_seconds=self._wall_seconds,
+            turn_seconds=self._agent.turn_seconds,
+        )
+        decided = await self._decide(round_input, attempt)
+        goes_on = decided.wants_more
+        if goes_on and self.is_last(round_input.number):
+            goes_on = False
+            decided = verdict.rounds_used_up(
+                self._agent.rounds_per_turn, stop_type=decided.stop_type, reason=decided.reason
+            )
+        outcome = attempt.outcome(decided, needs_follow_up=goes_on)
+        logger.bind(
+            round_id=round_input.round_id,
+            chat_key=round_input.chat.chat_key,
+            number=round_input.number,
+            stop_type=None if outcome.stop_type is None else outcome.stop_type.name,
+            needs_follow_up=goes_on,
+        ).info("round.ended")
+        return outcome
+
+    async def _decide(self, round_input: RoundInput, attempt: _Round) -> Verdict:
+        if round_input.number > self._agent.rounds_per_turn:
+            return verdict.rounds_used_up(self._agent.rounds_per_turn)
+        try:
+            return await attempt.carry_out()
+        except _OutOfTimeError:
+            return verdict.time_used_up(self._agent.turn_seconds)
+
+
+class _Round:
+    """One round under way, and what is known of it so far."""
+
+    def __init__(
+        self,
+        round_input: RoundInput,
+        *,
+        llm: LLMClient,
+        sandbox: Sandbox,
+        prompts: PromptBuilder,
+        redact: Callable[[str], str],
+        wall_seconds: float,
+        turn_seconds: float,
+    ) -> None:
+        self._input = round_input
+        self._llm = llm
+        self._sandbox = sandbox
+        self._prompts = prompts
+        self._redact = redact
+        self._wall_seconds = wall_seconds
+        self._turn_seconds = turn_seconds
+        self._check_word = new_check_word()
+        self._word_in_call = False
+        self._asked_at = datetime.now(UTC)
+        self._prompt_chars = 0
+        self._answer: LLMAnswer | None = None
+        self._extracted: ExtractedCode | None = None
+        self._result: RunResult | None = None
+        self._output = ""
+
+    async def carry_out(self) -> Verdict:
+        """Ask the model and run what it answered."""
+        if self._seconds_to_ask() <= 0:
+            raise _OutOfTimeError
+        async with self._sandbox_prepared():
+            request = await self._request()
+            answer = await self._ask(request)
+            extracted = extract_code(answer.text)
+        self._answer, self._extracted = answer, extracted
+        refused = self._refuse(answer, extracted)
+        return refused or await self._run(extracted.code)
+
+    def outcome(self, decided: Verdict, *, needs_follow_up: bool) -> RoundOutcome:
+        """Put together what became of the round."""
+        return RoundOutcome(
+            stop_type=decided.stop_type,
+            reason=decided.reason,
+            needs_follow_up=needs_follow_up,
+            notice=decided.notice,
+            asked_at=self._asked_at,
+            finished_at=datetime.now(UTC),
+            prompt_chars=self._prompt_chars,
+            answer=self._answer.text if self._answer else "",
+            thought=self._extracted.thought if self._extracted else "",
+            code=self._extracted.code if self._extracted else "",
+            output=self._output,
+            llm=self._answer,
+            run=self._result,
+        )
+
+    async def _request(self) -> LLMRequest:
+        given = self._input
+        injected = await collect_injected(given.plugins, redact=self._redact)
+        messages = self._prompts.build(
+            PromptRequest(
+                chat=given.chat,
+                plugins=given.plugins,
+                injected=injected,
+                history=given.history,
+                previous=given.previous,
+                observations=given.observations,
+                number=given.number,
+                check_word=self._check_word,
+                now=self._asked_at,
+                persona=given.persona,
+            )
+        )
+        request = LLMRequest(messages=messages, round_id=given.round_id, chat_key=given.chat.chat_key)
+        self._prompt_chars = request.chars
+        return request
+
+    async def _ask(self, request: LLMRequest) -> LLMAnswer:
+        try:
+            async with asyncio.timeout(self._seconds_to_ask()) as limit:
+                return await self._llm.complete(request)
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            raise _OutOfTimeError from exc
+
+    def _refuse(self, answer: LLMAnswer, extracted: ExtractedCode) -> Verdict | None:
+        """Decide on answers whose code must not run, or has nothing to run."""
+        if reveals_check_word(self._check_word, extracted.code):
+            return verdict.word_revealed()
+        if answer.was_cut and not (extracted.fenced and extracted.closed):
+            return verdict.answer_cut()
+        if not extracted.is_empty:
+            return None
+        is_meant = extracted.fenced or extracted.code
+        return verdict.nothing_to_do() if is_meant else verdict.answer_without_program()
+
+    async def _run(self, code: str) -> Verdict:
+        wall_seconds = min(self._wall_seconds, max(self._seconds_left(), _LEAST_RUN_SECONDS))
+        self._result = result = await self._sandbox.run(
+            RunRequest(
+                run_id=self._input.round_id,
+                chat_key=self._input.chat.chat_key,
+                container_key=self._input.chat.container_key,
+                code=code,
+                methods=self._input.methods,
+                dispatch=self._dispatch,
+                wall_seconds=wall_seconds,
+                on_output=self._input.on_output,
+            )
+        )
+        if self._word_in_call or reveals_check_word(self._check_word, result.output):
+            return verdict.word_revealed()
+        self._output = result.output
+        return verdict.judge(result, wall_seconds=wall_seconds)
+
+    async def _dispatch(self, call: StubCall) -> StubResult:
+        """Pass a call on, unless its arguments would carry the check word out of the sandbox."""
+        if reveals_check_word(self._check_word, call.arguments):
+            self._word_in_call = True
+            return Stopped(stop=StopType.SECURITY)
+        return await self._input.dispatch(call)
+
+    @asynccontextmanager
+    async def _sandbox_prepared(self) -> AsyncIterator[None]:
+        """Start a sandbox beside the block; a failure to do so shows again, in full, at the run."""
+        chat = self._input.chat
+        preparing = asyncio.ensure_future(
+            self._sandbox.prepare(chat_key=chat.chat_key, container_key=chat.container_key)
+        )
+        try:
+            yield
+            await asyncio.wait([preparing])
+        finally:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
+
+    def _seconds_left(self) -> float:
+        gone = (datetime.now(UTC) - self._input.turn_started_at).total_seconds()
+        return self._turn_seconds - gone
+
+    def _seconds_to_ask(self) -> float:
+        """How long the model may take, so that its program still gets to run."""
+        return self._seconds_left() - _LEAST_RUN_SECONDS

@@ -1,0 +1,176 @@
+"""A real HTTP server that speaks the OpenAI chat protocol, well or badly, as a test wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SeenRequest:
+    """One request as it arrived."""
+
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+    reader: asyncio.StreamReader
+
+
+Behaviour = Callable[[asyncio.StreamWriter, SeenRequest], Awaitable[None]]
+
+
+@dataclass
+class ChatServer:
+    """Answers the n-th request with the n-th behaviour, and further ones with the last."""
+
+    behaviours: list[Behaviour]
+    seen: list[SeenRequest] = field(default_factory=list)
+    _server: asyncio.Server | None = None
+    _held: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def __aenter__(self) -> ChatServer:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in list(self._held):
+            task.cancel()
+        await asyncio.gather(*self._held, return_exceptions=True)
+
+    @property
+    def base_url(self) -> str:
+        assert self._server is not None
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._held.add(task)
+        try:
+            request = await _read(reader)
+            self.seen.append(request)
+            await self.behaviours[min(len(self.seen), len(self.behaviours)) - 1](writer, request)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._held.discard(task)
+            writer.close()
+
+
+async def _read(reader: asyncio.StreamReader) -> SeenRequest:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+    body = await reader.readexactly(int(headers["content-length"]))
+    return SeenRequest(path=head[0].split(" ")[1], headers=headers, body=json.loads(body), reader=reader)
+
+
+def respond(status: int, body: Any, **headers: str) -> Behaviour:
+    """Answer with a status and a JSON (or text) body."""
+
+    async def behave(writer: asyncio.StreamWriter, _: SeenRequest) -> None:
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        kind = "text/html" if isinstance(body, str) else "application/json"
+        lines = [
+            f"HTTP/1.1 {status} X",
+            f"content-type: {kind}",
+            f"content-length: {len(data)}",
+            "connection: close",
+        ]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
+        await writer.drain()
+
+    return behave
+
+
+def refuse(status: int, message: str = "no", **headers: str) -> Behaviour:
+    """Answer with an error as OpenAI words it."""
+    return respond(status, {"error": {"message": message, "type": "x", "code": None}}, **headers)
+
+
+def complete(text: str | None, finish_reason: str = "stop") -> Behaviour:
+    """Answer at once, as a whole."""
+
+    async def behave(writer: asyncio.StreamWriter, request: SeenRequest) -> None:
+        message = {"role": "assistant", "content": text}
+        body = {
+            "id": "c1", "object": "chat.completion", "created": 1, "model": request.body["model"] + "-real",
+            "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
+            "usage": {"prompt_tokens": 1000, "completion_tokens": 200, "total_tokens": 1200},
+        }  # fmt: skip
+        await respond(200, body)(writer, request)
+
+    return behave
+
+
+def stream(
+    *pieces: str, finish_reason: str | None = "stop", cut: bool = False, usage: bool = True
+) -> Behaviour:
+    """Answer piece by piece; ``cut`` drops the connection in the middle of a chunk."""
+
+    async def behave(writer: asyncio.StreamWriter, request: SeenRequest) -> None:
+        await start_stream(writer)
+        for piece in pieces:
+            await send_chunk(writer, request, {"content": piece})
+        if cut:
+            writer.write(b"ff\r\ndata: {")
+            await writer.drain()
+            return
+        if finish_reason:
+            await send_chunk(writer, request, {}, finish_reason)
+        if usage and request.body.get("stream_options"):
+            figures = {"prompt_tokens": 1000, "completion_tokens": 200, "total_tokens": 1200}
+            await send_chunk(writer, request, None, usage=figures)
+        await send_event(writer, "[DONE]")
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    return behave
+
+
+def hold(after: Behaviour | None = None) -> Behaviour:
+    """Keep the request open for ever, after ``after`` (or nothing) was sent."""
+
+    async def behave(writer: asyncio.StreamWriter, request: SeenRequest) -> None:
+        if after is not None:
+            await after(writer, request)
+        await asyncio.Event().wait()
+
+    return behave
+
+
+async def start_stream(writer: asyncio.StreamWriter, _: SeenRequest | None = None) -> None:
+    """Send the head of a streamed answer."""
+    writer.write(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+        b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    )
+    await writer.drain()
+
+
+async def send_chunk(
+    writer: asyncio.StreamWriter,
+    request: SeenRequest,
+    delta: dict[str, Any] | None,
+    finish_reason: str | None = None,
+    usage: dict[str, int] | None = None,
+) -> None:
+    """Send one chunk of a streamed answer."""
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish_reason}]
+    chunk = {
+        "id": "c1", "object": "chat.completion.chunk", "created": 1, "model": request.body["model"] + "-real",
+        "choices": choices, "usage": usage,
+    }  # fmt: skip
+    await send_event(writer, json.dumps(chunk))
+
+
+async def send_event(writer: asyncio.StreamWriter, data: str) -> None:
+    """Send one server-sent event."""
+    event = f"data: {data}\n\n".encode()
+    writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
+    await writer.drain()

@@ -1,0 +1,364 @@
+"""The client against a real server that behaves well, badly, slowly, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from base64 import b64encode
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from chat_server import (
+    Behaviour,
+    ChatServer,
+    SeenRequest,
+    complete,
+    hold,
+    refuse,
+    respond,
+    send_chunk,
+    start_stream,
+    stream,
+)
+from pydantic import SecretStr
+
+from agent.llm import LLMAnswer, LLMRequest, OpenAIClient, create_client
+from agent.llm.retry import Fault, RetryPolicy, parse_retry_after
+from agent.model import ImagePart, PromptMessage, Role, TextPart
+from broker_config.settings import LLMSettings
+from nekro_agent.errors import LLMError
+
+REQUEST = LLMRequest(
+    messages=(PromptMessage.of(Role.SYSTEM, "Be brief."), PromptMessage.of(Role.USER, "Hello")),
+    round_id="r1",
+    chat_key="c:1",
+)
+KEY = "sk-very-secret"
+
+
+def settings_for(base_url: str, **overrides: Any) -> LLMSettings:
+    values: dict[str, Any] = {
+        "base_url": base_url, "api_key": SecretStr(KEY), "model": "big", "backoff_seconds": 0.001,
+        "input_price_per_million": 2, "output_price_per_million": 10,
+    }  # fmt: skip
+    return LLMSettings(**(values | overrides))
+
+
+async def ask(*behaviours: Behaviour, **overrides: Any) -> tuple[LLMAnswer, ChatServer]:
+    async with ChatServer(list(behaviours)) as server:
+        client = OpenAIClient(settings_for(server.base_url, **overrides))
+        try:
+            return await client.complete(REQUEST), server
+        finally:
+            await client.close()
+
+
+async def failure(*behaviours: Behaviour, **overrides: Any) -> tuple[str, ChatServer]:
+    server = ChatServer(list(behaviours))
+    async with server:
+        client = OpenAIClient(settings_for(server.base_url, **overrides))
+        with pytest.raises(LLMError) as caught:
+            await client.complete(REQUEST)
+        await client.close()
+        assert server.base_url in str(caught.value)
+    assert KEY not in str(caught.value)
+    return str(caught.value), server
+
+
+async def test_a_streamed_answer_is_gathered_with_model_tokens_and_cost() -> None:
+    answer, server = await ask(stream("print", "(1)"))
+    assert answer == LLMAnswer(
+        text="print(1)", model="big-real", prompt_tokens=1000, answer_tokens=200, finish_reason="stop",
+        tries=1, cost=pytest.approx(0.004),
+    )  # fmt: skip
+    assert server.seen[0].path == "/v1/chat/completions"
+    assert server.seen[0].headers["authorization"] == f"Bearer {KEY}"
+    assert server.seen[0].body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+    ]
+
+
+async def test_a_whole_answer_is_read() -> None:
+    answer, server = await ask(complete("print(1)"), stream=False, temperature=0.5, max_output_tokens=99)
+    assert (answer.text, answer.prompt_tokens, answer.tries) == ("print(1)", 1000, 1)
+    assert "stream" not in server.seen[0].body
+    assert (server.seen[0].body["temperature"], server.seen[0].body["max_tokens"]) == (0.5, 99)
+
+
+async def test_an_answer_that_was_cut_at_its_length_says_so() -> None:
+    answer, _ = await ask(stream("print(", finish_reason="length"))
+    assert answer.was_cut
+
+
+async def test_a_stream_without_usage_has_no_token_counts() -> None:
+    answer, _ = await ask(stream("x", usage=False))
+    assert (answer.prompt_tokens, answer.answer_tokens, answer.cost) == (None, None, 0)
+
+
+async def test_a_server_that_knows_no_usage_in_streams_is_asked_without() -> None:
+    answer, server = await ask(refuse(400, "unknown field stream_options"), stream("x"))
+    assert (answer.text, answer.tries) == ("x", 1)
+    assert "stream_options" not in server.seen[1].body
+
+
+async def test_images_travel_as_content_parts() -> None:
+    request = LLMRequest(
+        messages=(
+            PromptMessage(
+                role=Role.USER, parts=(TextPart(text="look"), ImagePart(url="data:image/png;base64,AA=="))
+            ),
+        )
+    )
+    async with ChatServer([stream("x")]) as server:
+        client = OpenAIClient(settings_for(server.base_url))
+        await client.complete(request)
+        await client.close()
+    assert server.seen[0].body["messages"][0]["content"] == [
+        {"type": "text", "text": "look"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+    ]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503])
+async def test_a_passing_fault_is_tried_again(status: int, streams: bool) -> None:
+    good = stream("ok") if streams else complete("ok")
+    answer, server = await ask(refuse(status), refuse(status), good, stream=streams)
+    assert (answer.text, answer.tries, len(server.seen)) == ("ok", 3, 3)
+
+
+async def test_after_the_last_try_the_error_names_status_model_and_endpoint() -> None:
+    message, server = await failure(refuse(500, f"overloaded, key {KEY}"), tries=2)
+    assert len(server.seen) == 2
+    assert "status 500" in message
+    assert "big" in message
+    assert "after 2 tries" in message
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+async def test_a_refusal_is_not_repeated(status: int) -> None:
+    message, server = await failure(refuse(status, "your fault"))
+    assert len(server.seen) == 1
+    assert f"status {status}" in message
+    assert "your fault" in message
+
+
+async def test_a_wrong_key_names_the_setting() -> None:
+    message, _ = await failure(refuse(401))
+    assert "NEKRO_LLM__API_KEY" in message
+
+
+async def test_the_last_try_asks_the_fallback_model() -> None:
+    answer, server = await ask(refuse(500), refuse(500), stream("ok"), fallback_model="small")
+    assert [request.body["model"] for request in server.seen] == ["big", "big", "small"]
+    assert answer.model == "small-real"
+
+
+async def test_a_model_that_is_refused_leads_to_the_fallback_at_once() -> None:
+    answer, server = await ask(refuse(404), stream("ok"), fallback_model="small")
+    assert [request.body["model"] for request in server.seen] == ["big", "small"]
+    assert answer.tries == 2
+
+
+async def test_a_key_that_is_refused_does_not_try_the_fallback() -> None:
+    _, server = await failure(refuse(401), fallback_model="small")
+    assert len(server.seen) == 1
+
+
+async def test_a_connection_cut_in_the_stream_is_tried_again_from_the_start() -> None:
+    answer, _ = await ask(stream("print(", cut=True), stream("print(2)"))
+    assert (answer.text, answer.tries) == ("print(2)", 2)
+
+
+async def test_a_stream_that_ends_without_a_finish_reason_was_cut() -> None:
+    answer, _ = await ask(stream("print(", finish_reason=None), stream("print(2)"))
+    assert (answer.text, answer.tries) == ("print(2)", 2)
+
+
+async def test_an_error_inside_the_stream_is_tried_again() -> None:
+    async def broken(writer: asyncio.StreamWriter, request: Any) -> None:
+        await start_stream(writer)
+        await send_chunk(writer, request, {"content": "pri"})
+        event = b'data: {"error": {"message": "engine died"}}\n\n'
+        writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n0\r\n\r\n")
+
+    answer, _ = await ask(broken, stream("ok"))
+    assert (answer.text, answer.tries) == ("ok", 2)
+
+
+async def test_unreadable_chunks_are_tried_again() -> None:
+    async def broken(writer: asyncio.StreamWriter, _: Any) -> None:
+        await start_stream(writer)
+        writer.write(b"e\r\ndata: {nonsen\n\r\n2\r\n\n\n\r\n0\r\n\r\n")
+
+    answer, _ = await ask(broken, stream("ok"))
+    assert answer.tries == 2
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_an_answer_without_text_is_tried_again(streams: bool) -> None:
+    empty, good = (stream("  "), stream("ok")) if streams else (complete(None), complete("ok"))
+    answer, _ = await ask(empty, good, stream=streams)
+    assert (answer.text, answer.tries) == ("ok", 2)
+
+
+async def test_a_page_instead_of_an_answer_is_an_error_that_names_the_setting() -> None:
+    message, _ = await failure(respond(404, "<html>not here</html>"), stream=False)
+    assert "NEKRO_LLM__BASE_URL" in message
+    message, _ = await failure(respond(200, "<html>welcome</html>"), stream=False)
+    assert "no chat completion" in message
+
+
+async def test_a_slow_first_token_is_given_up_and_tried_again() -> None:
+    answer, _ = await ask(hold(), stream("ok"), first_token_timeout_seconds=0.2)
+    assert (answer.text, answer.tries) == ("ok", 2)
+
+
+async def test_a_head_without_tokens_is_no_first_token() -> None:
+    async def silent(writer: asyncio.StreamWriter, request: Any) -> None:
+        await start_stream(writer)
+        await send_chunk(writer, request, {"role": "assistant", "content": ""})
+
+    message, _ = await failure(hold(silent), first_token_timeout_seconds=0.2, tries=1)
+    assert "no token within 0.2 s" in message
+
+
+async def test_thoughts_under_another_name_count_as_tokens() -> None:
+    started = asyncio.Event()
+
+    async def thinks(writer: asyncio.StreamWriter, request: Any) -> None:
+        await start_stream(writer)
+        await send_chunk(writer, request, {"reasoning_content": "hm"})
+        started.set()
+
+    message, _ = await failure(hold(thinks), first_token_timeout_seconds=30, timeout_seconds=0.3, tries=1)
+    assert started.is_set()
+    assert "no complete answer within 0.3 s" in message
+
+
+async def test_an_answer_that_never_ends_is_given_up() -> None:
+    message, _ = await failure(hold(), stream=False, timeout_seconds=0.2, tries=2)
+    assert "no complete answer within 0.2 s" in message
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    async with ChatServer([]) as server:
+        url = server.base_url
+    client = OpenAIClient(settings_for(url, tries=2))
+    with pytest.raises(LLMError, match="connection failed") as caught:
+        await client.complete(REQUEST)
+    assert url in str(caught.value)
+    assert "after 2 tries" in str(caught.value)
+
+
+async def test_passwords_in_the_address_stay_out_of_errors() -> None:
+    async with ChatServer([refuse(400)]) as server:
+        url = server.base_url.replace("http://", "http://me:hush@")
+        client = OpenAIClient(settings_for(url))
+        with pytest.raises(LLMError) as caught:
+            await client.complete(REQUEST)
+        await client.close()
+    assert "hush" not in str(caught.value)
+
+
+async def test_a_cancelled_request_hangs_up() -> None:
+    arrived, gone = asyncio.Event(), asyncio.Event()
+
+    async def watch(_: asyncio.StreamWriter, request: SeenRequest) -> None:
+        arrived.set()
+        await request.reader.read()
+        gone.set()
+
+    async with ChatServer([watch]) as server:
+        client = OpenAIClient(settings_for(server.base_url))
+        asking = asyncio.create_task(client.complete(REQUEST))
+        await asyncio.wait_for(arrived.wait(), 10)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await client.close()
+        await asyncio.wait_for(gone.wait(), 10)
+
+
+def test_the_client_works_on_uvloop() -> None:
+    answer, _ = uvloop.run(ask(refuse(500), stream("ok")))
+    assert answer.text == "ok"
+
+
+async def test_each_request_is_recorded_with_its_images_shortened_and_no_key(tmp_path: Path) -> None:
+    image = b"\x89PNG..."
+    url = f"data:image/png;base64,{b64encode(image).decode()}"
+    request = LLMRequest(
+        messages=(PromptMessage(role=Role.USER, parts=(TextPart(text="look \ud800"), ImagePart(url=url))),),
+        round_id="r7",
+        chat_key="c:1",
+    )
+    record = tmp_path / "new" / "requests.jsonl"
+    async with ChatServer([refuse(500), stream("x")]) as server:
+        client = OpenAIClient(settings_for(server.base_url, record=record))
+        await client.complete(request)
+        await client.close()
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [(line["try"], line["model"], line["round_id"]) for line in lines] == [
+        (1, "big", "r7"),
+        (2, "big", "r7"),
+    ]
+    assert lines[0]["messages"][0]["content"][1] == {
+        "type": "image_url",
+        "image_url": {
+            "media_type": "image/png",
+            "bytes": len(image),
+            "sha256": hashlib.sha256(image).hexdigest(),
+        },
+    }
+    assert KEY not in record.read_text()
+    assert record.stat().st_mode & 0o077 == 0
+
+
+def test_settings_without_a_model_say_what_to_set() -> None:
+    with pytest.raises(LLMError, match="NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL"):
+        create_client(LLMSettings())
+    with pytest.raises(LLMError, match="NEKRO_LLM__MODEL"):
+        create_client(LLMSettings(base_url="http://localhost:1/v1"))
+    assert isinstance(create_client(LLMSettings(base_url="http://localhost:1/v1", model="m")), OpenAIClient)
+
+
+def test_the_endpoint_decides_the_pause() -> None:
+    policy = RetryPolicy(tries=3, backoff_seconds=1, longest_seconds=100)
+    pause = policy.pause_seconds(Fault(what="x", status=429, retry_after_seconds=7), 1)
+    assert pause is not None
+    assert 7 <= pause <= 8
+    assert policy.pause_seconds(Fault(what="x", status=429, retry_after_seconds=101), 1) is None
+
+
+async def test_a_pause_the_endpoint_asks_for_is_honoured_or_refused() -> None:
+    answer, _ = await ask(refuse(429, retry_after="0"), stream("ok"))
+    assert answer.tries == 2
+    message, server = await failure(refuse(429, "later", retry_after="999"))
+    assert len(server.seen) == 1
+    assert "999" in message
+
+
+def test_pauses_grow_with_jitter_up_to_the_longest() -> None:
+    policy = RetryPolicy(tries=100, backoff_seconds=1, longest_seconds=10)
+    for failed, step in [(1, 1), (2, 2), (3, 4), (9, 10), (99, 10)]:
+        pauses = {policy.pause_seconds(Fault(what="x"), failed) for _ in range(20)}
+        assert all(pause is not None and step / 2 <= pause <= step for pause in pauses)
+        assert len(pauses) > 1
+    assert policy.pause_seconds(Fault(what="x"), 100) is None
+
+
+def test_retry_after_is_read_as_seconds_or_date() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    date = (now + timedelta(seconds=90)).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    assert parse_retry_after("12", now=now) == 12
+    assert parse_retry_after("-3", now=now) == 0
+    assert parse_retry_after(date, now=now) == 90
+    assert parse_retry_after("Mon, 01 Jan 2024 00:00:00 GMT", now=now) == 0
+    for nothing in (None, "", "soon", "inf", "nan"):
+        assert parse_retry_after(nothing, now=now) is None
