@@ -12,7 +12,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["ChatInfo", "FileAreas", "KeyValueStore", "MessageKind", "Messages", "OutgoingMessage"]
+__all__ = [
+    "ChatInfo",
+    "FileAreas",
+    "KeyValueStore",
+    "MessageKind",
+    "Messages",
+    "OutgoingMessage",
+    "SystemMessageHooks",
+]
 
 
 class KeyValueStore(Protocol):
@@ -87,6 +95,14 @@ class Messages(Protocol):
 
     async def push_system(self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None) -> str:
         """Record a system message, optionally schedule a round in the same transaction; returns its id."""
+        ...
+
+
+class SystemMessageHooks(Protocol):
+    """What runs before a plugin's system message is recorded."""
+
+    async def on_system_message(self, chat_key: str, text: str) -> bool:
+        """Run the hooks; True when one of them asked that the message be dropped."""
         ...
 
 

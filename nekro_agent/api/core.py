@@ -1,0 +1,7 @@
+"""Logger and global configuration."""
+
+from __future__ import annotations
+
+from nekro_agent.core.logger import get_sub_logger, logger
+
+__all__ = ["get_sub_logger", "logger"]

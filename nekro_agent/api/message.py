@@ -1,0 +1,137 @@
+"""Messages into a chat: to people (``send_…``) and to the LLM (``push_system``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nekro_agent import layout, runtime
+from nekro_agent.area_access import safe_basename
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.files import FileSystem
+from nekro_agent.ports import OutgoingMessage
+from nekro_agent.schemas.agent_ctx import AgentCtx
+
+__all__ = ["download_from_url", "push_system", "send_file", "send_image", "send_text"]
+
+
+async def send_text(
+    chat_key: str, message: str, ctx: AgentCtx, *, record: bool = True, ref_msg_id: str | None = None
+) -> None:
+    """Send a text; it is recorded before this returns.
+
+    Args:
+        record: whether the LLM sees it in the chat's history.
+        ref_msg_id: id of the message that this one answers.
+
+    Raises:
+        InvalidValueError: ``chat_key`` is empty or ``message`` is not a string.
+    """
+    if not isinstance(message, str):
+        raise InvalidValueError(f"send_text: message must be a string, not {type(message).__name__}")
+    await runtime.current().messages.send(
+        OutgoingMessage(
+            chat_key=_checked_chat(chat_key),
+            text=message,
+            record=record,
+            reply_to=ref_msg_id,
+            call_id=ctx.call_id if ctx else None,
+            plugin_key=ctx.plugin_key if ctx else None,
+        )
+    )
+
+
+async def send_image(
+    chat_key: str,
+    file_path: str | Path,
+    ctx: AgentCtx,
+    *,
+    record: bool = True,
+    filename: str | None = None,
+    file_name: str | None = None,
+    ref_msg_id: str | None = None,
+) -> None:
+    """Send an image; see :func:`send_file`."""
+    await _send_path(chat_key, file_path, ctx, "image", record, filename or file_name, ref_msg_id)
+
+
+async def send_file(
+    chat_key: str,
+    file_path: str | Path,
+    ctx: AgentCtx,
+    *,
+    record: bool = True,
+    filename: str | None = None,
+    file_name: str | None = None,
+    ref_msg_id: str | None = None,
+) -> None:
+    """Send a file; it is copied to the chat's uploads and recorded before this returns.
+
+    Args:
+        file_path: a URL, a sandbox path, or a host path inside this plugin's data directory
+            or the chat's own areas.
+        filename: name to show (``file_name`` is the same); None keeps the file's own.
+
+    Raises:
+        InvalidValueError: the file does not exist or may not be sent.
+        DownloadError: the URL could not be fetched.
+    """
+    await _send_path(chat_key, file_path, ctx, "file", record, filename or file_name, ref_msg_id)
+
+
+async def _send_path(
+    chat_key: str,
+    file_path: str | Path,
+    ctx: AgentCtx,
+    kind: str,
+    record: bool,
+    file_name: str | None,
+    ref_msg_id: str | None,
+) -> None:
+    if not isinstance(file_path, str | Path):
+        raise InvalidValueError(
+            f"send_{kind}: the path must be text or a Path, not {type(file_path).__name__}"
+        )
+    container_key = (ctx.container_key if ctx else None) or layout.default_container_key(
+        _checked_chat(chat_key)
+    )
+    files = FileSystem(chat_key, container_key, plugin_key=ctx.plugin_key if ctx else None)
+    sandbox_path = await files.bring_to_uploads(str(file_path), file_name or "")
+    await runtime.current().messages.send(
+        OutgoingMessage(
+            chat_key=chat_key,
+            file_path=sandbox_path,
+            file_name=safe_basename(file_name) if file_name else sandbox_path.rsplit("/", 1)[-1],
+            file_kind=kind,
+            record=record,
+            reply_to=ref_msg_id,
+            call_id=ctx.call_id if ctx else None,
+            plugin_key=ctx.plugin_key if ctx else None,
+        )
+    )
+
+
+async def push_system(
+    chat_key: str, message: str, ctx: AgentCtx | None = None, trigger_agent: bool = False
+) -> None:
+    """Add a system message to a chat's history; people on the platform do not see it.
+
+    Args:
+        trigger_agent: whether the LLM is woken for it.
+    """
+    bound, text = runtime.current(), str(message)
+    if bound.hooks is not None and await bound.hooks.on_system_message(_checked_chat(chat_key), text):
+        return
+    await bound.messages.push_system(
+        _checked_chat(chat_key), text, trigger_agent=trigger_agent, call_id=ctx.call_id if ctx else None
+    )
+
+
+async def download_from_url(url: str, ctx: AgentCtx) -> str:
+    """Fetch a URL into the chat's uploads and return its sandbox path."""
+    return await ctx.fs.mixed_forward_file(url)
+
+
+def _checked_chat(chat_key: str) -> str:
+    if not isinstance(chat_key, str) or not chat_key:
+        raise InvalidValueError(f"chat_key={chat_key!r} names no chat; pass _ctx.chat_key")
+    return chat_key

@@ -1,0 +1,123 @@
+"""What the SDK does with the areas that sandboxed code shares, on top of ``tools.safe_files``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.tools import safe_files
+
+__all__ = ["copy_in", "copy_out", "exists", "refuse_links", "safe_basename"]
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_NAME_BYTES = 255
+#: Far above what a sandbox may write; stops a file that grows while it is copied.
+_MAX_COPY_BYTES = 1 << 32
+
+
+def safe_basename(name: str) -> str:
+    """Reduce a name that came from outside to a plain file name of at most 255 bytes.
+
+    Directories before it are dropped and control characters removed; a name that is too
+    long loses the end of its stem and keeps its suffix.
+
+    Raises:
+        InvalidValueError: nothing usable is left (``""``, ``"."``, ``".."``, ``"a/"``).
+    """
+    base = name.replace("\\", "/").rsplit("/", 1)[-1]
+    base = "".join(c for c in base if c.isprintable() and not 0xD800 <= ord(c) <= 0xDFFF).strip()
+    if base in ("", ".", ".."):
+        raise InvalidValueError(f"{name!r} has no usable file name")
+    if len(base.encode()) <= _MAX_NAME_BYTES:
+        return base
+    suffix = PurePosixPath(base).suffix
+    if len(suffix.encode()) > 32:
+        suffix = ""
+    stem = base[: len(base) - len(suffix)].encode()[: _MAX_NAME_BYTES - len(suffix.encode())]
+    return stem.decode(errors="ignore") + suffix
+
+
+@contextmanager
+def _open_parent(root: Path, relative: PurePosixPath) -> Iterator[int]:
+    """Open the directory that holds ``relative``, walking from ``root`` without following links."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in relative.parts[:-1]:
+            try:
+                inner = os.open(part, _DIRECTORY, dir_fd=fd)
+            except NotADirectoryError as exc:
+                raise InvalidValueError(f"{relative}: {part!r} is a link or not a directory") from exc
+            except OSError as exc:
+                if exc.errno == 40:  # ELOOP: what O_NOFOLLOW answers to a link
+                    raise InvalidValueError(f"{relative}: {part!r} is a link") from exc
+                raise
+            os.close(fd)
+            fd = inner
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def refuse_links(root: Path, relative: PurePosixPath) -> None:
+    """Raise when a component of ``relative`` is a link; components that do not exist are fine.
+
+    Raises:
+        InvalidValueError: a component is a link, or a parent is not a directory.
+    """
+    if not relative.parts:
+        return
+    try:
+        with _open_parent(root, relative) as parent:
+            info = os.stat(relative.name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(info.st_mode):
+        raise InvalidValueError(f"{relative}: it is a link, and links are not followed out of an area")
+
+
+def exists(root: Path, relative: PurePosixPath) -> bool:
+    """Whether a regular file or a directory lies there, reached without links."""
+    try:
+        with _open_parent(root, relative) as parent:
+            mode = os.stat(relative.name, dir_fd=parent, follow_symlinks=False).st_mode
+    except (FileNotFoundError, InvalidValueError):
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def copy_out(root: Path, relative: PurePosixPath, target: Path) -> None:
+    """Copy a file of an area to ``target``, a host path outside it that does not exist yet.
+
+    Raises:
+        FileRefusedError: it is a link, has a second hard link, or is no ordinary file.
+        FileNotFoundError: nothing lies there.
+    """
+    safe_files.copy_out(root, relative, destination=target, max_bytes=_MAX_COPY_BYTES)
+
+
+def copy_in(root: Path, name: str, source: Path | bytes) -> None:
+    """Put a file into an area under ``name``, replacing whatever lies there in one step.
+
+    A link at that name is replaced, never written through.
+    """
+    parent = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    temporary = f".{secrets.token_hex(8)}.part"
+    try:
+        if isinstance(source, bytes):
+            safe_files.create_file(parent, temporary, source)
+        else:
+            with source.open("rb") as original:
+                safe_files.create_file(parent, temporary, original)
+        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=parent)
+        raise
+    finally:
+        os.close(parent)

@@ -1,0 +1,253 @@
+"""``_ctx.fs``: files between plugins and sandboxed code."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import mimetypes
+import tempfile
+import urllib.parse
+from pathlib import Path, PurePosixPath
+
+from nekro_agent import layout, runtime, staging
+from nekro_agent.area_access import copy_in, copy_out, exists, refuse_links, safe_basename
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.tools.download import fetch
+from nekro_agent.tools.path_convertor import PathLocation, convert_to_host_path, is_url_path, locate
+
+__all__ = ["FileSystem"]
+
+
+class FileSystem:
+    """The two areas that a chat's sandboxed code and its plugins share.
+
+    ``/app/uploads`` is per chat and read-only in the sandbox; ``/app/shared`` is writable there.
+    """
+
+    def __init__(self, chat_key: str, container_key: str, *, plugin_key: str | None = None) -> None:
+        self.chat_key = chat_key
+        self.container_key = container_key
+        self._plugin_key = plugin_key
+
+    @property
+    def shared_path(self) -> Path:
+        """Absolute host directory behind ``/app/shared``; it exists. Sandboxed code can write there."""
+        return runtime.current().areas.shared_dir(self.container_key)
+
+    @property
+    def upload_path(self) -> Path:
+        """Absolute host directory behind ``/app/uploads``; it exists."""
+        return runtime.current().areas.uploads_dir(self.chat_key)
+
+    def get_file(self, path: str | Path) -> Path:
+        """Return a host path for a sandbox path (``/app/shared/…``, ``/app/uploads/…`` or relative).
+
+        A file of the shared area is copied to a private place first, under its own name and for
+        the duration of the call, because sandboxed code may exchange it at any moment. A shared
+        path where nothing lies yet maps to the live area, so it can be written.
+
+        Raises:
+            InvalidValueError: the path lies in neither area, climbs with ``..`` or passes
+                through a link.
+        """
+        location, relative = locate(PurePosixPath(path))
+        mapped = convert_to_host_path(Path(path), self.chat_key, self.container_key)
+        if location is PathLocation.UPLOADS or not mapped.is_file():
+            return mapped
+        copy = staging.new_directory() / relative.name
+        copy_out(self.shared_path, relative, copy)
+        return copy
+
+    def forward_file(self, host_path: str | Path) -> str:
+        """Return the sandbox path of a host file that already lies in one of the two areas.
+
+        Raises:
+            InvalidValueError: it lies elsewhere (:meth:`mixed_forward_file` copies such files).
+        """
+        path = Path(host_path)
+        mapped = self._as_sandbox_path(path)
+        if mapped is None:
+            raise InvalidValueError(
+                f"{path.name!r} lies in neither area of this chat; use await _ctx.fs.mixed_forward_file(…)"
+            )
+        return mapped
+
+    async def mixed_forward_file(self, file: str | Path | bytes, file_name: str = "") -> str:
+        """Make something readable for sandboxed code and return its sandbox path.
+
+        Args:
+            file: an ``http(s)://`` URL or ``data:`` URL or bytes (all go to the uploads), a
+                sandbox path, or a host path: one inside an area is mapped, any other file is copied
+                to the shared area.
+            file_name: name to deliver under, reduced to its basename; ``""`` chooses one.
+
+        Raises:
+            InvalidValueError: the file does not exist, the path or name is not acceptable, or a
+                ``str`` names a host file that does not belong to this plugin or chat.
+            DownloadError: the URL could not be fetched.
+            TypeError: ``file`` is of another type.
+        """
+        name = safe_basename(file_name) if file_name else ""
+        if isinstance(file, bytes | bytearray | memoryview):
+            return await self._deliver_upload(bytes(file), name)
+        if isinstance(file, Path):
+            return await self._forward_path(file, name)
+        if not isinstance(file, str):
+            raise TypeError(f"cannot forward {type(file).__name__}; pass a URL, a path or bytes")
+        if is_url_path(file):
+            return await self._download(file, name)
+        if _is_data_url(file):
+            content, suffix = _decode_data_url(file)
+            return await self._deliver_upload(content, name, suffix=suffix)
+        return await self._forward_text_path(file, name)
+
+    async def bring_to_uploads(self, file: str, file_name: str = "") -> str:
+        """Bring a file to the chat's uploads, where messages keep theirs, and return its sandbox path.
+
+        Args:
+            file: a URL, a sandbox path, or a host path of this plugin or chat.
+            file_name: name to store under; ``""`` keeps the file's own.
+
+        Raises:
+            InvalidValueError: the file does not exist or belongs to somebody else.
+            DownloadError: the URL could not be fetched.
+        """
+        name = safe_basename(file_name) if file_name else ""
+        if is_url_path(file) or _is_data_url(file):
+            return await self.mixed_forward_file(file, name)
+        sandbox_path = self._existing_sandbox_path(file)
+        if sandbox_path is None:
+            path = Path(file)
+            if not self._may_read(path):
+                raise InvalidValueError(
+                    f"cannot send {file!r}: it is no file of this chat (/app/uploads, /app/shared) "
+                    "or of this plugin's data directory"
+                )
+            sandbox_path = self._as_sandbox_path(path)
+        else:
+            path = self.get_file(sandbox_path)
+        if not path.is_file():
+            raise InvalidValueError(f"cannot send {file!r}: it is a directory")
+        if sandbox_path and sandbox_path.startswith(layout.SANDBOX_UPLOADS + "/"):
+            return sandbox_path
+        target = name or safe_basename(path.name)
+        await asyncio.to_thread(copy_in, self.upload_path, target, path)
+        return f"{layout.SANDBOX_UPLOADS}/{target}"
+
+    async def _deliver_upload(self, content: bytes, name: str, *, suffix: str = "") -> str:
+        target = name or hashlib.md5(content, usedforsecurity=False).hexdigest() + suffix
+        await asyncio.to_thread(copy_in, self.upload_path, target, content)
+        return f"{layout.SANDBOX_UPLOADS}/{target}"
+
+    async def _download(self, url: str, name: str) -> str:
+        with staging.call_scope():
+            part = staging.new_directory() / "download"
+            result = await fetch(url, part)
+            if not name:
+                suffix = _suffix_of(url, result.content_type)
+                name = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest() + suffix
+            await asyncio.to_thread(copy_in, self.upload_path, name, part)
+        return f"{layout.SANDBOX_UPLOADS}/{name}"
+
+    async def _forward_text_path(self, text: str, name: str) -> str:
+        sandbox_path = self._existing_sandbox_path(text)
+        if sandbox_path is not None:
+            return sandbox_path
+        path = Path(text)
+        if not self._may_read(path):
+            raise InvalidValueError(
+                f"{text!r} is neither a file of this chat nor of this plugin; "
+                "pass a pathlib.Path to forward another file of the host on purpose"
+            )
+        return await self._forward_path(path, name)
+
+    async def _forward_path(self, path: Path, name: str) -> str:
+        mapped = self._as_sandbox_path(path)
+        if mapped is not None and name in ("", PurePosixPath(mapped).name):
+            return mapped
+        if mapped is not None:
+            path = self.get_file(mapped)
+        elif self._is_foreign(path):
+            raise InvalidValueError(f"{path.name!r} belongs to another plugin, chat or to the system itself")
+        if not path.is_file():
+            raise InvalidValueError(f"{path.name!r} does not exist or is no regular file")
+        target = name or safe_basename(path.name)
+        await asyncio.to_thread(copy_in, self.shared_path, target, path)
+        return f"{layout.SANDBOX_SHARED}/{target}"
+
+    def _existing_sandbox_path(self, text: str) -> str | None:
+        try:
+            location, relative = locate(text)
+        except InvalidValueError:
+            return None
+        if not relative.parts or not exists(self._area(location), relative):
+            return None
+        return f"{layout.SANDBOX_ROOT}/{location.value}/{relative}"
+
+    def _as_sandbox_path(self, path: Path) -> str | None:
+        """Map a host path inside one of this chat's areas; None when it lies elsewhere."""
+        path = Path(path).absolute()
+        if ".." in path.parts:
+            return None
+        for location in PathLocation:
+            area = self._area(location)
+            if path.is_relative_to(area) and path != area:
+                relative = PurePosixPath(path.relative_to(area))
+                refuse_links(area, relative)
+                return f"{layout.SANDBOX_ROOT}/{location.value}/{relative}"
+        return None
+
+    def _area(self, location: PathLocation) -> Path:
+        return self.upload_path if location is PathLocation.UPLOADS else self.shared_path
+
+    def _own_directories(self) -> list[Path]:
+        own = [self.upload_path, self.shared_path, layout.staging_dir(runtime.data_root())]
+        if self._plugin_key:
+            own.append(runtime.current().areas.plugin_dir(self._plugin_key))
+        return [directory.resolve() for directory in own]
+
+    def _may_read(self, path: Path) -> bool:
+        """Whether a path that came as text, perhaps from the LLM, is a file this chat may read."""
+        if not path.is_file():
+            return False
+        real = path.resolve()
+        temporary = Path(tempfile.gettempdir()).resolve()
+        allowed = self._own_directories()
+        if not runtime.data_root().resolve().is_relative_to(temporary):
+            allowed.append(temporary)
+        return any(real.is_relative_to(directory) for directory in allowed)
+
+    def _is_foreign(self, path: Path) -> bool:
+        """Whether a path lies below the data root but in nobody's area that this call may read."""
+        real = path.resolve()
+        if not real.is_relative_to(runtime.data_root().resolve()):
+            return False
+        return not any(real.is_relative_to(directory) for directory in self._own_directories())
+
+
+def _is_data_url(text: str) -> bool:
+    return text.startswith("data:")
+
+
+def _decode_data_url(url: str) -> tuple[bytes, str]:
+    header, separator, payload = url.partition(",")
+    media_type, *parameters = header.removeprefix("data:").split(";")
+    if not separator:
+        raise InvalidValueError("a data: URL needs a comma before its content")
+    try:
+        if "base64" in parameters:
+            content = base64.b64decode(urllib.parse.unquote_to_bytes(payload), validate=True)
+        else:
+            content = urllib.parse.unquote_to_bytes(payload)
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidValueError(f"the data: URL ({media_type or 'text/plain'}) is not valid base64") from exc
+    return content, mimetypes.guess_extension(media_type or "text/plain") or ""
+
+
+def _suffix_of(url: str, content_type: str | None) -> str:
+    suffix = PurePosixPath(urllib.parse.urlsplit(url).path).suffix
+    if 1 < len(suffix) <= 12 and suffix[1:].isalnum():
+        return suffix
+    return mimetypes.guess_extension((content_type or "").split(";")[0].strip()) or ""

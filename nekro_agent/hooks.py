@@ -1,0 +1,189 @@
+"""Running the plugins' hooks: each in its turn, and none able to stop the others or the worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nekro_agent import runtime, staging
+from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.invoke import run_callable
+from nekro_agent.plugin import NekroPlugin
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.schemas.chat_message import ChatMessage
+from nekro_agent.schemas.signal import MsgSignal, merge_signals
+
+__all__ = ["HookFailure", "InjectedPrompt", "PluginHost"]
+
+_log = get_sub_logger("hooks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookFailure:
+    """One hook that raised."""
+
+    plugin_key: str
+    hook: str
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InjectedPrompt:
+    """What a plugin adds to the prompt of one round."""
+
+    plugin_key: str
+    module_name: str
+    name: str
+    text: str
+
+
+class PluginHost:
+    """The lifecycle and the hooks of the plugins of one process.
+
+    A hook that raises is logged and reported as :class:`HookFailure`; the other plugins' hooks
+    run all the same. Disabled plugins have init and cleanup only.
+    """
+
+    def __init__(
+        self, plugins: Iterable[NekroPlugin], *, hook_seconds: float = 60, init_seconds: float = 600
+    ) -> None:
+        """Take the plugins in loading order.
+
+        Args:
+            hook_seconds: longest run of a hook of a message, prompt or reset.
+            init_seconds: longest run of one init or cleanup; migrations take their time.
+        """
+        self.plugins: Sequence[NekroPlugin] = list(plugins)
+        self._hook_seconds = hook_seconds
+        self._init_seconds = init_seconds
+        self._started: list[NekroPlugin] = []
+
+    async def start(self) -> list[HookFailure]:
+        """Run every init hook, one after another; a plugin whose init failed keeps its methods.
+
+        The caller makes sure that only one process of the fleet is inside this at a time: an
+        init may migrate data.
+        """
+        staging.sweep(runtime.data_root())
+        failures: list[HookFailure] = []
+        for plugin in self.plugins:
+            if not plugin.is_enabled:
+                continue
+            self._started.append(plugin)
+            _, failure = await self._run(plugin, "init", seconds=self._init_seconds)
+            failures += [failure] if failure else []
+        return failures
+
+    async def stop(self) -> list[HookFailure]:
+        """Run the cleanup hook of every plugin that was started, in reverse order, once."""
+        failures: list[HookFailure] = []
+        while self._started:
+            plugin = self._started.pop()
+            _, failure = await self._run(plugin, "cleanup", seconds=self._init_seconds)
+            failures += [failure] if failure else []
+        return failures
+
+    async def channel_reset(self, ctx: AgentCtx) -> list[HookFailure]:
+        """Run the reset hooks for ``ctx``'s chat."""
+        ran = [await self._run(p, "channel_reset", ctx.for_plugin(p.key)) for p in self._enabled()]
+        return [failure for _, failure in ran if failure]
+
+    async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
+        """Show an incoming message to every plugin and return their merged answer."""
+        ran = [await self._run(p, "user_message", ctx.for_plugin(p.key), message) for p in self._enabled()]
+        return merge_signals(_signal(answer) for answer, _ in ran)
+
+    async def system_message(self, ctx: AgentCtx, text: str) -> MsgSignal:
+        """Show a system message to every plugin and return their merged answer."""
+        ran = [await self._run(p, "system_message", ctx.for_plugin(p.key), text) for p in self._enabled()]
+        return merge_signals(_signal(answer) for answer, _ in ran)
+
+    async def on_system_message(self, chat_key: str, text: str) -> bool:
+        """Run the system message hooks; True when the message is to be dropped (BLOCK_ALL)."""
+        if not any(plugin.hook("system_message") for plugin in self._enabled()):
+            return False
+        ctx = AgentCtx.for_call(chat_key=chat_key)
+        return await self.system_message(ctx, text) is MsgSignal.BLOCK_ALL
+
+    async def injected_prompts(self, ctx: AgentCtx) -> list[InjectedPrompt]:
+        """Return what plugins add to a round's prompt; one that fails or returns nothing is left out."""
+        prompts: list[InjectedPrompt] = []
+        for plugin in self._enabled():
+            if not _serves(plugin, ctx):
+                continue
+            text, _ = await self._run(plugin, "prompt_inject", ctx.for_plugin(plugin.key))
+            if text:
+                prompts.append(
+                    InjectedPrompt(
+                        plugin_key=plugin.key,
+                        module_name=plugin.module_name,
+                        name=plugin.name,
+                        text=str(text),
+                    )
+                )
+        return prompts
+
+    async def set_enabled(self, plugin_key: str, enabled: bool) -> list[HookFailure]:
+        """Switch a plugin on or off and run its callbacks, when that changes anything.
+
+        Raises:
+            KeyError: no plugin has that key.
+        """
+        plugin = next((p for p in self.plugins if p.key == plugin_key), None)
+        if plugin is None:
+            raise KeyError(plugin_key)
+        if plugin.is_enabled == enabled:
+            return []
+        plugin.set_enabled(enabled)
+        name = "on_enabled" if enabled else "on_disabled"
+        callbacks = plugin.enabled_callbacks if enabled else plugin.disabled_callbacks
+        ran = [await self._guard(plugin, name, callback, (), self._hook_seconds) for callback in callbacks]
+        return [failure for _, failure in ran if failure]
+
+    def _enabled(self) -> list[NekroPlugin]:
+        return [plugin for plugin in self.plugins if plugin.is_enabled]
+
+    async def _run(
+        self, plugin: NekroPlugin, hook: str, *args: Any, seconds: float | None = None
+    ) -> tuple[Any, HookFailure | None]:
+        func = plugin.hook(hook)
+        if func is None:
+            return None, None
+        return await self._guard(plugin, hook, func, args, seconds or self._hook_seconds)
+
+    @staticmethod
+    async def _guard(
+        plugin: NekroPlugin, hook: str, func: Callable[..., Any], args: tuple[Any, ...], seconds: float
+    ) -> tuple[Any, HookFailure | None]:
+        try:
+            with staging.call_scope():
+                async with asyncio.timeout(seconds):
+                    return await run_callable(func, *args), None
+        except TimeoutError as exc:
+            error = str(exc) or f"did not end within {seconds:g} s"
+            _log.error(f"{plugin.key}: {hook} hook: {error}")
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # the worker stops, not the hook
+            error = f"CancelledError: {exc}".rstrip(": ")
+            _log.error(f"{plugin.key}: {hook} hook was cancelled from inside")
+        except (Exception, SystemExit) as exc:  # a plugin's code; the others and the worker go on
+            error = f"{type(exc).__name__}: {exc}".rstrip(": ")
+            _log.opt(exception=exc).error(f"{plugin.key}: {hook} hook failed: {error}")
+        return None, HookFailure(plugin_key=plugin.key, hook=hook, error=error)
+
+
+def _signal(answer: Any) -> MsgSignal | None:
+    """Take a hook's answer as a signal; what is none counts as CONTINUE."""
+    try:
+        return None if answer is None or isinstance(answer, bool) else MsgSignal(answer)
+    except (ValueError, TypeError):
+        _log.warning(f"a message hook returned {answer!r}; it must return a MsgSignal or None")
+        return None
+
+
+def _serves(plugin: NekroPlugin, ctx: AgentCtx) -> bool:
+    return not plugin.support_adapter or ctx.adapter_key in plugin.support_adapter

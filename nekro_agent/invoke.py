@@ -1,0 +1,136 @@
+"""Running one sandbox method: arguments in, a result in the form that its type asks for out."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from nekro_agent import staging
+from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.errors import ArgumentError, ResultError
+from nekro_agent.methods import SandboxMethod, SandboxMethodType
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.signatures import describe, takes_context_second
+
+__all__ = ["Outcome", "call_method", "run_callable", "segments_of"]
+
+_log = get_sub_logger("methods")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a method returned, by type.
+
+    TOOL: ``value``. BEHAVIOR: ``value`` for the code and ``text`` for the chat's history. AGENT:
+    ``text``. MULTIMODAL_AGENT: ``segments``, OpenAI content parts.
+    """
+
+    type: SandboxMethodType
+    value: Any = None
+    text: str | None = None
+    segments: list[dict[str, Any]] | None = None
+
+
+async def call_method(
+    method: SandboxMethod, ctx: AgentCtx, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Outcome:
+    """Run a method with ``ctx`` as its first positional argument.
+
+    Coroutine functions run here; ordinary functions run in a thread, so that blocking code
+    does not hold the event loop. The plugin's own exceptions pass through unchanged.
+
+    Raises:
+        ArgumentError: the arguments do not fit the signature.
+        ResultError: a MULTIMODAL_AGENT method returned no content parts.
+    """
+    args, kwargs = _fitted(method.func, ctx, args, kwargs)
+    with staging.call_scope():
+        result = await run_callable(method.func, *args, **kwargs)
+    return _outcome(method, result)
+
+
+async def run_callable(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call plugin code: a coroutine function on this loop, any other function in a thread."""
+    if inspect.iscoroutinefunction(func):
+        return await func(*args, **kwargs)
+    result = await asyncio.to_thread(func, *args, **kwargs)
+    # A decorator may have wrapped a coroutine function in a plain one.
+    return await result if isinstance(result, Awaitable) else result
+
+
+def _fitted(
+    func: Callable[..., Any], ctx: AgentCtx, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    signature = _signature(func)
+    named = dict(kwargs)
+    swapped = takes_context_second(signature)
+    if swapped is not None and swapped[0] in named:
+        # Declared (command, ctx): the context arrives in the first parameter, as everywhere, so what
+        # the code passes under that name belongs to the second.
+        named[swapped[1]] = named.pop(swapped[0])
+    try:
+        signature.bind(ctx, *args, **named)
+    except TypeError as exc:
+        raise ArgumentError(f"{func.__name__}{describe(func)}: {exc}") from None
+    return (ctx, *args), named
+
+
+@functools.lru_cache(maxsize=4096)
+def _signature(func: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(func)
+
+
+def _outcome(method: SandboxMethod, result: Any) -> Outcome:
+    kind = method.method_type
+    if kind is SandboxMethodType.TOOL:
+        return Outcome(type=kind, value=result)
+    if kind is SandboxMethodType.MULTIMODAL_AGENT:
+        return Outcome(type=kind, segments=segments_of(result, name=method.func.__name__))
+    if not isinstance(result, str):
+        _log.warning(
+            f"{method.func.__name__} is a {kind.value} method and returned {type(result).__name__}; "
+            "its text is used"
+        )
+    text = str(result)
+    return Outcome(type=kind, text=text, value=result if kind is SandboxMethodType.BEHAVIOR else None)
+
+
+def segments_of(result: Any, *, name: str) -> list[dict[str, Any]]:
+    """Return what a MULTIMODAL_AGENT method returned as a list of OpenAI content parts.
+
+    Accepted: a list of parts and texts, one part, a text, or a message with ``role`` and ``content``.
+
+    Raises:
+        ResultError: it is something else; the message names the method and the type.
+    """
+    if isinstance(result, BaseModel):
+        result = result.model_dump(mode="json")
+    if isinstance(result, dict) and "content" in result and "type" not in result:
+        return segments_of(result["content"], name=name)
+    if isinstance(result, str):
+        return [{"type": "text", "text": result}]
+    if isinstance(result, dict):
+        result = [result]
+    if not isinstance(result, list | tuple) or not result:
+        got = f"{type(result).__name__}" if result else f"an empty {type(result).__name__}"
+        raise ResultError(
+            f"{name} must return content parts: a list of {{'type': …}} parts, one part, a text, "
+            f"or a message with role and content; it returned {got}"
+        )
+    return [_segment(part, name=name) for part in result]
+
+
+def _segment(part: Any, *, name: str) -> dict[str, Any]:
+    if isinstance(part, BaseModel):
+        part = part.model_dump(mode="json")
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, dict) and isinstance(part.get("type"), str):
+        return part
+    raise ResultError(f"{name} returned a content part without a type: {type(part).__name__}")

@@ -1,0 +1,100 @@
+"""Where things lie: directory names below the data root, and paths as sandboxed code sees them.
+
+<data root>/
+├── plugins/<plugin key>/        a plugin's own files
+├── configs/<plugin key>.yaml    a plugin's configuration
+├── uploads/<chat>/              /app/uploads in the chat's sandboxes, read-only there
+├── sandboxes/<container>/       /app/shared in the sandbox
+├── packages/                    what ``dynamic_import_pkg`` installed
+└── staging/                     private copies that live as long as one call
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Final
+
+from nekro_agent.errors import InvalidValueError
+
+__all__ = [
+    "SANDBOX_ROOT",
+    "SANDBOX_SHARED",
+    "SANDBOX_UPLOADS",
+    "config_file",
+    "default_container_key",
+    "encode_key",
+    "packages_dir",
+    "plugin_dir",
+    "shared_dir",
+    "staging_dir",
+    "uploads_dir",
+]
+
+SANDBOX_ROOT: Final = "/app"
+SANDBOX_UPLOADS: Final = "/app/uploads"
+SANDBOX_SHARED: Final = "/app/shared"
+
+#: Longest name that a key becomes; file systems end at 255 bytes.
+_MAX_NAME_BYTES: Final = 200
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+def encode_key(key: str) -> str:
+    """Return a directory name for a chat or container key; different keys never share one.
+
+    Keys of letters, digits, ``_``, ``.`` and ``-`` stay as they are; other characters become
+    ``%XX`` of their UTF-8 bytes; what would be too long ends in ``~`` and a SHA-256.
+
+    Raises:
+        InvalidValueError: the key is empty or holds a lone surrogate.
+    """
+    if not key:
+        raise InvalidValueError("a chat or container key is empty; it names a directory and must not be")
+    if set(key) == {"."}:
+        return "%2E" * len(key) if len(key) <= 64 else _digest_name("dots", key)
+    try:
+        name = _UNSAFE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), key)
+    except UnicodeEncodeError as exc:
+        raise InvalidValueError(f"key {key!r} holds a lone surrogate, which has no bytes") from exc
+    return name if len(name) <= _MAX_NAME_BYTES else _digest_name(name[:64], key)
+
+
+def _digest_name(prefix: str, key: str) -> str:
+    return f"{prefix}~{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def default_container_key(chat_key: str) -> str:
+    """Return the container key of a chat that has none of its own."""
+    return f"sandbox_{encode_key(chat_key)}"
+
+
+def plugin_dir(root: Path, plugin_key: str) -> Path:
+    """Directory of a plugin's own files."""
+    return root / "plugins" / encode_key(plugin_key)
+
+
+def config_file(root: Path, plugin_key: str) -> Path:
+    """YAML file of a plugin's configuration."""
+    return root / "configs" / f"{encode_key(plugin_key)}.yaml"
+
+
+def uploads_dir(root: Path, chat_key: str) -> Path:
+    """Host side of ``/app/uploads``."""
+    return root / "uploads" / encode_key(chat_key)
+
+
+def shared_dir(root: Path, container_key: str) -> Path:
+    """Host side of ``/app/shared``."""
+    return root / "sandboxes" / encode_key(container_key)
+
+
+def packages_dir(root: Path) -> Path:
+    """Directory of packages that plugins asked for, shared by all workers of the data root."""
+    return root / "packages"
+
+
+def staging_dir(root: Path) -> Path:
+    """Directory of private copies of sandbox files."""
+    return root / "staging"

@@ -1,0 +1,211 @@
+"""Names of the reference that do not exist here: they import, and raise at first use.
+
+Published plugins import internals of the reference (workspaces, adapters, …) that this
+project has no counterpart for. Their other methods should work all the same, so such an
+import gives a :class:`Placeholder`. Using it raises ``PlaceholderUsedError``; importing it is
+recorded, and ``nekro plugins`` lists the plugin as degraded.
+
+An import that the plugin itself guards with ``try … except ImportError`` fails as usual, so
+that the plugin's own fallback runs. Our own code never gets placeholders.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import pkgutil
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, Final, NoReturn
+
+from pydantic_core import core_schema
+
+from nekro_agent.errors import PlaceholderUsedError
+
+__all__ = ["Placeholder", "forget", "install", "used_by"]
+
+_ROOT: Final = "nekro_agent"
+#: Packages that exist for plugins; the other modules of the SDK are ours alone.
+_REFERENCE_PACKAGES: Final = (
+    "api",
+    "adapters",
+    "core",
+    "matchers",
+    "models",
+    "schemas",
+    "services",
+    "tools",
+)
+_OWN_CODE: Final = (_ROOT, "broker_config", "storage", "sandbox", "agent", "workers", "cli")
+_CATCHERS: Final = frozenset(
+    {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError"}
+)
+_IMPORT_OPCODES: Final = frozenset({dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"]})
+
+#: Importing module → full names of the placeholders that it got.
+_used: defaultdict[str, set[str]] = defaultdict(set)
+
+
+class Placeholder:
+    """Stands for a name that does not exist here; any use but annotating raises."""
+
+    def __init__(self, full_name: str) -> None:
+        self.__dict__["_full_name"] = full_name
+
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise PlaceholderUsedError(
+            f"{self._full_name} does not exist in this system: the plugin was written for a part of "
+            "Nekro Agent that has no counterpart here; its other methods work"
+        )
+
+    __call__ = __setattr__ = __await__ = __aenter__ = __enter__ = __iter__ = __aiter__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return self._refuse()
+
+    def __repr__(self) -> str:
+        return f"<placeholder {self._full_name}>"
+
+    def __or__(self, other: object) -> Any:
+        return Any
+
+    __ror__ = __getitem__ = __or__
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        refuse = self._refuse
+        return (type("PlaceholderBase", (), {"__init__": lambda self, *args, **kwargs: refuse()}),)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.any_schema()
+
+
+class _PlaceholderModule(ModuleType):
+    """A module that does not exist here; each of its names is a placeholder."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return Placeholder(f"{self.__name__}.{name}")
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Last in ``sys.meta_path``: answers for ``nekro_agent.*`` modules that nobody else found."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Give a placeholder module to plugin code."""
+        if not fullname.startswith(_ROOT + ".") or not _grant(fullname):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Make the module."""
+        return _PlaceholderModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: the module has no content."""
+
+
+@functools.cache
+def install() -> None:
+    """Let plugin code import unknown ``nekro_agent`` names from now on; called by the loader."""
+    sys.meta_path.append(_Finder())
+    package = importlib.import_module(_ROOT)
+    for part in _REFERENCE_PACKAGES:
+        for info in pkgutil.walk_packages(package.__path__, f"{_ROOT}."):
+            if info.name == f"{_ROOT}.{part}" or info.name.startswith(f"{_ROOT}.{part}."):
+                module = importlib.import_module(info.name)
+                module.__dict__.setdefault("__getattr__", _missing_names(info.name))
+
+
+def used_by(module_prefix: str) -> list[str]:
+    """Return the placeholders that a module, or any module below it, has imported."""
+    names: set[str] = set()
+    for module, found in _used.items():
+        if module == module_prefix or module.startswith(module_prefix + "."):
+            names |= found
+    # "nekro_agent.x" says nothing beside "nekro_agent.x.y".
+    return sorted(name for name in names if not any(other.startswith(name + ".") for other in names))
+
+
+def forget(module_prefix: str) -> None:
+    """Drop what is recorded of a module, for a reload."""
+    for module in [m for m in _used if m == module_prefix or m.startswith(module_prefix + ".")]:
+        del _used[module]
+
+
+def _missing_names(module_name: str) -> Callable[[str], Any]:
+    def missing(name: str) -> Any:
+        full_name = f"{module_name}.{name}"
+        if not (name.startswith("__") and name.endswith("__")) and _grant(full_name):
+            return Placeholder(full_name)
+        raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
+
+    return missing
+
+
+def _grant(full_name: str) -> bool:
+    """Decide whether the code that is asking gets a placeholder, and record it."""
+    frame = _asking_frame()
+    if frame is None:
+        return False
+    importer = str(frame.f_globals.get("__name__", ""))
+    if importer.partition(".")[0] in _OWN_CODE:
+        return False
+    # An attribute of a module (`core.thing`) is a use, not an import: an ordinary AttributeError is
+    # precise, and keeps hasattr() truthful.
+    if frame.f_code.co_code[frame.f_lasti] not in _IMPORT_OPCODES:
+        return False
+    if frame.f_lineno in _guarded_lines(frame.f_code.co_filename):
+        return False
+    _used[importer].add(full_name)
+    return True
+
+
+def _asking_frame() -> FrameType | None:
+    """Return the nearest frame outside the import machinery and this module."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name != __name__ and not str(name).startswith("importlib"):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _guarded_lines(filename: str) -> frozenset[int]:
+    """Return the lines of imports inside a ``try`` whose handlers catch an ImportError."""
+    try:
+        tree = ast.parse(Path(filename).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and any(_catches_import_error(handler) for handler in node.handlers):
+            for statement in node.body:
+                for inner in ast.walk(statement):
+                    if isinstance(inner, ast.Import | ast.ImportFrom):
+                        lines.update(range(inner.lineno, (inner.end_lineno or inner.lineno) + 1))
+    return frozenset(lines)
+
+
+def _catches_import_error(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    names = {node.id for node in types if isinstance(node, ast.Name)}
+    return bool(
+        names & {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError"}
+    )

@@ -1,0 +1,1 @@
+"""Data that plugins meet, at the reference's import paths."""

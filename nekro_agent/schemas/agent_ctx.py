@@ -1,0 +1,189 @@
+"""``AgentCtx``: what a plugin method or hook knows of the call it serves."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+
+from nekro_agent import layout
+from nekro_agent.errors import InvalidValueError, ResultError
+from nekro_agent.files import FileSystem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nekro_agent.models.db_chat_channel import DBChatChannel
+    from nekro_agent.models.db_user import DBUser
+
+__all__ = ["AgentCtx", "WebhookRequest"]
+
+
+class WebhookRequest(BaseModel):
+    """The HTTP request that a webhook method serves."""
+
+    headers: dict[str, str] = {}
+    body: Any = None
+
+
+class AgentCtx(BaseModel):
+    """Context of one call: chat, user, sandbox, and shortcuts to files and messages.
+
+    The application builds it from the signed invocation (:meth:`for_call`); sandboxed code has
+    no say in it. It stays on the host: pickling it is an error.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="ignore")
+
+    container_key: str | None = None
+    from_chat_key: str | None = None
+    webhook_request: WebhookRequest | None = None
+    channel_id: str | None = None
+    channel_name: str | None = None
+    channel_type: str | None = None
+    adapter_key: str | None = None
+    extra_data: dict[str, Any] = {}
+
+    _user_id: str | None = PrivateAttr(None)
+    _plugin_key: str | None = PrivateAttr(None)
+    _call_id: str | None = PrivateAttr(None)
+    _round_id: str | None = PrivateAttr(None)
+
+    @classmethod
+    def for_call(
+        cls,
+        *,
+        chat_key: str | None,
+        container_key: str | None = None,
+        user_id: str | None = None,
+        adapter_key: str | None = None,
+        channel_id: str | None = None,
+        channel_name: str | None = None,
+        channel_type: str | None = None,
+        plugin_key: str | None = None,
+        call_id: str | None = None,
+        round_id: str | None = None,
+        webhook_request: WebhookRequest | None = None,
+    ) -> Self:
+        """Build a context from plain values.
+
+        Args:
+            chat_key: None only for webhooks, which belong to no chat.
+            container_key: None derives the chat's own.
+            user_id: platform id of the user that triggered the turn; None or "" if nobody did.
+        """
+        if container_key is None and chat_key:
+            container_key = layout.default_container_key(chat_key)
+        ctx = cls(
+            from_chat_key=chat_key or None,
+            container_key=container_key,
+            adapter_key=adapter_key,
+            channel_id=channel_id,
+            channel_name=channel_name,
+            channel_type=channel_type,
+            webhook_request=webhook_request,
+        )
+        # "" would mean "no user scope" to plugin.store, so an unknown user is always None.
+        ctx._user_id = user_id or None
+        ctx._plugin_key, ctx._call_id, ctx._round_id = plugin_key, call_id, round_id
+        return ctx
+
+    def for_plugin(self, plugin_key: str) -> Self:
+        """Return a copy that acts for another plugin; hooks of several plugins share one event."""
+        other = self.model_copy()
+        other._plugin_key = plugin_key
+        return other
+
+    @property
+    def chat_key(self) -> str:
+        """Key of the chat.
+
+        Raises:
+            InvalidValueError: this context belongs to no chat (a webhook's).
+        """
+        if not self.from_chat_key:
+            raise InvalidValueError(
+                "this context belongs to no chat (a webhook's has none): chat_key is unknown"
+            )
+        return self.from_chat_key
+
+    @property
+    def from_platform_userid(self) -> str | None:
+        """Platform id of the user that triggered the turn; None if nobody did."""
+        return self._user_id
+
+    @property
+    def from_user_id(self) -> str | None:
+        """The same as :attr:`from_platform_userid`, under its older name."""
+        return self._user_id
+
+    @property
+    def plugin_key(self) -> str | None:
+        """Key of the plugin whose code is running; None outside plugins."""
+        return self._plugin_key
+
+    @property
+    def call_id(self) -> str | None:
+        """Id of the sandbox call that is served; None in hooks."""
+        return self._call_id
+
+    @property
+    def round_id(self) -> str | None:
+        """Id of the LLM round whose code called; None outside rounds."""
+        return self._round_id
+
+    @property
+    def fs(self) -> FileSystem:
+        """Files between this plugin and the chat's sandboxed code."""
+        container_key = self.container_key or layout.default_container_key(self.chat_key)
+        return FileSystem(self.chat_key, container_key, plugin_key=self._plugin_key)
+
+    @property
+    def ms(self) -> ModuleType:
+        """The module ``nekro_agent.api.message``."""
+        from nekro_agent.api import message
+
+        return message
+
+    @property
+    def db_chat_channel(self) -> DBChatChannel:
+        """The chat as the model that plugins query."""
+        from nekro_agent.models.db_chat_channel import DBChatChannel
+
+        return DBChatChannel.of_context(self)
+
+    @property
+    def db_user(self) -> DBUser | None:
+        """The triggering user as the model that plugins query; None if nobody triggered."""
+        from nekro_agent.models.db_user import DBUser
+
+        return DBUser.of_context(self)
+
+    async def send_text(self, content: str, *, record: bool = True) -> None:
+        """Send a text to this chat."""
+        from nekro_agent.api import message
+
+        await message.send_text(self.chat_key, content, self, record=record)
+
+    async def send_image(self, file_path: str | Path, *, record: bool = True) -> None:
+        """Send an image (URL, sandbox path, or a file of this plugin) to this chat."""
+        from nekro_agent.api import message
+
+        await message.send_image(self.chat_key, file_path, self, record=record)
+
+    async def send_file(self, file_path: str | Path, *, record: bool = True) -> None:
+        """Send a file (URL, sandbox path, or a file of this plugin) to this chat."""
+        from nekro_agent.api import message
+
+        await message.send_file(self.chat_key, file_path, self, record=record)
+
+    async def push_system(self, message: str, trigger_agent: bool = False) -> None:
+        """Add a system message to this chat's history; optionally wake the agent."""
+        from nekro_agent.api import message as messages
+
+        await messages.push_system(self.chat_key, message, self, trigger_agent=trigger_agent)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled: a context must not cross into a sandbox or a message."""
+        raise ResultError("AgentCtx cannot leave its process; return the values you need from it instead")

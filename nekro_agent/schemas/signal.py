@@ -1,0 +1,31 @@
+"""What a message hook wants to happen next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+__all__ = ["MsgSignal", "merge_signals"]
+
+
+class MsgSignal(IntEnum):
+    """Answer of ``on_user_message`` and ``on_system_message`` hooks; None means CONTINUE."""
+
+    #: Wake the agent, whatever the message.
+    FORCE_TRIGGER = -1
+    #: Nothing special.
+    CONTINUE = 0
+    #: Record the message, but do not wake the agent.
+    BLOCK_TRIGGER = 1
+    #: Drop the message.
+    BLOCK_ALL = 2
+
+
+def merge_signals(signals: Iterable[MsgSignal | None]) -> MsgSignal:
+    """Return the one answer of several hooks: BLOCK_ALL wins, then FORCE_TRIGGER, then the strongest."""
+    given = [signal for signal in signals if signal is not None]
+    if MsgSignal.BLOCK_ALL in given:
+        return MsgSignal.BLOCK_ALL
+    if MsgSignal.FORCE_TRIGGER in given:
+        return MsgSignal.FORCE_TRIGGER
+    return max(given, default=MsgSignal.CONTINUE)

@@ -1,0 +1,130 @@
+"""``plugin.store``: text values of a plugin, per chat, per user, per both, or for the whole plugin."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from nekro_agent import runtime
+from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.policies import StorePolicy
+
+__all__ = ["PluginStore"]
+
+_log = get_sub_logger("store")
+
+
+class PluginStore:
+    """Key-value store of one plugin.
+
+    ``chat_key`` and ``user_key`` choose the scope; ``""`` means "none", so neither of them is the
+    plugin's global scope and both together are a scope of their own. ``None`` as chat or user key
+    means "unknown" (``_ctx.from_user_id`` of a call that no user triggered): nothing is stored
+    there, and writing to it is an error rather than a write to the global scope.
+    """
+
+    def __init__(self, plugin_key: str) -> None:
+        self._plugin_key = plugin_key
+
+    async def get(
+        self, chat_key: str | None = "", user_key: str | None = "", store_key: str = ""
+    ) -> str | None:
+        """Return the value, or None when there is none.
+
+        Raises:
+            InvalidValueError: a key is too long, not a string, or ``store_key`` is empty.
+        """
+        if chat_key is None or user_key is None:
+            return None
+        bound = runtime.current()
+        scope = _checked_keys(chat_key, user_key, store_key, bound.store_policy)
+        return await bound.store.get(self._plugin_key, **scope)
+
+    async def set(
+        self, chat_key: str | None = "", user_key: str | None = "", store_key: str = "", value: str = ""
+    ) -> Literal[0, 1]:
+        """Store a value durably; numbers and booleans are stored as their text, with a warning.
+
+        Returns:
+            0 when the key is new, 1 when its value was replaced.
+
+        Raises:
+            InvalidValueError: a key or the value is of a wrong type or too large, or a scope is
+                unknown (``user_key=None``).
+        """
+        for name, key in (("chat_key", chat_key), ("user_key", user_key)):
+            if key is None:
+                raise InvalidValueError(
+                    f"store.set: {name} is None, so the scope is unknown (no {name.split('_')[0]} triggered "
+                    f'this call); nothing was written. Pass a key, or "" to mean another scope on purpose'
+                )
+        bound = runtime.current()
+        scope = _checked_keys(chat_key, user_key, store_key, bound.store_policy)
+        text = _checked_value(self._plugin_key, store_key, value, bound.store_policy)
+        return 0 if await bound.store.set(self._plugin_key, **scope, value=text) else 1
+
+    async def delete(
+        self, chat_key: str | None = "", user_key: str | None = "", store_key: str = ""
+    ) -> Literal[0, 1]:
+        """Delete a value.
+
+        Returns:
+            0 when a value was deleted, 1 when there was none.
+
+        Raises:
+            InvalidValueError: as for :meth:`get`.
+        """
+        if chat_key is None or user_key is None:
+            return 1
+        bound = runtime.current()
+        scope = _checked_keys(chat_key, user_key, store_key, bound.store_policy)
+        return 0 if await bound.store.delete(self._plugin_key, **scope) else 1
+
+
+def _checked_keys(
+    chat_key: object, user_key: object, store_key: object, policy: StorePolicy
+) -> dict[str, str]:
+    keys = {"chat_key": chat_key, "user_key": user_key, "store_key": store_key}
+    checked: dict[str, str] = {}
+    for name, key in keys.items():
+        if not isinstance(key, str):
+            raise InvalidValueError(f"store: {name} must be a string, not {type(key).__name__}")
+        if len(key) > policy.max_key_chars:
+            raise InvalidValueError(
+                f"store: {name} has {len(key)} characters, the limit is {policy.max_key_chars} "
+                "(NEKRO_STORE__MAX_KEY_CHARS)"
+            )
+        checked[name] = _checked_text(name, key)
+    if not checked["store_key"]:
+        raise InvalidValueError('store: store_key is empty; name the value, for example store_key="settings"')
+    return checked
+
+
+def _checked_text(name: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidValueError(f"store: {name} holds a lone surrogate at position {exc.start}") from exc
+    return text
+
+
+def _checked_value(plugin_key: str, store_key: str, value: object, policy: StorePolicy) -> str:
+    if isinstance(value, bool | int | float):
+        _log.warning(f"{plugin_key}: store.set({store_key!r}) got {type(value).__name__}; its text is stored")
+        value = str(value)
+    if not isinstance(value, str):
+        raise InvalidValueError(
+            f"store.set: value of {store_key!r} must be a string, not {type(value).__name__}; "
+            "use json.dumps(…) or model_dump_json()"
+        )
+    size = len(_checked_text("value", value).encode())
+    if size > policy.max_value_bytes:
+        raise InvalidValueError(
+            f"store.set: value of {store_key!r} has {size} bytes, the limit is {policy.max_value_bytes} "
+            "(NEKRO_STORE__MAX_VALUE_BYTES); keep large data in plugin.get_plugin_data_dir()"
+        )
+    if policy.warn_value_bytes and size >= policy.warn_value_bytes:
+        _log.warning(
+            f"{plugin_key}: store.set({store_key!r}) keeps {size} bytes; files suit such sizes better"
+        )
+    return value

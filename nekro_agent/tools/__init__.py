@@ -1,0 +1,1 @@
+"""Helpers that plugins import by name."""

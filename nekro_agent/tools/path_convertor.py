@@ -1,0 +1,174 @@
+"""Paths as sandboxed code sees them, and where the same files lie on the host."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path, PurePosixPath
+
+from nekro_agent import layout, runtime
+from nekro_agent.area_access import refuse_links
+from nekro_agent.errors import InvalidValueError
+
+__all__ = [
+    "PathLocation",
+    "convert_filename_to_access_path",
+    "convert_filename_to_container_path",
+    "convert_filename_to_sandbox_shared_path",
+    "convert_filename_to_sandbox_upload_path",
+    "convert_filepath_to_sandbox_shared_path",
+    "convert_filepath_to_sandbox_upload_path",
+    "convert_to_container_path",
+    "convert_to_host_path",
+    "get_sandbox_path",
+    "get_upload_file_path",
+    "is_url_path",
+    "locate",
+    "sanitize_chat_key_for_path",
+]
+
+_UPLOADS = PurePosixPath(layout.SANDBOX_UPLOADS)
+_SHARED = PurePosixPath(layout.SANDBOX_SHARED)
+
+
+class PathLocation(Enum):
+    """The two areas that sandboxed code and plugins share."""
+
+    #: Files of the chat; read-only in the sandbox, at ``/app/uploads``.
+    UPLOADS = "uploads"
+    #: Files of the sandbox, writable there, at ``/app/shared``.
+    SHARED = "shared"
+
+
+def locate(sandbox_path: str | PurePosixPath) -> tuple[PathLocation, PurePosixPath]:
+    """Return the area of a sandbox path and the path below it; relative paths start at ``/app``.
+
+    Raises:
+        InvalidValueError: the path lies in neither area, climbs with ``..`` or holds a NUL.
+    """
+    text = str(sandbox_path)
+    if "\0" in text:
+        raise InvalidValueError(f"sandbox path {text!r} holds a NUL character")
+    # A leading "//" is legal POSIX with a meaning of its own; here it is a spelling of "/".
+    path = PurePosixPath(layout.SANDBOX_ROOT) / ("/" + text.lstrip("/") if text.startswith("/") else text)
+    if ".." in path.parts:
+        raise InvalidValueError(f"sandbox path {text!r} climbs with '..'; write it without")
+    for location, base in ((PathLocation.UPLOADS, _UPLOADS), (PathLocation.SHARED, _SHARED)):
+        if path.is_relative_to(base):
+            return location, path.relative_to(base)
+    raise InvalidValueError(
+        f"sandbox path {text!r} lies in neither {layout.SANDBOX_UPLOADS} nor {layout.SANDBOX_SHARED}"
+    )
+
+
+def convert_to_host_path(
+    sandbox_path: Path | str,
+    chat_key: str,
+    container_key: str | None = None,
+    uploads_dir: Path | None = None,
+    shared_dir: Path | None = None,
+) -> Path:
+    """Return the host path of a sandbox path; whether a file lies there is not checked.
+
+    The shared area belongs to sandboxed code, which may change it at any moment: read its
+    files through ``_ctx.fs.get_file``, which gives a private copy.
+
+    Args:
+        chat_key: whose uploads are meant.
+        container_key: whose shared area is meant; needed for ``/app/shared`` only.
+        uploads_dir: parent of the chats' upload directories; None means the runtime's.
+        shared_dir: parent of the sandboxes' shared directories; None means the runtime's.
+
+    Raises:
+        InvalidValueError: the path lies in neither area, climbs, passes through a link, or is
+            a shared path without a container key.
+    """
+    location, relative = locate(PurePosixPath(sandbox_path))
+    if location is PathLocation.UPLOADS:
+        base = uploads_dir / layout.encode_key(chat_key) if uploads_dir else _uploads(chat_key)
+    elif container_key:
+        base = shared_dir / layout.encode_key(container_key) if shared_dir else _shared(container_key)
+    else:
+        raise InvalidValueError(f"{sandbox_path}: a shared path needs container_key=_ctx.container_key")
+    if base.is_dir():
+        refuse_links(base, relative)
+    return base / relative
+
+
+def _uploads(chat_key: str) -> Path:
+    if runtime.is_bound():
+        return runtime.current().areas.uploads_dir(chat_key)
+    return layout.uploads_dir(runtime.data_root(), chat_key)
+
+
+def _shared(container_key: str) -> Path:
+    if runtime.is_bound():
+        return runtime.current().areas.shared_dir(container_key)
+    return layout.shared_dir(runtime.data_root(), container_key)
+
+
+def convert_filename_to_access_path(filename: str | Path, chat_key: str) -> Path:
+    """Return the host path of a file of that name in the chat's uploads; directories are dropped."""
+    return _uploads(chat_key) / _name(filename)
+
+
+def get_upload_file_path(chat_key: str, filename: str | Path) -> Path:
+    """Return the host path of a file of that name in the chat's uploads."""
+    return convert_filename_to_access_path(filename, chat_key)
+
+
+def convert_filename_to_sandbox_upload_path(filename: str | Path) -> Path:
+    """Return ``/app/uploads/<name>``; directories are dropped."""
+    return Path(_UPLOADS / _name(filename))
+
+
+def convert_filename_to_sandbox_shared_path(filename: str | Path) -> Path:
+    """Return ``/app/shared/<name>``; directories are dropped."""
+    return Path(_SHARED / _name(filename))
+
+
+def convert_filepath_to_sandbox_upload_path(filepath: str | Path) -> Path:
+    """Return ``/app/uploads/<path>``; directories are kept."""
+    return Path(_UPLOADS / _relative(filepath))
+
+
+def convert_filepath_to_sandbox_shared_path(filepath: str | Path) -> Path:
+    """Return ``/app/shared/<path>``; directories are kept."""
+    return Path(_SHARED / _relative(filepath))
+
+
+def convert_filename_to_container_path(filename: str | Path) -> Path:
+    """Return ``/app/uploads/<name>``; directories are dropped."""
+    return convert_filename_to_sandbox_upload_path(filename)
+
+
+#: Another name of the same function.
+get_sandbox_path = convert_filename_to_container_path
+
+
+def convert_to_container_path(path: Path | str) -> Path:
+    """Return ``/app/uploads/<name>`` for a host path; only its name counts."""
+    return convert_filename_to_sandbox_upload_path(path)
+
+
+def is_url_path(path: str) -> bool:
+    """Whether ``path`` starts with ``http://`` or ``https://``."""
+    return isinstance(path, str) and path.startswith(("http://", "https://"))
+
+
+def sanitize_chat_key_for_path(chat_key: str) -> str:
+    """Return the directory name of a chat."""
+    return layout.encode_key(chat_key)
+
+
+def _name(filename: str | Path) -> str:
+    name = PurePosixPath(filename).name
+    if not name or name == ".." or "\0" in name:
+        raise InvalidValueError(f"{str(filename)!r} has no file name")
+    return name
+
+
+def _relative(filepath: str | Path) -> PurePosixPath:
+    path = PurePosixPath(str(filepath).lstrip("/"))
+    if not path.parts or ".." in path.parts or "\0" in str(path):
+        raise InvalidValueError(f"{str(filepath)!r} is no path below an area")
+    return path

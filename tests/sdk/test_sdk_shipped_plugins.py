@@ -1,0 +1,117 @@
+"""The shipped plugins do what their docstrings say, in memory."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from nekro_agent.methods import Lane
+from nekro_agent.ports import MessageKind
+from nekro_agent.testing import InMemoryRuntime
+from workers.loader import PluginStatus, load_plugins
+from workers.registry import Registry
+
+
+def all_shipped() -> list:
+    loaded = load_plugins(entry_points=False)
+    assert [record.status for record in loaded.records] == [PluginStatus.OK] * 5
+    return loaded.plugins
+
+
+def test_shipped_plugins_are_in_the_catalogue_with_their_signatures() -> None:
+    registry = Registry(all_shipped())
+    assert registry.find("send_msg_text").task == "nekro.basic.send_msg_text"
+    assert registry.find("nekro.notes.save_note").signature == (
+        "(note_id: str, title: str, content: str, tags: str = '') -> str"
+    )
+    assert registry.find("download_model").lane is Lane.LONG
+    assert registry.warnings == []
+
+
+async def test_a_sent_text_and_file_reach_the_history(tmp_path: Path) -> None:
+    async with InMemoryRuntime(*all_shipped(), data_dir=tmp_path) as world:
+        await world.call("send_msg_text", "test-chat", "hello")
+        shared = world.context().fs.shared_path
+        (shared / "plot.png").write_bytes(b"png")
+        await world.call("send_msg_file", "test-chat", "/app/shared/plot.png")
+        kinds = [(message.kind, message.text, message.file_path) for message in world.messages.history]
+        assert kinds == [
+            (MessageKind.ASSISTANT, "hello", None),
+            (MessageKind.ASSISTANT, "", "/app/uploads/plot.png"),
+        ]
+        assert (world.context().fs.upload_path / "plot.png").read_bytes() == b"png"
+
+
+async def test_the_agent_cannot_talk_into_another_chat(tmp_path: Path) -> None:
+    async with InMemoryRuntime(*all_shipped(), data_dir=tmp_path) as world:
+        with pytest.raises(ValueError, match="not the current chat"):
+            await world.call("send_msg_text", "other-chat", "hello")
+
+
+async def test_a_long_text_is_viewed_in_parts(tmp_path: Path) -> None:
+    async with InMemoryRuntime(*all_shipped(), data_dir=tmp_path) as world:
+        first = await world.call("view_str_content", "x" * 8001 + "end")
+        assert first.text is not None and first.text.endswith("[4 more characters; go on with start=8000]")
+        assert world.messages.triggered == ["test-chat"]
+        rest = await world.call("view_str_content", "x" * 8001 + "end", start=8000)
+        assert rest.text is not None and rest.text.endswith("xend")
+
+
+async def test_notes_belong_to_their_user_in_every_chat(tmp_path: Path) -> None:
+    async with InMemoryRuntime(*all_shipped(), data_dir=tmp_path) as world:
+        saved = await world.call("save_note", "n1", "Title", "Text", "a, b", user_id="ada")
+        assert saved.text == "Note 'Title' saved as 'n1'."
+        read = await world.call("read_note", "n1", user_id="ada", chat_key="another")
+        assert read.value == "Title\nText\nTags: a, b"
+        assert (await world.call("list_notes", "b", user_id="ada")).value == {"n1": "Title"}
+        assert (await world.call("list_notes", user_id="bob")).value == {}
+        await world.call("delete_note", "n1", user_id="ada")
+        assert (await world.call("list_notes", user_id="ada")).value == {}
+
+
+async def test_preferences_have_three_scopes(tmp_path: Path) -> None:
+    async with InMemoryRuntime(*all_shipped(), data_dir=tmp_path) as world:
+        for scope in ("user", "chat", "global"):
+            assert (await world.call("set_preference", "theme", scope, scope=scope)).value is True
+        assert (await world.call("set_preference", "theme", "new")).value is False
+        assert (await world.call("get_preference", "theme")).value == "new"
+        assert (await world.call("get_preference", "theme", "chat", user_id=None)).value == "chat"
+        with pytest.raises(ValueError, match="no user triggered"):
+            await world.call("set_preference", "theme", "x", user_id=None)
+        assert (await world.call("forget_preference", "theme")).text == "Preference 'theme' forgotten."
+        assert (await world.call("get_preference", "theme", default="none")).value == "none"
+
+
+async def test_a_drawn_picture_is_a_png_that_decoders_accept(tmp_path: Path) -> None:
+    async with InMemoryRuntime(*all_shipped(), data_dir=tmp_path) as world:
+        outcome = await world.call("draw_picture", "autumn", size=64)
+        assert outcome.segments is not None
+        url = outcome.segments[1]["image_url"]["url"]
+        image = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
+        assert image.size == (64, 64)
+        assert image.getpixel((0, 20)) == image.getpixel((63, 20))
+        path = (await world.call("save_picture", "autumn")).value
+        assert path.startswith("/app/uploads/picture_")
+
+
+async def test_a_model_is_downloaded_once_and_checked(tmp_path: Path, file_server) -> None:
+    content = b"weights" * 1000
+    url = file_server.add("/tiny.gguf", content)
+    async with InMemoryRuntime(*all_shipped(), data_dir=tmp_path, downloads=file_server.policy) as world:
+        first = await world.call("download_model", url, "tiny")
+        assert hashlib.sha256(content).hexdigest() in (first.text or "")
+        assert "already here" in ((await world.call("download_model", url, "tiny")).text or "")
+        assert file_server.requests == ["/tiny.gguf"]
+        loaded = (await world.call("load_model", "tiny", to_sandbox=True)).value
+        assert loaded["path"] == "/app/shared/tiny.model"
+        assert (world.context().fs.shared_path / "tiny.model").read_bytes() == content
+        (tmp_path / "plugins/nekro.model_store/models/tiny.model").write_bytes(b"broken")
+        with pytest.raises(ValueError, match="damaged"):
+            await world.call("load_model", "tiny")
+        with pytest.raises(ValueError, match="model name"):
+            await world.call("download_model", url, "../evil")
