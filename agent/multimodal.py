@@ -109,7 +109,7 @@ def _render_image(segment: Mapping[str, Any], image_bytes: int) -> Part:
     fault = _image_fault(url, image_bytes)
     if fault is not None:
         return _as_text(_missing(fault))
-    return ImagePart(url=url, detail=detail if detail in _DETAILS else None)
+    return ImagePart(url=url, detail=detail if isinstance(detail, str) and detail in _DETAILS else None)
 
 
 def _image_fault(url: str, image_bytes: int) -> str | None:

@@ -141,7 +141,8 @@ class PromptBuilder:
         return parts
 
     def _observation(self, observation: Observation) -> list[Part]:
-        head = TextPart(text=f'<agent_result method="{attribute(observation.method)}">')
+        method = f' method="{attribute(observation.method)}"' if observation.method else ""
+        head = TextPart(text=f"<agent_result{method}>")
         tail = TextPart(text="</agent_result>")
         if observation.type is SandboxMethodType.MULTIMODAL_AGENT:
             body = render_segments(observation.segments, image_bytes=self._agent.image_bytes)

@@ -38,13 +38,18 @@ __all__ = ["RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
 
 #: Kept free for the program: an answer that could not run is never asked for.
 _LEAST_RUN_SECONDS: Final = 1.0
+#: Longest program; no model means to write more, and a sandbox takes no more than a mebibyte.
+_MOST_CODE_CHARS: Final = 200_000
 
 
 class Sandbox(Protocol):
     """What a round needs from ``sandbox.SandboxManager``."""
 
     async def prepare(self, *, chat_key: str, container_key: str) -> None:
-        """Start a sandbox for the chat, to be waiting when the code comes."""
+        """Start a sandbox for the chat, to be waiting when the code comes.
+
+        Cancelling stops the waiting and not the start; a failure shows again in ``run``.
+        """
         ...
 
     async def run(self, request: RunRequest) -> RunResult:
@@ -276,6 +281,8 @@ class _Round:
             return verdict.word_revealed()
         if answer.was_cut and not (extracted.fenced and extracted.closed):
             return verdict.answer_cut()
+        if len(extracted.code) > _MOST_CODE_CHARS:
+            return verdict.program_too_long(_MOST_CODE_CHARS)
         if not extracted.is_empty:
             return None
         is_meant = extracted.fenced or extracted.code
@@ -309,14 +316,13 @@ class _Round:
 
     @asynccontextmanager
     async def _sandbox_prepared(self) -> AsyncIterator[None]:
-        """Start a sandbox beside the block; a failure to do so shows again, in full, at the run."""
+        """Start a sandbox beside the block; ``Sandbox.run`` takes it, ready or still on its way."""
         chat = self._input.chat
         preparing = asyncio.ensure_future(
             self._sandbox.prepare(chat_key=chat.chat_key, container_key=chat.container_key)
         )
         try:
             yield
-            await asyncio.wait([preparing])
         finally:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)

@@ -13,6 +13,7 @@ __all__ = [
     "answer_without_program",
     "judge",
     "nothing_to_do",
+    "program_too_long",
     "rounds_used_up",
     "time_used_up",
     "word_revealed",
@@ -90,6 +91,12 @@ def answer_without_program() -> Verdict:
         "Your answer held no program, so nothing happened. End your answer with one fenced block of Python; "
         "an empty block means that there is nothing to do."
     )
+    return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True)
+
+
+def program_too_long(most_chars: int) -> Verdict:
+    """Decide on a program that no sandbox takes."""
+    reason = f"Your program has more than {most_chars} characters and did not run. Write a shorter one."
     return Verdict(stop_type=StopType.ERROR, reason=reason, wants_more=True)
 
 
