@@ -1,0 +1,385 @@
+"""Host-side access to directories that sandboxed code can write.
+
+Between checking a path and opening it, sandboxed code can swap a directory for a link to
+anywhere; ``resolve()`` and ``is_relative_to()`` lose that race thousands of times a second.
+Here every path is relative to a directory that the host made, and the kernel walks it without
+following a single link: by ``openat2`` where it exists, else component by component. What is
+opened must be an ordinary file with one name; reading stops at a limit that the caller gives,
+because the size of a file that somebody is writing means nothing.
+
+Source: openat2(2), ``RESOLVE_BENEATH``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePath
+from typing import BinaryIO, Final
+
+from nekro_agent.errors import InvalidValueError
+
+__all__ = [
+    "Entry",
+    "copy_out",
+    "create_file",
+    "empty_directory",
+    "list_files",
+    "measure",
+    "open_file",
+    "read_file",
+    "split_path",
+    "take_ownership",
+]
+
+#: Deeper paths are refused, not walked.
+MAX_DEPTH: Final = 32
+_CHUNK_BYTES: Final = 1 << 20
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Without O_NONBLOCK, opening a FIFO would wait for whoever planted it.
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_OPENAT2: Final = 437
+#: RESOLVE_NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS and BENEATH.
+_RESOLVE: Final = 0x01 | 0x02 | 0x04 | 0x08
+_RACES: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One ordinary file below a directory."""
+
+    #: Relative to the directory, ``/`` between components. Bytes that are no UTF-8 are
+    #: surrogate-escaped; pass it back as it is, show it by ``ascii()``.
+    path: str
+    size_bytes: int
+    modified_at: float
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def _refused(path: str, reason: str) -> InvalidValueError:
+    return InvalidValueError(f"{path!a} is refused: {reason}")
+
+
+def split_path(path: str | PurePath) -> tuple[str, ...]:
+    """Return the components of a relative path.
+
+    Raises:
+        InvalidValueError: it is empty, absolute, too deep, or holds ``..`` or a NUL.
+    """
+    text = os.fspath(path)
+    if "\0" in text:
+        # Before anything else: C code would see a shorter path than was checked.
+        raise _refused(text, "it holds a NUL character")
+    if text.startswith("/"):
+        raise _refused(text, "it is absolute")
+    components = tuple(part for part in text.split("/") if part not in ("", "."))
+    if not components:
+        raise _refused(text, "it names no file")
+    if ".." in components:
+        raise _refused(text, "it leads upwards")
+    if len(components) > MAX_DEPTH:
+        raise _refused(text, f"it is deeper than {MAX_DEPTH} directories")
+    return components
+
+
+@contextlib.contextmanager
+def open_file(root: Path | int, path: str | PurePath) -> Iterator[BinaryIO]:
+    """Open an ordinary file below ``root`` for reading.
+
+    Args:
+        root: a directory, or a descriptor of one; it must not be reachable by renames of
+            whoever writes below it.
+
+    Raises:
+        InvalidValueError: the path leaves ``root``, follows a link, or is no ordinary file
+            with exactly one name.
+        FileNotFoundError: there is no such file.
+    """
+    components = split_path(path)
+    with _directory(root) as root_fd:
+        fd = _open_beneath(root_fd, components, _READ)
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        _check_ordinary(os.fstat(fd), "/".join(components))
+        yield file
+
+
+def read_file(root: Path | int, path: str | PurePath, *, max_bytes: int) -> bytes:
+    """Return the content of an ordinary file below ``root``.
+
+    Raises:
+        InvalidValueError: as ``open_file``, or the file has more than ``max_bytes``.
+        FileNotFoundError: there is no such file.
+    """
+    with open_file(root, path) as file:
+        return b"".join(_capped(file, max_bytes, os.fspath(path)))
+
+
+def copy_out(root: Path | int, path: str | PurePath, *, destination: Path, max_bytes: int) -> int:
+    """Copy an ordinary file below ``root`` to a new private file; returns its size in bytes.
+
+    Plugins get such a copy, or bytes: a path into the directory itself could be swapped.
+
+    Raises:
+        InvalidValueError: as ``read_file``; nothing is left at ``destination`` then.
+        FileExistsError: ``destination`` exists.
+    """
+    with open_file(root, path) as source:
+        target_fd = os.open(destination, _CREATE, 0o600)
+        try:
+            with os.fdopen(target_fd, "wb") as target:
+                return sum(target.write(chunk) for chunk in _capped(source, max_bytes, os.fspath(path)))
+        except BaseException:
+            destination.unlink(missing_ok=True)
+            raise
+
+
+def create_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO) -> str:
+    """Write a new file below ``root``, directories included; returns its path, normalised.
+
+    A name that exists, even as a link, is refused: the file never lands anywhere else. The
+    file gets the owner of ``root``, so that a sandbox with a user of its own can use it.
+
+    Raises:
+        FileExistsError: something of that name exists.
+        InvalidValueError: the path leaves ``root`` or one of its directories is a link.
+    """
+    *parents, name = split_path(path)
+    with _directory(root) as root_fd:
+        owner = os.fstat(root_fd)
+        parent_fd = _make_directories(root_fd, parents, owner)
+        try:
+            fd = os.open(name, _CREATE, 0o644, dir_fd=parent_fd)
+        finally:
+            os.close(parent_fd)
+    with os.fdopen(fd, "wb") as file:
+        _adopt(fd, owner)
+        if isinstance(data, bytes):
+            file.write(data)
+        else:
+            while chunk := data.read(_CHUNK_BYTES):
+                file.write(chunk)
+    return "/".join((*parents, name))
+
+
+def list_files(root: Path | int, *, max_entries: int) -> Iterator[Entry]:
+    """Yield the ordinary files below ``root``, directory by directory; links are not followed.
+
+    Stops after looking at ``max_entries`` names of any kind, since whoever writes there can
+    make more of them than anybody wants to see.
+    """
+    for path, info, _, _ in _walk(root, max_entries=max_entries):
+        if stat.S_ISREG(info.st_mode):
+            yield Entry(path=path, size_bytes=info.st_size, modified_at=info.st_mtime)
+
+
+def measure(root: Path | int, *, max_entries: int) -> tuple[int, int]:
+    """Return (disk bytes, names) below ``root``; counting stops at ``max_entries`` names."""
+    used_bytes = names = 0
+    for _, info, _, _ in _walk(root, max_entries=max_entries):
+        used_bytes += info.st_blocks * 512
+        names += 1
+    return used_bytes, names
+
+
+def empty_directory(root: Path | int) -> int:
+    """Remove everything below ``root`` but not ``root``; returns how many names went.
+
+    Raises:
+        OSError: something cannot be removed; the rest is removed nevertheless.
+    """
+    with _directory(root) as root_fd:
+        return _remove_children(root_fd)
+
+
+def take_ownership(root: Path | int, *, uid: int, gid: int, max_entries: int) -> None:
+    """Give ``root`` and everything below it that this process owns to another user.
+
+    Links are given away themselves, never what they point at.
+    """
+    me = os.geteuid()
+    with _directory(root) as root_fd:
+        if os.fstat(root_fd).st_uid != uid:
+            os.fchown(root_fd, uid, gid)
+        for _, info, parent_fd, name in _walk(root_fd, max_entries=max_entries):
+            if info.st_uid == me != uid:
+                with contextlib.suppress(FileNotFoundError):
+                    os.chown(name, uid, gid, dir_fd=parent_fd, follow_symlinks=False)
+
+
+@contextlib.contextmanager
+def _directory(root: Path | int) -> Iterator[int]:
+    if isinstance(root, int):
+        yield root
+        return
+    fd = os.open(root, _DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _open_beneath(root_fd: int, components: tuple[str, ...], flags: int) -> int:
+    try:
+        return (_by_openat2 if _has_openat2() else _by_walk)(root_fd, components, flags)
+    except OSError as exc:
+        reasons = {
+            errno.ELOOP: "it leads over a link",
+            errno.EXDEV: "it leads out of its directory",
+            errno.ENXIO: "it is not an ordinary file",
+            errno.ENOTDIR: "it leads over something that is not a directory",
+            errno.ENAMETOOLONG: "one of its names is too long",
+        }
+        if exc.errno in reasons:
+            raise _refused("/".join(components), reasons[exc.errno]) from exc
+        raise
+
+
+def _by_openat2(root_fd: int, components: tuple[str, ...], flags: int) -> int:
+    how = _OpenHow(flags, 0, _RESOLVE)
+    path = os.fsencode("/".join(components))
+    libc = _libc()
+    for _ in range(_RACES):
+        fd: int = libc.syscall(_OPENAT2, root_fd, path, ctypes.byref(how), ctypes.sizeof(how))
+        if fd >= 0:
+            return fd
+        number = ctypes.get_errno()
+        if number != errno.EAGAIN:  # somebody renames while we walk: the kernel asks to try again
+            raise OSError(number, os.strerror(number), "/".join(components))
+    raise OSError(errno.ELOOP, "renamed all the time", "/".join(components))
+
+
+def _by_walk(root_fd: int, components: tuple[str, ...], flags: int) -> int:
+    *parents, name = components
+    fd = os.dup(root_fd)
+    try:
+        for parent in parents:
+            inner = os.open(parent, _DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        return os.open(name, flags, dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+@cache
+def _has_openat2() -> bool:
+    """Whether the kernel has the call and nothing (a container's seccomp profile) denies it."""
+    if platform.machine() not in ("x86_64", "aarch64"):
+        return False
+    how = _OpenHow(_DIRECTORY, 0, _RESOLVE)
+    fd: int = _libc().syscall(_OPENAT2, -100, b".", ctypes.byref(how), ctypes.sizeof(how))
+    if fd >= 0:
+        os.close(fd)
+    return fd >= 0
+
+
+def _check_ordinary(info: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        raise _refused(path, "it is not an ordinary file")
+    if info.st_nlink != 1:
+        # A second name could be one that its writer must not read or change.
+        raise _refused(path, "it has more than one name (hard link) or none")
+
+
+def _capped(file: BinaryIO, max_bytes: int, path: str) -> Iterator[bytes]:
+    left = max_bytes
+    while chunk := file.read(min(_CHUNK_BYTES, left + 1)):
+        left -= len(chunk)
+        if left < 0:
+            raise _refused(path, f"it has more than {max_bytes} bytes")
+        yield chunk
+
+
+def _make_directories(root_fd: int, parents: list[str], owner: os.stat_result) -> int:
+    fd = os.dup(root_fd)
+    try:
+        for name in parents:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=fd)
+            inner = _open_beneath(fd, (name,), _DIRECTORY)
+            os.close(fd)
+            fd = inner
+            _adopt(fd, owner)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _adopt(fd: int, owner: os.stat_result) -> None:
+    if os.geteuid() == 0 and os.fstat(fd).st_uid == 0:
+        os.fchown(fd, owner.st_uid, owner.st_gid)
+
+
+def _walk(root: Path | int, *, max_entries: int) -> Iterator[tuple[str, os.stat_result, int, str]]:
+    """Yield (path, lstat, descriptor of the parent, name) of everything below ``root``."""
+    left = max_entries
+    with _directory(root) as root_fd:
+        pending: list[tuple[str, ...]] = [()]
+        while pending and left > 0:
+            parents = pending.pop()
+            with contextlib.ExitStack() as stack:
+                try:
+                    fd = _open_beneath(root_fd, parents, _DIRECTORY) if parents else root_fd
+                except (OSError, InvalidValueError):
+                    continue  # swapped or removed since it was seen
+                if parents:
+                    stack.callback(os.close, fd)
+                for name in os.listdir(fd):
+                    try:
+                        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    yield "/".join((*parents, name)), info, fd, name
+                    left -= 1
+                    if left <= 0:
+                        return
+                    if stat.S_ISDIR(info.st_mode):
+                        pending.append((*parents, name))
+
+
+def _remove_children(fd: int) -> int:
+    removed = 0
+    failure: OSError | None = None
+    for name in os.listdir(fd):
+        try:
+            removed += _remove(fd, name)
+        except FileNotFoundError:
+            continue
+        except OSError as exc:
+            failure = exc
+    if failure is not None:
+        raise failure
+    return removed
+
+
+def _remove(parent_fd: int, name: str) -> int:
+    try:
+        os.unlink(name, dir_fd=parent_fd)
+        return 1
+    except (IsADirectoryError, PermissionError):
+        pass
+    fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
+    try:
+        removed = _remove_children(fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent_fd)
+    return removed + 1

@@ -1,0 +1,266 @@
+"""The only door out of a sandbox: one bridge per run, on the host, beside the socket.
+
+The bridge reads one frame at a time, checks it against the state of the run, and hands
+calls to ``dispatch``. It adds what the sandbox cannot say: which run, which deadline. At
+``max_calls_in_flight`` it stops reading, so a sandbox that calls faster than plugins answer
+blocks in its own ``write``; one answer at a time is in the socket's buffer, so a sandbox that
+does not read cannot make the host keep more than the answers of the calls in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import uuid4
+
+from nekro_agent.errors import SandboxProtocolError
+from sandbox.frames import Frame, FrameKind, FrameReader, encode_frame
+from sandbox.models import (
+    ARGUMENT_ERROR,
+    Dispatch,
+    Limit,
+    Raised,
+    Returned,
+    Stopped,
+    StopType,
+    StubCall,
+    StubMethod,
+    StubResult,
+)
+
+__all__ = ["Bridge", "BridgeLimits", "BridgeOutcome", "ExitReport"]
+
+_TOKEN: Final = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_TOKEN_BYTES: Final = 64
+_EXIT_BYTES: Final = 64 << 10
+_ERROR_CHARS: Final = 8000
+#: How long cancelled calls may take to revoke what they sent.
+_CLEAN_UP_SECONDS: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class BridgeLimits:
+    """What one run may ask of its bridge."""
+
+    argument_bytes: int
+    return_bytes: int
+    max_calls: int
+    max_calls_in_flight: int
+    call_seconds: float
+    #: How long an answer may stay unread before the run ends.
+    unread_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitReport:
+    """What the sandbox said at its end; for display, the exit status decides."""
+
+    code: int
+    error: str | None
+    limit: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BridgeOutcome:
+    """How the conversation ended; at most one of ``stop`` and ``limit`` is set."""
+
+    #: AGENT or MULTIMODAL_AGENT when a method ended the run, SECURITY after a violation.
+    stop: StopType | None = None
+    limit: Limit | None = None
+    exit: ExitReport | None = None
+    error: str | None = None
+
+
+class Bridge:
+    """Carries the calls of one run."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        methods: Mapping[str, StubMethod],
+        dispatch: Dispatch,
+        limits: BridgeLimits,
+    ) -> None:
+        allowed = {
+            FrameKind.CALL: limits.argument_bytes + _TOKEN_BYTES + 1,
+            FrameKind.EXIT: _EXIT_BYTES,
+        }
+        self._frames = FrameReader(reader, limits=allowed)
+        self._writer = writer
+        self._methods = methods
+        self._dispatch = dispatch
+        self._limits = limits
+        self._slots = asyncio.Semaphore(limits.max_calls_in_flight)
+        self._write_lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_call_id = 0
+        self._exit: ExitReport | None = None
+        self._deadline = datetime.max.replace(tzinfo=UTC)
+        #: Calls that the sandbox made, refused ones included.
+        self.calls = 0
+        # Without this, the transport buffers up to 64 KiB beyond the kernel before drain() waits.
+        writer.transport.set_write_buffer_limits(high=0)
+
+    async def run(self, payload: bytes, *, deadline: datetime) -> BridgeOutcome:
+        """Send RUN and serve calls until the sandbox is done, stopped or gone.
+
+        Every call that is under way then, or when this coroutine is cancelled, is cancelled
+        too; ``close`` waits for their clean-up, so that the sandbox can be killed before it.
+        """
+        self._deadline = deadline
+        self._ended: asyncio.Future[BridgeOutcome] = asyncio.get_running_loop().create_future()
+        reading = asyncio.create_task(self._converse(payload), name="sandbox-bridge")
+        self._tasks.add(reading)
+        try:
+            return await self._ended
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Close the socket and wait a bounded time for cancelled calls; late answers are dropped."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLEAN_UP_SECONDS)
+        self._writer.close()
+
+    async def _converse(self, payload: bytes) -> None:
+        try:
+            await self._send(FrameKind.RUN, payload)
+            while (frame := await self._frames.read()) is not None:
+                await self._take(frame)
+            self._end(BridgeOutcome(exit=self._exit))
+        except ConnectionError:
+            self._end(BridgeOutcome(exit=self._exit))
+        except SandboxProtocolError as exc:
+            self._end(BridgeOutcome(stop=StopType.SECURITY, error=str(exc)))
+        except Exception as exc:
+            # Whatever went wrong here, the run must end: nobody else reads this task.
+            self._end(BridgeOutcome(error=f"the bridge failed: {type(exc).__name__}: {exc}"))
+
+    def _end(self, outcome: BridgeOutcome) -> None:
+        if not self._ended.done():
+            self._ended.set_result(outcome)
+
+    async def _take(self, frame: Frame) -> None:
+        if self._exit is not None:
+            raise SandboxProtocolError(f"the sandbox sent a {frame.kind.name} frame after EXIT")
+        if frame.kind is FrameKind.EXIT:
+            self._exit = _parse_exit(frame.payload)
+            return
+        token, arguments = self._check_call(frame)
+        await self._slots.acquire()
+        task = asyncio.create_task(self._serve(frame.call_id, token, arguments))
+        self._tasks.add(task)
+        task.add_done_callback(self._release)
+
+    def _release(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._slots.release()
+
+    def _check_call(self, frame: Frame) -> tuple[str, bytes]:
+        token, separator, arguments = frame.payload.partition(b"\0")
+        if not separator or not _TOKEN.fullmatch(token):
+            raise SandboxProtocolError("the sandbox called a method by a malformed name")
+        if frame.call_id <= self._last_call_id:
+            raise SandboxProtocolError(f"the sandbox used call id {frame.call_id} again or out of order")
+        self._last_call_id = frame.call_id
+        self.calls += 1
+        return token.decode(), arguments
+
+    async def _serve(self, call_id: int, token: str, arguments: bytes) -> None:
+        try:
+            result = await self._answer(token, arguments)
+            await self._reply(call_id, result)
+        except (ConnectionError, RuntimeError):
+            # The socket is closed: the reading side is about to say so.
+            pass
+        except TimeoutError:
+            self._end(
+                BridgeOutcome(
+                    limit=Limit.UNREAD,
+                    error=f"the sandbox did not read an answer for {self._limits.unread_seconds:g} s",
+                )
+            )
+
+    async def _answer(self, token: str, arguments: bytes) -> StubResult:
+        if self.calls > self._limits.max_calls:
+            return _refused(
+                "CallLimitError", f"a run may make {self._limits.max_calls} calls; do the rest in another run"
+            )
+        method = self._methods.get(token)
+        if method is None:
+            return _refused("MethodNotFoundError", "this run may not call that method")
+        if len(arguments) > self._limits.argument_bytes:
+            return _refused(ARGUMENT_ERROR, f"arguments may have {self._limits.argument_bytes} bytes")
+        return await self._call(method, arguments)
+
+    async def _call(self, method: StubMethod, arguments: bytes) -> StubResult:
+        now = datetime.now(UTC)
+        longest = timedelta(seconds=method.timeout_seconds or self._limits.call_seconds)
+        deadline = min(now + longest, self._deadline)
+        call = StubCall(token=method.token, call_id=uuid4().hex, arguments=arguments, deadline=deadline)
+        try:
+            async with asyncio.timeout((deadline - now).total_seconds()):
+                result = await self._dispatch(call)
+        except TimeoutError:
+            return _refused(
+                "CallTimeoutError", f"{method.path} did not answer within {longest.total_seconds():g} s"
+            )
+        except Exception as exc:
+            # dispatch translates its own errors; an unexpected one must not end the run without a word.
+            return _refused("InternalError", f"{method.path} could not be called ({type(exc).__name__})")
+        if isinstance(result, Returned) and len(result.value) > self._limits.return_bytes:
+            return _refused(
+                "ResultError",
+                f"{method.path} returned {len(result.value)} bytes; at most {self._limits.return_bytes} fit",
+            )
+        return result
+
+    async def _reply(self, call_id: int, result: StubResult) -> None:
+        if isinstance(result, Stopped):
+            # Written at once, ahead of whoever waits to send: no later line may run meanwhile.
+            self._writer.write(encode_frame(FrameKind.STOP))
+            self._end(BridgeOutcome(stop=result.stop))
+        elif isinstance(result, Returned):
+            await self._send(FrameKind.RETURN, result.value, call_id=call_id)
+        else:
+            await self._send(FrameKind.RAISE, _encode_error(result), call_id=call_id)
+
+    async def _send(self, kind: FrameKind, payload: bytes, *, call_id: int = 0) -> None:
+        async with self._write_lock:
+            self._writer.write(encode_frame(kind, payload, call_id=call_id))
+            async with asyncio.timeout(self._limits.unread_seconds):
+                await self._writer.drain()
+
+
+def _refused(error_type: str, message: str) -> Raised:
+    return Raised(error_type=error_type, message=message)
+
+
+def _encode_error(error: Raised) -> bytes:
+    kinds = {ARGUMENT_ERROR: "argument", "CallTimeoutError": "timeout"}
+    return json.dumps(
+        {
+            "kind": kinds.get(error.error_type, "method"),
+            "type": error.error_type[:200],
+            "message": error.message[:_ERROR_CHARS],
+        }
+    ).encode()
+
+
+def _parse_exit(payload: bytes) -> ExitReport:
+    try:
+        report: dict[str, Any] = json.loads(payload)
+        code, error, limit = report["code"], report["error"], report["limit"]
+    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+        raise SandboxProtocolError("the sandbox sent a malformed EXIT frame") from exc
+    if not isinstance(code, int) or not all(isinstance(text, str | None) for text in (error, limit)):
+        raise SandboxProtocolError("the sandbox sent a malformed EXIT frame")
+    return ExitReport(code=code, error=error, limit=limit)

@@ -1,0 +1,1 @@
+"""Ways to isolate code on this machine, behind one protocol."""

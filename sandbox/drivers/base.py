@@ -1,0 +1,131 @@
+"""The port between the manager and whatever isolates code."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sandbox.models import Limit
+
+__all__ = ["Capability", "Check", "ExitStatus", "Sandbox", "SandboxDriver", "SandboxSpec", "Usage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of what isolation this machine gives."""
+
+    name: str
+    ok: bool
+    detail: str
+    #: What to do when it is not ok; empty otherwise.
+    mend: str = ""
+    #: Whether the driver is useless without it.
+    needed: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capability:
+    """What a driver can do here, found by really running a sandbox."""
+
+    driver: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether code may be run by it."""
+        return all(check.ok for check in self.checks if check.needed)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the driver cannot be used, each with its mend."""
+        failed = [check for check in self.checks if check.needed and not check.ok]
+        return tuple(f"{c.name}: {c.detail}" + (f" ({c.mend})" if c.mend else "") for c in failed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxSpec:
+    """What one sandbox sees of the host."""
+
+    #: Appears as ``/app/shared``, writable.
+    shared_dir: Path
+    #: Appears as ``/app/uploads``, read-only.
+    uploads_dir: Path
+    #: Host user id of the code where the driver can choose one.
+    uid: int
+    #: Package directories, read-only, in ``sys.path`` order.
+    layers: tuple[Path, ...] = ()
+    #: Modules imported before the code is known.
+    preload: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a sandbox used so far; None where this machine cannot tell."""
+
+    memory_bytes: int | None = None
+    processes: int | None = None
+    cpu_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitStatus:
+    """How a sandbox's process ended, as the host saw it."""
+
+    #: As a shell shows it: the process's own code, or 128 + signal.
+    code: int
+    #: The limit that the kernel says it hit; None when none or unknown.
+    limit: Limit | None = None
+
+
+class Sandbox(Protocol):
+    """A started sandbox that has said HELLO and waits for its code."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    #: Stdout and stderr of everything inside, as one stream.
+    output: asyncio.StreamReader
+
+    @property
+    def alive(self) -> bool:
+        """Whether its first process still runs."""
+        ...
+
+    async def wait(self) -> ExitStatus:
+        """Wait until every process inside is gone."""
+        ...
+
+    def kill(self) -> None:
+        """Kill every process inside; returns at once, harmless when they are gone."""
+        ...
+
+    def usage(self) -> Usage:
+        """Return what it uses now."""
+        ...
+
+    async def close(self) -> None:
+        """Kill what is left, wait, and give everything back; may be called twice."""
+        ...
+
+
+class SandboxDriver(Protocol):
+    """Starts sandboxes in one particular way."""
+
+    name: str
+
+    async def examine(self) -> tuple[Check, ...]:
+        """Look at what it needs on this machine, without running a sandbox; never raises for what lacks."""
+        ...
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox and return it when it is ready for code.
+
+        Raises:
+            SandboxUnavailableError: it cannot be started; the message names reason and mend.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give back what outlives single sandboxes."""
+        ...

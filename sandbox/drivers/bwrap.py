@@ -1,0 +1,305 @@
+"""Isolation by bubblewrap, the default driver.
+
+Two modes, chosen by who this service is. As an ordinary user: a user namespace, the code's
+host user is the service's own. As root: no user namespace, and ``setpriv`` changes to a user
+of the pool before the interpreter starts, because host root inside a user namespace is still
+host root to the files and knobs outside. Before a sandbox counts as started its host user,
+capabilities and seccomp mode are read back from the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import signal
+import socket
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.errors import SandboxUnavailableError
+from sandbox.cgroups import Cgroups, Group, find_cgroups
+from sandbox.drivers.base import Check, SandboxSpec, Usage
+from sandbox.drivers.bwrap_args import LAYERS_INSIDE, RUNNER_INSIDE, BwrapFds, bwrap_arguments
+from sandbox.drivers.bwrap_tools import Tools, find_tools
+from sandbox.drivers.hints import explain_start_failure
+from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch, runner_source
+from sandbox.interpreter import Interpreter, find_interpreter
+from sandbox.seccomp import build_filter, filter_fd
+
+__all__ = ["BwrapDriver"]
+
+_INFO_SECONDS: Final = 10
+
+
+class BwrapDriver:
+    """Starts sandboxes by bubblewrap."""
+
+    name = "bwrap"
+
+    def __init__(self, settings: SandboxSettings, *, search_path: str | None = None) -> None:
+        """
+        Args:
+            search_path: where to look for ``bwrap`` and ``setpriv``; None means ``PATH``.
+        """
+        self._settings = settings
+        self._search_path = search_path
+        self.root_mode = os.geteuid() == 0
+
+    @cached_property
+    def tools(self) -> Tools:
+        """The programs it starts, looked for once.
+
+        Raises:
+            SandboxUnavailableError: one is missing, too old or setuid.
+        """
+        return find_tools(self._search_path, root_mode=self.root_mode)
+
+    @cached_property
+    def interpreter(self) -> Interpreter:
+        """The Python inside, looked for once.
+
+        Raises:
+            SandboxUnavailableError: none fits.
+        """
+        return find_interpreter(self._settings.python, other_user=self.root_mode)
+
+    @cached_property
+    def _cgroups(self) -> tuple[Cgroups | None, Check]:
+        return find_cgroups(self._settings)
+
+    @cached_property
+    def _filter(self) -> bytes:
+        return build_filter(strict_memory=self._cgroups[0] is None)
+
+    @cached_property
+    def _runner(self) -> bytes:
+        return runner_source().read_bytes()
+
+    async def examine(self) -> tuple[Check, ...]:
+        """Look at the programs, the interpreter and the kernel's features."""
+        return await asyncio.to_thread(self._examine)
+
+    def _examine(self) -> tuple[Check, ...]:
+        mode = "root mode: code runs as a host user of the pool" if self.root_mode else "user mode"
+        return (
+            check_of("bubblewrap", lambda: f"{self.tools.bwrap} {self.tools.version}, {mode}"),
+            check_of("interpreter", lambda: describe_interpreter(self.interpreter)),
+            check_of("seccomp", lambda: f"{len(self._filter) // 8} instructions for {platform.machine()}"),
+            self._cgroups[1],
+        )
+
+    async def start(self, spec: SandboxSpec) -> ProcessSandbox:
+        """Start a sandbox and return it when it is ready for code.
+
+        Raises:
+            SandboxUnavailableError: it cannot be started, or it is not isolated as it should be.
+        """
+        cgroups, _ = self._cgroups
+        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as descriptors:
+            try:
+                group = cgroups.create() if cgroups else None
+                if group:
+                    on_failure.callback(group.remove)
+                pipes = _Pipes(descriptors)
+                launched = await self._launch(spec, pipes, descriptors)
+            except OSError as exc:
+                raise SandboxUnavailableError(f"bubblewrap could not be started: {exc}") from exc
+            try:
+                sandbox = await self._complete(spec, launched, pipes, group)
+            except BaseException:
+                await launched.abandon()
+                raise
+            on_failure.pop_all()
+            return sandbox
+
+    async def close(self) -> None:
+        """Nothing outlives single sandboxes."""
+
+    async def _launch(self, spec: SandboxSpec, pipes: _Pipes, descriptors: contextlib.ExitStack) -> Launched:
+        ours, theirs = socket.socketpair()
+        descriptors.callback(theirs.close)
+
+        def hold(fd: int) -> int:
+            descriptors.callback(os.close, fd)
+            return fd
+
+        by_fd = self.tools.binds_descriptors
+        fds = BwrapFds(
+            seccomp=hold(filter_fd(self._filter)),
+            runner=hold(_memory_file("runner", self._runner)),
+            info=pipes.info_write,
+            block=pipes.block_read,
+            shared=hold(_open_directory(spec.shared_dir)) if by_fd else None,
+            uploads=hold(_open_directory(spec.uploads_dir)) if by_fd else None,
+        )
+        arguments = bwrap_arguments(
+            spec,
+            settings=self._settings,
+            interpreter=self.interpreter,
+            fds=fds,
+            root_mode=self.root_mode,
+            zero_device=self._cgroups[0] is not None,
+        )
+        # By descriptor too: the command line of a process is for everybody on the host to read.
+        words = "\0".join(arguments).encode()
+        arguments_fd = hold(_memory_file("arguments", words))
+        command = [self.tools.bwrap, "--args", str(arguments_fd), "--", *self._command(spec, theirs.fileno())]
+        inherited = [fd for fd in (*vars(fds).values(), arguments_fd) if fd is not None]
+        return await launch(command, channel=theirs, ours=ours, pass_fds=inherited, environment={})
+
+    def _command(self, spec: SandboxSpec, channel_fd: int) -> list[str]:
+        layers = [f"{LAYERS_INSIDE}/{index}" for index in range(len(spec.layers))]
+        config = {
+            "fd": channel_fd,
+            "path": [*layers, *self.interpreter.site_inside],
+            "preload": list(spec.preload),
+        }
+        python = [
+            str(self.interpreter.executable_inside),
+            "-I",
+            "-S",
+            "-u",
+            RUNNER_INSIDE,
+            json.dumps(config),
+        ]
+        return [*self._become(spec.uid), *python] if self.root_mode else python
+
+    def _become(self, uid: int) -> list[str]:
+        # The change of user clears the parent-death signal that bubblewrap set; it is set again
+        # here, or sandboxes would outlive a killed service.
+        return [
+            self.tools.setpriv, "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--no-new-privs",
+            "--bounding-set", "-all", "--inh-caps", "-all", "--ambient-caps", "-all", "--pdeathsig", "KILL",
+        ]  # fmt: skip
+
+    async def _complete(
+        self, spec: SandboxSpec, launched: Launched, pipes: _Pipes, group: Group | None
+    ) -> ProcessSandbox:
+        child = await self._child_pid(launched, pipes)
+        pidfd = os.pidfd_open(child)
+        try:
+            if group:
+                group.attach(child)
+            # Until now it was blocked before its first instruction: no moment without the limits.
+            pipes.release()
+            try:
+                await expect_hello(launched.reader)
+            except SandboxUnavailableError as exc:
+                raise SandboxUnavailableError(
+                    f"{exc}; {explain_start_failure(await launched.words())}"
+                ) from exc
+            verify_isolation(child, uid=spec.uid if self.root_mode else os.geteuid())
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+            raise
+        return ProcessSandbox(
+            process=launched.process,
+            reader=launched.reader,
+            writer=launched.writer,
+            output=launched.output,
+            pidfd=pidfd,
+            first_pid=child,
+            read_limit=group.limit_hit if group else lambda: None,
+            read_usage=group.usage if group else Usage,
+            give_back=(group.remove,) if group else (),
+        )
+
+    async def _child_pid(self, launched: Launched, pipes: _Pipes) -> int:
+        try:
+            async with asyncio.timeout(_INFO_SECONDS):
+                text = await pipes.read_info()
+            return int(json.loads(text)["child-pid"])
+        except (ValueError, KeyError, TimeoutError) as exc:
+            raise SandboxUnavailableError(explain_start_failure(await launched.words())) from exc
+
+
+def check_of(name: str, look: Callable[[], str]) -> Check:
+    """Turn an attempt into a line: its answer, or the refusal that it raised."""
+    try:
+        return Check(name=name, ok=True, detail=look())
+    except SandboxUnavailableError as exc:
+        return Check(name=name, ok=False, detail=str(exc))
+
+
+def describe_interpreter(interpreter: Interpreter) -> str:
+    """Say which Python runs inside."""
+    version = ".".join(map(str, interpreter.version))
+    note = f" ({interpreter.note})" if interpreter.note else ""
+    return f"{interpreter.executable}, Python {version}{note}"
+
+
+class _Pipes:
+    """The two pipes by which bubblewrap tells the first process and waits to let it go."""
+
+    def __init__(self, descriptors: contextlib.ExitStack) -> None:
+        self._info_read, self.info_write = os.pipe()
+        self.block_read, self._block_write = os.pipe()
+        descriptors.callback(self._close)
+        self._open = {self._info_read, self.info_write, self.block_read, self._block_write}
+
+    def _close(self) -> None:
+        for fd in self._open:
+            os.close(fd)
+        self._open.clear()
+
+    async def read_info(self) -> str:
+        """Return all that bubblewrap says; it arrives in pieces."""
+        self._forget(self.info_write)
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(self._info_read, "rb", buffering=0)
+        self._open.discard(self._info_read)
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            return (await reader.read()).decode()
+        finally:
+            transport.close()
+
+    def release(self) -> None:
+        """Let the first process start."""
+        os.write(self._block_write, b"x")
+
+    def _forget(self, fd: int) -> None:
+        os.close(fd)
+        self._open.discard(fd)
+
+
+def verify_isolation(pid: int, *, uid: int) -> None:
+    """Read back from the kernel that a process is confined as intended.
+
+    Raises:
+        SandboxUnavailableError: it runs as another user or as root, keeps a capability, may
+            gain privileges, or has no seccomp filter.
+    """
+    fields = dict(line.split(":", 1) for line in Path("/proc", str(pid), "status").read_text().splitlines())
+    problems = []
+    users = {int(word) for word in fields["Uid"].split()}
+    if users != {uid} or uid == 0:
+        problems.append(f"its host users are {sorted(users)}")
+    if int(fields["CapEff"], 16) or int(fields["CapPrm"], 16):
+        problems.append("it keeps capabilities")
+    if fields["NoNewPrivs"].strip() != "1":
+        problems.append("it may gain privileges")
+    if fields["Seccomp"].strip() != "2":
+        problems.append("it has no seccomp filter")
+    if problems:
+        raise SandboxUnavailableError(f"the sandbox is not isolated: {', '.join(problems)}; no code was run")
+
+
+def _memory_file(name: str, data: bytes) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _open_directory(path: Path) -> int:
+    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,0 +1,49 @@
+"""What bubblewrap's own error messages mean for whoever runs this service."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["explain_start_failure"]
+
+#: Fragment of the message to what to do; the first that occurs wins.
+_MENDS: Final = (
+    (
+        "No permissions to create new namespace",
+        "user namespaces are denied: allow them (sysctl kernel.unprivileged_userns_clone=1, or the"
+        " container's seccomp profile), run the service as root, or set NEKRO_SANDBOX__DRIVER=container",
+    ),
+    (
+        "Creating new namespace failed",
+        "namespaces are denied or used up: check user.max_user_namespaces, or run the service"
+        " outside of a restricted container",
+    ),
+    (
+        "setting up uid map: Permission denied",
+        "AppArmor restricts user namespaces: install a profile with `userns,` for bwrap, or"
+        " sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+    (
+        "loopback: Failed RTM_NEWADDR",
+        "AppArmor restricts user namespaces: install a profile with `userns,` for bwrap",
+    ),
+    (
+        "Can't mount proc",
+        "/proc cannot be mounted inside another container: start that one with an unmasked /proc"
+        " (docker: --security-opt systempaths=unconfined)",
+    ),
+    ("Failed to make / slave", "mounts are denied: the outer container needs CAP_SYS_ADMIN"),
+    ("Operation not permitted", "this service lacks the privileges: run it as an ordinary user or full root"),
+    ("Unknown option", "this bubblewrap is too old: install version 0.8 or newer"),
+    ("execvp", "the interpreter or setpriv does not exist inside: check NEKRO_SANDBOX__PYTHON"),
+    ("error while loading shared libraries", "the interpreter needs libraries outside of its installation"),
+)
+
+
+def explain_start_failure(output: str) -> str:
+    """Return one sentence with what was printed and, where it is known, what to do."""
+    words = " ".join(output.split())[:500] or "it printed nothing"
+    for fragment, mend in _MENDS:
+        if fragment in output:
+            return f"bubblewrap could not start a sandbox: {words} ({mend})"
+    return f"bubblewrap could not start a sandbox: {words}"

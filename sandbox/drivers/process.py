@@ -1,0 +1,166 @@
+"""A sandbox that is a process of this host, reached by an inherited socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
+from sandbox.drivers.base import ExitStatus, Usage
+from sandbox.frames import PROTOCOL, FrameKind, FrameReader
+from sandbox.models import Limit
+
+__all__ = ["Launched", "ProcessSandbox", "expect_hello", "launch", "runner_source"]
+
+#: How long a sandbox may take to say HELLO; preloading modules is included.
+HELLO_SECONDS: Final = 15
+_HELLO_BYTES: Final = 1 << 10
+_GONE_SECONDS: Final = 10
+_WORDS_SECONDS: Final = 1
+
+
+def runner_source() -> Path:
+    """Return the runner's file in this package."""
+    return Path(__file__).parent.parent / "guest" / "runner.py"
+
+
+@dataclass(kw_only=True)
+class Launched:
+    """A process that was started, before it is known to be a sandbox."""
+
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    output: asyncio.StreamReader
+
+    async def words(self) -> str:
+        """Return what it printed; for the message when it did not become a sandbox."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WORDS_SECONDS):
+                return (await self.output.read(4096)).decode("utf-8", "replace")
+        return ""
+
+    async def abandon(self) -> None:
+        """Kill and reap it."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+        self.writer.close()
+
+
+async def launch(
+    command: Sequence[str],
+    *,
+    channel: socket.socket,
+    pass_fds: Sequence[int],
+    environment: dict[str, str],
+    ours: socket.socket,
+) -> Launched:
+    """Start ``command`` with ``channel`` inherited; ``ours`` is the end that the bridge keeps.
+
+    Must be called on a thread that lives as long as the sandbox: the kernel's parent-death
+    signal, on which clean-up after a killed service rests, fires when the *thread* ends.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        pass_fds=[channel.fileno(), *pass_fds],
+        env=environment,
+        cwd="/",
+    )
+    channel.close()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    return Launched(
+        process=process, reader=reader, writer=writer, output=cast("asyncio.StreamReader", process.stdout)
+    )
+
+
+async def expect_hello(reader: asyncio.StreamReader) -> None:
+    """Wait for a well-formed HELLO.
+
+    Raises:
+        SandboxUnavailableError: something else came, or nothing in time.
+    """
+    frames = FrameReader(reader, limits={FrameKind.HELLO: _HELLO_BYTES})
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            frame = await frames.read()
+    except TimeoutError as exc:
+        raise SandboxUnavailableError(f"the sandbox did not start within {HELLO_SECONDS} s") from exc
+    except SandboxProtocolError as exc:
+        raise SandboxUnavailableError(f"the sandbox did not start properly: {exc}") from exc
+    if frame is None:
+        raise SandboxUnavailableError("the sandbox ended while it started")
+    hello: dict[str, Any] = json.loads(frame.payload)
+    if hello.get("protocol") != PROTOCOL:
+        raise SandboxUnavailableError(
+            f"the runner speaks protocol {hello.get('protocol')}, this service {PROTOCOL}; reinstall it"
+        )
+
+
+@dataclass(kw_only=True)
+class ProcessSandbox:
+    """A started sandbox; ``pidfd`` is its first process, whose end ends all of it."""
+
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    output: asyncio.StreamReader
+    pidfd: int
+    #: Host id of the first process inside.
+    first_pid: int
+    read_limit: Callable[[], Limit | None] = field(default=lambda: None)
+    read_usage: Callable[[], Usage] = field(default=Usage)
+    give_back: Sequence[Callable[[], object]] = ()
+    _closed: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether its first process still runs."""
+        return self.process.returncode is None
+
+    async def wait(self) -> ExitStatus:
+        """Wait until every process inside is gone."""
+        code = await self.process.wait()
+        return ExitStatus(code=code if code >= 0 else 128 - code, limit=self.read_limit())
+
+    def kill(self) -> None:
+        """Kill the first process inside; the kernel kills the others with it."""
+        if self.pidfd >= 0:
+            # By descriptor, so that a reused process id cannot be hit. Killing the launcher
+            # instead would return before the tree is dead and leave a zombie behind.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def usage(self) -> Usage:
+        """Return what it uses now."""
+        return self.read_usage()
+
+    async def close(self) -> None:
+        """Kill what is left, wait, and give everything back."""
+        if self._closed:
+            return
+        self._closed = True
+        self.kill()
+        try:
+            async with asyncio.timeout(_GONE_SECONDS):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+        finally:
+            self.writer.close()
+            os.close(self.pidfd)
+            self.pidfd = -1
+            for action in self.give_back:
+                action()

@@ -1,0 +1,100 @@
+"""Frames on the socket between a sandbox and its bridge.
+
+A frame is ``u32 length | u8 type | u32 call id | payload``; the length counts what follows
+it. Each type has one direction and one largest payload, and the bridge knows which type is
+legal in which state: whatever else arrives ends the run with SECURITY. ``sandbox.guest.runner``
+speaks the same format from the other side, without importing this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from nekro_agent.errors import SandboxProtocolError
+
+__all__ = ["HEADER_BYTES", "PROTOCOL", "Frame", "FrameKind", "FrameReader", "encode_frame"]
+
+#: Raised whenever a frame changes its meaning; HELLO carries it.
+PROTOCOL: Final = 1
+_HEADER: Final = struct.Struct(">IBI")
+HEADER_BYTES: Final = _HEADER.size
+#: Bytes after the length field that are not payload: type and call id.
+_FIXED_BYTES: Final = 5
+
+
+class FrameKind(IntEnum):
+    """What a frame says; S is the sandbox, B the bridge."""
+
+    #: S to B: ready for code.
+    HELLO = 1
+    #: B to S: the code, its stubs and limits.
+    RUN = 2
+    #: S to B: call a method.
+    CALL = 3
+    #: B to S: the pickled value of a call.
+    RETURN = 4
+    #: B to S: the error of a call.
+    RAISE = 5
+    #: B to S: end now.
+    STOP = 6
+    #: S to B: how the code ended, for display.
+    EXIT = 7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """One frame as it arrived."""
+
+    kind: FrameKind
+    call_id: int
+    payload: bytes
+
+
+def encode_frame(kind: FrameKind, payload: bytes = b"", *, call_id: int = 0) -> bytes:
+    """Return the bytes of one frame."""
+    return _HEADER.pack(len(payload) + _FIXED_BYTES, kind, call_id) + payload
+
+
+class FrameReader:
+    """Reads frames that a sandbox may send, and refuses the rest before reading their payload."""
+
+    def __init__(self, reader: asyncio.StreamReader, *, limits: Mapping[FrameKind, int]) -> None:
+        """
+        Args:
+            limits: largest payload in bytes per kind; a kind that is missing is illegal.
+        """
+        self._reader = reader
+        self._limits = limits
+
+    async def read(self) -> Frame | None:
+        """Return the next frame, or None when the sandbox closed the socket.
+
+        A socket closed within a frame counts as closed: the sandbox is gone either way.
+
+        Raises:
+            SandboxProtocolError: the kind is not one that a sandbox may send, or its payload
+                is over the limit; nothing of the payload has been read then.
+        """
+        try:
+            length, raw_kind, call_id = _HEADER.unpack(await self._reader.readexactly(HEADER_BYTES))
+            kind = self._check(length, raw_kind)
+            payload = await self._reader.readexactly(length - _FIXED_BYTES)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        return Frame(kind=kind, call_id=call_id, payload=payload)
+
+    def _check(self, length: int, raw_kind: int) -> FrameKind:
+        limit = self._limits.get(raw_kind)  # type: ignore[call-overload]
+        if limit is None:
+            raise SandboxProtocolError(f"the sandbox sent a frame of kind {raw_kind}, which it may not send")
+        kind = FrameKind(raw_kind)
+        if not _FIXED_BYTES <= length <= limit + _FIXED_BYTES:
+            raise SandboxProtocolError(
+                f"the sandbox sent a {kind.name} frame of length {length}; its payload may have {limit} bytes"
+            )
+        return kind

@@ -1,0 +1,1 @@
+"""What runs inside a sandbox: standard library only, handed over as text, trusted by nobody."""

@@ -1,0 +1,171 @@
+"""Which Python runs inside the sandbox, and what of the host it needs to see for that.
+
+By default it is the interpreter that this process's virtual environment was made from: its
+installation is shown, its site-packages are hidden, the virtual environment does not exist
+inside. An interpreter that the operator names brings its own packages with it: naming it is
+how sandboxed code gets numpy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from nekro_agent.errors import SandboxUnavailableError
+
+__all__ = ["MINIMUM_VERSION", "PREFIX_INSIDE", "SITE_INSIDE", "Interpreter", "find_interpreter"]
+
+MINIMUM_VERSION = (3, 11)
+#: Where an installation outside ``/usr`` appears inside.
+PREFIX_INSIDE = PurePosixPath("/opt/python")
+#: Where the packages of a named interpreter appear inside, numbered.
+SITE_INSIDE = PurePosixPath("/opt/site")
+_PROBE_SECONDS = 10
+_FALLBACK = Path("/usr/bin/python3")
+
+#: Asked of the interpreter itself; `-S` would hide site-packages, `-I` keeps the environment out.
+_QUESTION = """
+import json, sys, sysconfig
+paths = sysconfig.get_paths()
+print(json.dumps({
+    "version": list(sys.version_info[:2]),
+    "executable": getattr(sys, "_base_executable", None) or sys.executable,
+    "prefix": sys.base_prefix,
+    "in_venv": sys.prefix != sys.base_prefix,
+    "site": [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))],
+}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """A Python, on the host and as it appears inside."""
+
+    executable: Path
+    prefix: Path
+    version: tuple[int, int]
+    #: Package directories of the host that appear below ``SITE_INSIDE``, in ``sys.path`` order.
+    site: tuple[Path, ...] = ()
+    #: Package directories of the installation that are covered by an empty one.
+    hidden: tuple[Path, ...] = ()
+    #: Why another interpreter than the wished one was taken; empty when it was not.
+    note: str = ""
+
+    @property
+    def in_usr(self) -> bool:
+        """Whether showing ``/usr`` shows it already."""
+        return self.prefix == Path("/usr") or Path("/usr") in self.prefix.parents
+
+    def inside(self, path: Path) -> PurePosixPath:
+        """Translate a path of the installation to the one inside."""
+        return PurePosixPath(path) if self.in_usr else PREFIX_INSIDE / path.relative_to(self.prefix)
+
+    @property
+    def executable_inside(self) -> PurePosixPath:
+        """Path of the interpreter inside."""
+        return self.inside(self.executable)
+
+    @property
+    def site_inside(self) -> tuple[str, ...]:
+        """Entries for ``sys.path`` inside."""
+        return tuple(str(SITE_INSIDE / str(index)) for index in range(len(self.site)))
+
+    @property
+    def library_path_inside(self) -> PurePosixPath | None:
+        """Directory of its shared library; None when it is linked into the executable or in ``/usr/lib``."""
+        if self.prefix == Path("/usr") or not any(self.prefix.glob("lib/libpython3*.so*")):
+            return None
+        return self.inside(self.prefix / "lib")
+
+
+def find_interpreter(named: Path | None, *, other_user: bool) -> Interpreter:
+    """Choose the interpreter for sandboxes.
+
+    Args:
+        named: the setting ``sandbox.python``; None takes the one that runs this process, or
+            the system's when sandboxes cannot use that one.
+        other_user: whether code runs as another user than this process. Only the
+            installation itself must be readable then, the directories above it need not.
+
+    Raises:
+        SandboxUnavailableError: it is missing, unreadable for the code's user or older than
+            3.11; the message says what to set or install.
+    """
+    if named is not None:
+        return _inspect(named, other_user=other_user, own_packages=True)
+    default = Path(getattr(sys, "_base_executable", None) or sys.executable)
+    try:
+        return _inspect(default, other_user=other_user, own_packages=False)
+    except SandboxUnavailableError as exc:
+        if default.resolve() == _FALLBACK.resolve():
+            raise
+        refusal = exc
+    try:
+        found = _inspect(_FALLBACK, other_user=other_user, own_packages=False)
+    except SandboxUnavailableError as exc:
+        raise SandboxUnavailableError(f"{refusal}; and {exc}") from exc
+    return Interpreter(**{**vars(found), "note": f"{refusal}; using {_FALLBACK} instead"})
+
+
+def _inspect(path: Path, *, other_user: bool, own_packages: bool) -> Interpreter:
+    answer = _ask(path)
+    version = (int(answer["version"][0]), int(answer["version"][1]))
+    if version < MINIMUM_VERSION:
+        raise SandboxUnavailableError(
+            f"{path} is Python {version[0]}.{version[1]}, the sandbox needs 3.11 or newer;"
+            " set NEKRO_SANDBOX__PYTHON to another interpreter"
+        )
+    prefix = Path(os.path.realpath(answer["prefix"]))
+    executable = Path(os.path.realpath(answer["executable"]))
+    if prefix not in executable.parents:
+        raise SandboxUnavailableError(
+            f"{executable} lies outside its installation {prefix}; set NEKRO_SANDBOX__PYTHON to"
+            " the interpreter of a self-contained installation"
+        )
+    if other_user:
+        _check_readable(executable, prefix)
+    site = [Path(entry) for entry in answer["site"] if Path(entry).is_dir()]
+    of_installation = [*prefix.glob("lib/python3*/site-packages"), *prefix.glob("lib/python3*/dist-packages")]
+    return Interpreter(
+        executable=executable,
+        prefix=prefix,
+        version=version,
+        site=tuple(site) if own_packages else (),
+        hidden=tuple(path for path in of_installation if path.is_dir() and not path.is_symlink()),
+    )
+
+
+def _ask(path: Path) -> dict[str, Any]:
+    # PYTHON* variables of this process must not bend what another interpreter says of itself.
+    try:
+        answer = subprocess.run(  # noqa: S603 - an interpreter that the operator or we chose
+            [path, "-I", "-c", _QUESTION],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+            check=True,
+            cwd="/",
+        )
+        parsed: dict[str, Any] = json.loads(answer.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as exc:
+        raise SandboxUnavailableError(
+            f"{path} cannot be used as the sandbox's Python ({type(exc).__name__}: {exc});"
+            " set NEKRO_SANDBOX__PYTHON to an interpreter that this user can run"
+        ) from exc
+    return parsed
+
+
+def _check_readable(executable: Path, prefix: Path) -> None:
+    for path in (executable, *executable.parents):
+        if path.stat().st_mode & 0o005 != 0o005:
+            raise SandboxUnavailableError(
+                f"{executable} cannot be used by the sandbox's user: {path} is closed to others;"
+                " open it (chmod o+rx) or set NEKRO_SANDBOX__PYTHON to an interpreter that all can read"
+            )
+        if path == prefix:
+            return

@@ -1,0 +1,137 @@
+"""Runs code in sandboxes: the face of this package.
+
+``prepare`` starts a sandbox for a chat beside the LLM request, ``run`` puts the code into it.
+A sandbox serves one run and is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Final
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.errors import SandboxError
+from nekro_agent.ports import FileAreas
+from sandbox.drivers.base import Sandbox, SandboxDriver, SandboxSpec
+from sandbox.drivers.selection import choose_driver
+from sandbox.models import RunRequest, RunResult
+from sandbox.ownership import prepare_directories, sandbox_uid
+from sandbox.pool import WarmPool
+from sandbox.run import SandboxRun
+
+__all__ = ["SandboxManager"]
+
+_CODE_BYTES: Final = 1 << 20
+
+
+class SandboxManager:
+    """Starts, reuses and ends sandboxes; one per process, on one event loop."""
+
+    def __init__(
+        self, settings: SandboxSettings, areas: FileAreas, *, driver: SandboxDriver | None = None
+    ) -> None:
+        """
+        Args:
+            driver: None chooses by the settings when the manager starts.
+        """
+        self._settings = settings
+        self._areas = areas
+        self._driver = driver
+        self._pool = WarmPool(most=settings.max_concurrent, seconds=settings.warm_seconds)
+        self._slots = asyncio.Semaphore(settings.max_concurrent)
+        self._containers: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._running: dict[str, SandboxRun] = {}
+
+    async def start(self) -> None:
+        """Choose the driver and prove it by running a sandbox.
+
+        Raises:
+            SandboxUnavailableError: nothing here isolates code as the settings ask; the message
+                lists every reason with its mend. There is no fallback to less isolation.
+        """
+        if self._driver is None:
+            self._driver = await choose_driver(self._settings)
+
+    async def close(self) -> None:
+        """End every run and every waiting sandbox."""
+        for run in list(self._running.values()):
+            run.stop()
+        await self._pool.close()
+        if self._driver is not None:
+            await self._driver.close()
+
+    async def prepare(self, *, chat_key: str, container_key: str) -> None:
+        """Start a sandbox for a chat, to be waiting when its code comes; returns when it waits.
+
+        A failure is not raised here: the run meets it again, with its message. Cancelling
+        stops the waiting, not the start; what nobody takes is closed when it is too old.
+        """
+        key = (chat_key, container_key)
+        self._pool.prepare(key, lambda: self._start(chat_key=chat_key, container_key=container_key))
+        await self._pool.ready(key)
+
+    async def run(self, request: RunRequest) -> RunResult:
+        """Run one piece of code and return how it ended.
+
+        At most ``max_concurrent`` runs at a time in this process, and one per container; the
+        others wait. Cancelling kills the sandbox.
+
+        Raises:
+            SandboxUnavailableError: no sandbox could be started; no code was run.
+            SandboxError: the request is wrong: too much code, or a token given twice.
+        """
+        methods = {method.token: method for method in request.methods}
+        if len(methods) != len(request.methods):
+            raise SandboxError("two methods of a run have the same token")
+        if len(request.code.encode("utf-8", "surrogatepass")) > _CODE_BYTES:
+            raise SandboxError(f"the code has more than {_CODE_BYTES} bytes")
+        async with self._containers[request.container_key], self._slots:
+            sandbox, warm = await self._sandbox_for(request)
+            run = SandboxRun(
+                sandbox, request, settings=self._settings, driver=self._started_driver.name, warm=warm
+            )
+            self._running[request.run_id] = run
+            try:
+                return await run.execute(methods=methods, dispatch=request.dispatch)
+            finally:
+                del self._running[request.run_id]
+
+    def stop(self, run_id: str) -> bool:
+        """End a run by an operator's wish (stop type MANUAL); False when it does not run here."""
+        run = self._running.get(run_id)
+        if run is None:
+            return False
+        run.stop()
+        return True
+
+    @property
+    def _started_driver(self) -> SandboxDriver:
+        if self._driver is None:
+            raise SandboxError("the sandbox manager has not been started; await start() first")
+        return self._driver
+
+    async def _sandbox_for(self, request: RunRequest) -> tuple[Sandbox, bool]:
+        waiting = await self._pool.take((request.chat_key, request.container_key))
+        if waiting is not None:
+            return waiting, True
+        return await self._start(chat_key=request.chat_key, container_key=request.container_key), False
+
+    async def _start(self, *, chat_key: str, container_key: str) -> Sandbox:
+        spec = await asyncio.to_thread(self._spec, chat_key, container_key)
+        return await self._started_driver.start(spec)
+
+    def _spec(self, chat_key: str, container_key: str) -> SandboxSpec:
+        spec = SandboxSpec(
+            shared_dir=self._areas.shared_dir(container_key),
+            uploads_dir=self._areas.uploads_dir(chat_key),
+            uid=sandbox_uid(container_key, settings=self._settings),
+            preload=self._settings.preload,
+        )
+        prepare_directories(
+            shared_dir=spec.shared_dir,
+            uploads_dir=spec.uploads_dir,
+            uid=spec.uid,
+            settings=self._settings,
+        )
+        return spec

@@ -1,0 +1,180 @@
+"""What goes into a run and what comes out of it.
+
+A ``RunRequest`` names the code, the chat and the methods that this run may call; the
+manager hands each call to ``RunRequest.dispatch`` and answers with a ``RunResult``. No
+field of a result is parsed from what the code printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum, StrEnum
+
+from nekro_agent.methods import SandboxMethodType
+
+__all__ = [
+    "ARGUMENT_ERROR",
+    "Dispatch",
+    "Limit",
+    "Raised",
+    "Returned",
+    "RunRequest",
+    "RunResult",
+    "StopType",
+    "Stopped",
+    "StubCall",
+    "StubMethod",
+    "StubResult",
+]
+
+#: The ``Raised.error_type`` that the calling line sees as a ``TypeError``: the arguments were wrong.
+ARGUMENT_ERROR = "ArgumentError"
+
+
+class StopType(IntEnum):
+    """Why a run ended; decided by the host. The numbers are those of the reference."""
+
+    #: The code ran to its end.
+    NORMAL = 0
+    #: The code raised, crashed or broke a limit (``RunResult.limit`` says which).
+    ERROR = 1
+    #: The run's time was over.
+    TIMEOUT = 2
+    #: An AGENT method answered; the lines after it did not run.
+    AGENT = 8
+    #: The code ended itself by ``exit(9)``, or an operator stopped it.
+    MANUAL = 9
+    #: The sandbox broke the protocol or the code was refused.
+    SECURITY = 10
+    #: A MULTIMODAL_AGENT method answered; the lines after it did not run.
+    MULTIMODAL_AGENT = 11
+
+
+class Limit(StrEnum):
+    """The limit that ended a run."""
+
+    #: Seconds from the start of the code, waiting for calls included.
+    WALL = "wall"
+    #: CPU seconds of one process.
+    CPU = "cpu"
+    #: Memory of all processes together, or address space of one.
+    MEMORY = "memory"
+    #: Processes and threads.
+    PIDS = "pids"
+    #: Bytes or files in ``/app/shared``, or a full ``/tmp``.
+    DISK = "disk"
+    #: Bytes of one file.
+    FILE_SIZE = "file_size"
+    #: Open descriptors of one process.
+    OPEN_FILES = "open_files"
+    #: Bytes printed.
+    OUTPUT = "output"
+    #: Answers that the sandbox does not read.
+    UNREAD = "unread"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StubMethod:
+    """A method as the code sees it: a function ``name`` and the same one at ``path``."""
+
+    #: What the sandbox sends back to call it: an identifier of at most 64 characters.
+    token: str
+    #: Bare function name; None when another plugin's method owns that name.
+    name: str | None
+    #: ``author.module.function``.
+    path: str
+    #: As written in a ``def``: ``(text: str, times: int = 1) -> str``.
+    signature: str
+    doc: str | None
+    type: SandboxMethodType
+    #: Longest wait for one call; None means the setting ``sandbox.call_seconds``.
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StubCall:
+    """One call of a method, on its way out of the sandbox."""
+
+    token: str
+    #: Given by the host; the sandbox's own number never leaves the bridge.
+    call_id: str
+    #: Pickle of ``(args, kwargs)``. Hostile: only ``broker_config.codec`` may open it.
+    arguments: bytes
+    deadline: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returned:
+    """The method returned; ``value`` is a pickle that is opened inside the sandbox only."""
+
+    value: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raised:
+    """The method, or the way to it, failed.
+
+    The calling line sees ``MethodError: <error_type>: <message>``, or a ``TypeError`` when
+    ``error_type`` is ``ARGUMENT_ERROR``. Neither field may hold a host path or a secret.
+    """
+
+    error_type: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """The method's result ends the run (AGENT and MULTIMODAL_AGENT); the host keeps the text."""
+
+    stop: StopType
+
+
+StubResult = Returned | Raised | Stopped
+Dispatch = Callable[[StubCall], Awaitable[StubResult]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """One piece of code to run.
+
+    ``dispatch`` is awaited once per call, at most ``max_calls_in_flight`` at a time. It is
+    cancelled when the call's deadline passes or the run ends: that is its cue to revoke.
+    """
+
+    run_id: str
+    chat_key: str
+    container_key: str
+    code: str
+    methods: Sequence[StubMethod]
+    dispatch: Dispatch
+    #: None means the setting ``sandbox.wall_seconds``.
+    wall_seconds: float | None = None
+    #: Called with each piece of cleaned output while the code runs; must not block.
+    on_output: Callable[[str], None] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    run_id: str
+    stop_type: StopType
+    #: As a shell shows it: the process's own code, or 128 + signal.
+    exit_code: int
+    #: Cleaned text of stdout and stderr in order; the middle is left out when it was too long.
+    output: str
+    #: Whether ``output`` lacks something.
+    truncated: bool
+    #: Set when a limit ended the run.
+    limit: Limit | None
+    #: Calls that reached ``dispatch``.
+    calls: int
+    #: Last line of the traceback, or what the host found wrong; display only.
+    error: str | None
+    started_at: datetime
+    duration_seconds: float
+    #: Whether a sandbox that waited for this chat was used.
+    warm: bool
+    driver: str

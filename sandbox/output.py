@@ -1,0 +1,88 @@
+"""What the code printed: counted, kept at both ends, cleaned.
+
+Output is hostile text. It is never searched for markers; before anybody sees it, terminal
+sequences and control characters are removed and bytes that are no UTF-8 are replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import re
+from collections.abc import Callable
+
+__all__ = ["OutputCollector", "clean_text"]
+
+_CHUNK_BYTES = 64 << 10
+
+#: CSI and OSC sequences, other two-byte escapes; then control and bidirectional override characters.
+_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def clean_text(text: str) -> str:
+    """Remove terminal sequences and control characters; every kind of line end becomes ``\\n``."""
+    text = _TERMINAL.sub("", text)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return _CONTROL.sub("", text)
+
+
+class OutputCollector:
+    """Keeps the first three quarters and the last quarter of what fits, counts everything."""
+
+    def __init__(
+        self, *, keep_bytes: int, kill_bytes: int, on_output: Callable[[str], None] | None = None
+    ) -> None:
+        self._head_bytes = keep_bytes - keep_bytes // 4
+        self._tail_bytes = keep_bytes // 4
+        self._kill_bytes = kill_bytes
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._on_output = on_output
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        #: Bytes printed so far, kept or not.
+        self.total_bytes = 0
+
+    @property
+    def over_limit(self) -> bool:
+        """Whether more was printed than a run may print."""
+        return self.total_bytes > self._kill_bytes
+
+    @property
+    def truncated(self) -> bool:
+        """Whether something in the middle is left out."""
+        return self.total_bytes > len(self._head) + len(self._tail)
+
+    async def pump(self, reader: asyncio.StreamReader, *, on_over_limit: Callable[[], None]) -> None:
+        """Read to the end; call ``on_over_limit`` once when too much came, and drop the rest.
+
+        Reading goes on after that: a process counts as ended when its pipe is empty.
+        """
+        while data := await reader.read(_CHUNK_BYTES):
+            if self.over_limit:
+                continue
+            self.feed(data)
+            if self.over_limit:
+                on_over_limit()
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self.total_bytes += len(data)
+        if self._on_output is not None and not self.over_limit:
+            text = clean_text(self._decoder.decode(data))
+            if text:
+                self._on_output(text)
+        room = self._head_bytes - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        del self._tail[: -self._tail_bytes]
+
+    def text(self) -> str:
+        """Return the cleaned text; where the middle is missing, a line says how many bytes."""
+        if not self.truncated:
+            return clean_text(bytes(self._head + self._tail).decode("utf-8", "replace"))
+        hidden = self.total_bytes - len(self._head) - len(self._tail)
+        head, tail = (clean_text(bytes(part).decode("utf-8", "replace")) for part in (self._head, self._tail))
+        return f"{head}\n… {hidden} bytes of output left out …\n{tail}"

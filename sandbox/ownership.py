@@ -1,0 +1,74 @@
+"""Who owns the directories that a chat's sandboxes see, when the service is root.
+
+The code of one container always runs as the same host user, derived from the container key,
+so what one run wrote belongs to the next one too. Two of many containers may share a user;
+that opens nothing: what separates them is that neither sees the other's files or processes.
+
+``/app/shared`` belongs to that user. Plugins run as root and may write there at any time:
+the SDK's own writers give their files to the directory's owner, a default ACL makes what
+other code writes usable, and what still belongs to root is handed over when a run starts.
+``/app/uploads`` stays with the service; its files are made readable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import struct
+from pathlib import Path
+from typing import Final
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.tools import safe_files
+
+__all__ = ["prepare_directories", "sandbox_uid"]
+
+_ACL_VERSION: Final = 2
+_ACL_TAG_USER_OBJ, _ACL_TAG_USER, _ACL_TAG_GROUP_OBJ, _ACL_TAG_MASK, _ACL_TAG_OTHER = 1, 2, 4, 16, 32
+_NO_ID: Final = 0xFFFFFFFF
+_READ_WRITE_ENTER: Final = 7
+_READ_ENTER: Final = 5
+
+
+def sandbox_uid(container_key: str, *, settings: SandboxSettings) -> int:
+    """Return the host user of a container's code: always the same one for the same key."""
+    digest = hashlib.sha256(container_key.encode("utf-8", "surrogatepass")).digest()
+    return settings.uid_range_start + int.from_bytes(digest[:8]) % settings.uid_range_size
+
+
+def prepare_directories(*, shared_dir: Path, uploads_dir: Path, uid: int, settings: SandboxSettings) -> None:
+    """Make both directories usable for ``uid``. Does nothing unless this service is root."""
+    if os.geteuid() != 0:
+        return
+    # Twice the limit: files over the quota must be handed over too, or they could not be removed.
+    most = 2 * settings.shared_files
+    os.chmod(shared_dir, 0o700)
+    safe_files.take_ownership(shared_dir, uid=uid, gid=uid, max_entries=most)
+    # Not every file system has ACLs; without one, the umask of plugins decides.
+    with contextlib.suppress(OSError):
+        os.setxattr(shared_dir, "system.posix_acl_default", _default_acl(uid))
+    _make_readable(uploads_dir)
+
+
+def _default_acl(uid: int) -> bytes:
+    """Encode ``u::rwx,u:<uid>:rwx,g::r-x,m::rwx,o::---``; see acl(5) and linux/posix_acl_xattr.h."""
+    entries = (
+        (_ACL_TAG_USER_OBJ, _READ_WRITE_ENTER, _NO_ID),
+        (_ACL_TAG_USER, _READ_WRITE_ENTER, uid),
+        (_ACL_TAG_GROUP_OBJ, _READ_ENTER, _NO_ID),
+        (_ACL_TAG_MASK, _READ_WRITE_ENTER, _NO_ID),
+        (_ACL_TAG_OTHER, 0, _NO_ID),
+    )
+    return struct.pack("<I", _ACL_VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+def _make_readable(root: Path) -> None:
+    """Open what this service owns below ``root`` for reading; only the service writes there."""
+    for directory, _, names in os.walk(root):
+        for path in (Path(directory), *(Path(directory, name) for name in names)):
+            info = path.lstat()
+            wanted = _READ_ENTER if stat.S_ISDIR(info.st_mode) else 4
+            if not stat.S_ISLNK(info.st_mode) and info.st_mode & wanted != wanted:
+                path.chmod(stat.S_IMODE(info.st_mode) | wanted)

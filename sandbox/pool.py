@@ -1,0 +1,104 @@
+"""Sandboxes that were started before their code is known.
+
+One per chat, started beside the LLM request; each serves one run. They are bounded in
+number and in age: a waiting sandbox costs a few megabytes and a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+
+from loguru import logger
+
+from nekro_agent.errors import SandboxUnavailableError
+from sandbox.drivers.base import Sandbox
+
+__all__ = ["WarmPool"]
+
+
+@dataclass(kw_only=True)
+class _Entry:
+    starting: asyncio.Task[Sandbox]
+    expiry: asyncio.TimerHandle
+
+
+class WarmPool:
+    """Keeps started sandboxes by key until they are taken or too old."""
+
+    def __init__(self, *, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._entries: dict[Hashable, _Entry] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def prepare(self, key: Hashable, start: Callable[[], Awaitable[Sandbox]]) -> None:
+        """Start a sandbox for ``key`` in the background; does nothing when there is one or no room."""
+        if key in self._entries or len(self._entries) >= self._most or self._seconds <= 0:
+            return
+
+        async def starting() -> Sandbox:
+            return await start()
+
+        expiry = asyncio.get_running_loop().call_later(self._seconds, self._expire, key)
+        self._entries[key] = _Entry(starting=asyncio.create_task(starting()), expiry=expiry)
+
+    async def ready(self, key: Hashable) -> None:
+        """Wait until the sandbox for ``key`` has started or failed to; returns at once without one."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            await asyncio.wait([entry.starting])
+
+    async def take(self, key: Hashable) -> Sandbox | None:
+        """Return the sandbox for ``key``, waiting for its start; None when there is none that lives.
+
+        A failed start is left to the caller to meet again, with its message, by starting one.
+        """
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        entry.expiry.cancel()
+        try:
+            sandbox = await asyncio.shield(entry.starting)
+        except SandboxUnavailableError:
+            return None
+        except asyncio.CancelledError:
+            self._retire(entry)
+            raise
+        if not sandbox.alive:
+            await sandbox.close()
+            return None
+        return sandbox
+
+    async def close(self) -> None:
+        """Close every waiting sandbox."""
+        for key in list(self._entries):
+            self._expire(key)
+        while self._retiring:
+            await asyncio.wait(self._retiring)
+
+    def _expire(self, key: Hashable) -> None:
+        entry = self._entries.pop(key)
+        entry.expiry.cancel()
+        self._retire(entry)
+
+    def _retire(self, entry: _Entry) -> None:
+        task = asyncio.create_task(_close_when_started(entry.starting))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+
+async def _close_when_started(starting: asyncio.Task[Sandbox]) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        try:
+            sandbox = await starting
+        except Exception as exc:
+            # A prepared sandbox that never came costs nothing; the run itself will report it.
+            logger.warning("sandbox.prepare_failed error={}", exc)
+            return
+        await sandbox.close()

@@ -1,0 +1,76 @@
+"""Proving a driver by running a sandbox, instead of believing what is installed."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from pathlib import Path
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.errors import SandboxError
+from sandbox.drivers.base import Capability, Check, SandboxDriver, SandboxSpec
+from sandbox.models import RunRequest, StopType, StubCall, StubResult
+from sandbox.ownership import prepare_directories, sandbox_uid
+from sandbox.run import SandboxRun
+
+__all__ = ["probe"]
+
+_PROBE_KEY = "probe"
+_PROBE_SECONDS = 10
+
+
+async def probe(driver: SandboxDriver, settings: SandboxSettings) -> Capability:
+    """Look at what the driver needs, then run code that must print a fresh word back."""
+    checks = await driver.examine()
+    capability = Capability(driver=driver.name, checks=checks)
+    if not capability.ok:
+        return capability
+    return Capability(driver=driver.name, checks=(*checks, await _run_once(driver, settings)))
+
+
+async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> Check:
+    word = secrets.token_hex(8)
+    with tempfile.TemporaryDirectory(prefix="nekro-probe-") as base:
+        spec = _spec(Path(base), settings)
+        request = RunRequest(
+            run_id=_PROBE_KEY,
+            chat_key=_PROBE_KEY,
+            container_key=_PROBE_KEY,
+            code=f"print({word!r})\nopen('shared/{word}', 'w').close()",
+            methods=(),
+            dispatch=_no_methods,
+            wall_seconds=_PROBE_SECONDS,
+        )
+        try:
+            sandbox = await driver.start(spec)
+            run = SandboxRun(sandbox, request, settings=settings, driver=driver.name, warm=False)
+            result = await run.execute(methods={}, dispatch=_no_methods)
+        except SandboxError as exc:
+            return Check(name="sandbox run", ok=False, detail=str(exc))
+        wrote = spec.shared_dir.joinpath(word).exists()
+    if result.stop_type is not StopType.NORMAL or result.output.strip() != word or not wrote:
+        detail = (
+            f"a sandbox ran and ended with {result.stop_type.name}: {result.error or result.output[:200]!r}"
+        )
+        return Check(name="sandbox run", ok=False, detail=detail)
+    return Check(name="sandbox run", ok=True, detail=f"code ran in {result.duration_seconds * 1000:.1f} ms")
+
+
+def _spec(base: Path, settings: SandboxSettings) -> SandboxSpec:
+    # A directory that only this process may enter would hide the two from the code's user.
+    base.chmod(0o711)
+    spec = SandboxSpec(
+        shared_dir=base / "shared",
+        uploads_dir=base / "uploads",
+        uid=sandbox_uid(_PROBE_KEY, settings=settings),
+    )
+    for directory in (spec.shared_dir, spec.uploads_dir):
+        directory.mkdir()
+    prepare_directories(
+        shared_dir=spec.shared_dir, uploads_dir=spec.uploads_dir, uid=spec.uid, settings=settings
+    )
+    return spec
+
+
+async def _no_methods(call: StubCall) -> StubResult:
+    raise SandboxError(f"the probe has no method {call.token}")

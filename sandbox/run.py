@@ -1,0 +1,182 @@
+"""One run in one sandbox: limits over time, the stop type, the result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from broker_config.settings import SandboxSettings
+from sandbox.bridge import Bridge, BridgeOutcome
+from sandbox.drivers.base import ExitStatus, Sandbox
+from sandbox.limits import bridge_limits, process_limits
+from sandbox.models import Dispatch, Limit, RunRequest, RunResult, StopType, StubMethod
+from sandbox.output import OutputCollector
+
+__all__ = ["SandboxRun", "judge"]
+
+#: How long code may clean up after the STOP frame.
+_STOP_SECONDS: Final = 0.2
+#: How long a sandbox may take to end after its last word.
+_EXIT_SECONDS: Final = 2
+_DRAIN_SECONDS: Final = 2
+_MANUAL_EXIT_CODE: Final = 9
+#: Signals by which the kernel enforces a resource limit, as exit codes.
+_LIMIT_SIGNALS: Final = {128 + 24: Limit.CPU, 128 + 25: Limit.FILE_SIZE}
+_HINTS: Final = {limit.value: limit for limit in Limit if limit is not Limit.WALL}
+
+
+class SandboxRun:
+    """Carries one request through one sandbox, and owns the sandbox's end."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        request: RunRequest,
+        *,
+        settings: SandboxSettings,
+        driver: str,
+        warm: bool,
+    ) -> None:
+        self._sandbox = sandbox
+        self._request = request
+        self._settings = settings
+        self._driver = driver
+        self._warm = warm
+        self._limit: Limit | None = None
+        self._stopped_by_operator = False
+        self.output = OutputCollector(
+            keep_bytes=settings.output_keep_bytes,
+            kill_bytes=settings.output_kill_bytes,
+            on_output=request.on_output,
+        )
+
+    def end(self, limit: Limit) -> None:
+        """Kill the sandbox for breaking a limit; the first one counts."""
+        self._limit = self._limit or limit
+        self._sandbox.kill()
+
+    def stop(self) -> None:
+        """Kill the sandbox because an operator wishes so."""
+        self._stopped_by_operator = True
+        self._sandbox.kill()
+
+    async def execute(self, *, methods: dict[str, StubMethod], dispatch: Dispatch) -> RunResult:
+        """Run the code and return how it ended; nothing of the sandbox is left then."""
+        started_at, begin = datetime.now(UTC), time.monotonic()
+        pump = asyncio.create_task(
+            self.output.pump(self._sandbox.output, on_over_limit=lambda: self.end(Limit.OUTPUT))
+        )
+        bridge = Bridge(
+            self._sandbox.reader,
+            self._sandbox.writer,
+            methods=methods,
+            dispatch=dispatch,
+            limits=bridge_limits(self._settings),
+        )
+        try:
+            outcome = await self._converse(bridge, started_at)
+            status = await self._see_out(outcome)
+            await asyncio.wait([pump], timeout=_DRAIN_SECONDS)
+        finally:
+            self._sandbox.kill()
+            pump.cancel()
+            await bridge.close()
+            await self._sandbox.close()
+        stop_type, limit, error = judge(
+            outcome, status, limit=self._limit, stopped_by_operator=self._stopped_by_operator
+        )
+        return RunResult(
+            run_id=self._request.run_id,
+            stop_type=stop_type,
+            exit_code=status.code,
+            output=self.output.text(),
+            truncated=self.output.truncated,
+            limit=limit,
+            calls=bridge.calls,
+            error=error,
+            started_at=started_at,
+            duration_seconds=time.monotonic() - begin,
+            warm=self._warm,
+            driver=self._driver,
+        )
+
+    async def _converse(self, bridge: Bridge, started_at: datetime) -> BridgeOutcome:
+        wall_seconds = self._request.wall_seconds or self._settings.wall_seconds
+        deadline = started_at + timedelta(seconds=wall_seconds)
+        try:
+            async with asyncio.timeout(wall_seconds):
+                return await bridge.run(self._payload(), deadline=deadline)
+        except TimeoutError:
+            return BridgeOutcome(limit=Limit.WALL)
+
+    def _payload(self) -> bytes:
+        stubs = [
+            {
+                "token": method.token,
+                "name": method.name,
+                "path": method.path,
+                "signature": method.signature,
+                "doc": method.doc,
+            }
+            for method in self._request.methods
+        ]
+        run = {
+            "code": self._request.code,
+            "chat_key": self._request.chat_key,
+            "stubs": stubs,
+            "limits": process_limits(self._settings),
+            "argument_bytes": self._settings.argument_bytes,
+        }
+        return json.dumps(run).encode()
+
+    async def _see_out(self, outcome: BridgeOutcome) -> ExitStatus:
+        """Give the code the time that its end allows, then make sure that it is gone."""
+        stopped = outcome.stop in (StopType.AGENT, StopType.MULTIMODAL_AGENT)
+        seconds = _STOP_SECONDS if stopped else _EXIT_SECONDS
+        if outcome.limit is None and outcome.stop is not StopType.SECURITY:
+            waiting = asyncio.ensure_future(self._sandbox.wait())
+            done, _ = await asyncio.wait([waiting], timeout=seconds)
+            if done:
+                return waiting.result()
+            waiting.cancel()
+        self._sandbox.kill()
+        return await self._sandbox.wait()
+
+
+def judge(
+    outcome: BridgeOutcome, status: ExitStatus, *, limit: Limit | None, stopped_by_operator: bool
+) -> tuple[StopType, Limit | None, str | None]:
+    """Decide the stop type, the limit and the error line from what the host saw.
+
+    Args:
+        limit: the limit for which the host killed the sandbox.
+    """
+    report = outcome.exit
+    error = outcome.error or (report.error if report else None)
+    if outcome.stop is not None:
+        return outcome.stop, None, error
+    if stopped_by_operator:
+        return StopType.MANUAL, None, error
+    limit = limit or outcome.limit
+    if limit is not None:
+        return (StopType.TIMEOUT if limit is Limit.WALL else StopType.ERROR), limit, error
+    if report is not None and report.code == status.code and report.error is None:
+        if status.code == 0:
+            return StopType.NORMAL, None, None
+        if status.code == _MANUAL_EXIT_CODE:
+            return StopType.MANUAL, None, None
+    if report is not None and report.limit is not None:
+        # The sandbox's own word, for want of a better one: it names the reason of an error
+        # that is an error anyway.
+        return StopType.ERROR, _HINTS.get(report.limit), error
+    limit = _LIMIT_SIGNALS.get(status.code) or status.limit
+    return StopType.ERROR, limit, error or _how_it_ended(status)
+
+
+def _how_it_ended(status: ExitStatus) -> str:
+    if status.code > 128:
+        return f"the process was killed by signal {status.code - 128}"
+    return f"the process ended with exit code {status.code}"
