@@ -6,20 +6,33 @@ one contract test suite runs on both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = [
     "ChatInfo",
+    "CronJob",
+    "CronJobs",
     "FileAreas",
+    "JobInfo",
+    "JobRequest",
+    "JobState",
+    "Jobs",
     "KeyValueStore",
     "MessageKind",
     "Messages",
     "OutgoingMessage",
+    "PluginValue",
+    "Records",
+    "StoredMessage",
     "SystemMessageHooks",
+    "TimerInfo",
+    "Timers",
+    "WorkdayMode",
 ]
 
 
@@ -119,4 +132,239 @@ class FileAreas(Protocol):
 
     def plugin_dir(self, plugin_key: str) -> Path:
         """The plugin's own directory, ``<root>/plugins/<key>``."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimerInfo:
+    """A one-time timer of a chat that has not fired yet."""
+
+    id: str
+    chat_key: str
+    fire_at: datetime
+    description: str
+    #: A chat has at most one temporary timer; a new one replaces it.
+    temporary: bool
+
+
+class Timers(Protocol):
+    """One-time timers: durable, fired once across the fleet, each firing wakes the chat's agent."""
+
+    async def add(self, chat_key: str, *, fire_at: datetime, description: str, temporary: bool) -> TimerInfo:
+        """Keep a timer; a temporary one takes the place of the chat's other one in the same step."""
+        ...
+
+    async def clear(self, chat_key: str, *, temporary: bool | None = None) -> int:
+        """Cancel the chat's timers, or only the (non-)temporary ones; returns how many."""
+        ...
+
+    async def pending(self, chat_key: str) -> list[TimerInfo]:
+        """Return the chat's timers, soonest first."""
+        ...
+
+
+class WorkdayMode(StrEnum):
+    """On which days a recurring timer fires."""
+
+    NONE = "none"
+    MON_FRI = "mon_fri"
+    WEEKEND = "weekend"
+    #: Chinese working days; without a holiday calendar the same as MON_FRI.
+    CN_WORKDAY = "cn_workday"
+    #: Chinese days off; without a holiday calendar the same as WEEKEND.
+    CN_RESTDAY = "cn_restday"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CronJob:
+    """A recurring timer of a chat."""
+
+    #: 4 to 12 characters of ``a-z0-9``.
+    job_id: str
+    chat_key: str
+    #: Five fields: minute, hour, day of month, month, day of week.
+    cron_expr: str
+    #: IANA name, for example ``Asia/Tokyo``.
+    timezone: str
+    workday_mode: WorkdayMode
+    title: str | None
+    event_desc: str
+    #: None while paused.
+    next_fire_at: datetime | None
+    last_fired_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def status(self) -> str:
+        """``"active"`` or ``"paused"``."""
+        return "paused" if self.next_fire_at is None else "active"
+
+
+class CronJobs(Protocol):
+    """Recurring timers: durable, each due time fired once across the fleet."""
+
+    async def add(self, job: CronJob) -> bool:
+        """Keep a job; False, and nothing kept, when the id is taken."""
+        ...
+
+    async def get(self, job_id: str) -> CronJob | None:
+        """Return a job, or None."""
+        ...
+
+    async def replace(self, job: CronJob) -> bool:
+        """Take over everything but ``last_fired_at`` and ``created_at``; False when there is no such job."""
+        ...
+
+    async def delete(self, job_id: str) -> bool:
+        """True when there was such a job."""
+        ...
+
+    async def of_chat(self, chat_key: str) -> list[CronJob]:
+        """Return the chat's jobs, oldest first."""
+        ...
+
+    async def run_now(self, job_id: str) -> bool:
+        """Fire once, apart from the schedule; False when there is no such job."""
+        ...
+
+
+class JobState(StrEnum):
+    """Where a background job of a plugin is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job has ended."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """A background job to start."""
+
+    plugin_key: str
+    #: What the plugin mounted; unique within the plugin.
+    task_type: str
+    #: The plugin's own name for it; at most one open job per plugin, type and name.
+    task_id: str
+    chat_key: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    #: Called with the final ``TaskCtl`` if this process is still there when the job ends.
+    on_terminal: Callable[[Any], object] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobInfo:
+    """What is known of a background job."""
+
+    id: str
+    plugin_key: str
+    task_type: str
+    task_id: str
+    chat_key: str
+    state: JobState
+    #: 0 to 100.
+    percent: int
+    message: str
+    #: What the job's last signal carried; JSON values.
+    data: Any
+    cancel_requested: bool
+
+
+class Jobs(Protocol):
+    """Background jobs of plugins.
+
+    The reference's ``is_running``, ``get_state`` and ``notify`` are ordinary functions, so their
+    counterparts here are too; they answer within milliseconds.
+    """
+
+    async def start(self, request: JobRequest) -> JobInfo:
+        """Record the job durably and have it run.
+
+        Raises:
+            ConflictError: a job of that plugin, type and name is open.
+        """
+        ...
+
+    def peek(self, plugin_key: str, task_type: str, task_id: str) -> JobInfo | None:
+        """Return the newest job of that name, or None."""
+        ...
+
+    async def cancel(self, job_id: str) -> bool:
+        """Ask a job to end; False when it has ended already."""
+        ...
+
+    def notify(self, job_id: str, key: str, data: Any) -> bool:
+        """Hand data to a job's ``wait(key)``; kept when nobody waits yet. False when the job has ended."""
+        ...
+
+    async def wait(self, job_id: str, key: str, *, timeout_seconds: float | None) -> Any:
+        """Return what ``notify`` brought for ``key``, and forget it.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            asyncio.CancelledError: the wait was cancelled.
+        """
+        ...
+
+    def cancel_wait(self, job_id: str, key: str | None = None) -> int:
+        """Cancel the waits for ``key``, or all of the job's; returns how many."""
+        ...
+
+    async def running(self) -> list[JobInfo]:
+        """Return every open job."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredMessage:
+    """One message of a chat's history, as plugins query it."""
+
+    #: Grows with time within an installation.
+    sequence: int
+    id: str
+    chat_key: str
+    kind: MessageKind
+    sender_id: str | None
+    sender_name: str | None
+    text: str
+    created_at: datetime
+    adapter_key: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginValue:
+    """One value of ``plugin.store``."""
+
+    plugin_key: str
+    chat_key: str
+    user_key: str
+    store_key: str
+    value: str
+
+
+class Records(Protocol):
+    """Reading the tables that plugins of the reference query through its models."""
+
+    async def messages(
+        self, *, chat_key: str | None, since: datetime | None, limit: int
+    ) -> list[StoredMessage]:
+        """Return the newest messages, newest first; of all chats when ``chat_key`` is None."""
+        ...
+
+    async def chats(self, *, chat_key: str | None, limit: int) -> list[ChatInfo]:
+        """Return chats, newest first; only that one when ``chat_key`` is given."""
+        ...
+
+    async def plugin_values(
+        self, *, plugin_key: str | None, store_key: str | None, chat_key: str | None, limit: int
+    ) -> list[PluginValue]:
+        """Return stored values; None does not narrow."""
         ...
