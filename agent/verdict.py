@@ -134,7 +134,7 @@ def _judge_manual(run: RunResult) -> Verdict:
 def _error_reason(run: RunResult) -> str:
     if run.limit is not None:
         return f"The program was stopped at a limit of its sandbox: {_LIMITS[run.limit]}."
-    reason = f"The program ended with an error (exit code {run.exit_code})."
+    reason = f"The program ended with an error (exit code {run.exit_code})"
     if run.error and run.error not in run.output:
-        reason += f" {run.error}"
-    return reason
+        return f"{reason}: {run.error}"
+    return f"{reason}."

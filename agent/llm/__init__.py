@@ -1,7 +1,10 @@
-"""The port to a language model and its two clients: an OpenAI-compatible endpoint, and a script."""
+"""The port to a language model, and the client that replays a script.
+
+The client for endpoints is in ``agent.llm.openai_client``; ``create_client`` imports it when
+it is asked for.
+"""
 
 from agent.llm.factory import create_client
-from agent.llm.openai_client import OpenAIClient
 from agent.llm.port import LLMAnswer, LLMClient, LLMRequest
 from agent.llm.scripted_client import ScriptedAnswer, ScriptedClient
 
@@ -9,7 +12,6 @@ __all__ = [
     "LLMAnswer",
     "LLMClient",
     "LLMRequest",
-    "OpenAIClient",
     "ScriptedAnswer",
     "ScriptedClient",
     "create_client",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from agent.llm.openai_client import OpenAIClient
 from agent.llm.port import LLMClient
 from agent.llm.scripted_client import ScriptedClient
 from broker_config.settings import LLMSettings
@@ -20,6 +19,9 @@ def create_client(settings: LLMSettings) -> LLMClient:
     if settings.script is not None:
         return ScriptedClient(settings.script, record=settings.record)
     if settings.base_url and settings.model:
+        # Here and not above: the package takes 0.3 s to import, which a script need not wait for.
+        from agent.llm.openai_client import OpenAIClient
+
         return OpenAIClient(settings)
     if settings.base_url:
         raise LLMError(f"NEKRO_LLM__BASE_URL is {settings.base_url}, but NEKRO_LLM__MODEL names no model")

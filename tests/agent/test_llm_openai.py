@@ -26,7 +26,8 @@ from chat_server import (
 )
 from pydantic import SecretStr
 
-from agent.llm import LLMAnswer, LLMRequest, OpenAIClient, create_client
+from agent.llm import LLMAnswer, LLMRequest, create_client
+from agent.llm.openai_client import OpenAIClient
 from agent.llm.retry import Fault, RetryPolicy, parse_retry_after
 from agent.model import ImagePart, PromptMessage, Role, TextPart
 from broker_config.settings import LLMSettings

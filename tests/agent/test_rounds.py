@@ -1,0 +1,404 @@
+"""Rounds with a scripted model and a real sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.llm import LLMAnswer, LLMRequest, ScriptedClient
+from agent.model import ChatBrief, HistoryMessage, MethodBrief, Observation, PluginBrief, TurnRound
+from agent.rounds import RoundInput, RoundOutcome, RoundRunner
+from broker_config.settings import AgentSettings, SandboxSettings
+from nekro_agent.errors import LLMError, SandboxUnavailableError
+from nekro_agent.methods import SandboxMethodType
+from nekro_agent.ports import MessageKind
+from sandbox import (
+    Raised,
+    Returned,
+    SandboxManager,
+    Stopped,
+    StopType,
+    StubCall,
+    StubMethod,
+    StubResult,
+)
+from storage.areas import DataAreas
+
+CHAT = ChatBrief(chat_key="c:1", container_key="box1")
+SANDBOX = SandboxSettings(warm_seconds=10)
+
+METHODS = (
+    StubMethod(
+        token="m1", name="add", path="a.calc.add", signature="(a: int, b: int) -> int", doc="Add.",
+        type=SandboxMethodType.TOOL,
+    ),
+    StubMethod(
+        token="m2", name="search", path="a.web.search", signature="(query: str) -> str", doc="Search.",
+        type=SandboxMethodType.AGENT,
+    ),
+)  # fmt: skip
+PLUGIN = PluginBrief(
+    key="a.calc",
+    name="Calc",
+    module_name="calc",
+    methods=[
+        MethodBrief(name=m.name or m.path, signature=m.signature, doc=m.doc, type=m.type) for m in METHODS
+    ],
+)
+
+
+class Calls:
+    """A dispatch that answers as plugins would, and remembers what was called."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Any]] = []
+
+    async def __call__(self, call: StubCall) -> StubResult:
+        args, kwargs = pickle.loads(call.arguments)
+        self.seen.append((call.token, (args, kwargs)))
+        if call.token == "m2":
+            return Stopped(stop=StopType.AGENT)
+        if not all(isinstance(value, int) for value in args):
+            return Raised(error_type="ValueError", message="no numbers")
+        return Returned(value=pickle.dumps(sum(args), protocol=4))
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> AsyncIterator[SandboxManager]:
+    manager = SandboxManager(SANDBOX, DataAreas(tmp_path / "data"))
+    try:
+        await manager.start()
+    except SandboxUnavailableError as exc:
+        pytest.skip(f"no sandbox on this machine: {exc}")
+    yield manager
+    await manager.close()
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Callable[..., ScriptedClient]:
+    def build(*answers: str | dict[str, Any]) -> ScriptedClient:
+        entries = [{"answer": answer} if isinstance(answer, str) else answer for answer in answers]
+        path = tmp_path / "script.yaml"
+        path.write_text(yaml.safe_dump(entries), "utf-8")
+        return ScriptedClient(path, record=tmp_path / "requests.jsonl")
+
+    return build
+
+
+@pytest.fixture
+def play(sandbox: SandboxManager, scripted: Callable[..., ScriptedClient]) -> Callable[..., Any]:
+    """Carry out one round with the given answers; settings and input fields by keyword."""
+
+    async def play_(*answers: Any, agent: AgentSettings | None = None, **fields: Any) -> RoundOutcome:
+        return await runner(scripted(*answers), sandbox, agent).run(round_input(**fields))
+
+    return play_
+
+
+def runner(llm: Any, sandbox: Any, agent: AgentSettings | None = None) -> RoundRunner:
+    return RoundRunner(
+        llm=llm, sandbox=sandbox, agent_settings=agent or AgentSettings(), sandbox_settings=SANDBOX
+    )
+
+
+def round_input(**fields: Any) -> RoundInput:
+    now = datetime.now(UTC)
+    values: dict[str, Any] = {
+        "round_id": "r1", "chat": CHAT, "number": 1, "turn_started_at": now, "plugins": [PLUGIN],
+        "methods": METHODS, "dispatch": Calls(),
+        "history": [
+            HistoryMessage(message_id="m1", kind=MessageKind.USER, text="What is 2+3?", sent_at=now)
+        ],
+    }  # fmt: skip
+    return RoundInput(**(values | fields))
+
+
+def code(text: str) -> str:
+    return f"<think>so</think>Let me see.\n```python\n{text}\n```"
+
+
+def requests(tmp_path: Path) -> list[dict[str, Any]]:
+    path = tmp_path / "requests.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def test_a_program_that_ends_normally_ends_the_turn(play: Any) -> None:
+    calls = Calls()
+    outcome = await play(code("from plugins import add\nprint(add(2, 3))"), dispatch=calls)
+    assert (outcome.stop_type, outcome.needs_follow_up, outcome.notice) == (StopType.NORMAL, False, None)
+    assert (outcome.output.strip(), outcome.thought) == ("5", "so")
+    assert (outcome.code, outcome.answer) == (
+        "print(add(2, 3))",
+        code("from plugins import add\nprint(add(2, 3))"),
+    )
+    assert calls.seen == [("m1", ((2, 3), {}))]
+    assert outcome.run.calls == 1
+    assert outcome.run.warm
+    assert outcome.llm.model == "scripted"
+    assert outcome.prompt_chars > 1000
+    assert outcome.asked_at <= outcome.finished_at
+
+
+async def test_an_agent_call_ends_the_program_and_the_next_round_reads_its_result(
+    play: Any, tmp_path: Path
+) -> None:
+    calls = Calls()
+    first = await play(code("print('before')\nsearch('rain')\nadd(1, 1)\nprint('after')"), dispatch=calls)
+    assert (first.stop_type, first.needs_follow_up) == (StopType.AGENT, True)
+    assert first.output.strip() == "before"
+    assert [token for token, _ in calls.seen] == ["m2"]
+
+    earlier = TurnRound(
+        number=1, asked_at=first.asked_at, answer=first.answer, stop_type=first.stop_type,
+        reason=first.reason, output=first.output, observations=(
+            Observation(method="search", type=SandboxMethodType.AGENT, text="Rain at 5 pm.", call_id="c1"),
+        ),
+    )  # fmt: skip
+    second = await play(
+        {"when": "Rain at (5 pm)", "answer": code("print('${1}')")}, number=2, previous=[earlier]
+    )
+    assert (second.stop_type, second.output.strip()) == (StopType.NORMAL, "5 pm")
+    roles = [message["role"] for message in requests(tmp_path)[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+
+
+async def test_a_failing_program_leads_to_a_round_with_its_traceback(play: Any) -> None:
+    outcome = await play(code("x = add('a', 'b')"))
+    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.ERROR, True)
+    assert "ValueError: no numbers" in outcome.output
+    assert outcome.reason.startswith("The program ended with an error (exit code 1)")
+
+
+async def test_prose_is_a_syntax_error_that_the_model_gets_to_see(play: Any) -> None:
+    outcome = await play("I cannot do that for you.")
+    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.ERROR, True)
+    assert "SyntaxError" in outcome.output
+
+
+async def test_exit_9_shows_the_output_to_the_model(play: Any) -> None:
+    outcome = await play(code("print(41 + 1)\nexit(9)"))
+    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, True)
+    assert outcome.output.strip() == "42"
+
+
+async def test_a_program_that_takes_too_long_is_stopped_within_the_rest_of_the_turn(play: Any) -> None:
+    started = datetime.now(UTC) - timedelta(seconds=100)
+    outcome = await play(
+        code("print('on', flush=True)\nimport time\ntime.sleep(60)"),
+        agent=AgentSettings(turn_seconds=102.5),
+        turn_started_at=started,
+    )
+    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.TIMEOUT, True)
+    assert outcome.output.strip() == "on"
+
+
+async def test_an_empty_program_is_a_wish_to_do_nothing(play: Any) -> None:
+    outcome = await play(code("# not for me"))
+    assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.NORMAL, False, None)
+
+
+async def test_a_thought_alone_is_no_wish(play: Any) -> None:
+    outcome = await play("<think>hm, hm</think>")
+    assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.ERROR, True, None)
+    assert "held no program" in outcome.reason
+
+
+async def test_a_giant_program_is_refused(play: Any) -> None:
+    outcome = await play(code("x = '" + "a" * 300_000 + "'"))
+    assert (outcome.stop_type, outcome.run) == (StopType.ERROR, None)
+    assert "more than 200000 characters" in outcome.reason
+
+
+WORD = r"Check word, confidential: (\S+)"
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["print('${1}')", "add('${1}', 1)"],
+)
+async def test_code_with_the_check_word_does_not_run(play: Any, program: str) -> None:
+    calls = Calls()
+    outcome = await play({"when": WORD, "answer": code(program)}, dispatch=calls)
+    assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.SECURITY, True, None)
+    assert calls.seen == []
+
+
+SPLIT_WORD = r"Check word, confidential: (\S{5})(\S+)"
+
+
+async def test_output_with_the_check_word_is_kept_from_the_next_prompt(play: Any) -> None:
+    outcome = await play({"when": SPLIT_WORD, "answer": code("print('${1}' + '${2}')")})
+    assert (outcome.stop_type, outcome.output) == (StopType.SECURITY, "")
+
+
+async def test_a_call_with_the_check_word_leaves_no_sandbox(play: Any) -> None:
+    calls = Calls()
+    program = "import threading\nadd(1, 2)\nadd('${1}' + '${2}', 1)\nadd(3, 4)"
+    outcome = await play({"when": SPLIT_WORD, "answer": code(program)}, dispatch=calls)
+    assert outcome.stop_type is StopType.SECURITY
+    assert [args for _, args in calls.seen] == [((1, 2), {})]
+
+
+async def test_every_round_has_a_check_word_of_its_own(play: Any, tmp_path: Path) -> None:
+    await play(code("pass"))
+    await play(code("pass"))
+    first, second = (
+        line["messages"][-1]["content"][0]["text"].rsplit(": ", 1)[1] for line in requests(tmp_path)
+    )
+    assert first != second
+
+
+async def test_the_last_round_ends_the_turn_with_words_for_the_chat(play: Any) -> None:
+    outcome = await play(code("exit(9)"), number=3, agent=AgentSettings(rounds_per_turn=3))
+    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, False)
+    assert "more than the 3 rounds" in outcome.notice
+
+
+async def test_a_last_round_that_ends_normally_needs_no_words(play: Any) -> None:
+    outcome = await play(code("print(1)"), number=3, agent=AgentSettings(rounds_per_turn=3))
+    assert (outcome.stop_type, outcome.notice) == (StopType.NORMAL, None)
+
+
+async def test_a_round_beyond_the_limit_asks_nobody(play: Any, tmp_path: Path) -> None:
+    outcome = await play(code("print(1)"), number=4, agent=AgentSettings(rounds_per_turn=3))
+    assert (outcome.stop_type, outcome.needs_follow_up, outcome.llm) == (None, False, None)
+    assert "more than the 3 rounds" in outcome.notice
+    assert requests(tmp_path) == []
+
+
+async def test_a_round_of_a_turn_that_is_over_asks_nobody(play: Any, tmp_path: Path) -> None:
+    outcome = await play(
+        code("print(1)"),
+        agent=AgentSettings(turn_seconds=60),
+        turn_started_at=datetime.now(UTC) - timedelta(seconds=60),
+    )
+    assert (outcome.stop_type, outcome.needs_follow_up) == (None, False)
+    assert "more than the 60 seconds" in outcome.notice
+    assert requests(tmp_path) == []
+
+
+async def test_inject_methods_speak_and_failing_ones_are_named_in_their_place(
+    play: Any, tmp_path: Path
+) -> None:
+    async def speak() -> str:
+        return "Quota: 3"
+
+    async def fail() -> str:
+        raise SystemExit("plugin says exit")
+
+    async def hang() -> str:
+        raise asyncio.CancelledError
+
+    plugins = [
+        PluginBrief(key=f"a.{inject.__name__}", name="x", module_name="x", methods=[], inject=inject)
+        for inject in (speak, fail, hang)
+    ]
+    outcome = await play(code("print(1)"), plugins=plugins)
+    assert outcome.stop_type is StopType.NORMAL
+    text = requests(tmp_path)[0]["messages"][-1]["content"][0]["text"]
+    assert '<plugin_context plugin="a.speak">\nQuota: 3\n' in text
+    assert (
+        '<plugin_context plugin="a.fail">\n[this plugin\'s context is missing: SystemExit: plugin says exit]'
+        in text
+    )
+    assert '<plugin_context plugin="a.hang">\n[this plugin\'s context is missing: CancelledError: ]' in text
+
+
+async def test_a_model_that_fails_is_the_callers_to_handle(play: Any) -> None:
+    with pytest.raises(LLMError, match="none of its 1 answers fits"):
+        await play({"when": "something else", "answer": "x"})
+
+
+class Answering:
+    """A model whose answer is given, with what an endpoint says around it."""
+
+    def __init__(self, text: str, finish_reason: str = "stop") -> None:
+        self.asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self._answer = LLMAnswer(
+            text=text,
+            model="m",
+            prompt_tokens=1,
+            answer_tokens=1,
+            finish_reason=finish_reason,
+            tries=1,
+            cost=0,
+        )
+
+    async def complete(self, request: LLMRequest) -> LLMAnswer:
+        self.asked.set()
+        await self.may_answer.wait()
+        return self._answer
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_half_a_program_does_not_run(sandbox: SandboxManager) -> None:
+    cut = Answering("```python\nadd(1, 2)\nadd(3,", finish_reason="length")
+    calls = Calls()
+    outcome = await runner(cut, sandbox).run(round_input(dispatch=calls))
+    assert (outcome.stop_type, outcome.needs_follow_up, calls.seen) == (StopType.ERROR, True, [])
+    assert "cut off" in outcome.reason
+
+
+async def test_a_whole_program_before_a_cut_end_runs(sandbox: SandboxManager) -> None:
+    cut = Answering(f"{code('print(1)')}\nThis means that", finish_reason="length")
+    outcome = await runner(cut, sandbox).run(round_input())
+    assert outcome.stop_type is StopType.NORMAL
+
+
+async def test_a_model_that_takes_the_whole_turn_ends_it(sandbox: SandboxManager) -> None:
+    slow = Answering("x")
+    slow.may_answer.clear()
+    given = round_input(turn_started_at=datetime.now(UTC) - timedelta(seconds=9))
+    outcome = await runner(slow, sandbox, AgentSettings(turn_seconds=10.2)).run(given)
+    assert (outcome.stop_type, outcome.needs_follow_up) == (None, False)
+    assert "more than the 10.2 seconds" in outcome.notice
+
+
+async def test_a_cancelled_round_cancels_its_calls(sandbox: SandboxManager) -> None:
+    called, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: StubCall) -> StubResult:
+        called.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError("unreachable")
+
+    running = asyncio.create_task(
+        runner(Answering(code("add(1, 2)")), sandbox).run(round_input(dispatch=hang))
+    )
+    await asyncio.wait_for(called.wait(), 20)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert cancelled.is_set()
+
+
+async def test_a_program_that_an_operator_stopped_is_not_started_over(sandbox: SandboxManager) -> None:
+    called = asyncio.Event()
+
+    async def hang(_: StubCall) -> StubResult:
+        called.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    running = asyncio.create_task(
+        runner(Answering(code("add(1, 2)")), sandbox).run(round_input(dispatch=hang))
+    )
+    await asyncio.wait_for(called.wait(), 20)
+    assert sandbox.stop("r1")
+    outcome = await running
+    assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, False)

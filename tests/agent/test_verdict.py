@@ -1,0 +1,47 @@
+"""Stop types and words for every way in which a run ends."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from agent import verdict
+from sandbox.models import Limit, RunResult, StopType
+
+
+def result(stop: StopType, **fields: Any) -> RunResult:
+    values: dict[str, Any] = {
+        "run_id": "r", "exit_code": 1, "output": "", "truncated": False, "limit": None, "calls": 0, "error": None,
+        "started_at": datetime(2026, 1, 1, tzinfo=UTC), "duration_seconds": 1.0, "warm": True, "driver": "bwrap",
+    }  # fmt: skip
+    return RunResult(stop_type=stop, **(values | fields))
+
+
+@pytest.mark.parametrize("stop", list(StopType))
+def test_only_a_normal_end_leaves_nothing_to_look_at(stop: StopType) -> None:
+    judged = verdict.judge(result(stop, exit_code=9), wall_seconds=60)
+    assert judged.stop_type is stop
+    assert judged.wants_more is (stop is not StopType.NORMAL)
+    assert judged.reason.endswith(".")
+
+
+@pytest.mark.parametrize("limit", list(Limit))
+def test_every_limit_has_words(limit: Limit) -> None:
+    judged = verdict.judge(result(StopType.ERROR, limit=limit, exit_code=137), wall_seconds=60)
+    assert judged.reason.startswith("The program was stopped at a limit of its sandbox: it ")
+
+
+def test_an_error_is_named_unless_the_output_shows_it() -> None:
+    died = result(StopType.ERROR, exit_code=139, error="the process was killed by signal 11")
+    assert verdict.judge(died, wall_seconds=60).reason == (
+        "The program ended with an error (exit code 139): the process was killed by signal 11"
+    )
+    raised = result(StopType.ERROR, error="KeyError: 1", output="Traceback …\nKeyError: 1\n")
+    assert verdict.judge(raised, wall_seconds=60).reason == "The program ended with an error (exit code 1)."
+
+
+def test_an_operators_stop_is_not_undone_by_a_new_round() -> None:
+    judged = verdict.judge(result(StopType.MANUAL, exit_code=137), wall_seconds=60)
+    assert (judged.stop_type, judged.wants_more) == (StopType.MANUAL, False)
