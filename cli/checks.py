@@ -15,7 +15,7 @@ from broker_config.settings import Settings
 from broker_config.urls import client_url, is_redis, without_password
 from cli.exit_codes import ExitCode
 from cli.ownership import read_running
-from nekro_agent.errors import NekroError, SettingsError
+from nekro_agent.errors import NekroError, SandboxError, SettingsError
 from nekro_agent.methods import Lane
 
 __all__ = ["Check", "Verdict", "run_checks"]
@@ -166,7 +166,7 @@ def _redis_faults(server: dict[str, object]) -> list[tuple[str, str]]:
 
 
 def _other_broker(settings: Settings, url: str) -> Check:
-    from kombu import Connection
+    from kombu.connection import Connection
 
     try:
         with Connection(url, connect_timeout=settings.broker.connect_timeout_seconds) as connection:
@@ -208,6 +208,27 @@ async def _database(settings: Settings) -> Check:
         detail=f"{where}, has schema {status.revision or 'none'} and needs {status.head}",
         mend="run `nekro db upgrade`",
         code=ExitCode.STORAGE,
+    )
+
+
+async def _sandbox(settings: Settings) -> Check:
+    from sandbox.drivers.selection import choose_driver
+    from sandbox.probe import probe
+
+    try:
+        driver = await choose_driver(settings.sandbox)
+    except SandboxError as exc:
+        return Check(name="sandbox", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.SANDBOX)
+    try:
+        capability = await probe(driver, settings.sandbox)
+    finally:
+        await driver.close()
+    weak = [check for check in capability.checks if not check.ok]
+    return Check(
+        name="sandbox",
+        verdict=Verdict.WARNING if weak else Verdict.OK,
+        detail=f"{driver.name} ran one; " + "; ".join(f"{c.name}: {c.detail}" for c in capability.checks),
+        mend="; ".join(check.mend for check in weak if check.mend),
     )
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "add_json",
     "add_user_id",
     "args_from",
+    "chat_key",
     "count",
     "port_number",
     "positive_int",
@@ -40,6 +41,8 @@ class Deps:
     """What a command may use besides its own arguments."""
 
     output: Output
+    #: What ``--data-dir`` said; None when it was not given.
+    data_dir: Path | None
     #: Reads environment, ``.env`` and the global options; raises SettingsError.
     load_settings: Callable[[], Settings]
 
@@ -76,7 +79,7 @@ def add_chat_key(parser: argparse.ArgumentParser) -> None:
         "--chat-key",
         metavar="K",
         default=DEFAULT_CHAT_KEY,
-        type=_key,
+        type=chat_key,
         help="chat to work in (default: %(default)s)",
     )
 
@@ -123,7 +126,8 @@ def port_number(text: str) -> int:
     return value
 
 
-def _key(text: str) -> str:
+def chat_key(text: str) -> str:
+    """Parse a chat key: any text that is not blank."""
     if not text.strip():
         raise argparse.ArgumentTypeError("a chat key is not empty")
     return text

@@ -133,7 +133,9 @@ def _run(entry: Command, namespace: argparse.Namespace, output: Output) -> int:
     from cli.running import TerminatedError
 
     configure_logs(debug=output.debug)
-    deps = Deps(output=output, load_settings=lambda: _load_settings(namespace.data_dir))
+    deps = Deps(
+        output=output, data_dir=namespace.data_dir, load_settings=lambda: _load_settings(namespace.data_dir)
+    )
     module = entry.module
     try:
         return module.run(args_from(module.Args, namespace), deps)

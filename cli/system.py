@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
@@ -14,7 +14,7 @@ from broker_config.embedded import EmbeddedRedis, resolve_settings
 from broker_config.settings import Settings
 from cli.environment import environment_of
 from cli.output import Output
-from cli.ownership import Ownership, RunningSystem, WorkerEntry
+from cli.ownership import Ownership, RunningSystem, WorkerEntry, read_running
 from cli.process import START_SECONDS, ChildProcess, ChildSpec, worker_spec
 from nekro_agent.errors import ServiceError
 from nekro_agent.methods import Lane
@@ -65,11 +65,21 @@ class System:
 
 @contextlib.asynccontextmanager
 async def open_services(
-    settings: Settings, *, command: str, lanes: Sequence[Lane], output: Output
+    settings: Settings,
+    *,
+    command: str,
+    lanes: Sequence[Lane],
+    output: Output,
+    before_start: Callable[[Settings], None] | None = None,
 ) -> AsyncIterator[tuple[System, Services]]:
-    """Open a system and this process's services on it; plugins load while the workers start."""
+    """Open a system and this process's services on it; plugins load while the workers start.
+
+    ``before_start`` checks what workers of our own would need; a running system has its own settings.
+    """
     from workers.composition import Services
 
+    if before_start is not None and settings.broker.url is None and read_running(settings.data_dir) is None:
+        before_start(settings)
     async with open_system(settings, command=command, lanes=lanes, output=output) as system:
         services = Services.load(system.settings, role="cli")
         await system.ready()

@@ -103,4 +103,5 @@ async def _see_follow_ups_through(services: Services, args: Args, deps: Deps, *,
         return
     from cli.turns import wait_for_quiet
 
-    await wait_for_quiet(services, args.chat_key, seconds=services.settings.agent.turn_seconds)
+    seconds = services.settings.agent.turn_seconds
+    await wait_for_quiet(services.database, args.chat_key, seconds=seconds)

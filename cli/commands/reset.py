@@ -1,0 +1,46 @@
+"""`nekro reset`: a new beginning for a chat."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from cli.command import Deps, chat_key
+from cli.running import run_async
+from cli.system import CALL_LANES, open_services
+
+__all__ = ["Args", "register", "run"]
+
+_EPILOG = """\
+examples:
+  nekro reset group_1
+
+The history begins anew (`nekro history --all` still shows the old one), rounds that wait are cancelled, and
+the plugins' reset hooks run.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro reset`."""
+
+    chat_key: str
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Reset the chat."""
+    settings = deps.load_settings()
+
+    async def work() -> int:
+        async with open_services(settings, command="reset", lanes=CALL_LANES, output=deps.output) as opened:
+            await opened[1].reset_chat(args.chat_key)
+        deps.output.words(f"chat {args.chat_key} begins anew")
+        return 0
+
+    return run_async(work())

@@ -1,0 +1,87 @@
+"""`nekro send`: one message into a chat, as a person would write it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from cli.command import Deps, add_json, chat_key
+from cli.commands.history import describe_message
+from cli.running import run_async
+from cli.system import ROUND_LANES, open_services
+from cli.turns import last_sequence, messages_after, require_model, wait_for_quiet
+from nekro_agent.errors import UsageError
+from nekro_agent.ports import MessageKind
+
+__all__ = ["DEFAULT_USER", "Args", "register", "run"]
+
+_EPILOG = """\
+examples:
+  nekro send group_1 'What is on today?'
+  nekro send group_1 'What is on today?' --user-id ada --wait
+
+Prints the message's id; with --wait, the agent's answers once its turn has ended. Where no system runs,
+one is started for the turn, which needs a language model, and --wait is implied.
+"""
+DEFAULT_USER = "cli-user"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro send`."""
+
+    chat_key: str
+    text: str
+    user_id: str
+    user_name: str | None
+    wait: bool
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
+    parser.add_argument("text", metavar="TEXT", help="the message")
+    parser.add_argument(
+        "--user-id", metavar="U", default=DEFAULT_USER, help="who writes (default: %(default)s)"
+    )
+    parser.add_argument("--user-name", metavar="NAME", help="the writer's name (default: the user id)")
+    parser.add_argument("--wait", action="store_true", help="wait for the end of the turn")
+    add_json(parser)
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Send, and wait where asked for or needed."""
+    if not args.text.strip():
+        raise UsageError("the message is empty")
+    settings = deps.load_settings()
+
+    async def work() -> int:
+        async with open_services(
+            settings,
+            command="send",
+            lanes=ROUND_LANES,
+            output=deps.output,
+            before_start=require_model,
+        ) as (system, services):
+            before = await last_sequence(services.database, args.chat_key)
+            message_id = await services.receive_message(
+                args.chat_key, args.text, user_id=args.user_id, user_name=args.user_name or args.user_id
+            )
+            waits = args.wait or system.own
+            if waits:
+                seconds = settings.agent.turn_seconds
+                await wait_for_quiet(services.database, args.chat_key, seconds=seconds)
+            news = await messages_after(services.database, args.chat_key, sequence=before)
+        answers = [message for message in news if waits and message.kind is MessageKind.ASSISTANT]
+        if args.json:
+            deps.output.json({"id": message_id, "answers": [describe_message(answer) for answer in answers]})
+            return 0
+        if not waits:
+            deps.output.data(message_id)
+        for answer in answers:
+            deps.output.data(answer.text)
+        return 0
+
+    return run_async(work())

@@ -1,0 +1,116 @@
+"""What the tour left behind, read back from rows, recorded requests, task events and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cli.demo.task_log import TaskRecord
+from cli.turns import newest_messages, newest_rounds
+from storage.messages import Message
+from storage.rounds import Round
+
+if TYPE_CHECKING:
+    from cli.demo.stage import Stage
+
+__all__ = ["Evidence", "LLMRequestRecord", "file_of", "gather"]
+
+_LIMIT: Final = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class LLMRequestRecord:
+    """One recorded request to the model."""
+
+    at: str
+    round_id: str
+    messages: Sequence[dict[str, Any]]
+
+    @property
+    def text(self) -> str:
+        """All text of the request."""
+        return "\n".join(part["text"] for part in self._parts() if part["type"] == "text")
+
+    @property
+    def images(self) -> list[dict[str, Any]]:
+        """Type, length and SHA-256 of each image."""
+        return [part["image_url"] for part in self._parts() if part["type"] == "image_url"]
+
+    def _parts(self) -> list[dict[str, Any]]:
+        return [part for message in self.messages for part in message["content"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Everything that the points are checked against."""
+
+    messages: Sequence[Message]
+    rounds: Sequence[Round]
+    requests: Sequence[LLMRequestRecord]
+    tasks: Sequence[TaskRecord]
+    #: Process id by worker name.
+    pids: dict[str, int]
+    #: Names of the files in the chat's ``/app/shared``.
+    shared_files: frozenset[str]
+    model_sha256: str
+    model_requests: int
+
+    def tasks_of(self, function: str) -> list[TaskRecord]:
+        """Tasks of one method, by its function name, oldest first."""
+        return [task for task in self.tasks if task.name.split(".")[-1] == function]
+
+    def request_of(self, round_id: str) -> LLMRequestRecord | None:
+        """The request that a round sent to the model."""
+        return next((request for request in self.requests if request.round_id == round_id), None)
+
+    def said(self, begin: str) -> str:
+        """The agent's message that begins so, or ""."""
+        return next((m.text for m in self.messages if m.text.startswith(begin)), "")
+
+    def pid_of(self, node: str | None) -> int | None:
+        """Process id of a worker by its node name or its own."""
+        return self.pids.get((node or "").partition("@")[0])
+
+
+def file_of(message: Message) -> str:
+    """Sandbox path of the file that a message carries, or ""."""
+    return str((message.data or {}).get("file_path", ""))
+
+
+async def gather(stage: Stage, chat_key: str) -> Evidence:
+    """Read everything back."""
+    database = stage.services.database
+    record = stage.settings.llm.record
+    return Evidence(
+        messages=await newest_messages(database, chat_key, limit=_LIMIT),
+        rounds=await newest_rounds(database, chat_key, limit=_LIMIT),
+        requests=_requests(record, chat_key) if record is not None else [],
+        tasks=sorted(stage.tasks.records.values(), key=lambda task: task.received_at),
+        pids=dict(stage.pids),
+        shared_files=frozenset(path.name for path in await _shared_dir(stage, chat_key)),
+        model_sha256=stage.models.sha256,
+        model_requests=stage.models.requests,
+    )
+
+
+async def _shared_dir(stage: Stage, chat_key: str) -> list[Path]:
+    from storage.areas import DataAreas
+    from storage.chats import ChatRepository
+
+    async with stage.services.database.read() as transaction:
+        chat = await ChatRepository(transaction.connection).get(chat_key)
+    return list(DataAreas(stage.settings.data_dir).shared_dir(chat.container_key).iterdir())
+
+
+def _requests(record: Path, chat_key: str) -> list[LLMRequestRecord]:
+    if not record.exists():
+        return []
+    lines = [json.loads(line) for line in record.read_text("utf-8").splitlines()]
+    return [
+        LLMRequestRecord(at=line["at"], round_id=line["round_id"], messages=line["messages"])
+        for line in lines
+        if line["chat_key"] == chat_key
+    ]

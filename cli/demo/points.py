@@ -1,0 +1,169 @@
+"""The points that the tour must prove; each is decided by what was left behind, not by what was said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cli.demo import scenes
+from cli.demo.evidence import Evidence, file_of
+from nekro_agent.ports import MessageKind
+from sandbox.models import StopType
+from storage.rounds import Round
+
+__all__ = ["Point", "check"]
+
+_WORDS: Final = len(scenes.PLAN.split())
+_PNG_SHA_WORDS: Final = "SHA-256 "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One promise and whether it was kept."""
+
+    name: str
+    ok: bool
+    #: What was found.
+    detail: str
+
+
+def check(evidence: Evidence) -> list[Point]:
+    """Check every point; one that finds nothing fails instead of raising."""
+    points = []
+    for name, test in _POINTS:
+        try:
+            detail = test(evidence)
+            points.append(Point(name=name, ok=True, detail=detail))
+        except _NotShownError as exc:
+            points.append(Point(name=name, ok=False, detail=str(exc)))
+    return points
+
+
+class _NotShownError(Exception):
+    """A point was not proven; the message says what is missing. Never leaves this module."""
+
+
+def _need(condition: object, missing: str) -> None:
+    if not condition:
+        raise _NotShownError(missing)
+
+
+def _tool_value(evidence: Evidence) -> str:
+    said = evidence.said("The plan has ")
+    tasks = evidence.tasks_of("measure_text")
+    _need(tasks, "measure_text was never a task")
+    expected = f"The plan has {_WORDS} words, says process {tasks[0].pid}."
+    _need(said == expected, f"the chat holds {said!r}, not {expected!r}")
+    return f"the code said {said!r}"
+
+
+def _file_out(evidence: Evidence) -> str:
+    _need("plan.txt" in evidence.shared_files, "there is no plan.txt in the shared area")
+    tasks = evidence.tasks_of("measure_text")
+    _need(f"{_WORDS} words" in evidence.said("The plan has "), "the plugin did not count its words")
+    return f"the sandbox wrote plan.txt, process {tasks[0].pid} counted its {_WORDS} words"
+
+
+def _behavior(evidence: Evidence) -> str:
+    kinds = [m.kind for m in evidence.messages if m.text == scenes.NOTE_SAVED]
+    _need(kinds, f"the history holds no {scenes.NOTE_SAVED!r}")
+    _need(kinds == [MessageKind.SYSTEM], f"it is there {len(kinds)} times, as {', '.join(kinds)}")
+    return f"the history holds, once, {scenes.NOTE_SAVED!r}"
+
+
+def _pair(evidence: Evidence, stop: StopType) -> tuple[Round, Round]:
+    """The round that a call of this kind ended, and the one that followed."""
+    ended = [entry for entry in evidence.rounds if entry.stop_type == stop]
+    _need(len(ended) == 1, f"{len(ended)} rounds ended with {stop.name}")
+    number = ended[0].number + 1
+    next_ones = [r for r in evidence.rounds if r.turn_id == ended[0].turn_id and r.number == number]
+    _need(len(next_ones) == 1, f"{len(next_ones)} rounds followed round {ended[0].number}")
+    return ended[0], next_ones[0]
+
+
+def _agent_stops_code(evidence: Evidence) -> str:
+    before, _ = _pair(evidence, StopType.AGENT)
+    _need(not evidence.said(scenes.NEVER_SAID), "the message after the call was sent")
+    _need(scenes.NEVER_FILE not in evidence.shared_files, "the line after the call wrote its file")
+    return f"round {before.number} ended with AGENT; neither file nor message of the next lines exists"
+
+
+def _agent_wakes(evidence: Evidence) -> str:
+    before, after = _pair(evidence, StopType.AGENT)
+    _need(after.stop_type == StopType.NORMAL, f"the follow-up round ended with {after.stop_type}")
+    first, second = evidence.pid_of(before.worker), evidence.pid_of(after.worker)
+    _need(first and second, f"workers {before.worker} and {after.worker} are not the tour's")
+    _need(first != second, f"both rounds ran in process {first}")
+    return f"round {before.number} in process {first}, round {after.number} in process {second}"
+
+
+def _agent_prompt(evidence: Evidence) -> str:
+    _, after = _pair(evidence, StopType.AGENT)
+    request = evidence.request_of(after.id)
+    _need(request is not None, "no request of the follow-up round was recorded")
+    assert request is not None  # noqa: S101 - _need has raised
+    result = f"of {len(scenes.PLAN)}:\n{scenes.PLAN}"
+    _need(result in request.text, "the result's text is not in the prompt")
+    return f"the prompt of round {after.number} holds view_str_content's text"
+
+
+def _multimodal(evidence: Evidence) -> str:
+    _, after = _pair(evidence, StopType.MULTIMODAL_AGENT)
+    request = evidence.request_of(after.id)
+    images = request.images if request is not None else []
+    _need(len(images) == 1, f"the follow-up request carries {len(images)} images")
+    digest = str(images[0].get("sha256"))
+    # The same topic gives the same picture, and the code hashed that one in the sandbox.
+    said = evidence.said("The picture I saw is ")
+    _need(digest in said, f"the image's digest {digest} is not the drawn picture's")
+    return (
+        f"one {images[0]['media_type']} of {images[0]['bytes']} bytes in the request, SHA-256 {digest[:12]}…"
+    )
+
+
+def _file_in(evidence: Evidence) -> str:
+    said = evidence.said("The picture I saw is ")
+    _need(_PNG_SHA_WORDS in said, "the code read no picture")
+    path = said.removeprefix("The picture I saw is ").partition(",")[0]
+    sent = [file_of(message) for message in evidence.messages]
+    _need(path in sent, f"{path} was not sent to the chat")
+    return f"the plugin wrote {path}, the code read and sent it"
+
+
+def _stored_value(evidence: Evidence) -> str:
+    said = evidence.said(scenes.GREETING)
+    _need(said, f"no message begins with {scenes.GREETING}")
+    setters, getters = evidence.tasks_of("set_preference"), evidence.tasks_of("get_preference")
+    _need(setters and getters, "the preference was not both set and read")
+    _need(setters[0].pid != getters[0].pid, "one process did both")
+    return (
+        f"process {setters[0].pid} stored {scenes.GREETING}; after its end process {getters[0].pid} read it"
+    )
+
+
+def _download(evidence: Evidence) -> str:
+    tasks = evidence.tasks_of("download_model")
+    _need(len(tasks) == 1, f"download_model was a task {len(tasks)} times")
+    _need(tasks[0].pid == evidence.pids["long-1"], f"it ran on {tasks[0].worker}")
+    _need(evidence.model_requests, "the model server was not asked")
+    _need(
+        evidence.model_sha256 in evidence.said(scenes.GREETING),
+        "the sandbox saw other bytes than were served",
+    )
+    where = f"{tasks[0].worker} (process {tasks[0].pid})"
+    return f"fetched on {where}, and the sandbox found SHA-256 {evidence.model_sha256[:12]}…"
+
+
+_POINTS: Final[Sequence[tuple[str, Callable[[Evidence], str]]]] = (
+    ("a TOOL value is used by the code", _tool_value),
+    ("a file of the sandbox is read by a plugin", _file_out),
+    ("a BEHAVIOR text is in the chat's history", _behavior),
+    ("after an AGENT call the next line does not run", _agent_stops_code),
+    ("a follow-up round runs in another process", _agent_wakes),
+    ("the AGENT text is in that round's prompt", _agent_prompt),
+    ("a MULTIMODAL_AGENT image is in the next request", _multimodal),
+    ("a file of a plugin is read in the sandbox", _file_in),
+    ("a model download runs in lane long", _download),
+    ("a stored value outlives the process that stored it", _stored_value),
+)
