@@ -113,8 +113,9 @@ class HistoryMessage:
 class Observation:
     """The result of an AGENT or MULTIMODAL_AGENT call.
 
-    ``text`` is an AGENT's result; ``segments`` is a MULTIMODAL_AGENT's, in any shape that
-    ``agent.multimodal.normalise_segments`` reads.
+    ``text`` is an AGENT's result; ``segments`` is a MULTIMODAL_AGENT's, as ``Envelope.segments``
+    or in any other shape that ``nekro_agent.invoke.segments_of`` takes. ``method`` may be empty
+    where nobody knows it any more.
     """
 
     method: str

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agent.model import ImagePart, TextPart
-from agent.multimodal import image_data, normalise_segments, render_segments
+from agent.multimodal import image_data, render_segments
 
 PNG = "data:image/png;base64," + b64encode(b"\x89PNG 123").decode()
 TEXT = {"type": "text", "text": "a cat"}
@@ -30,16 +30,6 @@ class Message(BaseModel):
     content: list[dict[str, Any]]
 
 
-class Legacy:
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def to_dict(self) -> object:
-        if self.value is None:
-            raise RuntimeError("broken")
-        return {"role": "user", "content": self.value}
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -47,11 +37,8 @@ class Legacy:
         (TEXT, IMAGE),
         {"role": "system", "content": [TEXT, IMAGE]},
         ["a cat", IMAGE],
-        [[TEXT], IMAGE],
         Message(content=[TEXT, IMAGE]),
-        Legacy([TEXT, IMAGE]),
         [{"type": "text", "text": "a cat"}, {"type": "image_url", "image_url": PNG}],
-        [{"role": "user", "content": "a cat"}, {"role": "assistant", "content": [IMAGE]}],
     ],
 )
 def test_every_shape_gives_the_same_parts(value: object) -> None:
@@ -69,6 +56,23 @@ def test_detail_is_kept_when_it_is_known(detail: object, kept: str | None) -> No
     assert render_segments(image, image_bytes=1000) == [ImagePart(url=PNG, detail=kept)]
 
 
+@pytest.mark.parametrize(
+    ("data", "media_type"),
+    [
+        (b"\x89PNG\r\n", "image/png"),
+        (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b"GIF89a", "image/gif"),
+        (b"RIFF\x00\n\x00\x00WEBPVP8 ", "image/webp"),
+    ],
+)
+@pytest.mark.parametrize("declared", ["image/png", "image/jpg", "application/octet-stream"])
+def test_an_image_goes_under_its_real_type(data: bytes, media_type: str, declared: str) -> None:
+    url = f"data:{declared};base64,{b64encode(data).decode()}"
+    (part,) = render_segments({"type": "image_url", "image_url": url}, image_bytes=1000)
+    assert isinstance(part, ImagePart)
+    assert image_data(part.url) == (media_type, data)
+
+
 def test_an_image_by_address_is_passed_on() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
     assert render_segments(image, image_bytes=10) == [ImagePart(url="https://example.org/cat.png")]
@@ -83,9 +87,10 @@ def test_an_image_by_address_is_passed_on() -> None:
         ),
         ("data:image/png;base64," + "A" * 9000, "an image of about 6"),
         ("data:image/png;base64,!!!", "cannot be read"),
-        ("data:image/png;base64,", "an empty image"),
-        ("data:text/html;base64,AAAA", "text/html, which is no image"),
-        ("data:image/svg+xml,<svg/>", "image/svg\\+xml, which is no image"),
+        ("data:image/png;base64,", "0 bytes of type image/png"),
+        ("data:image/png;base64,AAAA", "3 bytes of type image/png, which are no PNG"),
+        ("data:text/html;base64,AAAA", "of type text/html, which are no PNG"),
+        ("data:image/svg+xml,<svg/>", "6 bytes of type image/svg\\+xml"),
         ("file:///etc/passwd", "neither a data URL nor"),
         ("/app/shared/cat.png", "neither a data URL nor"),
         (None, "an image without a URL"),
@@ -103,13 +108,12 @@ def test_an_image_that_cannot_be_shown_becomes_a_sentence(url: object, words: st
     [
         ({"type": "input_audio", "input_audio": {}}, "a part of type 'input_audio'"),
         ({"type": "text"}, "a part of type 'text'"),
-        ({"kind": "x"}, "a value of type dict"),
-        (b"\x89PNG", "a value of type bytes"),
-        (3, "a value of type int"),
-        (Legacy(None), "Legacy.to_dict() failed: RuntimeError"),
-        (None, "returned no content"),
-        ([], "returned no content"),
-        ([[[[["deep"]]]]], "a value of type list"),
+        ({"kind": "x"}, "a content part without a type: dict"),
+        (b"\x89PNG", "it returned bytes"),
+        (3, "it returned int"),
+        (None, "it returned an empty NoneType"),
+        ([], "it returned an empty list"),
+        ([["deep"]], "a content part without a type: list"),
     ],
 )
 def test_a_part_that_cannot_be_shown_becomes_a_sentence(value: object, words: str) -> None:
@@ -143,7 +147,6 @@ JSON = st.recursive(
 @given(JSON)
 def test_nothing_that_a_plugin_returns_raises(value: object) -> None:
     assert render_segments(value, image_bytes=100)
-    assert all(isinstance(segment, dict) for segment in normalise_segments(value))
 
 
 def test_data_urls_are_decoded() -> None:

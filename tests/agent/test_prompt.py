@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -25,6 +26,7 @@ from agent.model import (
     TurnRound,
 )
 from agent.prompt import PromptBuilder, PromptRequest, order_plugins
+from agent.text import TAGS
 from broker_config.settings import AgentSettings, SandboxSettings
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
@@ -184,6 +186,12 @@ def test_the_prompt_of_a_third_round() -> None:
     assert_golden("third_round.txt", transcript(build(prompt)))
 
 
+@pytest.mark.parametrize("name", ["first_round.txt", "third_round.txt"])
+def test_every_tag_that_we_write_is_guarded(name: str) -> None:
+    text = (GOLDEN / name).read_text("utf-8")
+    assert set(re.findall(r"</?([a-z_]+)[ >]", text)) <= set(TAGS)
+
+
 def test_a_picture_reaches_the_model_as_content_parts() -> None:
     segments = [{"type": "text", "text": "a cat"}, {"type": "image_url", "image_url": {"url": PNG}}]
     drawn = Observation(
@@ -208,7 +216,9 @@ def test_a_broken_picture_leaves_words_in_its_place() -> None:
     first = TurnRound(
         number=1, asked_at=NOON, answer="x", stop_type=StopType.MULTIMODAL_AGENT, observations=(drawn,)
     )
-    assert "[left out: a value of type object" in last_text(request(previous=(first,), number=2))
+    assert "[left out: its result, because the method must return content parts" in last_text(
+        request(previous=(first,), number=2)
+    )
 
 
 def test_an_observation_without_a_round_stands_after_the_history() -> None:
