@@ -95,8 +95,9 @@ class ChatBrief:
 class HistoryMessage:
     """One message of the chat, as the prompt shows it.
 
-    ``call_id`` names the plugin call that wrote it: an AGENT result is kept as a system
-    message too, and the turn that it woke shows it as an observation instead.
+    ``observation_of`` is set on the system message that keeps a call's result for later
+    turns: the id of that call. The turn that the result woke shows it as an observation
+    instead. What a method sent into the chat while it ran is no such message.
     """
 
     message_id: str
@@ -106,7 +107,7 @@ class HistoryMessage:
     sender_name: str = ""
     sender_id: str = ""
     attachments: tuple[str, ...] = ()
-    call_id: str | None = None
+    observation_of: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,7 +173,7 @@ def _unobserved(request: PromptRequest) -> list[HistoryMessage]:
     """Leave out messages that hold the text of an observation: the prompt shows that once, in full."""
     everything = [*request.observations, *(o for earlier in request.previous for o in earlier.observations)]
     observed = {observation.call_id for observation in everything if observation.call_id}
-    return [message for message in request.history if message.call_id not in observed]
+    return [message for message in request.history if message.observation_of not in observed]
 
 
 def _hint(earlier: TurnRound) -> str:

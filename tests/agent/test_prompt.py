@@ -49,8 +49,10 @@ def said(text: str, minutes: float = -1, **fields: Any) -> HistoryMessage:
     return HistoryMessage(message_id=f"m{minutes}", text=text, sent_at=at(minutes), **(values | fields))
 
 
-def noted(text: str, minutes: float, call_id: str | None = None) -> HistoryMessage:
-    return said(text, minutes, kind=MessageKind.SYSTEM, sender_name="", sender_id="", call_id=call_id)
+def noted(text: str, minutes: float, observation_of: str | None = None) -> HistoryMessage:
+    return said(
+        text, minutes, kind=MessageKind.SYSTEM, sender_name="", sender_id="", observation_of=observation_of
+    )
 
 
 def replied(text: str, minutes: float) -> HistoryMessage:
@@ -178,7 +180,7 @@ def test_the_prompt_of_a_third_round() -> None:
     )  # fmt: skip
     history = (
         said("Will it rain?", -1),
-        noted("Rain at 5 pm.", 0.5, call_id="call1"),
+        noted("Rain at 5 pm.", 0.5, observation_of="call1"),
         replied("Looking …", 0.6),
         said("And snow?", 1.5),
     )
@@ -234,7 +236,7 @@ def test_the_text_of_an_agent_result_is_there_once_and_in_full() -> None:
         number=1, asked_at=NOON, answer="search('x')", stop_type=StopType.AGENT,
         observations=(Observation(method="s", type=SandboxMethodType.AGENT, text=long_text, call_id="c1"),),
     )  # fmt: skip
-    history = (said("x"), noted(long_text, 0.5, call_id="c1"))
+    history = (said("x"), noted(long_text, 0.5, observation_of="c1"))
     messages = build(request(previous=(first,), history=history, number=2))
     whole = "\n".join(message.text for message in messages)
     assert whole.count(long_text) == 1
@@ -243,7 +245,7 @@ def test_the_text_of_an_agent_result_is_there_once_and_in_full() -> None:
 
 def test_a_later_turn_sees_the_result_in_the_history() -> None:
     assert "Rain at 5 pm." in last_text(
-        request(history=(noted("Rain at 5 pm.", -5, call_id="c1"), said("x")))
+        request(history=(noted("Rain at 5 pm.", -5, observation_of="c1"), said("x")))
     )
 
 
