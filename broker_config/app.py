@@ -18,7 +18,14 @@ from broker_config.urls import backend_url, is_redis, kombu_url
 from nekro_agent.errors import SettingsError
 from nekro_agent.methods import Lane
 
-__all__ = ["WORKER_FLAGS", "celery_settings", "checked_settings", "checked_task_options", "create_app"]
+__all__ = [
+    "WORKER_FLAGS",
+    "NekroApp",
+    "celery_settings",
+    "checked_settings",
+    "checked_task_options",
+    "create_app",
+]
 
 #: Flags of every worker: gossip and mingle cost connections and queues and give us nothing.
 WORKER_FLAGS: Final = ("--without-gossip", "--without-mingle")
@@ -34,7 +41,13 @@ RESTORE_MUTEX_SECONDS: Final = 10
 RESULT_TRIES: Final = 30
 
 
-def create_app(settings: Settings, *, lane: str | None = None) -> Celery:
+class NekroApp(Celery):  # type: ignore[misc]
+    """The application, with the settings it was built from for the parts that Celery instantiates."""
+
+    nekro_settings: Settings
+
+
+def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
     """Build the application of one process.
 
     Args:
@@ -46,12 +59,13 @@ def create_app(settings: Settings, *, lane: str | None = None) -> Celery:
     Raises:
         SettingsError: a URL is missing or of a wrong kind.
     """
-    app = Celery(
+    app = NekroApp(
         "nekro",
         set_as_current=False,
         amqp="broker_config.private_tasks:PrivateAMQP",
         task_cls="broker_config.private_tasks:PrivateTask",
     )
+    app.nekro_settings = settings
     app.conf.update(checked_settings(celery_settings(settings, lane=lane)))
     return app
 
@@ -105,7 +119,6 @@ def celery_settings(settings: Settings, *, lane: str | None = None) -> dict[str,
         "worker_consumer": "broker_config.consumer:AnsweringConsumer",
         "worker_send_task_events": settings.workers.task_events,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
-        "worker_soft_shutdown_timeout": settings.workers.drain_seconds,
         "worker_redirect_stdouts": False,
         "enable_utc": True,
     }

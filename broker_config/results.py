@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery import states
@@ -21,16 +20,13 @@ from celery.backends.redis import RedisBackend
 from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str, str_to_bytes
 
+from broker_config.batching import PipelineBatcher
 from broker_config.bridge import at_loop_close, await_here, can_await
 from broker_config.clients import async_client
 from broker_config.keys import REPLY_SECONDS, Keys, is_caller_id
 from broker_config.urls import url_of_backend
 
 __all__ = ["ReplyBackend"]
-
-#: A pipeline is sent when it holds this much; one call's large value must not wait for all others.
-MAX_BATCH_BYTES: Final = 4 << 20
-MAX_BATCH_RESULTS: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +58,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         prefix = self.app.conf.result_backend_transport_options.get("global_keyprefix", "")
         self._keys = Keys(prefix=prefix)
-        self._writers: WeakKeyDictionary[asyncio.AbstractEventLoop, ResultWriter] = WeakKeyDictionary()
+        self._batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, PipelineBatcher] = WeakKeyDictionary()
 
     def on_task_call(self, producer: Any, task_id: str) -> None:
         """Subscribe to nothing when a task is sent.
@@ -111,13 +107,12 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             pipeline.set(key, value, ex=seconds or None).publish(key, value).execute()
 
     def _read(self, key: bytes) -> bytes | None:
-        value: bytes | None
-        value = await_here(self._writer().read(key)) if can_await() else self.client.get(key)
-        return value
+        found: Any = await_here(self._batcher().client.get(key)) if can_await() else self.client.get(key)
+        return None if found is None else str_to_bytes(found)
 
     def _write(self, stored: StoredResult) -> None:
         if can_await():
-            await_here(self._writer().write(stored))
+            await_here(self._batcher().write(stored.queue_on, size_bytes=len(stored.payload)))
             return
         with self.client.pipeline(transaction=False) as pipeline:
             stored.queue_on(pipeline)
@@ -130,88 +125,16 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         else:
             super()._sleep(amount)
 
-    def _writer(self) -> ResultWriter:
+    def _batcher(self) -> PipelineBatcher:
         loop = asyncio.get_running_loop()
-        writer = self._writers.get(loop)
-        if writer is None:
+        batcher = self._batchers.get(loop)
+        if batcher is None:
             conf = self.app.conf
-            writer = self._writers[loop] = ResultWriter(
+            client = async_client(
                 url_of_backend(conf.result_backend),
                 socket_timeout_seconds=conf.redis_socket_timeout,
                 connect_timeout_seconds=conf.redis_socket_connect_timeout,
             )
-            at_loop_close(writer.close)
-        return writer
-
-
-class ResultWriter:
-    """Writes results of one event loop; those that come while one pipeline travels form the next."""
-
-    def __init__(self, url: str, *, socket_timeout_seconds: float, connect_timeout_seconds: float) -> None:
-        self._client = async_client(
-            url,
-            socket_timeout_seconds=socket_timeout_seconds,
-            connect_timeout_seconds=connect_timeout_seconds,
-        )
-        self._waiting: list[tuple[StoredResult, asyncio.Future[None]]] = []
-        self._flusher: asyncio.Task[None] | None = None
-
-    async def read(self, key: bytes) -> Any:
-        """Return the bytes under a key, None when there are none."""
-        return await self._client.get(key)
-
-    async def write(self, stored: StoredResult) -> None:
-        """Store a result; returns when Redis has it.
-
-        Raises:
-            redis.RedisError: it could not be stored.
-        """
-        written = asyncio.get_running_loop().create_future()
-        self._waiting.append((stored, written))
-        if self._flusher is None:
-            self._flusher = asyncio.create_task(self._flush())
-        await written
-
-    async def close(self) -> None:
-        """Write what waits and close the connections."""
-        if self._flusher is not None:
-            await self._flusher
-        await self._client.aclose()
-
-    async def _flush(self) -> None:
-        try:
-            while self._waiting:
-                batch = self._next_batch()
-                try:
-                    await self._send(batch)
-                except Exception as exc:  # each writer gets it and decides about another try
-                    for _, written in batch:
-                        if not written.done():
-                            written.set_exception(exc)
-        finally:
-            self._flusher = None
-
-    def _next_batch(self) -> list[tuple[StoredResult, asyncio.Future[None]]]:
-        count = size = 0
-        for stored, _ in self._waiting[:MAX_BATCH_RESULTS]:
-            count += 1
-            size += len(stored.payload)
-            if size >= MAX_BATCH_BYTES:
-                break
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        return batch
-
-    async def _send(self, batch: Sequence[tuple[StoredResult, asyncio.Future[None]]]) -> None:
-        async with self._client.pipeline(transaction=False) as pipeline:
-            counts = [stored.queue_on(pipeline) for stored, _ in batch]
-            replies = await pipeline.execute(raise_on_error=False)
-        start = 0
-        for (_, written), count in zip(batch, counts, strict=True):
-            own, start = replies[start : start + count], start + count
-            failed = next((reply for reply in own if isinstance(reply, Exception)), None)
-            if written.done():
-                continue
-            if failed is None:
-                written.set_result(None)
-            else:
-                written.set_exception(failed)
+            batcher = self._batchers[loop] = PipelineBatcher(client)
+            at_loop_close(batcher.close)
+        return batcher

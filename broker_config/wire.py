@@ -53,6 +53,7 @@ class Invocation(_Wire):
     channel_type: str | None = None
     round_id: str | None = Field(None, description="Round whose code calls; None outside rounds (CLI).")
     turn_id: str | None = Field(None, description="Turn that the round belongs to; follow-up rounds join it.")
+    round_number: int = Field(0, description="Position of that round in its turn, from 1; 0 outside rounds.")
     wakes_agent: bool = Field(True, description="Whether an AGENT result schedules a follow-up round.")
     issued_at: AwareDatetime
     deadline: AwareDatetime
@@ -92,6 +93,11 @@ class Envelope(_Wire):
     started_at: AwareDatetime
     finished_at: AwareDatetime
 
+    @classmethod
+    def of(cls, *, value: bytes | None, **fields: Any) -> Self:
+        """Build an envelope; ``value`` is the pickled value, None when the type has none."""
+        return cls(value=None if value is None else base64.b64encode(value).decode("ascii"), **fields)
+
     def value_bytes(self) -> bytes:
         """Return the pickled value; ``b""`` when there is none."""
         return base64.b64decode(self.value) if self.value else b""
@@ -108,12 +114,16 @@ class Signer:
         payload = invocation.model_dump(mode="json")
         return {"invocation": payload, "signature": self._digest(payload)}
 
-    def verify(self, body: object) -> Invocation:
+    def verify(self, body: object, *, task_name: str | None = None) -> Invocation:
         """Check a message body and return its invocation.
+
+        Args:
+            task_name: task that carried the body; None skips that check.
 
         Raises:
             MessageRefusedError: the body is malformed, unsigned, altered, signed with another
-                key, or of another version. Expiry is the caller's to check: it needs the id.
+                key, of another version, or was signed for another task. Expiry is the
+                caller's to check: it needs the id.
         """
         if not isinstance(body, dict):
             raise MessageRefusedError("message refused: no body")
@@ -124,7 +134,10 @@ class Signer:
             raise MessageRefusedError(
                 "message refused: its signature does not fit (was NEKRO_SECURITY__SIGNING_KEY changed?)"
             )
-        return self._parse(payload)
+        invocation = self._parse(payload)
+        if task_name is not None and invocation.method != task_name:
+            raise MessageRefusedError(f"message refused: signed for {invocation.method}, sent to {task_name}")
+        return invocation
 
     def _digest(self, payload: dict[str, Any]) -> str:
         canonical = json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

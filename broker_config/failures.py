@@ -1,0 +1,93 @@
+"""What a caller is told when a call did not end well.
+
+A failed task's record names an exception by module, class and arguments. Celery's own
+reader would look that class up, or make one; here a name selects from our error tree or
+stays text. Nothing is ever built from a name that came over the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from celery import states
+
+from nekro_agent import errors
+from nekro_agent.errors import (
+    CallCancelledError,
+    CallTimeoutError,
+    MethodAbortedError,
+    MethodFailedError,
+    MethodNotFoundError,
+    NekroError,
+    OutcomeUnknownError,
+)
+
+__all__ = ["failure_from_record"]
+
+#: A plugin's message is cut here on its way to the caller.
+MAX_MESSAGE_CHARS: Final = 8000
+#: Class of our tree by name.
+_OURS: Final = {
+    name: value
+    for name in errors.__all__
+    if isinstance(value := getattr(errors, name), type) and issubclass(value, NekroError)
+}
+#: Exceptions that Celery itself reports about a call.
+_CELERYS: Final[Mapping[str, tuple[type[NekroError], str]]] = {
+    "NotRegistered": (MethodNotFoundError, "no worker of this lane has the method {detail}"),
+    "SoftTimeLimitExceeded": (CallTimeoutError, "the call was stopped at its time limit"),
+    "TimeLimitExceeded": (CallTimeoutError, "the call was stopped at its time limit"),
+    "WorkerLostError": (OutcomeUnknownError, "the worker died while it ran the call; its outcome is unknown"),
+    "Terminated": (CallCancelledError, "the call was cancelled"),
+    "Ignore": (MethodAbortedError, "the worker dropped the call"),
+    "Reject": (MethodAbortedError, "the worker refused the call"),
+}
+_CELERY_MODULES: Final = frozenset({"celery.exceptions", "billiard.exceptions", "celery.backends.base"})
+#: Reason that Celery gives for a task whose ``expires`` passed in the queue.
+_EXPIRED: Final = "expired"
+
+
+def failure_from_record(record: Mapping[str, Any]) -> NekroError:
+    """Turn the stored record of a task that did not succeed into an error to raise.
+
+    Args:
+        record: ``{"status": …, "result": {"exc_type", "exc_message", "exc_module"}, …}``.
+
+    Returns:
+        An error of our tree when the worker raised one, ``MethodFailedError`` for anything
+        that a plugin raised, and our own words for what Celery reports about a call.
+    """
+    result = record.get("result")
+    named = result if isinstance(result, Mapping) else {}
+    name, module = str(named.get("exc_type", "Exception")), named.get("exc_module")
+    detail = _text(named.get("exc_message"))
+    if record.get("status") == states.REVOKED:
+        if detail == _EXPIRED:
+            return CallTimeoutError("no worker took the call before its deadline")
+        return CallCancelledError("the call was cancelled")
+    if module in _CELERY_MODULES and name in _CELERYS:
+        cls, message = _CELERYS[name]
+        return cls(message.format(detail=detail))
+    if module == errors.__name__ and name in _OURS:
+        return _ours(_OURS[name], name, detail)
+    return MethodFailedError(name[:200], detail)
+
+
+def _ours(cls: type[NekroError], name: str, detail: str) -> NekroError:
+    if cls is MethodFailedError:
+        error_type, _, message = detail.partition(": ")
+        return MethodFailedError(error_type, message)
+    try:
+        return cls(detail)
+    except TypeError:  # one that wants more than a message
+        return MethodFailedError(name, detail)
+
+
+def _text(arguments: object) -> str:
+    """An exception's arguments as the one line that ``str`` would have made."""
+    if isinstance(arguments, list | tuple):
+        text = str(arguments[0]) if len(arguments) == 1 else ", ".join(map(str, arguments))
+    else:
+        text = "" if arguments is None else str(arguments)
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]}…"

@@ -1,0 +1,195 @@
+"""Putting task messages on the broker from an event loop, without blocking it, in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+from redis import RedisError
+
+from broker_config.batching import PipelineBatcher
+from broker_config.clients import async_client
+from broker_config.settings import BrokerSettings
+from broker_config.urls import is_redis, without_password
+from nekro_agent.errors import BrokerUnavailableError
+
+__all__ = ["KombuPublisher", "PipelinePublisher", "Publisher", "make_publisher", "unavailable"]
+
+#: Longest time that one publish may take, reconnecting included.
+PUBLISH_SECONDS: Final = 6
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher(Protocol):
+    """Sends messages that ``app.amqp.create_task_message`` made."""
+
+    async def send(self, message: Any, *, queue: str) -> None:
+        """Put a message into a queue.
+
+        Raises:
+            BrokerUnavailableError: the broker does not answer; it may still have the message.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Send what waits and close the connections."""
+        ...
+
+
+def make_publisher(app: Celery, settings: BrokerSettings) -> Publisher:
+    """The quickest publisher for the broker: pipelines on Redis, kombu on a thread elsewhere."""
+    assert settings.url is not None  # noqa: S101 - checked when the app was built
+    if settings.pipelined_publish and is_redis(settings.url):
+        return PipelinePublisher(settings)
+    return KombuPublisher(app, settings)
+
+
+def unavailable(url: str | None, exc: BaseException) -> BrokerUnavailableError:
+    """The error for a broker that does not answer."""
+    reason = str(exc) or type(exc).__name__
+    return BrokerUnavailableError(
+        f"broker {without_password(url or '')} is unavailable: {reason}; "
+        "check that it runs (`nekro doctor`), or NEKRO_BROKER__URL"
+    )
+
+
+class PipelinePublisher:
+    """Publishes to Redis in kombu's message format, many messages per round trip.
+
+    What kombu's own producer does for a direct queue is one LPUSH of one JSON object; this
+    sends the same object (a test compares the two) from the event loop itself.
+    """
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        assert settings.url is not None  # noqa: S101 - checked when the app was built
+        self._url, self._prefix = settings.url, settings.key_prefix
+        client = async_client(
+            settings.url,
+            socket_timeout_seconds=settings.socket_timeout_seconds,
+            connect_timeout_seconds=settings.connect_timeout_seconds,
+        )
+        self._batcher = PipelineBatcher(client)
+
+    async def send(self, message: Any, *, queue: str) -> None:
+        """Put a message into a queue; see ``Publisher``."""
+        key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
+
+        def queue_on(pipeline: Any) -> int:
+            pipeline.lpush(key, payload)
+            return 1
+
+        try:
+            async with asyncio.timeout(PUBLISH_SECONDS):
+                try:
+                    await self._batcher.write(queue_on, size_bytes=len(payload))
+                except (ConnectionError, RedisError) as exc:
+                    if not _is_stale(exc):
+                        raise
+                    # A connection that a restart of Redis had broken: the next one is fresh.
+                    await self._batcher.write(queue_on, size_bytes=len(payload))
+        except (RedisError, OSError) as exc:
+            raise unavailable(self._url, exc) from exc
+
+    async def close(self) -> None:
+        """Send what waits and close the connections."""
+        await self._batcher.close()
+
+
+def encode_message(message: Any, *, queue: str) -> bytes:
+    """Write a task message as kombu's virtual transports do, for a queue of the default exchange."""
+    properties = {
+        **message.properties,
+        "delivery_mode": 2,
+        "delivery_info": {"exchange": "", "routing_key": queue},
+        "priority": 0,
+        "body_encoding": "utf-8",
+        "delivery_tag": str(uuid4()),
+    }
+    return json.dumps(
+        {
+            "body": json.dumps(message.body, separators=(",", ":")),
+            "content-encoding": "utf-8",
+            "content-type": "application/json",
+            "headers": message.headers,
+            "properties": properties,
+        },
+        separators=(",", ":"),
+    ).encode()
+
+
+def _is_stale(exc: BaseException) -> bool:
+    """Whether a connection broke, as opposed to a server that is silent or refuses."""
+    import redis
+
+    return isinstance(exc, redis.ConnectionError | ConnectionError) and not isinstance(exc, TimeoutError)
+
+
+@dataclass
+class _Ticket:
+    """Lets a caller that stopped waiting keep its message from being sent late."""
+
+    given_up: bool = field(default=False)
+
+
+class KombuPublisher:
+    """Publishes through kombu, on one thread with one connection of its own; for any broker."""
+
+    def __init__(self, app: Celery, settings: BrokerSettings) -> None:
+        self._app, self._url = app, settings.url
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nekro-publish")
+        self._connection: Any = None
+        self._producer: Any = None
+
+    async def send(self, message: Any, *, queue: str) -> None:
+        """Put a message into a queue; see ``Publisher``."""
+        ticket = _Ticket()
+        loop = asyncio.get_running_loop()
+        sending = loop.run_in_executor(self._executor, self._publish, message, queue, ticket)
+        try:
+            async with asyncio.timeout(PUBLISH_SECONDS):
+                await asyncio.shield(sending)
+        except (OperationalError, OSError) as exc:  # TimeoutError is an OSError
+            ticket.given_up = True
+            sending.add_done_callback(_consume_exception)
+            raise unavailable(self._url, exc) from exc
+
+    async def close(self) -> None:
+        """Send what waits and close the connection."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self._disconnect)
+        self._executor.shutdown(wait=False)
+
+    def _publish(self, message: Any, queue: str, ticket: _Ticket) -> None:
+        if ticket.given_up:
+            return
+        if self._producer is None:
+            self._connection = self._app.connection_for_write()
+            self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
+        try:
+            self._app.amqp.send_task_message(
+                self._producer, message.headers["task"], message, queue=self._app.amqp.queues[queue]
+            )
+        except Exception:
+            self._disconnect()
+            raise
+
+    def _disconnect(self) -> None:
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            try:
+                connection.release()
+            except Exception:  # it is broken anyway
+                logger.debug("closing a broken broker connection failed", exc_info=True)
+
+
+def _consume_exception(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,171 @@
+"""What both pools promise, on real workers: every outcome reported, limits, revocation, shutdown."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded
+from worker_process import WorkerProcess, wait_for
+
+from broker_config.app import NekroApp
+
+StartWorker = Callable[..., WorkerProcess]
+Send = Callable[..., Any]
+
+BOTH = pytest.mark.parametrize("pool", ["asyncio", "threads"])
+GET_SECONDS = 15
+
+
+@BOTH
+def test_aborting_tasks_occupy_no_slot(pool: str, start_worker: StartWorker, send: Send) -> None:
+    start_worker(pool, concurrency=2)
+    for how in ("plain", "coroutine", "guarded"):
+        for name in ("CancelledError", "SystemExit", "KeyboardInterrupt", "GeneratorExit", "MemoryError"):
+            result = send("t.abort", name, how)
+            with pytest.raises(Exception, match=name) as caught:
+                result.get(GET_SECONDS)
+            assert type(caught.value).__name__ == "MethodAbortedError", (how, name)
+    assert send("t.wait", 0).get(GET_SECONDS) == "done"
+
+
+@BOTH
+def test_current_task_is_right_in_tasks_that_run_together(
+    pool: str, start_worker: StartWorker, send: Send
+) -> None:
+    start_worker(pool, concurrency=4)
+    results = [send("t.who") for _ in range(20)]
+    for result in results:
+        assert result.get(GET_SECONDS) == [result.id, result.id]
+
+
+@BOTH
+def test_soft_limit_cancels_and_lets_the_task_clean_up(
+    pool: str, start_worker: StartWorker, send: Send
+) -> None:
+    start_worker(pool)
+    assert send("t.soft", soft_time_limit=0.2, time_limit=30).get(GET_SECONDS) == "cleaned up"
+
+
+@BOTH
+def test_hard_limit_fails_a_task_and_frees_its_slot(pool: str, start_worker: StartWorker, send: Send) -> None:
+    worker = start_worker(pool, concurrency=1)
+    with pytest.raises(TimeLimitExceeded):
+        send("t.stubborn", 6, time_limit=0.3).get(GET_SECONDS)
+    assert send("t.wait", 0).get(GET_SECONDS) == "done"
+    assert worker.process.poll() is None
+
+
+def test_hard_limit_replaces_a_thread_that_blocks(start_worker: StartWorker, send: Send) -> None:
+    start_worker("threads", concurrency=1)
+    with pytest.raises(TimeLimitExceeded):
+        send("t.block", 8, time_limit=0.3).get(GET_SECONDS)
+    assert send("t.wait", 0).get(GET_SECONDS) == "done"
+
+
+@BOTH
+def test_revoked_task_is_cancelled(pool: str, start_worker: StartWorker, send: Send, app: NekroApp) -> None:
+    worker = start_worker(pool, concurrency=1)
+    result = send("t.wait", 60)
+    wait_for(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
+    app.control.revoke(result.id, terminate=True)
+    with pytest.raises(TaskRevokedError):
+        result.get(GET_SECONDS)
+    assert result.state == "REVOKED"
+    wait_for(lambda: ["?", "cancelled", "terminated"] in worker.ledger(), what="the cancellation")
+    assert send("t.wait", 0).get(GET_SECONDS) == "done"
+
+
+@BOTH
+def test_sigterm_waits_for_running_tasks(pool: str, start_worker: StartWorker, send: Send) -> None:
+    worker = start_worker(pool)
+    result = send("t.wait", 1.5)
+    wait_for(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert result.get(GET_SECONDS) == "done"
+    assert "Unrecoverable" not in worker.log.read_text()
+
+
+@BOTH
+def test_sigquit_gives_running_tasks_back_to_the_queue(
+    pool: str, start_worker: StartWorker, send: Send
+) -> None:
+    worker = start_worker(pool)
+    result = send("t.wait", 30)
+    wait_for(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
+    worker.send(signal.SIGQUIT)
+    worker.wait()
+    assert "NotImplementedError" not in worker.log.read_text()
+    start_worker(pool)
+    wait_for(lambda: worker.ledger().count([result.id, "started"]) == 2, what="the second delivery")
+
+
+@BOTH
+def test_drain_time_bounds_a_warm_shutdown(
+    pool: str, start_worker: StartWorker, send: Send, make_settings: Callable[..., Any], settings: Any
+) -> None:
+    short = settings.model_copy(
+        update={"workers": settings.workers.model_copy(update={"drain_seconds": 0.5})}
+    )
+    worker = start_worker(pool, settings=short)
+    result = send("t.wait", 30)
+    wait_for(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    start_worker(pool)
+    wait_for(lambda: worker.ledger().count([result.id, "started"]) == 2, what="the second delivery")
+
+
+@BOTH
+def test_loops_are_cleaned_up_at_the_end(pool: str, start_worker: StartWorker, send: Send) -> None:
+    worker = start_worker(pool, concurrency=1)
+    first, second = send("t.loop").get(GET_SECONDS), send("t.loop").get(GET_SECONDS)
+    assert first == second, "a loop lives as long as its thread"
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert ["?", "cleaned"] in worker.ledger()
+
+
+@BOTH
+def test_pool_describes_itself_and_its_jobs(
+    pool: str, start_worker: StartWorker, send: Send, app: NekroApp
+) -> None:
+    worker = start_worker(pool, concurrency=3)
+    result = send("t.wait", 60)
+    wait_for(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
+    inspect = app.control.inspect(timeout=5, limit=1)
+    (stats,) = inspect.stats().values()
+    assert stats["pool"]["max-concurrency"] == 3
+    assert stats["pool"]["jobs"] == 1
+    ((active,),) = inspect.active().values()
+    assert active["id"] == result.id
+    assert active["args"] == "(hidden)"
+    app.control.pool_grow(2, reply=True)
+    (stats,) = inspect.stats().values()
+    assert stats["pool"]["max-concurrency"] == 5
+
+
+def test_a_thousand_waiting_tasks_run_at_once(start_worker: StartWorker, send: Send) -> None:
+    worker = start_worker("asyncio", concurrency=1000)
+    results = [send("t.wait", 1.5) for _ in range(1000)]
+    wait_for(
+        lambda: len([entry for entry in worker.ledger() if entry[1] == "started"]) == 1000,
+        what="all to start",
+    )
+    for result in results:
+        assert result.get(GET_SECONDS) == "done"
+
+
+def test_no_more_jobs_run_than_the_limit_allows(start_worker: StartWorker, send: Send) -> None:
+    worker = start_worker("asyncio", "--prefetch-multiplier", "4", concurrency=2)
+    results = [send("t.wait", 0.2) for _ in range(8)]
+    for result in results:
+        result.get(GET_SECONDS)
+    running = most = 0
+    for _, event in worker.ledger():
+        running += 1 if event == "started" else -1
+        most = max(most, running)
+    assert most == 2

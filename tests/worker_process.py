@@ -1,0 +1,106 @@
+"""Start and stop the worker of ``pool_worker.py`` and watch what its tasks do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from broker_config.settings import Settings
+from broker_config.urls import client_url
+
+POOLS = {
+    "asyncio": "workers.asyncio_pool:AsyncioPool",
+    "threads": "workers.thread_pool:ThreadPool",
+}
+START_SECONDS = 20
+SCRIPT = Path(__file__).with_name("pool_worker.py")
+
+
+class WorkerProcess:
+    """One worker in a process of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: Path,
+        *,
+        pool: str,
+        lane: str,
+        concurrency: int,
+        options: tuple[str, ...],
+    ) -> None:
+        self.settings, self.log = settings, log
+        environ = os.environ | {
+            "CELERY_CUSTOM_WORKER_POOL": POOLS.get(pool, ""),
+            "PYTHONPATH": str(SCRIPT.parent.parent),
+        }
+        values = settings.model_dump(mode="json")
+        values["security"] = {"signing_key": "test-signing-key"}
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable, str(SCRIPT), json.dumps(values), lane, pool, str(concurrency),
+                    "-n", f"{log.stem}@test", *options,
+                ],
+                env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def wait_ready(self) -> WorkerProcess:
+        """Wait until it consumes."""
+        self.wait_log(" ready.")
+        return self
+
+    def wait_log(self, text: str, *, seconds: float = START_SECONDS) -> None:
+        """Wait until it has logged a text."""
+        wait_for(
+            lambda: text in self.log.read_text() or self.process.poll() is not None,
+            seconds=seconds,
+            what=lambda: f"{text!r} in the log:\n{self.log.read_text()}",
+        )
+        assert text in self.log.read_text(), f"the worker ended:\n{self.log.read_text()}"
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def wait(self, *, seconds: float = 20) -> int:
+        """Wait for its end; returns its exit code."""
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        """SIGKILL and reap."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(20)
+
+    def ledger(self) -> list[list[Any]]:
+        """What tasks wrote down so far."""
+        return read_ledger(self.settings)
+
+
+def read_ledger(settings: Settings) -> list[list[Any]]:
+    """What tasks of all workers under a key prefix wrote down so far."""
+    assert settings.broker.url
+    with redis.Redis.from_url(client_url(settings.broker.url)) as client:
+        return [json.loads(raw) for raw in client.lrange(f"{settings.broker.key_prefix}ledger", 0, -1)]
+
+
+def wait_for(
+    condition: Callable[[], Any], *, seconds: float = 15, what: Callable[[], str] | str = "the condition"
+) -> Any:
+    """Poll a condition until it is true; fail with ``what`` after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {seconds} s for {what if isinstance(what, str) else what()}")
+        time.sleep(0.02)
+    return value

@@ -1,0 +1,90 @@
+"""A Celery pool on one event loop: hundreds of tasks that wait, in one thread.
+
+Chosen with Celery's switch for out-of-tree pools:
+``CELERY_CUSTOM_WORKER_POOL=workers.asyncio_pool:AsyncioPool`` and ``--pool custom``.
+
+Each task is a greenlet on a uvloop thread. Celery's tracer runs in it unmodified, and
+Celery's task-local state (``current_task`` and the like) keys on the greenlet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from broker_config.bridge import spawn
+from workers.pool_base import JobPool
+from workers.pool_jobs import Alarms, Job, LoopThread
+
+__all__ = ["AsyncioPool"]
+
+
+class AsyncioPool(JobPool):
+    """Runs up to ``limit`` jobs on one loop; the attributes with ``_`` belong to the loop's thread."""
+
+    def on_start(self) -> None:
+        """Start the loop's thread."""
+        self._waiting: deque[Job] = deque()
+        self._running_jobs: set[Job] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = LoopThread("nekro-pool")
+        self._alarms = Alarms(self._thread.loop, on_hard_limit=self._release)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job on the loop."""
+        self._thread.call(self._admit, job)
+
+    def drop_waiting(self) -> None:
+        """Forget jobs that have not started."""
+        self._thread.call(self._forget_waiting)
+
+    def close_loops(self) -> None:
+        """End the loop."""
+        self._thread.stop()
+
+    def grow(self, n: int = 1) -> None:
+        """Allow more jobs at once."""
+        self.limit += n
+        self._thread.call(self._start_waiting)
+
+    def shrink(self, n: int = 1) -> None:
+        """Allow fewer jobs at once; running ones are left alone."""
+        self.limit = max(1, self.limit - n)
+
+    def _get_info(self) -> dict[str, Any]:
+        return super()._get_info() | {"running": len(self._running_jobs), "waiting": len(self._waiting)}
+
+    def _admit(self, job: Job) -> None:
+        self._waiting.append(job)
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        # Prefetching keeps to the limit already; tasks with a countdown and early
+        # acknowledgements do not.
+        while self._waiting and len(self._running_jobs) < self.limit:
+            job = self._waiting.popleft()
+            self._running_jobs.add(job)
+            task = self._thread.loop.create_task(self._run(job))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _forget_waiting(self) -> None:
+        while self._waiting:
+            self.ended(self._waiting.popleft())
+
+    async def _run(self, job: Job) -> None:
+        self._alarms.arm(job)
+        try:
+            await spawn(job.run)
+        finally:
+            self._alarms.disarm(job)
+            self._release(job)
+
+    def _release(self, job: Job) -> None:
+        """Free a job's slot: at its end, or at its hard limit when its coroutine does not end."""
+        if job in self._running_jobs:
+            self._running_jobs.remove(job)
+            self.ended(job)
+            self._start_waiting()

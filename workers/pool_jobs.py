@@ -1,0 +1,344 @@
+"""What the pools share: one delivery as a job, its limits, and threads that run event loops.
+
+A job goes through Celery's own ``apply_target`` and tracer, unmodified. Two things are added:
+
+- It can be stopped from outside, for one reason (``StopReason``). Stopping ends what the body
+  awaits; the storing of a result that is already there is never interrupted.
+- Its outcome is reported exactly once. Celery's threads pool reports nothing when a body ends
+  in a ``BaseException``, and the delivery then occupies a slot for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Final
+
+import uvloop
+from billiard.einfo import ExceptionInfo
+from celery.concurrency.base import apply_target
+from celery.exceptions import Ignore
+
+from broker_config.bridge import close_loop_resources, spawn
+from nekro_agent.errors import MethodAbortedError
+
+__all__ = ["Body", "Job", "JobStopped", "LoopThread", "StopReason", "aborted", "current_job"]
+
+#: How long a stopping loop waits for coroutines that were cancelled.
+CANCEL_SECONDS: Final = 2
+
+logger = logging.getLogger(__name__)
+#: Beyond any process id of Linux (2**22): ``terminate_job`` must never name a real process.
+_numbers = itertools.count((1 << 22) + 1)
+_current: ContextVar[Job | None] = ContextVar("nekro_job", default=None)
+
+
+class StopReason(StrEnum):
+    """Why a job was told to stop."""
+
+    #: Its soft time limit passed: the body gets ``SoftTimeLimitExceeded`` and may clean up.
+    SOFT_LIMIT = "soft_limit"
+    #: Its hard time limit passed: its failure is reported at once, whatever the body does then.
+    HARD_LIMIT = "hard_limit"
+    #: It was revoked, or its worker shuts down; Celery decides what becomes of the message.
+    TERMINATED = "terminated"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the outcome is settled elsewhere, so that the body's own no longer counts."""
+        return self is not StopReason.SOFT_LIMIT
+
+
+class JobStopped(Ignore):  # type: ignore[misc]
+    """Ends the body of a stopped job; Celery stores no result for it."""
+
+
+def current_job() -> Job | None:
+    """The job that the calling code belongs to, in its coroutines too; None outside a pool of ours."""
+    return _current.get()
+
+
+def aborted(exc: BaseException) -> MethodAbortedError:
+    """The ordinary error for a ``BaseException`` that plugin code ended in."""
+    detail = f"{type(exc).__name__}({exc})" if str(exc) else type(exc).__name__
+    return MethodAbortedError(f"the method ended in {detail}")
+
+
+@dataclass(eq=False)
+class Job:
+    """One delivery in a pool. Celery knows it by ``pid``, and by the object that ``apply_async`` returned."""
+
+    target: Callable[..., Any]
+    args: Any
+    kwargs: dict[str, Any]
+    callback: Callable[[Any], Any]
+    accept_callback: Callable[..., Any] | None
+    error_callback: Callable[[Any], Any] | None
+    timeout_callback: Callable[[bool, float], Any] | None
+    soft_limit_seconds: float | None
+    hard_limit_seconds: float | None
+    pid: int = field(default_factory=lambda: next(_numbers))
+    stop_reason: StopReason | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _cancel: Callable[[], None] | None = None
+    _depth: int = 0
+    _body_is_over: bool = False
+    _is_reported: bool = False
+
+    def run(self) -> None:
+        """Run Celery's tracer and report its outcome; nothing gets past this."""
+        _current.set(self)
+        try:
+            apply_target(
+                self.target, self.args, self.kwargs, self._report, self.accept_callback, pid=self.pid
+            )
+        except BaseException as exc:  # the slot must be free again, whatever a task did
+            self._report_escape(exc)
+
+    def stop(self, reason: StopReason) -> bool:
+        """Stop the body, from any thread; returns False when it is over and the outcome stands."""
+        with self._lock:
+            if self._body_is_over:
+                return False
+            if self.stop_reason is None or not self.stop_reason.is_final:
+                self.stop_reason = reason
+            cancel = self._cancel
+        if cancel is not None:
+            cancel()
+        return True
+
+    def terminate(self, signal: object = None) -> None:
+        """Stop the job; Celery calls this on the object that ``apply_async`` returned."""
+        self.stop(StopReason.TERMINATED)
+
+    def report_hard_limit(self) -> None:
+        """Tell Celery that the hard time limit passed: it stores the failure and acknowledges."""
+        if self.timeout_callback is None:
+            return
+        try:
+            self.timeout_callback(False, self.hard_limit_seconds or 0)
+        except Exception:  # the pool's loop must go on
+            logger.exception("the time limit of job %d could not be reported", self.pid)
+
+    def report_soft_limit(self) -> None:
+        """Tell Celery that the soft time limit passed: it logs a warning."""
+        if self.timeout_callback is not None:
+            self.timeout_callback(True, self.soft_limit_seconds or 0)
+
+    def _report(self, outcome: Any) -> None:
+        abortion = _abortion(outcome)
+        if abortion is not None:
+            self._report_escape(abortion)
+            return
+        self._is_reported = True
+        if self.stop_reason is None or not self.stop_reason.is_final:
+            self.callback(outcome)
+
+    def _report_escape(self, exc: BaseException) -> None:
+        if self._is_reported:
+            logger.error("after job %d was done: %r", self.pid, exc, exc_info=exc)
+            return
+        self._is_reported = True
+        if (self.stop_reason is not None and self.stop_reason.is_final) or self.error_callback is None:
+            return
+        try:
+            self.error_callback(_exception_info(exc))
+        except BaseException:  # its caller's deadline covers it; the pool must go on
+            logger.exception("the failure of job %d could not be reported: %r", self.pid, exc)
+
+
+def _abortion(outcome: Any) -> BaseException | None:
+    """The exception of an outcome that Celery's callback cannot take, None when it can.
+
+    ``apply_target`` wraps a BaseException in a WorkerLostError, which would have the message
+    delivered again, and reports it in a form that the callback does not understand. The
+    tracer passes a MemoryError on as an ordinary failure, on which the callback raises
+    before it acknowledges.
+    """
+    if isinstance(outcome, ExceptionInfo):
+        wrapper: BaseException = getattr(outcome.exception, "exc", outcome.exception)
+        return wrapper.__context__ or wrapper
+    failed, value, _ = outcome
+    exc = value.exception if failed else None
+    exc = getattr(exc, "exc", exc)
+    return exc if isinstance(exc, MemoryError | SystemExit | KeyboardInterrupt) else None
+
+
+def _exception_info(exc: BaseException) -> Any:
+    """Celery's form of a failure; only ordinary exceptions, since others stop or stall a worker."""
+    try:
+        if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
+            raise exc
+        raise aborted(exc) from exc
+    except Exception:
+        return ExceptionInfo()
+
+
+class Body:
+    """The part of a task that may be stopped; used as ``with Body():`` around plugin code.
+
+    Turns a ``BaseException`` that is none of ours, and ``MemoryError``, into
+    ``MethodAbortedError``. Raises ``JobStopped`` at its end when the job was stopped for good.
+    """
+
+    def __init__(self) -> None:
+        self._job = current_job()
+
+    def __enter__(self) -> Body:
+        job = self._job
+        if job is not None:
+            with job._lock:
+                job._depth += 1
+                job._body_is_over = False
+                is_stopped = job.stop_reason is not None and job.stop_reason.is_final
+            if is_stopped:
+                self._leave(job)
+                raise JobStopped(f"job stopped: {job.stop_reason}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._job is not None:
+            self._leave(self._job)
+            reason = self._job.stop_reason
+            if reason is not None and reason.is_final:
+                raise JobStopped(f"job stopped: {reason}") from exc
+        if exc is not None and (not isinstance(exc, Exception) or isinstance(exc, MemoryError)):
+            raise aborted(exc) from exc
+
+    @staticmethod
+    def _leave(job: Job) -> None:
+        with job._lock:
+            job._depth -= 1
+            job._body_is_over = job._depth == 0
+
+
+class Cancellable:
+    """Lets ``Job.stop`` end a task of an event loop: ``with Cancellable(task):`` around waiting for it."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._job, self._task = current_job(), task
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> None:
+        if self._job is not None:
+            with self._job._lock:
+                self._job._cancel = self._cancel
+                reason = self._job.stop_reason
+            if reason is not None:
+                self._task.cancel()
+
+    def __exit__(self, *_: object) -> None:
+        if self._job is not None:
+            with self._job._lock:
+                self._job._cancel = None
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs any more
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+class Alarms:
+    """The time limits of running jobs, kept by an event loop; use it on that loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, on_hard_limit: Callable[[Job], None]) -> None:
+        self._loop = loop
+        self._on_hard_limit = on_hard_limit
+        self._timers: dict[Job, list[asyncio.TimerHandle]] = {}
+        self._reports: set[asyncio.Task[None]] = set()
+
+    def arm(self, job: Job) -> None:
+        """Start a job's limits."""
+        timers = []
+        if job.soft_limit_seconds:
+            timers.append(self._loop.call_later(job.soft_limit_seconds, self._soft, job))
+        if job.hard_limit_seconds:
+            timers.append(self._loop.call_later(job.hard_limit_seconds, self._hard, job))
+        if timers:
+            self._timers[job] = timers
+
+    def disarm(self, job: Job) -> None:
+        """Forget a job's limits."""
+        for timer in self._timers.pop(job, ()):
+            timer.cancel()
+
+    def _soft(self, job: Job) -> None:
+        if job.stop(StopReason.SOFT_LIMIT):
+            job.report_soft_limit()
+
+    def _hard(self, job: Job) -> None:
+        if not job.stop(StopReason.HARD_LIMIT):
+            return
+        report = self._loop.create_task(spawn(job.report_hard_limit))
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
+        self._on_hard_limit(job)
+
+
+class LoopThread:
+    """A daemon thread that runs one event loop until ``stop``."""
+
+    def __init__(self, name: str) -> None:
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def call(self, function: Callable[..., None], *args: Any) -> None:
+        """Run a function on the loop soon; dropped when the loop is closed."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function, *args)
+
+    def stop(self) -> None:
+        """Cancel what runs, clean up and end the thread; a coroutine that refuses is left behind."""
+        if self._thread.is_alive():
+            self.call(self.loop.stop)
+            self._thread.join(3 * CANCEL_SECONDS)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        run_to_end(self.loop)
+
+
+def run_to_end(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel a stopped loop's tasks, run its cleanups and close it."""
+
+    async def finish() -> None:
+        tasks: set[asyncio.Task[Any]] = asyncio.all_tasks() - {_this_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, stubborn = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+            if stubborn:
+                logger.warning("%d coroutines ignore their cancellation; left behind", len(stubborn))
+        await close_loop_resources()
+        await loop.shutdown_asyncgens()
+
+    _finish(loop, finish())
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - called from a coroutine
+    return task
+
+
+def _finish(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]) -> None:
+    try:
+        loop.run_until_complete(coroutine)
+    except Exception:  # the process ends; what hangs on the loop ends with it
+        logger.exception("an event loop could not be closed in order")
+    finally:
+        loop.close()
