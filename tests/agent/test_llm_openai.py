@@ -216,7 +216,7 @@ async def test_a_page_instead_of_an_answer_is_an_error_that_names_the_setting() 
 
 
 async def test_a_slow_first_token_is_given_up_and_tried_again() -> None:
-    answer, _ = await ask(hold(), stream("ok"), first_token_timeout_seconds=0.2)
+    answer, _ = await ask(hold(), stream("ok"), first_token_timeout_seconds=0.5)
     assert (answer.text, answer.tries) == ("ok", 2)
 
 
@@ -237,9 +237,9 @@ async def test_thoughts_under_another_name_count_as_tokens() -> None:
         await send_chunk(writer, request, {"reasoning_content": "hm"})
         started.set()
 
-    message, _ = await failure(hold(thinks), first_token_timeout_seconds=30, timeout_seconds=0.3, tries=1)
+    message, _ = await failure(hold(thinks), first_token_timeout_seconds=30, timeout_seconds=1, tries=1)
     assert started.is_set()
-    assert "no complete answer within 0.3 s" in message
+    assert "no complete answer within 1 s" in message
 
 
 async def test_an_answer_that_never_ends_is_given_up() -> None:
