@@ -22,7 +22,6 @@ __all__ = ["Check", "Verdict", "run_checks"]
 
 _MIN_REDIS: Final = (6, 2)
 _LOW_DISK_BYTES: Final = 1 << 30
-_PING_SECONDS: Final = 1.0
 
 
 class Verdict(StrEnum):
@@ -184,7 +183,11 @@ def _other_broker(settings: Settings, url: str) -> Check:
 
 async def _database(settings: Settings) -> Check:
     from storage.migrate import check
+    from storage.urls import SQLITE_FILE_NAME
 
+    if settings.database.url is None and not (settings.data_dir / SQLITE_FILE_NAME).exists():
+        # Asking SQLite would make the file.
+        return Check(name="database", verdict=Verdict.OK, detail="SQLite, made by the first command")
     try:
         status = await check(settings.database, settings.data_dir)
     except SettingsError as exc:
@@ -200,8 +203,6 @@ async def _database(settings: Settings) -> Check:
     where = f"{status.url}, {status.server}"
     if status.migrated:
         return Check(name="database", verdict=Verdict.OK, detail=f"{where}, schema {status.revision}")
-    if settings.database.url is None and status.revision is None:
-        return Check(name="database", verdict=Verdict.OK, detail=f"{where}, made by the first command")
     return Check(
         name="database",
         verdict=Verdict.FAILED,
@@ -266,7 +267,7 @@ def _workers(settings: Settings, *, broken: bool) -> Check:
     elif broken:
         return Check(name="workers", verdict=Verdict.WARNING, detail="unknown while the broker is away")
     else:
-        served, source = sorted(served_lanes(settings)), "the broker"
+        served, source = sorted(_ask_broker(settings)), "the broker"
     missing = [lane.value for lane in Lane if lane.value not in served]
     return Check(
         name="workers",
@@ -276,16 +277,15 @@ def _workers(settings: Settings, *, broken: bool) -> Check:
     )
 
 
-def served_lanes(settings: Settings) -> set[str]:
-    """Ask the workers on the broker which lanes they serve."""
+def _ask_broker(settings: Settings) -> set[str]:
     from broker_config.app import create_app
+    from cli.presence import served_lanes
 
     app = create_app(resolve_settings(settings))
     try:
-        answers = app.control.inspect(timeout=_PING_SECONDS).active_queues() or {}
+        return served_lanes(app)
     finally:
         app.close()
-    return {queue["name"] for queues in answers.values() for queue in queues}
 
 
 def _language_model(settings: Settings) -> Check:

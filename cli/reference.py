@@ -7,9 +7,8 @@ settings models; a test fails when either is stale.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -69,14 +68,49 @@ def _read(path: Path) -> str | None:
 
 
 def _cli_page() -> str:
-    # argparse folds to the terminal's width; the page must not depend on it.
-    os.environ["COLUMNS"] = "100"
+    # Written from the parsers' actions and not by argparse's formatter, whose layout differs between
+    # versions of Python and widths of terminals.
     parser = build_parser()
-    parts = [_NOTICE, "# Command line", _CLI_INTRO, "```text", parser.format_help().rstrip(), "```"]
+    parts = [_NOTICE, "# Command line", _CLI_INTRO, "| command | does |", "|---|---|"]
+    parts += [
+        f"| [`nekro {command.name}`](#nekro-{command.name}) | {command.summary} |" for command in COMMANDS
+    ]
+    parts += ["", "Before or after the command's name:", "", *_options(parser)]
     parts += ["", "## Exit codes", "", *_exit_codes()]
+    global_options = {option for action in parser._actions for option in action.option_strings}
     for name, sub in _subparsers(parser):
-        parts += ["", f"## nekro {name}", "", "```text", sub.format_help().rstrip(), "```"]
+        parts += [
+            "",
+            f"## nekro {name}",
+            "",
+            f"{sub.description}",
+            "",
+            *_options(sub, without=global_options),
+        ]
+        if sub.epilog:
+            parts += ["", "```text", sub.epilog.strip(), "```"]
     return "\n".join(parts) + "\n"
+
+
+def _options(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) -> Iterator[str]:
+    rows = []
+    for action in parser._actions:
+        is_left_out = action.help is argparse.SUPPRESS or set(action.option_strings) & set(without)
+        if is_left_out or isinstance(action, argparse._SubParsersAction):
+            continue
+        words = (action.help or "") % {**vars(action), "prog": parser.prog}
+        rows.append(f"| `{_spelling(action)}` | {words} |")
+    if rows:
+        yield from ("| argument | what it says |", "|---|---|", *rows)
+
+
+def _spelling(action: argparse.Action) -> str:
+    value = action.metavar or ("\\|".join(action.choices) if action.choices else "")
+    if not action.option_strings:
+        return f"[{value}]" if action.nargs in ("?", "*") else f"{value}"
+    if action.nargs != 0 and not value:
+        value = action.dest.upper()
+    return ", ".join(action.option_strings) + (f" {value}" if value else "")
 
 
 def _exit_codes() -> Iterator[str]:

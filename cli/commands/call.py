@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cli.command import Deps, add_chat_key, add_json, add_user_id, positive_seconds, read_text
 from cli.exit_codes import exit_code_of
 from cli.output import to_plain
+from cli.presence import awaited_with_workers
 from cli.running import run_async
 from cli.system import CALL_LANES, open_services
 from nekro_agent.errors import MethodFailedError, NekroError, UsageError
@@ -75,7 +76,8 @@ def run(args: Args, deps: Deps) -> int:
         async with open_services(settings, command="call", lanes=CALL_LANES, output=deps.output) as opened:
             _, services = opened
             try:
-                envelope = await services.invoke(
+                lane = services.lanes.lane_of(services.registry.find(args.method))
+                call = services.invoke(
                     args.method,
                     positional,
                     named,
@@ -83,6 +85,7 @@ def run(args: Args, deps: Deps) -> int:
                     user_id=args.user_id,
                     timeout_seconds=args.timeout,
                 )
+                envelope = await awaited_with_workers(call, services.app, lane=lane)
             except NekroError as exc:
                 if args.json:
                     deps.output.json({"error": describe_error(exc)})

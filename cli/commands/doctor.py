@@ -26,7 +26,7 @@ examples:
   nekro doctor --json
 
 The exit code is that of the first failed check: 2 settings, 1 data directory, 3 Redis, 4 database,
-7 sandbox, 5 plugins. Warnings leave it at 0. Nothing is started and nothing is changed.
+7 sandbox, 5 plugins. Warnings leave it at 0. Nothing is started or migrated.
 """
 
 _MARKS = {Verdict.OK: "✓", Verdict.WARNING: "!", Verdict.FAILED: "✗"}

@@ -89,7 +89,8 @@ def run(args: Args, deps: Deps) -> int:
     else:
         if report.output:
             deps.output.data(report.output.rstrip("\n"))
-        deps.output.words(f"{report.stop_type.name} after {len(report.calls)} calls")
+        ended = f"{report.stop_type.name} after {len(report.calls)} calls"
+        deps.output.words(f"{ended}: {report.error}" if report.error else ended)
     return int(report.stop_type)
 
 

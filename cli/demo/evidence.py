@@ -71,8 +71,13 @@ class Evidence:
         return next((m.text for m in self.messages if m.text.startswith(begin)), "")
 
     def pid_of(self, node: str | None) -> int | None:
-        """Process id of a worker by its node name or its own."""
-        return self.pids.get((node or "").partition("@")[0])
+        """Process id in a node name ``<role>@<host>:<pid>``; None when it is none of the tour's."""
+        pid = int((node or "").rpartition(":")[2] or 0)
+        return pid if pid in self.pids.values() else None
+
+    def name_of(self, pid: int | None) -> str:
+        """Name of the worker with that process id."""
+        return next((name for name, known in self.pids.items() if known == pid), "?")
 
 
 def file_of(message: Message) -> str:

@@ -151,7 +151,7 @@ def _download(evidence: Evidence) -> str:
         evidence.model_sha256 in evidence.said(scenes.GREETING),
         "the sandbox saw other bytes than were served",
     )
-    where = f"{tasks[0].worker} (process {tasks[0].pid})"
+    where = f"long-1 (process {tasks[0].pid})"
     return f"fetched on {where}, and the sandbox found SHA-256 {evidence.model_sha256[:12]}…"
 
 

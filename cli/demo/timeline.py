@@ -55,7 +55,8 @@ def _rounds(evidence: Evidence) -> Iterator[TimelineEntry]:
     for entry in evidence.rounds:
         if entry.started_at is None or entry.finished_at is None:
             continue
-        where, process = (entry.worker or "").partition("@")[0], evidence.pid_of(entry.worker)
+        process = evidence.pid_of(entry.worker)
+        where = evidence.name_of(process)
         request = evidence.request_of(entry.id)
         asked = f", asks the model with {len(request.images)} images" if request and request.images else ""
         yield TimelineEntry(
@@ -77,7 +78,7 @@ def _tasks(evidence: Evidence) -> Iterator[TimelineEntry]:
             lasted = f" ({(task.ended_at - task.received_at).total_seconds() * 1000:.0f} ms)"
         yield TimelineEntry(
             at=task.received_at,
-            where=task.worker.partition("@")[0],
+            where=evidence.name_of(task.pid),
             process=task.pid,
             what=f"{task.name}{' failed' if task.failed else ''}{lasted}",
         )

@@ -1,0 +1,52 @@
+"""The reference pages are what the code says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli import reference
+from cli.commands.doctor import list_settings
+from cli.exit_codes import ExitCode
+from cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", sorted(reference.pages()))
+def test_page_is_up_to_date(name: str) -> None:
+    path = ROOT / "docs" / "reference" / name
+    assert path.read_text("utf-8") == reference.pages()[name], "run `make docs`"
+
+
+def test_pages_do_not_depend_on_the_terminal() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.reference", "--check"],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "40"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_command_and_exit_code_is_documented() -> None:
+    page = reference.pages()["cli.md"]
+    for command in COMMANDS:
+        assert f"## nekro {command.name}" in page
+    for code in ExitCode:
+        assert f"| {code.value} | {code.name} | {code.meaning} |" in page
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    from broker_config.settings import Settings
+
+    page = reference.pages()["settings.md"]
+    for setting in list_settings(Settings.model_construct()):
+        assert f"`{setting['variable']}`" in page
+        assert setting["description"], f"{setting['variable']} has no description"
+        assert not setting["changed"]

@@ -1,0 +1,367 @@
+"""Real commands as real processes, against one `nekro up` in another process and on their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.ownership import read_running
+
+NEKRO = [sys.executable, "-P", "-m", "cli.main"]
+COMMAND_SECONDS = 60
+
+PLUGIN = '''
+import threading
+
+from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+from nekro_agent.api.schemas import AgentCtx
+
+plugin = NekroPlugin(
+    name="Probe", module_name="probe", description="For tests.", version="1", author="t", url=""
+)
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "square")
+async def square(_ctx: AgentCtx, number: int) -> int:
+    """Square a number."""
+    if not isinstance(number, int):
+        raise TypeError(f"number must be an int, not {type(number).__name__}")
+    return number * number
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "greet")
+async def greet(_ctx: AgentCtx, name: str, *, chat: bool = False) -> str:
+    """Greet."""
+    return f"{_ctx.chat_key}/{_ctx.from_user_id}: こんにちは {name}"
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "unpicklable")
+async def unpicklable(_ctx: AgentCtx) -> object:
+    """Return what cannot leave the worker."""
+    return threading.Lock()
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.AGENT, "think")
+async def think(_ctx: AgentCtx, about: str) -> str:
+    """Wake the agent."""
+    return f"thought about {about}"
+'''
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float, what: str) -> None:
+    """Poll until ``condition`` holds; fail with ``what`` after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        pause.wait(0.02)
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def value(self) -> Any:
+        """The JSON document on stdout."""
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Runs `nekro` with one environment, in one empty working directory."""
+
+    directory: Path
+    environment: dict[str, str]
+
+    def __call__(self, *arguments: str, given: str | None = None, **settings: str) -> Done:
+        done = subprocess.run(
+            [*NEKRO, *arguments],
+            cwd=self.directory,
+            env={**self.environment, **settings},
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    @property
+    def data_dir(self) -> Path:
+        """The data directory of the commands."""
+        return self.directory / "data"
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[Shell]:
+    """Commands with the plugin above beside a broken one, and no other settings."""
+    # Not pytest's own: a Unix socket's path is short.
+    with tempfile.TemporaryDirectory(prefix="nkcli") as name:
+        directory = Path(name)
+        (directory / "plugins").mkdir()
+        (directory / "plugins" / "probe.py").write_text(PLUGIN, "utf-8")
+        (directory / "plugins" / "broken.py").write_text("import nothing_like_this\nplugin = 1\n", "utf-8")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")}
+        yield Shell(directory, {**clean, "NEKRO_PLUGINS__DIRS": str(directory / "plugins")})
+
+
+@pytest.fixture(scope="module")
+def up(shell: Shell) -> Iterator[subprocess.Popen[str]]:
+    """A `nekro up` on the shell's data directory, ready."""
+    process = subprocess.Popen(
+        [*NEKRO, "up"],
+        cwd=shell.directory,
+        env=shell.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    lines: list[str] = []
+    ready = threading.Event()
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+            if line.startswith("ready:"):
+                ready.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        wait_until(lambda: ready.is_set() or process.poll() is not None, seconds=60, what="nekro up")
+        assert process.poll() is None, "".join(lines)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        process.wait(60)
+        reader.join(10)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+LOOPS_AND_THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+
+total = 0
+for number in range(20):
+    total += square(number)
+with ThreadPoolExecutor(4) as pool:
+    total += sum(pool.map(square, range(20)))
+print(total, greet("世界"))
+"""
+
+
+@pytest.mark.usefixtures("up")
+def test_exec_runs_calls_in_loops_and_threads(shell: Shell) -> None:
+    (shell.directory / "loops.py").write_text(LOOPS_AND_THREADS, "utf-8")
+    done = shell("exec", "loops.py", "--chat-key", "group.1", "--user-id", "ada", "--json")
+    assert done.code == 0, done.err
+    assert sorted(done.value) == ["calls", "exit_code", "follow_ups", "output", "stop_type"]
+    assert done.value["stop_type"] == "NORMAL"
+    assert done.value["output"].strip() == f"{2 * sum(n * n for n in range(20))} group.1/ada: こんにちは 世界"
+    assert len(done.value["calls"]) == 41
+    assert {call["method"] for call in done.value["calls"]} == {"t.probe.square", "t.probe.greet"}
+    assert done.value["follow_ups"] == []
+
+
+@pytest.mark.usefixtures("up")
+def test_call_prints_the_value_and_says_who_ran_it(shell: Shell) -> None:
+    done = shell("call", "greet", "--args", '{"name": "猫"}', "--user-id", "ada", "--json")
+    assert done.code == 0, done.err
+    assert sorted(done.value) == ["duration_ms", "id", "type", "value", "worker"]
+    assert (done.value["value"], done.value["type"]) == ("cli/ada: こんにちは 猫", "tool")
+    assert done.value["worker"].startswith("methods@")
+    plain = shell("call", "t.probe.square", "--args", "[12]")
+    assert (plain.code, plain.out) == (0, "144\n")
+
+
+@pytest.mark.usefixtures("up")
+def test_an_agent_call_ends_the_code_and_is_the_exit_code(shell: Shell) -> None:
+    done = shell("exec", "-", "--no-follow-up", "--json", given="think('cats')\nprint('never')\n")
+    assert done.code == 8, done.err
+    assert (done.value["stop_type"], done.value["exit_code"]) == ("AGENT", 8)
+    assert "never" not in done.value["output"]
+    assert [call["method"] for call in done.value["calls"]] == ["t.probe.think"]
+
+
+@pytest.mark.usefixtures("up")
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (["sqare", "--args", "[1]"], "MethodNotFoundError", "did you mean square"),
+        (["square", "--args", '["a"]'], "TypeError", "number must be an int, not str"),
+        (["square"], "ArgumentError", "number"),
+        (["square", "--args", "[1, 2, 3]"], "ArgumentError", ""),
+        (["unpicklable"], "ResultError", "lock"),
+        (["greet", "--args", "@big.json"], "ArgumentError", "1048576"),
+    ],
+)
+def test_a_call_that_fails_says_why(shell: Shell, arguments: list[str], kind: str, words: str) -> None:
+    (shell.directory / "big.json").write_text(json.dumps(["x" * (2 << 20)]), "utf-8")
+    done = shell("call", *arguments, "--json")
+    assert done.code == 6, done.err
+    assert done.value["error"]["type"] == kind
+    assert words in done.value["error"]["message"]
+    assert done.err.startswith("error: ")
+
+
+@pytest.mark.usefixtures("up")
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("print('before')\nx = (\n", "SyntaxError"),
+        ("sqare(1)\n", "NameError"),
+        ("square('a')\n", "MethodError: TypeError: number must be an int, not str"),
+        ("square()\n", "TypeError"),
+        ("unpicklable()\n", "ResultError"),
+        ("greet('x' * (2 << 20))\n", "1048576"),
+    ],
+)
+def test_code_that_fails_ends_with_error_and_its_reason(shell: Shell, code: str, words: str) -> None:
+    done = shell("exec", "-", given=code)
+    assert done.code == 1, done.err
+    assert words in done.out
+
+
+@pytest.mark.usefixtures("up")
+def test_a_second_up_is_refused(shell: Shell) -> None:
+    done = shell("up")
+    assert done.code == 13
+    assert "already runs on" in done.err
+
+
+def test_a_killed_worker_comes_back(shell: Shell, up: subprocess.Popen[str]) -> None:
+    before = read_running(shell.data_dir)
+    assert before is not None
+    assert before.pid == up.pid
+    victim = next(worker for worker in before.workers if worker.lane == "methods")
+    os.kill(victim.pid, signal.SIGKILL)
+
+    def replaced() -> bool:
+        running = read_running(shell.data_dir)
+        return running is not None and any(
+            worker.name == victim.name and worker.pid != victim.pid for worker in running.workers
+        )
+
+    wait_until(replaced, seconds=30, what="the worker to be replaced")
+    assert shell("call", "square", "--args", "[3]").out == "9\n"
+
+
+def test_ctrl_c_stops_up_warmly_and_leaves_nothing(shell: Shell, up: subprocess.Popen[str]) -> None:
+    running = read_running(shell.data_dir)
+    assert running is not None
+    up.send_signal(signal.SIGINT)
+    assert up.wait(60) == 0
+    assert read_running(shell.data_dir) is None
+    for worker in running.workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker.pid, 0)
+    assert not (shell.data_dir / "run" / "redis.sock").exists()
+
+
+def test_without_up_a_command_brings_its_own_system(shell: Shell) -> None:
+    done = shell("call", "greet", "--args", '["own"]', "--json")
+    assert done.code == 0, done.err
+    assert done.value["worker"].startswith("methods@")
+    assert read_running(shell.data_dir) is None
+    assert (shell.data_dir / "logs" / "methods.log").exists()
+    assert not (shell.data_dir / "run" / "redis.sock").exists()
+
+
+def test_a_broken_plugin_is_reported_and_the_rest_works(shell: Shell) -> None:
+    done = shell("plugins", "--json")
+    assert done.code == 5
+    states = {plugin["key"]: plugin for plugin in done.value}
+    assert states["t.probe"]["status"] == "ok"
+    assert states["broken"]["status"] == "failed"
+    assert "nothing_like_this" in states["broken"]["error"]
+    assert {"key", "status", "path", "version", "error", "placeholders"} == set(states["broken"])
+    methods = shell("methods", "--json")
+    assert methods.code == 0
+    square = next(method for method in methods.value if method["name"] == "square")
+    assert square == {
+        "name": "square",
+        "task": "t.probe.square",
+        "plugin": "t.probe",
+        "type": "tool",
+        "lane": "methods",
+        "signature": "(number: int) -> int",
+        "doc": "Square a number.",
+    }
+
+
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "url", "code"),
+    [
+        (["call", "square", "--args", "[1]"], "NEKRO_BROKER__URL", f"redis://{NOWHERE}/0", 3),
+        (["exec", "-"], "NEKRO_BROKER__URL", f"redis://{NOWHERE}/0", 3),
+        (["doctor"], "NEKRO_BROKER__URL", f"redis://{NOWHERE}/0", 3),
+        (["history", "cli"], "NEKRO_DATABASE__URL", f"postgresql://u:s3cret@{NOWHERE}/x", 4),
+        (["exec", "-"], "NEKRO_DATABASE__URL", f"postgresql://u:s3cret@{NOWHERE}/x", 4),
+        (["db", "upgrade"], "NEKRO_DATABASE__URL", f"postgresql://u:s3cret@{NOWHERE}/x", 4),
+        (["doctor"], "NEKRO_DATABASE__URL", f"postgresql://u:s3cret@{NOWHERE}/x", 4),
+    ],
+)
+def test_a_server_that_is_away_is_named(
+    shell: Shell, arguments: list[str], variable: str, url: str, code: int
+) -> None:
+    done = shell(*arguments, given="square(2)\n", **{variable: url})
+    assert done.code == code, done.err + done.out
+    said = done.out + done.err
+    assert "127.0.0.1" in said
+    assert "s3cret" not in said
+
+
+def test_a_database_of_ones_own_is_migrated_on_request(shell: Shell) -> None:
+    url = f"sqlite:///{shell.directory / 'own.db'}"
+    before = shell("history", "cli", NEKRO_DATABASE__URL=url)
+    assert (before.code, "nekro db upgrade" in before.err) == (4, True)
+    assert shell("db", "upgrade", NEKRO_DATABASE__URL=url).code == 0
+    assert shell("db", "upgrade", NEKRO_DATABASE__URL=url).code == 0
+    after = shell("history", "cli", NEKRO_DATABASE__URL=url)
+    assert (after.code, "there is no chat 'cli'" in after.err) == (4, True)
+
+
+def test_rounds_without_a_model_are_refused_at_once(shell: Shell) -> None:
+    for arguments in (["send", "cli", "hello"], ["chat"]):
+        done = shell(*arguments, given="")
+        assert (done.code, "NEKRO_LLM__BASE_URL" in done.err) == (12, True)
+
+
+def test_a_reader_that_leaves_is_no_fault(shell: Shell) -> None:
+    words = " ".join(NEKRO)
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {words} doctor --settings | head -1"],
+        cwd=shell.directory,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+    )
+    assert "VARIABLE" in done.stdout
+    assert done.stderr.replace("\n", "") in (
+        "",
+        "* differs from its default; set it in the environment or in ./.env",
+    )
