@@ -12,9 +12,17 @@ from typing import Any, ClassVar
 from sqlalchemy import BigInteger, ForeignKey, Identity, Index, Integer, LargeBinary, MetaData, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from nekro_agent.methods import SandboxMethodType
+from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import MessageKind
-from storage.states import CallState, CrashPolicy, JobState, MarkSource, RoundState, TimerState, TriggerKind
+from storage.states import (
+    CallState,
+    CrashPolicy,
+    JobState,
+    MarkSource,
+    RoundState,
+    TimerState,
+    TriggerKind,
+)
 from storage.types import FaithfulText, JsonText, KeyText, StateText, UtcDateTime
 
 __all__ = [
@@ -24,6 +32,7 @@ __all__ = [
     "CronJobRow",
     "JobRow",
     "JobSignalRow",
+    "LeaseColumns",
     "LeaseRow",
     "MessageRow",
     "MethodMarkRow",
@@ -55,7 +64,7 @@ class Base(DeclarativeBase):
         **{
             states: StateText(states)
             for states in (
-                CallState, CrashPolicy, JobState, MarkSource, MessageKind, RoundState,
+                CallState, CrashPolicy, JobState, Lane, MarkSource, MessageKind, RoundState,
                 SandboxMethodType, TimerState, TriggerKind,
             )
         },
@@ -68,6 +77,14 @@ def _chat_key(**options: Any) -> Mapped[str]:
 
 def _sequence() -> Mapped[int]:
     return mapped_column(_Sequence, Identity(), primary_key=True)
+
+
+class LeaseColumns:
+    """Who holds a row, until when, and how many have held it: the number is the holder's fencing token."""
+
+    owner: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    fence: Mapped[int] = mapped_column(BigInteger(), default=0)
 
 
 class PluginValueRow(Base):
@@ -88,7 +105,7 @@ class PluginValueRow(Base):
     updated_at: Mapped[datetime]
 
 
-class ChatRow(Base):
+class ChatRow(LeaseColumns, Base):
     """A chat, the lease of the worker that runs its rounds, and its sandbox area."""
 
     __tablename__ = "chats"
@@ -102,9 +119,6 @@ class ChatRow(Base):
     created_at: Mapped[datetime]
     #: The last message before a reset; the LLM sees newer ones only.
     history_after: Mapped[int] = mapped_column(BigInteger(), default=0)
-    owner: Mapped[str | None]
-    lease_until: Mapped[datetime | None]
-    fence: Mapped[int] = mapped_column(BigInteger(), default=0)
     #: When a sandbox last used ``/app/shared``; None when it is known to be empty.
     shared_used_at: Mapped[datetime | None] = mapped_column(index=True)
 
@@ -147,6 +161,8 @@ class CallRow(Base):
     round_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
     lane: Mapped[str | None]
     state: Mapped[CallState]
+    #: Whether it may run again when its worker died inside it.
+    repeatable: Mapped[bool]
     #: Claims so far; a claim's number is its fencing token.
     fence: Mapped[int] = mapped_column(BigInteger(), default=0)
     worker: Mapped[str | None]
@@ -331,18 +347,15 @@ class MethodMarkRow(Base):
     __tablename__ = "method_marks"
 
     method: Mapped[str] = mapped_column(KeyText(), primary_key=True)
-    lane: Mapped[str]
+    lane: Mapped[Lane]
     reason: Mapped[str]
     source: Mapped[MarkSource]
     marked_at: Mapped[datetime]
 
 
-class LeaseRow(Base):
+class LeaseRow(LeaseColumns, Base):
     """A named lease: one owner in the fleet for as long as it renews."""
 
     __tablename__ = "leases"
 
     name: Mapped[str] = mapped_column(KeyText(), primary_key=True)
-    owner: Mapped[str | None]
-    lease_until: Mapped[datetime | None]
-    fence: Mapped[int] = mapped_column(BigInteger(), default=0)

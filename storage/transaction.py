@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 
 from loguru import logger
 from sqlalchemy.ext.asyncio import AsyncConnection
+
+from storage.calls import CallRepository
+from storage.chats import ChatRepository
+from storage.jobs import JobRepository
+from storage.leases import LeaseRepository
+from storage.marks import MethodMarkRepository
+from storage.messages import MessageRepository
+from storage.rounds import RoundRepository
+from storage.timers import CronJobRepository, TimerRepository
 
 __all__ = ["Transaction"]
 
@@ -16,6 +26,51 @@ class Transaction:
     def __init__(self, connection: AsyncConnection) -> None:
         self.connection = connection
         self._callbacks: list[Callable[[], Awaitable[object]]] = []
+
+    @cached_property
+    def calls(self) -> CallRepository:
+        """Calls of plugin methods."""
+        return CallRepository(self.connection)
+
+    @cached_property
+    def chats(self) -> ChatRepository:
+        """Chats and the leases on them."""
+        return ChatRepository(self.connection)
+
+    @cached_property
+    def cron_jobs(self) -> CronJobRepository:
+        """Recurring timers."""
+        return CronJobRepository(self.connection)
+
+    @cached_property
+    def jobs(self) -> JobRepository:
+        """Background jobs."""
+        return JobRepository(self.connection)
+
+    @cached_property
+    def leases(self) -> LeaseRepository:
+        """Leases by name."""
+        return LeaseRepository(self.connection)
+
+    @cached_property
+    def marks(self) -> MethodMarkRepository:
+        """Methods sent to another lane."""
+        return MethodMarkRepository(self.connection)
+
+    @cached_property
+    def messages(self) -> MessageRepository:
+        """Messages of chats."""
+        return MessageRepository(self.connection)
+
+    @cached_property
+    def rounds(self) -> RoundRepository:
+        """Rounds of the LLM."""
+        return RoundRepository(self.connection)
+
+    @cached_property
+    def timers(self) -> TimerRepository:
+        """One-time timers."""
+        return TimerRepository(self.connection)
 
     def after_commit(self, callback: Callable[[], Awaitable[object]]) -> None:
         """Run ``callback`` once the transaction is committed; never if it is rolled back.

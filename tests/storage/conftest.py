@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +68,18 @@ async def database(migrated_settings: DatabaseSettings, tmp_path: Path) -> Async
     database = Database(migrated_settings, tmp_path)
     yield database
     await database.dispose()
+
+
+@pytest.fixture
+def let_leases_run_out(database: Database) -> Callable[[], Awaitable[None]]:
+    """Make every lease end as if its holder had given no sign of life: no test waits for the clock."""
+
+    async def run_out() -> None:
+        async with database.begin() as tx:
+            for table in ("chats", "leases", "calls", "jobs"):
+                await tx.connection.exec_driver_sql(
+                    f"UPDATE {table} SET lease_until = '2000-01-01 00:00:00.000000'"
+                    " WHERE lease_until IS NOT NULL"
+                )
+
+    return run_out

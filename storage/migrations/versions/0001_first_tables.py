@@ -200,6 +200,7 @@ def _create_calls() -> None:
         sa.Column("round_id", sa.Text(), nullable=True),
         sa.Column("lane", sa.Text(), nullable=True),
         sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("repeatable", sa.Boolean(), nullable=False),
         sa.Column("fence", sa.BigInteger(), nullable=False),
         sa.Column("worker", sa.Text(), nullable=True),
         sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True),

@@ -1,0 +1,357 @@
+"""Calls of plugin methods: claimed before they run, so that each has at most one effect.
+
+    QUEUED ──claim──▶ RUNNING ──finish──▶ DONE      ──fail──▶ FAILED
+       │                 ├──(lease ran out)──▶ UNKNOWN, or RUNNING again if it is repeatable
+       ├─────────────────┴──cancel──▶ CANCELLED
+       ├──set_aside──▶ DEAD ──requeue──▶ QUEUED
+       └──expire──▶ FAILED
+
+A claim without a row makes one: only calls that must survive the loss of the broker are
+enqueued before they are published.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, tuple_, update
+
+from nekro_agent.errors import FencedError
+from nekro_agent.methods import SandboxMethodType
+from storage.clock import now, seconds_from_now
+from storage.models import CallRow
+from storage.repository import Repository, found
+from storage.states import CallState
+from storage.upsert import insert
+
+__all__ = ["Call", "CallRepository", "CallRequest", "Claim", "ClaimVerdict"]
+
+_OPEN: Final = (CallState.QUEUED, CallState.RUNNING)
+_UNKNOWN_MESSAGE: Final = "its worker died inside it; the effect may or may not have happened"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallRequest:
+    """A call as its caller asked for it."""
+
+    id: str
+    method: str
+    type: SandboxMethodType
+    chat_key: str
+    round_id: str | None = None
+    lane: str | None = None
+    #: Whether it may run again when its worker died inside it.
+    repeatable: bool = False
+    deadline: datetime | None = None
+    #: The message's body, to publish it again; None when the broker's copy is enough.
+    invocation: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(CallRequest):
+    """A recorded call."""
+
+    state: CallState
+    #: Claims so far.
+    fence: int
+    worker: str | None
+    lease_until: datetime | None
+    requested_at: datetime
+    published_at: datetime | None
+    #: Since when nobody waits for the result; it goes to the chat instead.
+    detached_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    #: What the first delivery returned, for repeated ones.
+    outcome: dict[str, Any] | None
+    error_type: str | None
+    error_message: str | None
+
+
+class ClaimVerdict(StrEnum):
+    """What a worker that got a delivery is to do."""
+
+    #: Run the method, then ``finish`` or ``fail`` with the claim's fence.
+    GRANTED = "granted"
+    #: It ended before: answer with what the call holds.
+    ENDED = "ended"
+    #: Another delivery of it is running: leave it alone.
+    BUSY = "busy"
+    #: A worker died inside it: answer "outcome unknown".
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The answer to a claim."""
+
+    verdict: ClaimVerdict
+    #: Fencing token when granted, else 0.
+    fence: int = 0
+    #: The call as recorded, unless granted.
+    call: Call | None = None
+
+
+class CallRepository(Repository):
+    """Rows of calls; see the module for the states."""
+
+    async def enqueue(self, request: CallRequest) -> bool:
+        """Record a call before it is published; False when it is recorded already."""
+        statement = (
+            insert(self._connection, CallRow)
+            .values(**_values(request), state=CallState.QUEUED, requested_at=now(), published_at=now())
+            .on_conflict_do_nothing(index_elements=[CallRow.id])
+            .returning(CallRow.id)
+        )
+        return await self._scalar(statement) is not None
+
+    async def claim(self, request: CallRequest, *, worker: str, lease_seconds: float) -> Claim:
+        """Ask for the right to run a call; of all deliveries of one id at most one holds it.
+
+        One statement when it is granted, so ``Database.autocommit`` is the place to call it.
+
+        Args:
+            lease_seconds: how long the claim lasts without ``renew``; the time to the call's
+                deadline if nobody renews.
+        """
+        new = insert(self._connection, CallRow).values(
+            **_values(request),
+            state=CallState.RUNNING,
+            worker=worker,
+            lease_until=seconds_from_now(lease_seconds),
+            fence=1,
+            requested_at=now(),
+            started_at=now(),
+        )
+        taken = {name: new.excluded[name] for name in ("state", "worker", "lease_until", "started_at")}
+        statement = new.on_conflict_do_update(
+            index_elements=[CallRow.id],
+            set_={**taken, "fence": CallRow.fence + 1},
+            where=or_(CallRow.state == CallState.QUEUED, and_(_is_orphan(), CallRow.repeatable)),
+        ).returning(CallRow.fence)
+        fence = await self._scalar(statement)
+        if fence is not None:
+            return Claim(verdict=ClaimVerdict.GRANTED, fence=fence)
+        lost = await self._one_or_none(
+            Call,
+            update(CallRow)
+            .where(CallRow.id == request.id, _is_orphan(), ~CallRow.repeatable)
+            .values(**_unknown())
+            .returning(CallRow),
+        )
+        call = lost or await self.get(request.id)
+        return Claim(verdict=_verdict(call.state), call=call)
+
+    async def renew(self, fences: Mapping[str, int], *, lease_seconds: float) -> set[str]:
+        """Prolong many claims at once; returns the ids of those that are lost.
+
+        Args:
+            fences: fencing token of each call id.
+        """
+        if not fences:
+            return set()
+        statement = (
+            update(CallRow)
+            .where(
+                tuple_(CallRow.id, CallRow.fence).in_(fences.items()),
+                CallRow.state == CallState.RUNNING,
+            )
+            .values(lease_until=seconds_from_now(lease_seconds))
+            .returning(CallRow.id)
+        )
+        kept = (await self._connection.execute(statement)).scalars()
+        return set(fences).difference(kept)
+
+    async def finish(self, call_id: str, *, fence: int, outcome: dict[str, Any] | None) -> Call:
+        """Record what the method returned; belongs into one transaction with its effects in SQL.
+
+        Raises:
+            FencedError: the claim was lost, or the call was cancelled; roll back.
+        """
+        return await self._end(call_id, fence, {"state": CallState.DONE, "outcome": outcome})
+
+    async def fail(self, call_id: str, *, fence: int, error_type: str, error_message: str) -> Call:
+        """Record that the method raised.
+
+        Raises:
+            FencedError: the claim was lost, or the call was cancelled.
+        """
+        error = {"error_type": error_type, "error_message": error_message}
+        return await self._end(call_id, fence, {"state": CallState.FAILED, **error})
+
+    async def detach(self, call_id: str) -> Call:
+        """Say that nobody waits for the result any more; returns the call as it is now.
+
+        If it has ended meanwhile its caller can have the result after all; if not, whoever ends
+        it sees ``detached_at`` and brings the result to the chat. Nothing falls in between.
+
+        Raises:
+            NotFoundError: the call has no row.
+        """
+        statement = (
+            update(CallRow)
+            .where(CallRow.id == call_id, CallRow.state.in_(_OPEN))
+            .values(detached_at=func.coalesce(CallRow.detached_at, now()))
+            .returning(CallRow)
+        )
+        return await self._one_or_none(Call, statement) or await self.get(call_id)
+
+    async def cancel(self, call_id: str, *, reason: str) -> Call | None:
+        """End an open call as cancelled, so that nothing it still does is recorded; None if none is open."""
+        statement = update(CallRow).where(CallRow.id == call_id, CallRow.state.in_(_OPEN))
+        return await self._one_or_none(Call, statement.values(**_cancelled(reason)).returning(CallRow))
+
+    async def cancel_round(self, round_id: str, *, reason: str) -> list[Call]:
+        """Cancel the open calls of a round; returns them, to be revoked."""
+        statement = update(CallRow).where(CallRow.round_id == round_id, CallRow.state.in_(_OPEN))
+        return await self._all(Call, statement.values(**_cancelled(reason)).returning(CallRow))
+
+    async def take_unclaimed(self, *, waiting_seconds: float, limit: int) -> list[Call]:
+        """Take calls to publish again: nobody claimed them since ``waiting_seconds``, or their worker
+        died and they are repeatable. The next sweep leaves them alone for as long."""
+        is_stale = and_(
+            CallRow.state == CallState.QUEUED, CallRow.published_at < seconds_from_now(-waiting_seconds)
+        )
+        is_repeated = and_(
+            _is_orphan(),
+            CallRow.repeatable,
+            or_(CallRow.published_at.is_(None), CallRow.published_at < seconds_from_now(-waiting_seconds)),
+        )
+        chosen = _open_calls(or_(is_stale, is_repeated), limit).where(
+            CallRow.invocation.is_not(None), or_(CallRow.deadline.is_(None), CallRow.deadline > now())
+        )
+        return await self._update_chosen(chosen, {"published_at": now()})
+
+    async def sweep_lost(self, *, limit: int) -> list[Call]:
+        """End calls whose worker died inside them as UNKNOWN; returns them, so that chats can be told."""
+        chosen = _open_calls(and_(_is_orphan(), ~CallRow.repeatable), limit)
+        return await self._update_chosen(chosen, _unknown())
+
+    async def sweep_expired(self, *, limit: int) -> list[Call]:
+        """End calls that nobody claimed before their deadline; they will not start any more."""
+        chosen = _open_calls(and_(CallRow.state == CallState.QUEUED, CallRow.deadline < now()), limit)
+        error = {"error_type": "CallTimeoutError", "error_message": "it did not start before its deadline"}
+        return await self._update_chosen(chosen, {"state": CallState.FAILED, "finished_at": now(), **error})
+
+    async def set_aside(self, request: CallRequest, *, error_type: str, reason: str) -> None:
+        """Put a call that kills its workers, or cannot be read, where an operator sees it."""
+        dead = {
+            "state": CallState.DEAD,
+            "error_type": error_type,
+            "error_message": reason,
+            "finished_at": now(),
+        }
+        statement = insert(self._connection, CallRow).values(**_values(request), requested_at=now(), **dead)
+        await self._count(
+            statement.on_conflict_do_update(
+                index_elements=[CallRow.id], set_=dead, where=CallRow.state.in_(_OPEN)
+            )
+        )
+
+    async def dead(self, *, limit: int) -> list[Call]:
+        """List the calls that were set aside, the newest first."""
+        statement = select(CallRow).where(CallRow.state == CallState.DEAD)
+        return await self._all(Call, statement.order_by(CallRow.finished_at.desc()).limit(limit))
+
+    async def requeue(self, call_id: str) -> Call | None:
+        """Give a call that was set aside another chance; None if it is not set aside."""
+        statement = (
+            update(CallRow)
+            .where(CallRow.id == call_id, CallRow.state == CallState.DEAD)
+            .values(
+                state=CallState.QUEUED,
+                published_at=now(),
+                finished_at=None,
+                error_type=None,
+                error_message=None,
+                deadline=None,
+            )
+            .returning(CallRow)
+        )
+        return await self._one_or_none(Call, statement)
+
+    async def drop(self, call_id: str) -> bool:
+        """Delete a call that was set aside; False if it is not."""
+        return (
+            await self._count(delete(CallRow).where(CallRow.id == call_id, CallRow.state == CallState.DEAD))
+            > 0
+        )
+
+    async def find(self, call_id: str) -> Call | None:
+        """Return the call, or None."""
+        return await self._one_or_none(Call, select(CallRow).where(CallRow.id == call_id))
+
+    async def get(self, call_id: str) -> Call:
+        """Return the call.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return found(await self.find(call_id), "call", call_id)
+
+    async def of_round(self, round_id: str) -> list[Call]:
+        """List a round's recorded calls, in the order of their requests."""
+        statement = select(CallRow).where(CallRow.round_id == round_id)
+        return await self._all(Call, statement.order_by(CallRow.requested_at, CallRow.id))
+
+    async def _end(self, call_id: str, fence: int, values: dict[str, Any]) -> Call:
+        statement = (
+            update(CallRow)
+            .where(CallRow.id == call_id, CallRow.state == CallState.RUNNING, CallRow.fence == fence)
+            .values(**values, finished_at=now(), lease_until=None)
+            .returning(CallRow)
+        )
+        call = await self._one_or_none(Call, statement)
+        if call is None:
+            raise FencedError(f"claim {fence} on call {call_id} was lost or cancelled; nothing was written")
+        return call
+
+    async def _update_chosen(self, chosen: Any, values: dict[str, Any]) -> list[Call]:
+        statement = (
+            update(CallRow)
+            .where(CallRow.id.in_(chosen.scalar_subquery()))
+            .values(**values)
+            .returning(CallRow)
+        )
+        return sorted(await self._all(Call, statement), key=lambda call: call.requested_at)
+
+
+def _is_orphan() -> ColumnElement[bool]:
+    return and_(CallRow.state == CallState.RUNNING, CallRow.lease_until < now())
+
+
+def _open_calls(condition: ColumnElement[bool], limit: int) -> Any:
+    """SQL: ids of open calls, the oldest first; rows that another sweep works on are left to it."""
+    # The states once more in words: it is what makes the partial index fit.
+    return (
+        select(CallRow.id)
+        .where(CallRow.state.in_(_OPEN), condition)
+        .order_by(CallRow.requested_at)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+
+
+def _verdict(state: CallState) -> ClaimVerdict:
+    if state in _OPEN:
+        return ClaimVerdict.BUSY
+    return ClaimVerdict.UNKNOWN if state is CallState.UNKNOWN else ClaimVerdict.ENDED
+
+
+def _unknown() -> dict[str, Any]:
+    error = {"error_type": "OutcomeUnknownError", "error_message": _UNKNOWN_MESSAGE}
+    return {"state": CallState.UNKNOWN, "finished_at": now(), **error}
+
+
+def _cancelled(reason: str) -> dict[str, Any]:
+    error = {"error_type": "CallCancelledError", "error_message": reason}
+    return {"state": CallState.CANCELLED, "finished_at": now(), **error}
+
+
+def _values(request: CallRequest) -> dict[str, Any]:
+    return {item.name: getattr(request, item.name) for item in dataclasses.fields(CallRequest)}

@@ -1,0 +1,183 @@
+"""Chats: what is known of them, who runs their rounds, and when their sandbox area was used."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select, update
+
+from nekro_agent.errors import FencedError, NotFoundError
+from nekro_agent.ports import ChatInfo
+from storage.clock import now, seconds_from_now
+from storage.leases import Lease, is_free, is_held_by, release_values, take_values
+from storage.models import ChatRow, MessageRow
+from storage.repository import Repository, found, new_id
+from storage.upsert import insert
+
+__all__ = ["ChatRepository"]
+
+_KNOWN = ("adapter_key", "channel_id", "channel_name", "channel_type")
+
+
+class ChatRepository(Repository):
+    """Rows of chats.
+
+    Whoever adds messages or rounds to a chat, or writes to its rounds, takes the chat's row first:
+    that makes a chat's sequence its order. So that no two transactions wait for each other, write
+    to a call, a job or a timer before anything of a chat, and to one chat per transaction.
+    """
+
+    async def ensure(
+        self,
+        chat_key: str,
+        *,
+        adapter_key: str | None = None,
+        channel_id: str | None = None,
+        channel_name: str | None = None,
+        channel_type: str | None = None,
+    ) -> ChatInfo:
+        """Return the chat, created with a random container key when it is new.
+
+        A field that is not None replaces what was known; None keeps it. Concurrent calls for a
+        new chat agree on one container key.
+        """
+        known = {
+            "adapter_key": adapter_key,
+            "channel_id": channel_id,
+            "channel_name": channel_name,
+            "channel_type": channel_type,
+        }
+        chat = await self.find(chat_key)
+        if chat is not None and all(value in (None, getattr(chat, name)) for name, value in known.items()):
+            return chat
+        new = insert(self._connection, ChatRow).values(
+            chat_key=chat_key, container_key=f"sandbox_{new_id()}", created_at=now(), **known
+        )
+        kept = {name: func.coalesce(new.excluded[name], getattr(ChatRow, name)) for name in _KNOWN}
+        statement = new.on_conflict_do_update(index_elements=[ChatRow.chat_key], set_=kept)
+        return found(await self._one_or_none(ChatInfo, statement.returning(ChatRow)), "chat", chat_key)
+
+    async def find(self, chat_key: str) -> ChatInfo | None:
+        """Return the chat, or None."""
+        return await self._one_or_none(ChatInfo, select(ChatRow).where(ChatRow.chat_key == chat_key))
+
+    async def get(self, chat_key: str) -> ChatInfo:
+        """Return the chat.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return found(await self.find(chat_key), "chat", chat_key)
+
+    async def find_by_container(self, container_key: str) -> ChatInfo | None:
+        """Return the chat whose sandboxes have this container key, or None."""
+        return await self._one_or_none(
+            ChatInfo, select(ChatRow).where(ChatRow.container_key == container_key)
+        )
+
+    async def newest(self, *, limit: int) -> list[ChatInfo]:
+        """List chats, the newest first."""
+        statement = select(ChatRow).order_by(ChatRow.created_at.desc(), ChatRow.chat_key).limit(limit)
+        return await self._all(ChatInfo, statement)
+
+    async def reset(self, chat_key: str) -> None:
+        """Begin a new conversation: ``MessageRepository.newest`` no longer shows what is there now.
+
+        Raises:
+            NotFoundError: there is no such chat.
+        """
+        await self.lock(chat_key)
+        newest = (
+            select(func.coalesce(func.max(MessageRow.sequence), 0))
+            .where(MessageRow.chat_key == chat_key)
+            .scalar_subquery()
+        )
+        await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(history_after=newest))
+
+    async def lock(self, chat_key: str) -> None:
+        """Keep every other writer of the chat waiting until this transaction ends.
+
+        Raises:
+            NotFoundError: there is no such chat.
+        """
+        # SQLite has no row locks and needs none: its write transactions exclude each other.
+        statement = select(ChatRow.fence).where(ChatRow.chat_key == chat_key).with_for_update(key_share=True)
+        if await self._scalar(statement) is None:
+            raise NotFoundError(f"there is no chat {chat_key!r}; `ensure` it first")
+
+    async def acquire_lease(self, chat_key: str, *, owner: str, lease_seconds: float) -> int | None:
+        """Become the one that runs the chat's rounds; returns the fencing token.
+
+        None when somebody holds the lease (the same owner, too) or there is no such chat.
+        """
+        statement = (
+            update(ChatRow)
+            .where(ChatRow.chat_key == chat_key, is_free(ChatRow))
+            .values(**take_values(ChatRow, owner=owner, lease_seconds=lease_seconds))
+            .returning(ChatRow.fence)
+        )
+        fence: int | None = await self._scalar(statement)
+        return fence
+
+    async def renew_lease(self, chat_key: str, *, fence: int, lease_seconds: float) -> bool:
+        """Prolong the lease from now on; False when it passed to somebody else: stop working."""
+        statement = (
+            update(ChatRow)
+            .where(ChatRow.chat_key == chat_key, is_held_by(ChatRow, fence))
+            .values(lease_until=seconds_from_now(lease_seconds))
+        )
+        return await self._count(statement) > 0
+
+    async def release_lease(self, chat_key: str, *, fence: int) -> bool:
+        """Give the lease back at once; False when it passed to somebody else."""
+        statement = (
+            update(ChatRow)
+            .where(ChatRow.chat_key == chat_key, is_held_by(ChatRow, fence))
+            .values(**release_values())
+        )
+        return await self._count(statement) > 0
+
+    async def hold(self, chat_key: str, *, fence: int) -> None:
+        """Lock the chat, as its lease's holder, until this transaction ends.
+
+        Raises:
+            FencedError: the lease was released or passed to somebody else.
+        """
+        statement = (
+            select(ChatRow.fence)
+            .where(ChatRow.chat_key == chat_key, is_held_by(ChatRow, fence))
+            .with_for_update(key_share=True)
+        )
+        if await self._scalar(statement) is None:
+            raise FencedError(f"chat {chat_key!r}: lease {fence} was released or passed to another worker")
+
+    async def find_lease(self, chat_key: str) -> Lease | None:
+        """Return the chat's lease while somebody holds it."""
+        statement = select(
+            ChatRow.chat_key.label("name"), ChatRow.owner, ChatRow.lease_until, ChatRow.fence
+        ).where(ChatRow.chat_key == chat_key, ~is_free(ChatRow))
+        return await self._one_or_none(Lease, statement)
+
+    async def touch_shared(self, chat_key: str) -> None:
+        """Record that a sandbox of the chat uses ``/app/shared`` now."""
+        await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(shared_used_at=now()))
+
+    async def take_idle_shared(self, *, idle_seconds: float, limit: int) -> list[ChatInfo]:
+        """Claim chats whose ``/app/shared`` nobody used for ``idle_seconds``, to empty it.
+
+        Each is given out once; the next ``touch_shared`` starts its time anew. Move the
+        directories away inside the transaction, when no sandbox of theirs can be starting, and
+        delete them after it.
+        """
+        idle = (
+            select(ChatRow.chat_key)
+            .where(ChatRow.shared_used_at < seconds_from_now(-idle_seconds), is_free(ChatRow))
+            .order_by(ChatRow.shared_used_at)
+            .limit(limit)
+            .with_for_update(skip_locked=True, key_share=True)
+        )
+        statement = (
+            update(ChatRow)
+            .where(ChatRow.chat_key.in_(idle.scalar_subquery()))
+            .values(shared_used_at=None)
+            .returning(ChatRow)
+        )
+        return await self._all(ChatInfo, statement)

@@ -1,0 +1,287 @@
+"""Background jobs: once at a time, with visible progress, taken over when their worker dies.
+
+    QUEUED ──claim──▶ RUNNING ──finish──▶ SUCCEEDED | FAILED | CANCELLED
+       │                 ├──claim (lease ran out, policy RESTART)──▶ RUNNING
+       │                 └──fail_orphans (lease ran out, policy FAIL)──▶ FAILED
+       └──request_cancel──▶ CANCELLED
+
+Every write of a worker names its fencing token and is its sign of life.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, update
+
+from nekro_agent.errors import FencedError
+from storage.clock import now, seconds_from_now
+from storage.models import JobRow, JobSignalRow
+from storage.repository import Repository, found, new_id
+from storage.states import FINAL_JOB_STATES, CrashPolicy, JobState
+from storage.upsert import insert
+
+__all__ = ["Job", "JobRepository", "JobSignal", "NewJob"]
+
+_OPEN: Final = (JobState.QUEUED, JobState.RUNNING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewJob:
+    """A job to add."""
+
+    type: str
+    #: The plugin's own name for it; at most one open job has a type and task id.
+    task_id: str
+    plugin_key: str
+    chat_key: str
+    #: Plain JSON data: what the task function is called with.
+    args: Any | None = None
+    on_crash: CrashPolicy = CrashPolicy.RESTART
+    id: str = field(default_factory=new_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(NewJob):
+    """A background job."""
+
+    state: JobState
+    #: 0 to 100.
+    percent: int
+    message: str
+    data: Any | None
+    #: How often it was started.
+    attempt: int
+    fence: int
+    worker: str | None
+    lease_until: datetime | None
+    cancel_requested_at: datetime | None
+    published_at: datetime | None
+    created_at: datetime
+    started_at: datetime | None
+    updated_at: datetime
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSignal:
+    """What ``signal`` left for a job."""
+
+    key: str
+    data: Any | None
+    created_at: datetime
+
+
+class JobRepository(Repository):
+    """Rows of jobs; see the module for the states."""
+
+    async def add(self, job: NewJob) -> Job:
+        """Add a job, to be published after the commit.
+
+        Raises:
+            ConflictError: a job of that type and task id is open, or the id is taken.
+        """
+        values = {item.name: getattr(job, item.name) for item in dataclasses.fields(NewJob)}
+        statement = (
+            insert(self._connection, JobRow)
+            .values(**values, state=JobState.QUEUED, created_at=now(), updated_at=now(), published_at=now())
+            .returning(JobRow)
+        )
+        return found(await self._one_or_none(Job, statement), "job", job.id)
+
+    async def claim(self, job_id: str, *, worker: str, lease_seconds: float) -> Job | None:
+        """Start a job that waits, or whose worker died and that restarts; None when it is neither.
+
+        The job's ``fence`` is the token for everything that follows.
+        """
+        may_start = or_(
+            JobRow.state == JobState.QUEUED, and_(_is_orphan(), JobRow.on_crash == CrashPolicy.RESTART)
+        )
+        statement = (
+            update(JobRow)
+            .where(JobRow.id == job_id, may_start)
+            .values(
+                state=JobState.RUNNING,
+                worker=worker,
+                attempt=JobRow.attempt + 1,
+                fence=JobRow.fence + 1,
+                lease_until=seconds_from_now(lease_seconds),
+                started_at=func.coalesce(JobRow.started_at, now()),
+                updated_at=now(),
+            )
+            .returning(JobRow)
+        )
+        return await self._one_or_none(Job, statement)
+
+    async def heartbeat(self, job_id: str, *, fence: int, lease_seconds: float) -> Job:
+        """Prolong the claim; the job that comes back says whether its cancellation was asked for.
+
+        Raises:
+            FencedError: the claim passed to another worker, or the job has ended: stop.
+        """
+        return await self._write(job_id, fence, {"lease_until": seconds_from_now(lease_seconds)})
+
+    async def progress(
+        self,
+        job_id: str,
+        *,
+        fence: int,
+        lease_seconds: float,
+        percent: int,
+        message: str,
+        data: Any | None = None,
+    ) -> Job:
+        """Record how far a job is; also prolongs the claim.
+
+        Args:
+            percent: put between 0 and 100 if it is outside.
+            data: None keeps what was recorded.
+
+        Raises:
+            FencedError: as for ``heartbeat``.
+        """
+        values = {
+            "lease_until": seconds_from_now(lease_seconds),
+            "percent": min(100, max(0, percent)),
+            "message": message,
+            "updated_at": now(),
+        }
+        return await self._write(job_id, fence, values if data is None else {**values, "data": data})
+
+    async def finish(
+        self, job_id: str, *, fence: int, state: JobState, message: str, data: Any | None = None
+    ) -> Job:
+        """End a job as SUCCEEDED, FAILED or CANCELLED; tell its chat in the same transaction.
+
+        Raises:
+            FencedError: as for ``heartbeat``; nothing was written.
+        """
+        if state not in FINAL_JOB_STATES:
+            raise ValueError(f"a job does not finish as {state.value!r}")
+        values: dict[str, Any] = {"state": state, "message": message}
+        if state is JobState.SUCCEEDED:
+            values["percent"] = 100
+        if data is not None:
+            values["data"] = data
+        times = {"finished_at": now(), "updated_at": now(), "lease_until": None}
+        return await self._write(job_id, fence, {**values, **times})
+
+    async def request_cancel(self, job_id: str, *, reason: str) -> Job:
+        """Cancel a job that waits, or ask its worker to stop; returns it as it is now.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        waits = JobRow.state == JobState.QUEUED
+        statement = (
+            update(JobRow)
+            .where(JobRow.id == job_id, JobRow.state.in_(_OPEN))
+            .values(
+                state=case((waits, JobState.CANCELLED), else_=JobRow.state),
+                message=case((waits, reason), else_=JobRow.message),
+                finished_at=case((waits, now()), else_=None),
+                cancel_requested_at=func.coalesce(JobRow.cancel_requested_at, now()),
+                updated_at=now(),
+            )
+            .returning(JobRow)
+        )
+        return await self._one_or_none(Job, statement) or await self.get(job_id)
+
+    async def take_orphans(self, *, waiting_seconds: float, limit: int) -> list[Job]:
+        """Take jobs to publish again: nobody claimed them, or their worker died and they restart.
+
+        The next sweep leaves them alone for ``waiting_seconds``.
+        """
+        needs = and_(
+            or_(JobRow.state == JobState.QUEUED, and_(_is_orphan(), JobRow.on_crash == CrashPolicy.RESTART)),
+            or_(JobRow.published_at.is_(None), JobRow.published_at < seconds_from_now(-waiting_seconds)),
+        )
+        return await self._update_open(needs, limit, {"published_at": now()})
+
+    async def fail_orphans(self, *, limit: int) -> list[Job]:
+        """End jobs whose worker died and that do not restart; returns them, so that chats can be told."""
+        values = {
+            "state": JobState.FAILED,
+            "message": "its worker died, and the job does not restart",
+            "finished_at": now(),
+            "updated_at": now(),
+        }
+        return await self._update_open(and_(_is_orphan(), JobRow.on_crash == CrashPolicy.FAIL), limit, values)
+
+    async def find(self, job_id: str) -> Job | None:
+        """Return the job, or None."""
+        return await self._one_or_none(Job, select(JobRow).where(JobRow.id == job_id))
+
+    async def get(self, job_id: str) -> Job:
+        """Return the job.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return found(await self.find(job_id), "job", job_id)
+
+    async def find_latest(self, type_: str, task_id: str) -> Job | None:
+        """Return the newest job of a type and task id, open or ended, or None."""
+        statement = select(JobRow).where(JobRow.type == type_, JobRow.task_id == task_id)
+        return await self._one_or_none(Job, statement.order_by(JobRow.created_at.desc()).limit(1))
+
+    async def newest(self, *, limit: int, chat_key: str | None = None, open_only: bool = False) -> list[Job]:
+        """List jobs, the newest first."""
+        statement = select(JobRow)
+        if chat_key is not None:
+            statement = statement.where(JobRow.chat_key == chat_key)
+        if open_only:
+            statement = statement.where(JobRow.state.in_(_OPEN))
+        return await self._all(Job, statement.order_by(JobRow.created_at.desc(), JobRow.id).limit(limit))
+
+    async def signal(self, job_id: str, *, key: str, data: Any | None) -> None:
+        """Leave data for a job, whether or not it waits for it yet; replaces what was left under ``key``.
+
+        Raises:
+            ConflictError: there is no such job.
+        """
+        new = insert(self._connection, JobSignalRow).values(
+            job_id=job_id, key=key, data=data, created_at=now()
+        )
+        replaced = {name: new.excluded[name] for name in ("data", "created_at")}
+        await self._count(
+            new.on_conflict_do_update(index_elements=[JobSignalRow.job_id, JobSignalRow.key], set_=replaced)
+        )
+
+    async def take_signal(self, job_id: str, *, key: str) -> JobSignal | None:
+        """Take what was left under ``key``, once; None when there is nothing."""
+        statement = delete(JobSignalRow).where(JobSignalRow.job_id == job_id, JobSignalRow.key == key)
+        return await self._one_or_none(JobSignal, statement.returning(JobSignalRow))
+
+    async def _write(self, job_id: str, fence: int, values: dict[str, Any]) -> Job:
+        statement = (
+            update(JobRow)
+            .where(JobRow.id == job_id, JobRow.state == JobState.RUNNING, JobRow.fence == fence)
+            .values(**values)
+            .returning(JobRow)
+        )
+        job = await self._one_or_none(Job, statement)
+        if job is None:
+            raise FencedError(f"job {job_id} does not run under claim {fence}; nothing was written")
+        return job
+
+    async def _update_open(
+        self, condition: ColumnElement[bool], limit: int, values: dict[str, Any]
+    ) -> list[Job]:
+        chosen = (
+            select(JobRow.id)
+            .where(JobRow.state.in_(_OPEN), condition)
+            .order_by(JobRow.created_at)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
+        statement = update(JobRow).where(JobRow.id.in_(chosen.scalar_subquery())).values(**values)
+        jobs = await self._all(Job, statement.returning(JobRow))
+        return sorted(jobs, key=lambda job: job.created_at)
+
+
+def _is_orphan() -> ColumnElement[bool]:
+    return and_(JobRow.state == JobState.RUNNING, JobRow.lease_until < now())

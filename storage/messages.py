@@ -1,0 +1,147 @@
+"""A chat's messages, in order."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, func, select
+
+from nekro_agent.ports import MessageKind
+from storage.chats import ChatRepository
+from storage.clock import now
+from storage.models import ChatRow, MessageRow
+from storage.repository import Repository, found, new_id
+from storage.upsert import insert
+
+__all__ = ["Message", "MessageRepository", "NewMessage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewMessage:
+    """A message to append."""
+
+    chat_key: str
+    kind: MessageKind
+    text: str
+    id: str = field(default_factory=new_id)
+    sender_id: str | None = None
+    sender_name: str | None = None
+    #: Plain JSON data: segments, images, files.
+    data: dict[str, Any] | None = None
+    call_id: str | None = None
+    round_id: str | None = None
+    plugin_key: str | None = None
+    #: What the message may exist once for, such as ``observation:<call id>`` or a platform's
+    #: message id; None for messages that may repeat.
+    once_key: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message(NewMessage):
+    """A message of a chat's history."""
+
+    #: Position among all messages; within a chat, a larger one was committed later.
+    sequence: int
+    created_at: datetime
+
+
+class MessageRepository(Repository):
+    """Rows of messages."""
+
+    async def append(self, message: NewMessage) -> Message:
+        """Add a message at the end of its chat.
+
+        Raises:
+            NotFoundError: the chat has no row.
+            ConflictError: the id or the ``once_key`` is there already.
+        """
+        await ChatRepository(self._connection).lock(message.chat_key)
+        statement = insert(self._connection, MessageRow).values(**_values(message)).returning(MessageRow)
+        return found(await self._one_or_none(Message, statement), "message", message.id)
+
+    async def append_once(self, message: NewMessage) -> tuple[Message, bool]:
+        """Add a message unless its id or ``once_key`` is there; returns what is there, and whether it is new.
+
+        Raises:
+            NotFoundError: the chat has no row.
+        """
+        await ChatRepository(self._connection).lock(message.chat_key)
+        statement = (
+            insert(self._connection, MessageRow)
+            .values(**_values(message))
+            .on_conflict_do_nothing()
+            .returning(MessageRow)
+        )
+        new = await self._one_or_none(Message, statement)
+        if new is not None:
+            return new, True
+        same = MessageRow.id == message.id
+        if message.once_key is not None:
+            same |= MessageRow.once_key == message.once_key
+        old = await self._one_or_none(Message, select(MessageRow).where(same).limit(1))
+        return found(old, "message", message.id), False
+
+    async def find(self, message_id: str) -> Message | None:
+        """Return the message, or None."""
+        return await self._one_or_none(Message, select(MessageRow).where(MessageRow.id == message_id))
+
+    async def get(self, message_id: str) -> Message:
+        """Return the message.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return found(await self.find(message_id), "message", message_id)
+
+    async def newest(
+        self, chat_key: str, *, limit: int, before: int | None = None, with_past: bool = False
+    ) -> list[Message]:
+        """List the newest messages of a chat, the oldest of them first.
+
+        Args:
+            before: only messages with a smaller sequence; for paging.
+            with_past: also those from before the last ``ChatRepository.reset``.
+        """
+        statement = select(MessageRow).where(MessageRow.chat_key == chat_key)
+        if before is not None:
+            statement = statement.where(MessageRow.sequence < before)
+        if not with_past:
+            beginning = select(ChatRow.history_after).where(ChatRow.chat_key == chat_key).scalar_subquery()
+            statement = statement.where(MessageRow.sequence > beginning)
+        newest = await self._all(Message, statement.order_by(MessageRow.sequence.desc()).limit(limit))
+        return newest[::-1]
+
+    async def after(self, chat_key: str, *, sequence: int, limit: int) -> list[Message]:
+        """List what follows ``sequence`` in a chat, in order; a reader that continues from the last
+        one's sequence misses none and sees none twice."""
+        statement = (
+            select(MessageRow)
+            .where(MessageRow.chat_key == chat_key, MessageRow.sequence > sequence)
+            .order_by(MessageRow.sequence)
+            .limit(limit)
+        )
+        return await self._all(Message, statement)
+
+    async def of_call(self, call_id: str) -> list[Message]:
+        """List what a call sent or left as an observation, in order."""
+        statement = select(MessageRow).where(MessageRow.call_id == call_id).order_by(MessageRow.sequence)
+        return await self._all(Message, statement)
+
+    async def last_sequence(self, chat_key: str) -> int:
+        """Return the sequence of the chat's newest message, 0 when it has none."""
+        statement = select(func.coalesce(func.max(MessageRow.sequence), 0)).where(
+            MessageRow.chat_key == chat_key
+        )
+        return int(await self._scalar(statement))
+
+    async def clear(self, chat_key: str) -> int:
+        """Delete all messages of a chat; returns how many."""
+        return await self._count(delete(MessageRow).where(MessageRow.chat_key == chat_key))
+
+
+def _values(message: NewMessage) -> dict[str, Any]:
+    values = {item.name: getattr(message, item.name) for item in dataclasses.fields(message)}
+    return {**values, "created_at": now()}

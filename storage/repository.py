@@ -1,0 +1,65 @@
+"""What all repositories share: a connection, and the way from rows to frozen values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, ClassVar, Protocol, TypeVar
+from uuid import uuid4
+
+from sqlalchemy import Executable, Row
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from nekro_agent.errors import NotFoundError
+
+__all__ = ["Repository", "new_id"]
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+_Value = TypeVar("_Value", bound=_Dataclass)
+
+
+def new_id() -> str:
+    """Return a fresh id for a row: 32 hexadecimal digits."""
+    return uuid4().hex
+
+
+class Repository:
+    """Holds the connection of one transaction; neither commits nor logs."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def _one_or_none(self, value: type[_Value], statement: Executable) -> _Value | None:
+        row = (await self._connection.execute(statement)).one_or_none()
+        return None if row is None else _to_value(value, row)
+
+    async def _all(self, value: type[_Value], statement: Executable) -> list[_Value]:
+        rows: Iterable[Row[Any]] = await self._connection.execute(statement)
+        return [_to_value(value, row) for row in rows]
+
+    async def _scalar(self, statement: Executable) -> Any:
+        return (await self._connection.execute(statement)).scalar_one_or_none()
+
+    async def _count(self, statement: Executable) -> int:
+        """How many rows an UPDATE or DELETE touched; an INSERT's drivers count differently."""
+        return (await self._connection.execute(statement)).rowcount
+
+
+def found(value: _Value | None, noun: str, key: str) -> _Value:
+    """Return ``value``.
+
+    Raises:
+        NotFoundError: it is None; the message names what was looked for.
+    """
+    if value is None:
+        raise NotFoundError(f"there is no {noun} {key!r}")
+    return value
+
+
+def _to_value(value: type[_Value], row: Row[Any]) -> _Value:
+    columns = row._mapping
+    return value(**{field.name: columns[field.name] for field in dataclasses.fields(value)})

@@ -1,0 +1,358 @@
+"""Rounds of the LLM: one per trigger, in order per chat, one at a time per chat.
+
+    REQUESTED ──claim_next──▶ RUNNING ──finish──▶ DONE | FAILED | CANCELLED
+        │  ▲                     │
+        │  └──requeue_orphans────┘ (its worker lost the chat's lease; FAILED after too many)
+        ├──claim_next of an older one──▶ MERGED
+        └──cancel──▶ CANCELLED
+
+Who runs a chat's rounds holds the chat's lease; each write of theirs names its fencing token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import and_, case, func, or_, select, update
+
+from nekro_agent.errors import FencedError
+from storage.chats import ChatRepository
+from storage.clock import now, seconds_from_now
+from storage.leases import is_free
+from storage.models import ChatRow, RoundRow
+from storage.repository import Repository, found, new_id
+from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind
+from storage.upsert import insert
+
+__all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequest"]
+
+_OPEN: Final = (RoundState.REQUESTED, RoundState.RUNNING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRequest:
+    """What asks for a round."""
+
+    chat_key: str
+    trigger_kind: TriggerKind
+    #: Unique for its kind: the second request of one trigger is the first one's round.
+    trigger_id: str
+    id: str = field(default_factory=new_id)
+    #: The turn that the round continues; None begins one, named after the round.
+    turn_id: str | None = None
+    #: Position in its turn, from 1.
+    number: int = 1
+    #: Platform id of the user who began the turn; None if nobody did.
+    user_id: str | None = None
+    #: What the LLM is to see of an AGENT call's result.
+    observation: str | None = None
+    #: Content parts of a MULTIMODAL_AGENT call's result.
+    segments: list[dict[str, Any]] | None = None
+    #: How long the round waits for more triggers of its chat; >= 0.
+    delay_seconds: float = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """What is known of a round so far; None means "not known" and keeps what was recorded."""
+
+    prompt_chars: int | None = None
+    model: str | None = None
+    answer: str | None = None
+    code: str | None = None
+    stop_type: int | None = None
+    exit_code: int | None = None
+    output: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round(RoundReport):
+    """One round, whole."""
+
+    #: Position among all rounds; within a chat, a larger one was requested later.
+    sequence: int
+    id: str
+    chat_key: str
+    turn_id: str
+    number: int
+    trigger_kind: TriggerKind
+    trigger_id: str
+    state: RoundState
+    #: How often it was started.
+    attempt: int
+    fence: int
+    worker: str | None
+    #: Id of the round that took this one along.
+    merged_into: str | None
+    requested_at: datetime
+    not_before: datetime
+    started_at: datetime | None
+    answered_at: datetime | None
+    finished_at: datetime | None
+    cancel_requested_at: datetime | None
+    user_id: str | None
+    observation: str | None
+    segments: list[dict[str, Any]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedRound:
+    """A round to run now, with the younger ones that it takes along, in order."""
+
+    round: Round
+    merged: tuple[Round, ...]
+
+    @property
+    def triggers(self) -> tuple[Round, ...]:
+        """Everything that this round answers, in order."""
+        return (self.round, *self.merged)
+
+
+class RoundRepository(Repository):
+    """Rows of rounds; see the module for the states."""
+
+    async def request(self, request: RoundRequest) -> tuple[Round, bool]:
+        """Request a round, once per trigger; returns it, and whether it is new.
+
+        Raises:
+            NotFoundError: the chat has no row.
+        """
+        await ChatRepository(self._connection).lock(request.chat_key)
+        values = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
+        delay_seconds = values.pop("delay_seconds")
+        values["turn_id"] = request.turn_id or request.id
+        statement = (
+            insert(self._connection, RoundRow)
+            .values(
+                **values,
+                state=RoundState.REQUESTED,
+                requested_at=now(),
+                not_before=seconds_from_now(delay_seconds),
+            )
+            .on_conflict_do_nothing(index_elements=[RoundRow.trigger_kind, RoundRow.trigger_id])
+            .returning(RoundRow)
+        )
+        new = await self._one_or_none(Round, statement)
+        if new is not None:
+            return new, True
+        return found(
+            await self.find_by_trigger(request.trigger_kind, request.trigger_id), "round", request.id
+        ), False
+
+    async def claim_next(self, chat_key: str, *, fence: int, worker: str) -> ClaimedRound | None:
+        """Start the chat's oldest requested round; the ones that follow it are merged into it.
+
+        What is not due yet waits, unless something younger is due: order comes first. None when
+        nothing is due.
+
+        Raises:
+            FencedError: the caller does not hold the chat's lease.
+            ConflictError: a round of the chat is running (``requeue_orphans`` was not called).
+        """
+        await ChatRepository(self._connection).hold(chat_key, fence=fence)
+        requested = (RoundRow.chat_key == chat_key) & (RoundRow.state == RoundState.REQUESTED)
+        newest_due = select(func.max(RoundRow.sequence)).where(requested, RoundRow.not_before <= now())
+        chosen = select(RoundRow.id).where(requested, RoundRow.sequence <= newest_due.scalar_subquery())
+        ids: Sequence[str] = list(
+            (await self._connection.execute(chosen.order_by(RoundRow.sequence))).scalars()
+        )
+        if not ids:
+            return None
+        await self._count(
+            update(RoundRow)
+            .where(RoundRow.id.in_(ids[1:]))
+            .values(state=RoundState.MERGED, merged_into=ids[0], finished_at=now())
+        )
+        started = await self._one_or_none(
+            Round,
+            update(RoundRow)
+            .where(RoundRow.id == ids[0])
+            .values(
+                state=RoundState.RUNNING,
+                attempt=RoundRow.attempt + 1,
+                fence=fence,
+                worker=worker,
+                started_at=now(),
+            )
+            .returning(RoundRow),
+        )
+        # Read anew: an earlier attempt, whose worker died, may have taken others along.
+        return ClaimedRound(
+            round=found(started, "round", ids[0]), merged=tuple(await self.merged_into(ids[0]))
+        )
+
+    async def record(self, round_id: str, *, fence: int, report: RoundReport) -> Round:
+        """Add what is known by now to a running round.
+
+        Raises:
+            FencedError: the round does not run under this lease any more.
+        """
+        answered_at = RoundRow.answered_at if report.answer is None else now()
+        return await self._write(round_id, fence=fence, values={**_known(report), "answered_at": answered_at})
+
+    async def finish(
+        self, round_id: str, *, fence: int, state: RoundState = RoundState.DONE, report: RoundReport
+    ) -> Round:
+        """End a running round as DONE, FAILED or CANCELLED.
+
+        Raises:
+            FencedError: the round does not run under this lease any more; nothing was written.
+        """
+        if state not in FINAL_ROUND_STATES or state is RoundState.MERGED:
+            raise ValueError(f"a round does not finish as {state.value!r}")
+        values = {**_known(report), "state": state, "finished_at": now()}
+        return await self._write(round_id, fence=fence, values=values)
+
+    async def requeue_orphans(self, chat_key: str, *, fence: int, max_attempts: int) -> list[Round]:
+        """Take over running rounds whose worker lost the lease; call it after each acquisition.
+
+        A round that was started ``max_attempts`` times fails instead; returns all as they are now.
+
+        Raises:
+            FencedError: the caller does not hold the chat's lease.
+        """
+        await ChatRepository(self._connection).hold(chat_key, fence=fence)
+        is_last = RoundRow.attempt >= max_attempts
+        statement = (
+            update(RoundRow)
+            .where(
+                RoundRow.chat_key == chat_key, RoundRow.state == RoundState.RUNNING, RoundRow.fence < fence
+            )
+            .values(
+                state=case((is_last, RoundState.FAILED), else_=RoundState.REQUESTED),
+                finished_at=case((is_last, now()), else_=None),
+                error=case(
+                    (is_last, f"its worker died {max_attempts} times; not started again"),
+                    else_=RoundRow.error,
+                ),
+            )
+            .returning(RoundRow)
+        )
+        return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
+
+    async def cancel(self, chat_key: str, *, reason: str) -> list[Round]:
+        """Cancel what waits and ask what runs to stop; returns both, in order.
+
+        Raises:
+            NotFoundError: there is no such chat.
+        """
+        await ChatRepository(self._connection).lock(chat_key)
+        waits = RoundRow.state == RoundState.REQUESTED
+        statement = (
+            update(RoundRow)
+            .where(RoundRow.chat_key == chat_key, RoundRow.state.in_(_OPEN))
+            .values(
+                state=case((waits, RoundState.CANCELLED), else_=RoundRow.state),
+                finished_at=case((waits, now()), else_=RoundRow.finished_at),
+                error=case((waits, reason), else_=RoundRow.error),
+                cancel_requested_at=func.coalesce(RoundRow.cancel_requested_at, now()),
+            )
+            .returning(RoundRow)
+        )
+        return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
+
+    async def is_cancel_requested(self, round_id: str) -> bool:
+        """Whether somebody asked the round to stop."""
+        statement = select(RoundRow.cancel_requested_at).where(RoundRow.id == round_id)
+        return await self._scalar(statement) is not None
+
+    async def due_chats(self, *, limit: int, waiting_seconds: float = 0) -> list[str]:
+        """List chats that need a worker, those that waited longest first.
+
+        A chat needs one when nobody holds its lease and a requested round has been due for
+        ``waiting_seconds`` (0: at all), or a round says that it runs.
+        """
+        needs = or_(
+            and_(
+                RoundRow.state == RoundState.REQUESTED,
+                RoundRow.not_before <= seconds_from_now(-waiting_seconds),
+            ),
+            RoundRow.state == RoundState.RUNNING,
+        )
+        statement = (
+            select(RoundRow.chat_key)
+            .join(ChatRow, ChatRow.chat_key == RoundRow.chat_key)
+            .where(RoundRow.state.in_(_OPEN), needs, is_free(ChatRow))
+            .group_by(RoundRow.chat_key)
+            .order_by(func.min(RoundRow.sequence))
+            .limit(limit)
+        )
+        return list((await self._connection.execute(statement)).scalars())
+
+    async def seconds_until_due(self, chat_key: str) -> float | None:
+        """Return how long until the chat's next requested round is due, 0 when one is; None: none waits."""
+        statement = select(func.min(RoundRow.not_before), now()).where(
+            RoundRow.chat_key == chat_key, RoundRow.state == RoundState.REQUESTED
+        )
+        due, time = (await self._connection.execute(statement)).one()
+        return None if due is None else max(0.0, float((due - time).total_seconds()))
+
+    async def find(self, round_id: str) -> Round | None:
+        """Return the round, or None."""
+        return await self._one_or_none(Round, select(RoundRow).where(RoundRow.id == round_id))
+
+    async def get(self, round_id: str) -> Round:
+        """Return the round.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return found(await self.find(round_id), "round", round_id)
+
+    async def find_by_trigger(self, kind: TriggerKind, trigger_id: str) -> Round | None:
+        """Return the round that a trigger caused, or None."""
+        statement = select(RoundRow).where(RoundRow.trigger_kind == kind, RoundRow.trigger_id == trigger_id)
+        return await self._one_or_none(Round, statement)
+
+    async def find_running(self, chat_key: str) -> Round | None:
+        """Return the chat's running round, or None."""
+        statement = select(RoundRow).where(
+            RoundRow.chat_key == chat_key, RoundRow.state == RoundState.RUNNING
+        )
+        return await self._one_or_none(Round, statement)
+
+    async def merged_into(self, round_id: str) -> list[Round]:
+        """List the rounds that a round took along, in order."""
+        statement = select(RoundRow).where(RoundRow.merged_into == round_id).order_by(RoundRow.sequence)
+        return await self._all(Round, statement)
+
+    async def rounds_of_turn(self, turn_id: str) -> list[Round]:
+        """List a turn's rounds, in order."""
+        statement = select(RoundRow).where(RoundRow.turn_id == turn_id).order_by(RoundRow.sequence)
+        return await self._all(Round, statement)
+
+    async def newest(self, chat_key: str, *, limit: int) -> list[Round]:
+        """List the newest rounds of a chat, the oldest of them first."""
+        statement = select(RoundRow).where(RoundRow.chat_key == chat_key)
+        newest = await self._all(Round, statement.order_by(RoundRow.sequence.desc()).limit(limit))
+        return newest[::-1]
+
+    async def _write(self, round_id: str, *, fence: int, values: dict[str, Any]) -> Round:
+        """One guarded UPDATE, under the lock of a chat whose lease is still the caller's."""
+        chat_key = await self._scalar(select(RoundRow.chat_key).where(RoundRow.id == round_id))
+        if chat_key is None:
+            return found(None, "round", round_id)
+        await ChatRepository(self._connection).hold(chat_key, fence=fence)
+        statement = (
+            update(RoundRow)
+            .where(RoundRow.id == round_id, RoundRow.state == RoundState.RUNNING, RoundRow.fence == fence)
+            .values(**values)
+            .returning(RoundRow)
+        )
+        written = await self._one_or_none(Round, statement)
+        if written is None:
+            raise FencedError(f"round {round_id} does not run under lease {fence}; nothing was written")
+        return written
+
+
+def _known(report: RoundReport) -> dict[str, Any]:
+    values = {item.name: getattr(report, item.name) for item in dataclasses.fields(RoundReport)}
+    return {name: value for name, value in values.items() if value is not None}

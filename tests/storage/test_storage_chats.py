@@ -1,0 +1,214 @@
+"""Chats, their leases, and leases by name."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+
+import pytest
+from sqlalchemy import text
+
+from broker_config.settings import DatabaseSettings
+from nekro_agent.errors import FencedError, InvalidValueError, NotFoundError
+from storage.areas import DataAreas
+from storage.engine import Database
+
+RunOut = Callable[[], Awaitable[None]]
+CHAT = "onebot_v11-group:1/2"
+
+#: Takes one chat's lease and one named lease in turns, and counts in a row without atomic increments.
+CONTENDER = """
+import asyncio, sys
+from pathlib import Path
+from sqlalchemy import text
+from broker_config.settings import DatabaseSettings
+from storage.engine import Database
+
+async def turn(database, name):
+    async with database.begin() as tx:
+        fence = await tx.chats.acquire_lease("chat", owner=name, lease_seconds=30)
+    if fence is None:
+        return False
+    async with database.read() as tx:
+        rows = await tx.connection.execute(text("SELECT fence FROM leases WHERE name='counter'"))
+    count = rows.scalar_one()
+    await asyncio.sleep(0)
+    async with database.begin() as tx:
+        await tx.chats.hold("chat", fence=fence)
+        await tx.connection.execute(
+            text("UPDATE leases SET fence = :c WHERE name='counter'"), {"c": count + 1}
+        )
+        await tx.chats.release_lease("chat", fence=fence)
+    return True
+
+async def main(url, name):
+    database = Database(DatabaseSettings(url=url), Path())
+    done = 0
+    while done < 20:
+        done += await turn(database, name)
+    await database.dispose()
+
+sys.stdin.readline()
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_chat_is_created_once_with_a_container_key_that_names_a_directory(
+    database: Database, tmp_path: object
+) -> None:
+    async with database.begin() as tx:
+        chat = await tx.chats.ensure(CHAT, adapter_key="onebot_v11", channel_id="group:1/2")
+        again = await tx.chats.ensure(CHAT)
+    assert again == chat
+    assert (chat.chat_key, chat.adapter_key, chat.channel_id) == (CHAT, "onebot_v11", "group:1/2")
+    assert chat.created_at is not None and chat.created_at.tzinfo is not None
+    DataAreas(tmp_path).shared_dir(chat.container_key)  # type: ignore[arg-type]
+    async with database.read() as tx:
+        assert await tx.chats.get(CHAT) == chat
+        assert await tx.chats.find_by_container(chat.container_key) == chat
+        assert await tx.chats.newest(limit=5) == [chat]
+
+
+async def test_concurrent_callers_agree_on_the_container_key(database: Database) -> None:
+    async def ensure() -> str:
+        async with database.begin() as tx:
+            return (await tx.chats.ensure(CHAT)).container_key
+
+    assert len(set(await asyncio.gather(*(ensure() for _ in range(20))))) == 1
+
+
+async def test_known_fields_are_replaced_by_new_ones_and_kept_by_none(database: Database) -> None:
+    async with database.begin() as tx:
+        before = await tx.chats.ensure(CHAT, adapter_key="a", channel_name="old")
+        after = await tx.chats.ensure(CHAT, channel_name="new")
+    assert (after.adapter_key, after.channel_name) == ("a", "new")
+    assert after.container_key == before.container_key
+
+
+@pytest.mark.parametrize("chat_key", ["k" * 200, "聊天:😀/" * 20, "a\0b\ud800", "'; DROP TABLE chats"])
+async def test_any_platform_s_chat_key_works(database: Database, chat_key: str) -> None:
+    async with database.begin() as tx:
+        await tx.chats.ensure(chat_key)
+        assert (await tx.chats.get(chat_key)).chat_key == chat_key
+
+
+async def test_endless_chat_key_is_refused_with_its_size(database: Database) -> None:
+    with pytest.raises(InvalidValueError, match="5000 bytes; the limit is 1250"):
+        async with database.begin() as tx:
+            await tx.chats.ensure("k" * 5000)
+
+
+async def test_missing_chat_is_none_for_find_and_an_error_for_get(database: Database) -> None:
+    async with database.begin() as tx:
+        assert await tx.chats.find("no") is None
+        with pytest.raises(NotFoundError, match="'no'"):
+            await tx.chats.get("no")
+        with pytest.raises(NotFoundError, match="ensure"):
+            await tx.chats.lock("no")
+
+
+async def test_chat_has_one_holder_at_a_time_and_each_has_a_higher_fence(database: Database) -> None:
+    async with database.begin() as tx:
+        assert await tx.chats.acquire_lease(CHAT, owner="a", lease_seconds=30) is None  # no row yet
+        await tx.chats.ensure(CHAT)
+        assert await tx.chats.acquire_lease(CHAT, owner="a", lease_seconds=30) == 1
+        assert await tx.chats.acquire_lease(CHAT, owner="a", lease_seconds=30) is None
+        assert await tx.chats.acquire_lease(CHAT, owner="b", lease_seconds=30) is None
+        lease = await tx.chats.find_lease(CHAT)
+        assert lease is not None and (lease.owner, lease.fence) == ("a", 1)
+        assert await tx.chats.renew_lease(CHAT, fence=1, lease_seconds=30)
+        assert await tx.chats.release_lease(CHAT, fence=1)
+        assert not await tx.chats.renew_lease(CHAT, fence=1, lease_seconds=30)
+        assert await tx.chats.find_lease(CHAT) is None
+        assert await tx.chats.acquire_lease(CHAT, owner="b", lease_seconds=30) == 2
+
+
+async def test_holder_that_lost_its_lease_cannot_act_on_it(
+    database: Database, let_leases_run_out: RunOut
+) -> None:
+    async with database.begin() as tx:
+        await tx.chats.ensure(CHAT)
+        old = await tx.chats.acquire_lease(CHAT, owner="frozen", lease_seconds=30)
+    assert old is not None
+    await let_leases_run_out()
+    async with database.begin() as tx:
+        await tx.chats.hold(CHAT, fence=old)  # ran out, but nobody else began
+        new = await tx.chats.acquire_lease(CHAT, owner="next", lease_seconds=30)
+        assert new == old + 1
+        with pytest.raises(FencedError, match=f"lease {old}"):
+            await tx.chats.hold(CHAT, fence=old)
+        assert not await tx.chats.renew_lease(CHAT, fence=old, lease_seconds=30)
+        assert not await tx.chats.release_lease(CHAT, fence=old)
+        await tx.chats.hold(CHAT, fence=new)
+
+
+async def test_lease_that_ran_out_can_be_renewed_while_nobody_took_it(
+    database: Database, let_leases_run_out: RunOut
+) -> None:
+    async with database.begin() as tx:
+        await tx.chats.ensure(CHAT)
+        await tx.chats.acquire_lease(CHAT, owner="a", lease_seconds=30)
+    await let_leases_run_out()
+    async with database.begin() as tx:
+        assert await tx.chats.renew_lease(CHAT, fence=1, lease_seconds=30)
+        assert await tx.chats.acquire_lease(CHAT, owner="b", lease_seconds=30) is None
+
+
+async def test_named_lease_has_one_holder_at_a_time(database: Database, let_leases_run_out: RunOut) -> None:
+    async def acquire(owner: str) -> int | None:
+        async with database.autocommit() as tx:
+            return await tx.leases.acquire("sweeper", owner=owner, lease_seconds=30)
+
+    fences = await asyncio.gather(*(acquire(f"w{number}") for number in range(10)))
+    assert sorted(fence for fence in fences if fence) == [1]
+    async with database.begin() as tx:
+        held = await tx.leases.held(prefix="sweep", limit=9)
+        assert held == [await tx.leases.find("sweeper")]
+        assert await tx.leases.renew("sweeper", fence=1, lease_seconds=30)
+        assert not await tx.leases.renew("sweeper", fence=2, lease_seconds=30)
+    await let_leases_run_out()
+    async with database.begin() as tx:
+        assert await tx.leases.find("sweeper") is None
+        assert await tx.leases.acquire("sweeper", owner="next", lease_seconds=30) == 2
+        assert not await tx.leases.release("sweeper", fence=1)
+        assert await tx.leases.release("sweeper", fence=2)
+        assert await tx.leases.acquire("sweeper", owner="third", lease_seconds=30) == 3
+
+
+async def test_processes_that_contend_for_a_lease_never_hold_it_together(
+    database: Database, migrated_settings: DatabaseSettings
+) -> None:
+    assert migrated_settings.url is not None
+    async with database.begin() as tx:
+        await tx.chats.ensure("chat")
+        await tx.connection.execute(text("INSERT INTO leases (name, fence) VALUES ('counter', 0)"))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CONTENDER, migrated_settings.url, f"p{number}"],
+            stdin=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(3)
+    ]
+    await asyncio.gather(*(asyncio.to_thread(process.communicate, "\n") for process in processes))
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    async with database.read() as tx:
+        counted = (
+            await tx.connection.execute(text("SELECT fence FROM leases WHERE name='counter'"))
+        ).scalar_one()
+        assert counted == 60
+
+
+async def test_idle_shared_area_is_given_out_once_and_again_after_its_next_use(database: Database) -> None:
+    async with database.begin() as tx:
+        chat = await tx.chats.ensure(CHAT)
+        assert await tx.chats.take_idle_shared(idle_seconds=0, limit=5) == []
+        await tx.chats.touch_shared(CHAT)
+        assert await tx.chats.take_idle_shared(idle_seconds=60, limit=5) == []
+        assert await tx.chats.take_idle_shared(idle_seconds=-60, limit=5) == [chat]
+        assert await tx.chats.take_idle_shared(idle_seconds=-60, limit=5) == []
+        await tx.chats.touch_shared(CHAT)
+        await tx.chats.acquire_lease(CHAT, owner="busy", lease_seconds=30)
+        assert await tx.chats.take_idle_shared(idle_seconds=-60, limit=5) == []

@@ -1,0 +1,150 @@
+"""Background jobs: once at a time, taken over after a crash, signals that are not lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from nekro_agent.errors import ConflictError, FencedError, NotFoundError
+from storage.engine import Database
+from storage.jobs import Job, NewJob
+from storage.states import CrashPolicy, JobState
+
+RunOut = Callable[[], Awaitable[None]]
+
+
+def _new(task_id: str = "t1", **values: Any) -> NewJob:
+    return NewJob(type="download", task_id=task_id, plugin_key="a.b", chat_key="chat", **values)
+
+
+async def _add(database: Database, job: NewJob) -> Job:
+    async with database.begin() as tx:
+        return await tx.jobs.add(job)
+
+
+async def _claim(database: Database, job_id: str, worker: str = "w1") -> Job | None:
+    async with database.begin() as tx:
+        return await tx.jobs.claim(job_id, worker=worker, lease_seconds=60)
+
+
+async def test_job_goes_from_waiting_to_success(database: Database) -> None:
+    added = await _add(database, _new(args={"args": [1], "kwargs": {}}))
+    assert (added.state, added.percent, added.args) == (JobState.QUEUED, 0, {"args": [1], "kwargs": {}})
+    running = await _claim(database, added.id)
+    assert running is not None and (running.state, running.fence, running.attempt) == (JobState.RUNNING, 1, 1)
+    async with database.begin() as tx:
+        half = await tx.jobs.progress(
+            added.id, fence=1, lease_seconds=60, percent=150, message="half", data={"rate": 1}
+        )
+        assert (half.percent, half.message, half.data) == (100, "half", {"rate": 1})
+        low = await tx.jobs.progress(added.id, fence=1, lease_seconds=60, percent=-3, message="low")
+        assert (low.percent, low.data) == (0, {"rate": 1})
+        done = await tx.jobs.finish(added.id, fence=1, state=JobState.SUCCEEDED, message="here")
+    assert (done.state, done.percent, done.message, done.data) == (
+        JobState.SUCCEEDED, 100, "here", {"rate": 1},
+    )  # fmt: skip
+    assert done.finished_at is not None
+    async with database.read() as tx:
+        assert await tx.jobs.get(added.id) == done
+        assert await tx.jobs.newest(limit=5, open_only=True) == []
+        assert await tx.jobs.newest(limit=5, chat_key="chat") == [done]
+
+
+async def test_one_worker_of_many_gets_the_job(database: Database) -> None:
+    job = await _add(database, _new())
+    claims = await asyncio.gather(*(_claim(database, job.id, f"w{n}") for n in range(8)))
+    assert sum(claim is not None for claim in claims) == 1
+
+
+async def test_task_id_has_one_open_job_and_may_be_used_again_afterwards(database: Database) -> None:
+    first = await _add(database, _new())
+    with pytest.raises(ConflictError):
+        await _add(database, _new())
+    async with database.begin() as tx:
+        cancelled = await tx.jobs.request_cancel(first.id, reason="not needed")
+    assert (cancelled.state, cancelled.message) == (JobState.CANCELLED, "not needed")
+    second = await _add(database, _new())
+    async with database.read() as tx:
+        assert await tx.jobs.find_latest("download", "t1") == second
+        assert await tx.jobs.find_latest("download", "t2") is None
+
+
+async def test_job_of_a_dead_worker_is_restarted_and_the_dead_one_cannot_write(
+    database: Database, let_leases_run_out: RunOut
+) -> None:
+    job = await _add(database, _new())
+    await _claim(database, job.id)
+    await let_leases_run_out()
+    async with database.begin() as tx:
+        assert await tx.jobs.take_orphans(waiting_seconds=60, limit=9) == []  # published a moment ago
+        assert [o.id for o in await tx.jobs.take_orphans(waiting_seconds=-1, limit=9)] == [job.id]
+        assert await tx.jobs.fail_orphans(limit=9) == []
+    again = await _claim(database, job.id, "w2")
+    assert again is not None and (again.fence, again.attempt) == (2, 2)
+    with pytest.raises(FencedError, match="claim 1"):
+        async with database.begin() as tx:
+            await tx.jobs.heartbeat(job.id, fence=1, lease_seconds=60)
+    async with database.begin() as tx:
+        assert (await tx.jobs.heartbeat(job.id, fence=2, lease_seconds=60)).worker == "w2"
+
+
+async def test_job_that_must_not_restart_fails_when_its_worker_dies(
+    database: Database, let_leases_run_out: RunOut
+) -> None:
+    job = await _add(database, _new(on_crash=CrashPolicy.FAIL))
+    await _claim(database, job.id)
+    await let_leases_run_out()
+    assert await _claim(database, job.id, "w2") is None
+    async with database.begin() as tx:
+        assert await tx.jobs.take_orphans(waiting_seconds=-1, limit=9) == []
+        (failed,) = await tx.jobs.fail_orphans(limit=9)
+    assert failed.state is JobState.FAILED and "worker died" in failed.message
+
+
+async def test_job_that_nobody_claimed_is_published_again(database: Database) -> None:
+    job = await _add(database, _new())
+    async with database.begin() as tx:
+        assert await tx.jobs.take_orphans(waiting_seconds=60, limit=9) == []
+        assert [o.id for o in await tx.jobs.take_orphans(waiting_seconds=-1, limit=9)] == [job.id]
+
+
+async def test_running_job_is_asked_to_stop_and_ends_as_it_chooses(database: Database) -> None:
+    job = await _add(database, _new())
+    await _claim(database, job.id)
+    async with database.begin() as tx:
+        asked = await tx.jobs.request_cancel(job.id, reason="x")
+        assert asked.state is JobState.RUNNING
+        assert (await tx.jobs.heartbeat(job.id, fence=1, lease_seconds=60)).cancel_requested_at is not None
+        ended = await tx.jobs.finish(job.id, fence=1, state=JobState.CANCELLED, message="stopped")
+        assert await tx.jobs.request_cancel(job.id, reason="again") == ended
+        with pytest.raises(FencedError):
+            await tx.jobs.finish(job.id, fence=1, state=JobState.SUCCEEDED, message="no")
+
+
+async def test_job_does_not_finish_as_open_and_missing_jobs_are_named(database: Database) -> None:
+    async with database.begin() as tx:
+        with pytest.raises(ValueError, match="running"):
+            await tx.jobs.finish("j", fence=1, state=JobState.RUNNING, message="")
+        with pytest.raises(NotFoundError, match="job 'j'"):
+            await tx.jobs.request_cancel("j", reason="")
+        assert await tx.jobs.find("j") is None
+
+
+async def test_signal_that_comes_early_is_kept_and_taken_once(database: Database) -> None:
+    job = await _add(database, _new())
+    async with database.begin() as tx:
+        await tx.jobs.signal(job.id, key="answer", data={"n": 1})
+        await tx.jobs.signal(job.id, key="answer", data={"n": 2})
+        await tx.jobs.signal(job.id, key="nothing", data=None)
+        assert await tx.jobs.take_signal(job.id, key="other") is None
+        taken = await tx.jobs.take_signal(job.id, key="answer")
+        assert taken is not None and taken.data == {"n": 2}
+        assert await tx.jobs.take_signal(job.id, key="answer") is None
+        empty = await tx.jobs.take_signal(job.id, key="nothing")
+        assert empty is not None and empty.data is None
+    with pytest.raises(ConflictError):
+        async with database.begin() as tx:
+            await tx.jobs.signal("no such job", key="k", data=1)
