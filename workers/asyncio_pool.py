@@ -32,6 +32,11 @@ class AsyncioPool(JobPool):
         self._alarms = Alarms(self._thread.loop, on_hard_limit=self._release)
         self._thread.start()
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that runs the jobs; its owner closes it."""
+        return self._thread.loop
+
     def submit(self, job: Job) -> None:
         """Queue a job on the loop."""
         self._thread.call(self._admit, job)

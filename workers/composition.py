@@ -1,0 +1,272 @@
+"""The composition root: everything that one process works with, built from settings in one place."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from broker_config.codec import encode_arguments
+from celery import Celery
+from loguru import logger
+
+from broker_config.app import create_app
+from broker_config.calls import MethodCaller
+from broker_config.embedded import resolve_settings, resolve_signing_key
+from broker_config.redaction import Redactor
+from broker_config.settings import Settings
+from broker_config.wire import Envelope, Signer
+from nekro_agent import runtime
+from nekro_agent.errors import RuntimeNotBoundError
+from nekro_agent.hooks import PluginHost
+from nekro_agent.methods import Lane
+from nekro_agent.policies import DownloadPolicy, PackagePolicy, StorePolicy
+from nekro_agent.ports import ChatInfo
+from sandbox.manager import SandboxManager
+from storage.areas import DataAreas
+from storage.chats import ChatRepository
+from storage.engine import Database
+from storage.kv import SqlKeyValueStore
+from workers.claims import CallClaims
+from workers.dispatch import Dispatcher
+from workers.executor import MethodExecutor
+from workers.initialisation import start_plugins
+from workers.intake import MessageIntake
+from workers.lanes import LaneChooser
+from workers.loader import LoadedPlugins, load_plugins
+from workers.messages import SqlMessages
+from workers.publisher import EventPublisher
+from workers.registry import Registry
+from workers.runs import CodeReport, CodeRuns
+
+__all__ = ["CodeReport", "Services"]
+
+
+@dataclass(kw_only=True)
+class Services:
+    """What one process works with; ``load`` it, then ``start`` it on the event loop that it lives on."""
+
+    #: With every URL filled.
+    settings: Settings
+    #: ``"cli"`` or the lane that the process serves.
+    role: str
+    loaded: LoadedPlugins
+    registry: Registry
+    database: Database
+    app: Celery
+    _caller: MethodCaller | None = None
+    _sandboxes: SandboxManager | None = None
+
+    @classmethod
+    def load(cls, settings: Settings, *, role: str) -> Services:
+        """Load plugins and build what needs no event loop; nothing is connected yet.
+
+        Raises:
+            SettingsError: a setting is wrong or the signing key cannot be read.
+        """
+        settings = resolve_settings(settings)
+        loaded = load_plugins(
+            settings.plugins.dirs,
+            disabled=settings.plugins.disabled,
+            shipped=settings.plugins.load_shipped,
+            data_dir=settings.data_dir,
+        )
+        lane = role if role in list(Lane) else None
+        return cls(
+            settings=settings,
+            role=role,
+            loaded=loaded,
+            registry=Registry(loaded.plugins, long_methods=settings.workers.long_methods),
+            database=Database(settings.database, settings.data_dir),
+            app=create_app(settings, lane=lane),
+        )
+
+    async def start(self) -> None:
+        """Bind the SDK's runtime and, in workers, run the plugins' init hooks.
+
+        In a command or a rounds worker the caller of methods listens from now on.
+
+        Raises:
+            StorageUnavailableError: the database does not answer or is not migrated.
+        """
+        runtime.bind(self._runtime())
+        if self.role in (Lane.ROUNDS.value, "cli"):
+            self._caller = MethodCaller(self.app, self.settings)
+            await self._caller.start()
+        if self.role != "cli":
+            await start_plugins(self.host, self.loaded, self.database, owner=self.node)
+        logger.bind(role=self.role, methods=len(self.registry)).debug("services_started")
+
+    async def close(self) -> None:
+        """End what ``start`` began; safe to call when it failed half-way."""
+        if self.role != "cli":
+            await self.host.stop()
+        if self._sandboxes is not None:
+            await self._sandboxes.close()
+        if self._caller is not None:
+            await self._caller.close()
+        self.publisher.close()
+        await self.database.dispose()
+        runtime.unbind()
+
+    @cached_property
+    def node(self) -> str:
+        """Name of this process in rows and logs: role, host and process id."""
+        return f"{self.role}@{socket.gethostname()}:{os.getpid()}"
+
+    @cached_property
+    def host(self) -> PluginHost:
+        """The plugins' lifecycle and hooks."""
+        return PluginHost(self.loaded.plugins)
+
+    @cached_property
+    def areas(self) -> DataAreas:
+        """Directories of chats, sandboxes and plugins."""
+        return DataAreas(self.settings.data_dir)
+
+    @cached_property
+    def publisher(self) -> EventPublisher:
+        """The way to ``agent.events``."""
+        return EventPublisher(self.app)
+
+    @cached_property
+    def redactor(self) -> Redactor:
+        """Takes secrets and host paths out of texts that leave the host."""
+        key = resolve_signing_key(self.settings).get_secret_value()
+        return Redactor((*self.settings.secret_values(), key), host_paths=(self.settings.data_dir,))
+
+    @cached_property
+    def lanes(self) -> LaneChooser:
+        """Where each method's calls travel."""
+        return LaneChooser(pinned_plugins=self.settings.workers.pinned_plugins)
+
+    @cached_property
+    def executor(self) -> MethodExecutor:
+        """Runs calls on a worker."""
+        return MethodExecutor(
+            registry=self.registry,
+            signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
+            claims=CallClaims(self.database, self.publisher, self.settings.agent),
+            redactor=self.redactor,
+            sandbox_settings=self.settings.sandbox,
+            worker_name=self.node,
+        )
+
+    @cached_property
+    def dispatcher(self) -> Dispatcher:
+        """Sends calls to workers.
+
+        Raises:
+            RuntimeNotBoundError: this process does not call methods, or has not started.
+        """
+        if self._caller is None:
+            raise RuntimeNotBoundError(f"a process of role {self.role} does not call methods")
+        return Dispatcher(self._caller, self.registry, self.lanes, self.settings.workers)
+
+    @cached_property
+    def runs(self) -> CodeRuns:
+        """Runs code in sandboxes, with calls of methods."""
+        return CodeRuns(self.dispatcher, self.registry, self.sandboxes)
+
+    @cached_property
+    def intake(self) -> MessageIntake:
+        """Takes messages of people."""
+        return MessageIntake(self.database, self.publisher, self.host, self.settings.agent)
+
+    async def sandboxes(self) -> SandboxManager:
+        """Return the started sandbox manager.
+
+        Raises:
+            SandboxUnavailableError: nothing isolates code here as the settings ask.
+        """
+        if self._sandboxes is None:
+            manager = SandboxManager(self.settings.sandbox, self.areas)
+            await manager.start()
+            self._sandboxes = manager
+        return self._sandboxes
+
+    async def chat(self, chat_key: str) -> ChatInfo:
+        """Return a chat's row, created if it is new."""
+        async with self.database.begin() as transaction:
+            return await ChatRepository(transaction.connection).ensure(chat_key)
+
+    async def invoke(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        chat_key: str,
+        user_id: str | None,
+        timeout_seconds: float | None,
+    ) -> Envelope:
+        """Call one method through the queue, as the command line does; no follow-up round is scheduled.
+
+        Args:
+            method: function name or ``author.module.function``.
+            timeout_seconds: None means the limit of the method's lane.
+
+        Raises:
+            MethodNotFoundError, MethodDisabledError, ArgumentError, MethodFailedError,
+                CallTimeoutError, BrokerUnavailableError: as their names say.
+        """
+        entry = self.registry.find(method)
+        chat = await self.chat(chat_key)
+        return await self.dispatcher.invoke_once(
+            entry,
+            encode_arguments(args, kwargs),
+            chat=chat,
+            user_id=user_id,
+            timeout_seconds=timeout_seconds,
+        )
+
+    async def run_code(
+        self, code: str, *, chat_key: str, user_id: str | None, follow_up: bool, file_name: str
+    ) -> CodeReport:
+        """Run code in a sandbox as the model's code would run.
+
+        Args:
+            follow_up: whether an AGENT result schedules a round.
+            file_name: name of the code's file, for the log.
+
+        Raises:
+            SandboxUnavailableError, SandboxError: no code was run.
+        """
+        chat = await self.chat(chat_key)
+        logger.bind(chat_key=chat_key, file=file_name).debug("code_run")
+        return await self.runs.run(code, chat=chat, user_id=user_id, wakes_agent=follow_up)
+
+    async def receive_message(self, chat_key: str, text: str, *, user_id: str, user_name: str) -> str | None:
+        """Take a message of a person: hooks, row, round; returns its id, None if a hook blocked it."""
+        return await self.intake.receive(chat_key, text, user_id=user_id, user_name=user_name)
+
+    async def reset_chat(self, chat_key: str) -> None:
+        """Begin a conversation anew: rounds cancelled, reset hooks run, history hidden from the model."""
+        await self.intake.reset(await self.chat(chat_key))
+
+    def _runtime(self) -> runtime.Runtime:
+        settings = self.settings
+        return runtime.Runtime(
+            data_dir=settings.data_dir,
+            store=SqlKeyValueStore(self.database, settings.store),
+            messages=SqlMessages(
+                self.database, self.publisher, debounce_seconds=settings.agent.debounce_seconds
+            ),
+            areas=self.areas,
+            hooks=self.host,
+            store_policy=StorePolicy(
+                max_value_bytes=settings.store.max_value_bytes,
+                warn_value_bytes=settings.store.warn_value_bytes,
+                max_key_chars=settings.store.max_key_chars,
+            ),
+            downloads=DownloadPolicy(
+                max_bytes=settings.downloads.max_bytes,
+                timeout_seconds=settings.downloads.timeout_seconds,
+                allow_private=tuple(settings.downloads.allow_private),
+            ),
+            packages=PackagePolicy(
+                install=settings.plugins.package_install, allow=tuple(settings.plugins.package_allow)
+            ),
+        )

@@ -1,0 +1,226 @@
+"""From a stub in a sandbox to a task on a worker: identity, deadline, and the answer's form.
+
+The sandbox says which stub it calls and with which bytes; everything else in the invocation
+comes from the ``CallScope`` that the host made before the sandbox started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+
+from broker_config.calls import MethodCaller
+from broker_config.settings import WorkerSettings
+from broker_config.wire import Envelope, Invocation, new_id
+from nekro_agent.errors import ArgumentError, MethodFailedError, NekroError
+from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.ports import ChatInfo
+from sandbox.models import (
+    ARGUMENT_ERROR,
+    Raised,
+    Returned,
+    Stopped,
+    StopType,
+    StubCall,
+    StubMethod,
+    StubResult,
+)
+from workers.lanes import LaneChooser
+from workers.registry import MethodEntry, Registry
+
+__all__ = ["CallRecord", "CallScope", "Dispatcher", "RunCalls"]
+
+_STOPS = {
+    SandboxMethodType.AGENT: StopType.AGENT,
+    SandboxMethodType.MULTIMODAL_AGENT: StopType.MULTIMODAL_AGENT,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallScope:
+    """On whose behalf calls are made; the host's word, never the sandbox's."""
+
+    chat: ChatInfo
+    user_id: str | None
+    #: None outside rounds (the command line).
+    round_id: str | None = None
+    turn_id: str | None = None
+    #: Position of the round in its turn, from 1; 0 outside rounds.
+    round_number: int = 0
+    #: Whether an AGENT result schedules a follow-up round.
+    wakes_agent: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallRecord:
+    """One call of a run, for its report."""
+
+    call_id: str
+    method: str
+    type: SandboxMethodType
+    duration_ms: float
+    #: None when it succeeded; else ``<type>: <message>`` as the sandbox saw it.
+    error: str | None
+    #: Follow-up round that it scheduled.
+    round_id: str | None
+    worker: str
+
+
+class Dispatcher:
+    """Sends calls to workers; one instance serves all sandboxes of a process."""
+
+    def __init__(
+        self, caller: MethodCaller, registry: Registry, lanes: LaneChooser, settings: WorkerSettings
+    ) -> None:
+        self._caller = caller
+        self._registry = registry
+        self._lanes = lanes
+        self._settings = settings
+
+    def for_run(self, scope: CallScope, entries: Iterable[MethodEntry]) -> RunCalls:
+        """Return the stubs of one run and the way their calls take."""
+        return RunCalls(self, scope, list(entries), self._registry)
+
+    def timeout_seconds(self, entry: MethodEntry) -> float:
+        """Longest call of a method, by its lane."""
+        if self._lanes.lane_of(entry) == Lane.LONG.value:
+            return self._settings.long_timeout_seconds
+        return self._settings.call_timeout_seconds
+
+    async def invoke(
+        self, entry: MethodEntry, arguments: bytes, scope: CallScope, *, call_id: str, deadline: datetime
+    ) -> Envelope:
+        """Run a method on a worker and wait for its result.
+
+        A cancelled wait revokes the call: what nobody waits for need not run.
+
+        Raises:
+            ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
+                other errors of ``MethodCaller.call``.
+        """
+        chat = scope.chat
+        invocation = Invocation(
+            call_id=call_id,
+            method=entry.task,
+            chat_key=chat.chat_key,
+            container_key=chat.container_key,
+            user_id=scope.user_id,
+            adapter_key=chat.adapter_key,
+            channel_id=chat.channel_id,
+            channel_name=chat.channel_name,
+            channel_type=chat.channel_type,
+            round_id=scope.round_id,
+            turn_id=scope.turn_id,
+            round_number=scope.round_number,
+            wakes_agent=scope.wakes_agent,
+            issued_at=datetime.now(UTC),
+            deadline=deadline,
+            args=base64.b64encode(arguments).decode("ascii"),
+        )
+        try:
+            return await self._caller.call(invocation, lane=self._lanes.lane_of(entry))
+        except asyncio.CancelledError:
+            await self._caller.revoke(call_id)
+            raise
+
+    async def invoke_once(
+        self,
+        entry: MethodEntry,
+        arguments: bytes,
+        *,
+        chat: ChatInfo,
+        user_id: str | None,
+        timeout_seconds: float | None,
+    ) -> Envelope:
+        """Run a method for somebody who is in no round; an AGENT result wakes nobody.
+
+        Args:
+            timeout_seconds: None means the limit of the method's lane.
+        """
+        seconds = self.timeout_seconds(entry) if timeout_seconds is None else timeout_seconds
+        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
+        deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+        return await self.invoke(entry, arguments, scope, call_id=new_id(), deadline=deadline)
+
+
+class RunCalls:
+    """The methods of one run: what the sandbox may call, and what it called."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, scope: CallScope, entries: Sequence[MethodEntry], registry: Registry
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._scope = scope
+        self._entries: dict[str, MethodEntry] = {}
+        self.stubs: list[StubMethod] = []
+        #: Calls that ended, in order of their end.
+        self.records: list[CallRecord] = []
+        for number, entry in enumerate(entries):
+            for name in registry.bare_names(entry) or (None,):
+                token = name or f"method_{number}"
+                self._entries[token] = entry
+                self.stubs.append(
+                    StubMethod(
+                        token=token,
+                        name=name,
+                        path=entry.task,
+                        signature=entry.signature,
+                        doc=entry.doc,
+                        type=entry.type,
+                        timeout_seconds=dispatcher.timeout_seconds(entry),
+                    )
+                )
+
+    async def dispatch(self, call: StubCall) -> StubResult:
+        """Carry one call of the sandbox; never raises for what a call does wrong."""
+        entry = self._entries[call.token]
+        started = monotonic()
+        deadline = _soonest(call.deadline, self._dispatcher.timeout_seconds(entry))
+        try:
+            envelope = await self._dispatcher.invoke(
+                entry, call.arguments, self._scope, call_id=call.call_id, deadline=deadline
+            )
+        except NekroError as exc:
+            raised = _raised(exc)
+            self._record(entry, call.call_id, started, error=f"{raised.error_type}: {raised.message}")
+            return raised
+        self._record(entry, call.call_id, started, envelope=envelope)
+        stop = _STOPS.get(envelope.type)
+        return Stopped(stop=stop) if stop is not None else Returned(value=envelope.value_bytes())
+
+    def _record(
+        self,
+        entry: MethodEntry,
+        call_id: str,
+        started: float,
+        *,
+        envelope: Envelope | None = None,
+        error: str | None = None,
+    ) -> None:
+        self.records.append(
+            CallRecord(
+                call_id=call_id,
+                method=entry.task,
+                type=entry.type,
+                duration_ms=(monotonic() - started) * 1000,
+                error=error,
+                round_id=envelope.round_id if envelope else None,
+                worker=envelope.worker if envelope else "",
+            )
+        )
+
+
+def _raised(exc: NekroError) -> Raised:
+    if isinstance(exc, ArgumentError):
+        return Raised(error_type=ARGUMENT_ERROR, message=str(exc))
+    if isinstance(exc, MethodFailedError):
+        return Raised(error_type=exc.error_type, message=exc.error_message)
+    return Raised(error_type=type(exc).__name__, message=str(exc))
+
+
+def _soonest(deadline: datetime, timeout_seconds: float) -> datetime:
+    return min(deadline, datetime.now(UTC) + timedelta(seconds=timeout_seconds))

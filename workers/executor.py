@@ -1,0 +1,137 @@
+"""Running one call of one method on a worker: the work behind a Celery task, without Celery.
+
+TOOL calls run and return; nothing is written. Calls of the other types are claimed by their
+call id first, so that a repeated delivery never repeats an effect, and what they leave
+behind (history, follow-up round, outcome) is one transaction.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from broker_config.codec import decode_arguments, encode_value
+from loguru import logger
+
+from broker_config.redaction import Redactor
+from broker_config.settings import SandboxSettings
+from broker_config.wire import Envelope, Invocation, Signer
+from nekro_agent.errors import CallTimeoutError
+from nekro_agent.invoke import Outcome, call_method
+from nekro_agent.methods import SandboxMethodType
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from workers.claims import CallClaims
+from workers.failures import explained, redacted
+from workers.registry import MethodEntry, Registry
+
+__all__ = ["MethodExecutor"]
+
+
+class MethodExecutor:
+    """Executes signed invocations; one instance per worker process."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        signer: Signer,
+        claims: CallClaims,
+        redactor: Redactor,
+        sandbox_settings: SandboxSettings,
+        worker_name: str,
+    ) -> None:
+        self._registry = registry
+        self._signer = signer
+        self._claims = claims
+        self._redactor = redactor
+        self._argument_bytes = sandbox_settings.argument_bytes
+        self._return_bytes = sandbox_settings.return_bytes
+        self._worker_name = worker_name
+
+    async def execute(self, body: object, *, task_name: str) -> dict[str, Any]:
+        """Run the method that a message body asks for; returns the envelope as JSON data.
+
+        Args:
+            task_name: the Celery task that carried the body; it must be the signed method.
+
+        Raises:
+            MessageRefusedError: the body is unsigned, altered, malformed, or signed for another task.
+            CallTimeoutError: its deadline has passed; the method was not started.
+            MethodNotFoundError, MethodDisabledError, ArgumentError, ResultError,
+                OutcomeUnknownError: as their names say.
+            Exception: what the method itself raised, redacted where its text held a secret.
+        """
+        invocation = self._signer.verify(body, task_name=task_name)
+        if invocation.remaining_seconds() <= 0:
+            raise CallTimeoutError(
+                f"{invocation.method}: the deadline of call {invocation.call_id} passed in the queue"
+            )
+        entry = self._registry.find(invocation.method)
+        with logger.contextualize(
+            call_id=invocation.call_id, method=invocation.method, chat_key=invocation.chat_key
+        ):
+            if entry.type is SandboxMethodType.TOOL:
+                envelope = await self._run(entry, invocation)
+            else:
+                envelope = await self._run_once(entry, invocation)
+        return envelope.model_dump(mode="json")
+
+    async def _run(self, entry: MethodEntry, invocation: Invocation) -> Envelope:
+        started_at = datetime.now(UTC)
+        args, kwargs = decode_arguments(invocation.argument_bytes(), max_bytes=self._argument_bytes)
+        outcome = await self._call(entry, invocation, args, kwargs)
+        return self._envelope(invocation, outcome, started_at)
+
+    async def _run_once(self, entry: MethodEntry, invocation: Invocation) -> Envelope:
+        # Arguments first: a call that cannot start must not leave a claim behind.
+        args, kwargs = decode_arguments(invocation.argument_bytes(), max_bytes=self._argument_bytes)
+        claim = await self._claims.claim(entry, invocation, worker=self._worker_name)
+        if claim.envelope is not None:
+            return claim.envelope
+        started_at = datetime.now(UTC)
+        try:
+            outcome = await self._call(entry, invocation, args, kwargs)
+            envelope = self._envelope(invocation, outcome, started_at)
+        except BaseException as exc:
+            await self._claims.fail(claim, exc)
+            raise
+        return await self._claims.finish(claim, invocation, envelope)
+
+    async def _call(
+        self, entry: MethodEntry, invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Outcome:
+        ctx = AgentCtx.for_call(
+            chat_key=invocation.chat_key,
+            container_key=invocation.container_key,
+            user_id=invocation.user_id,
+            adapter_key=invocation.adapter_key,
+            channel_id=invocation.channel_id,
+            channel_name=invocation.channel_name,
+            channel_type=invocation.channel_type,
+            plugin_key=entry.plugin.key,
+            call_id=invocation.call_id,
+            round_id=invocation.round_id,
+        )
+        try:
+            return await call_method(entry.method, ctx, args, kwargs)
+        except Exception as exc:
+            shown = redacted(explained(exc, entry, args, kwargs), self._redactor)
+            if shown is exc:
+                raise
+            # Without a cause: Celery stores the traceback of the whole chain, secrets included.
+            raise shown.with_traceback(exc.__traceback__) from None
+
+    def _envelope(self, invocation: Invocation, outcome: Outcome, started_at: datetime) -> Envelope:
+        value = None
+        if outcome.type in (SandboxMethodType.TOOL, SandboxMethodType.BEHAVIOR):
+            value = encode_value(outcome.value, max_bytes=self._return_bytes)
+        return Envelope.of(
+            call_id=invocation.call_id,
+            type=outcome.type,
+            value=value,
+            text=outcome.text,
+            segments=outcome.segments,
+            worker=self._worker_name,
+            started_at=started_at,
+            finished_at=datetime.now(UTC),
+        )

@@ -1,0 +1,57 @@
+"""What a plugin's exception becomes on its way out of the worker: helpful, and free of secrets."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from broker_config.redaction import Redactor
+from nekro_agent.errors import MethodFailedError, NekroError
+from workers.registry import MethodEntry
+
+__all__ = ["explained", "redacted"]
+
+_PLAIN_TYPES = (int, float, str, bytes, bool, list, dict, tuple, set)
+
+
+def redacted(exc: Exception, redactor: Redactor) -> Exception:
+    """Return ``exc`` itself, or a stand-in of the same wording when its text holds something sensitive."""
+    text = str(exc)
+    clean = redactor(text)
+    return exc if clean == text else MethodFailedError(type(exc).__name__, clean)
+
+
+def explained(
+    exc: Exception, entry: MethodEntry, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Exception:
+    """Add to a TypeError which arguments do not have the type that the signature names.
+
+    Types are not enforced: the reference enforces none, and plugins rely on it. The hint is
+    given only once the method has failed.
+    """
+    if isinstance(exc, NekroError) or not isinstance(exc, TypeError | AttributeError | ValueError):
+        return exc
+    wrong = _mismatches(entry, args, kwargs)
+    if not wrong:
+        return exc
+    return MethodFailedError(type(exc).__name__, f"{exc} ({'; '.join(wrong)})")
+
+
+def _mismatches(entry: MethodEntry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    function = entry.method.func
+    try:
+        bound = inspect.signature(function).bind(None, *args, **kwargs)
+        hints = typing.get_type_hints(function)
+    except (TypeError, NameError):
+        return []
+    wrong = []
+    for name, value in list(bound.arguments.items())[1:]:
+        expected = hints.get(name)
+        if expected not in _PLAIN_TYPES or not isinstance(expected, type) or isinstance(value, expected):
+            continue
+        if expected is float and isinstance(value, int):
+            continue
+        wrong.append(f"argument {name} is {type(value).__name__}, the signature says {expected.__name__}")
+    return wrong

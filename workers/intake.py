@@ -1,0 +1,100 @@
+"""Messages of people: hooks first, then the row and the round that it wakes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from broker_config.settings import AgentSettings
+from broker_config.wire import new_id
+from nekro_agent.hooks import PluginHost
+from nekro_agent.ports import ChatInfo, MessageKind
+from nekro_agent.schemas.chat_message import ChatMessage, ChatType
+from nekro_agent.schemas.signal import MsgSignal
+from storage.chats import ChatRepository
+from storage.engine import Database
+from storage.messages import MessageRepository, NewMessage
+from storage.rounds import Round, RoundRepository, RoundRequest
+from storage.states import TriggerKind
+from workers.messages import announce_message
+from workers.publisher import EventPublisher
+from workers.runs import context_of
+
+__all__ = ["MessageIntake"]
+
+_WAKING: Final = (MsgSignal.CONTINUE, MsgSignal.FORCE_TRIGGER)
+
+
+class MessageIntake:
+    """Takes what people write and what they ask of a chat as a whole."""
+
+    def __init__(
+        self, database: Database, publisher: EventPublisher, host: PluginHost, settings: AgentSettings
+    ) -> None:
+        self._database = database
+        self._publisher = publisher
+        self._host = host
+        self._debounce_seconds = settings.debounce_seconds
+
+    async def receive(self, chat_key: str, text: str, *, user_id: str, user_name: str) -> str | None:
+        """Take a message of a person; returns its id, None when a plugin's hook blocked it."""
+        chat = await self._chat(chat_key)
+        message_id = new_id()
+        signal = await self._host.user_message(
+            context_of(chat, user_id=user_id),
+            ChatMessage(
+                chat_key=chat_key,
+                message_id=message_id,
+                sender_id=user_id,
+                sender_name=user_name,
+                sender_nickname=user_name,
+                platform_userid=user_id,
+                adapter_key=chat.adapter_key or "",
+                chat_type=ChatType.from_chat_key(chat_key),
+                is_tome=1,
+                content_text=text,
+                send_timestamp=int(datetime.now(UTC).timestamp()),
+            ),
+        )
+        if signal is MsgSignal.BLOCK_ALL:
+            return None
+        new = NewMessage(
+            chat_key=chat_key,
+            kind=MessageKind.USER,
+            id=message_id,
+            text=text,
+            sender_id=user_id,
+            sender_name=user_name,
+        )
+        await self._record(new, wake=signal in _WAKING)
+        return message_id
+
+    async def reset(self, chat: ChatInfo) -> list[Round]:
+        """Begin a conversation anew; returns the rounds that were cancelled or asked to stop."""
+        async with self._database.begin() as transaction:
+            stopped = await RoundRepository(transaction.connection).cancel(
+                chat.chat_key, reason="the chat was reset"
+            )
+            await ChatRepository(transaction.connection).reset(chat.chat_key)
+        await self._host.channel_reset(context_of(chat, user_id=None))
+        return stopped
+
+    async def _chat(self, chat_key: str) -> ChatInfo:
+        async with self._database.begin() as transaction:
+            return await ChatRepository(transaction.connection).ensure(chat_key)
+
+    async def _record(self, new: NewMessage, *, wake: bool) -> None:
+        async with self._database.begin() as transaction:
+            row = await MessageRepository(transaction.connection).append(new)
+            announce_message(transaction, self._publisher, row)
+            if wake:
+                await RoundRepository(transaction.connection).request(
+                    RoundRequest(
+                        chat_key=new.chat_key,
+                        trigger_kind=TriggerKind.MESSAGE,
+                        trigger_id=row.id,
+                        user_id=new.sender_id,
+                        delay_seconds=self._debounce_seconds,
+                    )
+                )
+                transaction.after_commit(lambda: self._publisher.round_requested(new.chat_key))

@@ -1,0 +1,31 @@
+"""Which queue a method's calls travel on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from broker_config.topology import lane_queue
+from nekro_agent.methods import Lane
+from workers.registry import MethodEntry
+
+__all__ = ["LaneChooser"]
+
+
+class LaneChooser:
+    """Decides by, in this order: pinned plugin, mark (operator or watchdog), the method's own lane."""
+
+    def __init__(
+        self, *, pinned_plugins: Collection[str] = (), marks: Mapping[str, str] | None = None
+    ) -> None:
+        self._pinned = frozenset(pinned_plugins)
+        self._marks = dict(marks or {})
+
+    def lane_of(self, entry: MethodEntry) -> str:
+        """Name of the lane, which is the name of its queue."""
+        if entry.plugin.key in self._pinned:
+            return str(lane_queue(Lane.METHODS, entry.plugin.key).name)
+        return self._marks.get(entry.task) or entry.lane.value
+
+    def update_marks(self, marks: Mapping[str, str]) -> None:
+        """Take over the marks that the database holds: task name to lane."""
+        self._marks = dict(marks)

@@ -1,0 +1,146 @@
+"""One worker process: Celery's worker, its pool, and this process's services on the pool's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Final
+
+from celery import bootsteps
+from loguru import logger
+
+from broker_config.bridge import at_loop_close
+from broker_config.settings import Settings
+from nekro_agent.core.logger import configure
+from nekro_agent.errors import NekroError, SettingsError
+from nekro_agent.methods import Lane
+from workers.composition import Services
+from workers.pool_jobs import LoopThread
+from workers.tasks import register_drain, register_methods
+
+__all__ = ["run_worker"]
+
+ASYNCIO_POOL: Final = "workers.asyncio_pool:AsyncioPool"
+THREAD_POOL: Final = "workers.thread_pool:ThreadPool"
+_START_SECONDS: Final = 600.0
+
+
+def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: str | None) -> int:
+    """Serve one lane in the foreground until told to stop; returns the exit code.
+
+    Args:
+        concurrency: None means the setting of the lane.
+        name: None means lane and process id.
+
+    Raises:
+        NekroError: the services could not start; nothing was consumed.
+    """
+    configure(level=settings.log.level, json_lines=settings.log.json_lines)
+    services = Services.load(settings, role=lane)
+    register_methods(services)
+    home = _Home(services)
+    if lane == Lane.ROUNDS.value:
+        register_drain(services.app, home.drain)
+    services.app.steps["worker"].add(_step(home))
+    worker = services.app.Worker(
+        hostname=f"{name or f'{lane}-{os.getpid()}'}@%h",
+        pool_cls=THREAD_POOL if lane == Lane.LONG.value else ASYNCIO_POOL,
+        concurrency=concurrency or _concurrency(services.settings, lane),
+        queues=[lane],
+        loglevel=settings.log.level,
+        without_gossip=True,
+        without_mingle=True,
+        optimization="fair",
+        quiet=True,
+    )
+    worker.start()
+    home.close()
+    if home.failure is not None:
+        raise home.failure
+    return int(worker.exitcode or 0)
+
+
+def _concurrency(settings: Settings, lane: str) -> int:
+    limits = {
+        Lane.METHODS.value: settings.workers.methods_concurrency,
+        Lane.LONG.value: settings.workers.long_concurrency,
+        Lane.ROUNDS.value: settings.workers.rounds_concurrency,
+    }
+    if lane not in limits:
+        raise SettingsError(f"there is no lane {lane!r}; choose one of {', '.join(limits)}")
+    return limits[lane]
+
+
+class _Home:
+    """Where the services live: the asyncio pool's loop, or a loop of their own beside threads."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._own_thread: LoopThread | None = None
+        self._drain: Any = None
+        #: Why the services did not start; the worker stops then.
+        self.failure: NekroError | None = None
+
+    def open(self, pool: Any) -> None:
+        """Start the services before the first message is consumed.
+
+        Raises:
+            NekroError: they did not start.
+        """
+        loop = getattr(pool, "loop", None)
+        if loop is None:
+            self._own_thread = LoopThread("nekro-home")
+            self._own_thread.start()
+            loop = self._own_thread.loop
+        try:
+            _wait(self._start(), loop)
+        except NekroError as exc:
+            self.failure = exc
+            raise
+
+    def drain(self) -> Any:
+        """The drain of lane ``rounds``; tasks run only after it was made."""
+        return self._drain
+
+    def close(self) -> None:
+        """Close services that live on a loop of their own; the pool's loop closes the others."""
+        if self._own_thread is not None:
+            self._own_thread.stop()
+
+    async def _start(self) -> None:
+        at_loop_close(self._services.close)
+        await self._services.start()
+        if self._services.role == Lane.ROUNDS.value:
+            from workers.rounds_service import RoundsService
+
+            service = await RoundsService.start(self._services)
+            at_loop_close(service.close)
+            self._drain = service.drain
+
+
+def _step(home: _Home) -> type[bootsteps.StartStopStep]:
+    class ServicesStep(bootsteps.StartStopStep):  # type: ignore[misc]
+        """Starts the services once the pool runs, before the consumer does."""
+
+        requires = ("celery.worker.components:Pool",)
+
+        def start(self, worker: Any) -> None:
+            try:
+                home.open(worker.pool)
+            except NekroError as exc:
+                # As an exit and not an error: Celery would log a traceback of its own.
+                logger.bind(error=str(exc)).error("worker_cannot_start")
+                raise SystemExit(1) from exc
+
+    return ServicesStep
+
+
+def _wait(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        future.result(_START_SECONDS)
+    except FutureTimeoutError:
+        future.cancel()
+        raise

@@ -1,0 +1,49 @@
+"""Publishing events from coroutines: off the event loop, in bounded time, never fatal.
+
+An event announces a row that is committed already. One that cannot be published is logged
+and left to the sweep, which finds rows that nobody announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+from celery import Celery
+from loguru import logger
+
+from broker_config.topology import publish_event, publish_round_requested
+
+__all__ = ["EventPublisher"]
+
+#: kombu publishes with blocking sockets; two threads keep a slow one from holding the next.
+_THREADS: Final = 2
+
+
+class EventPublisher:
+    """Publishes to ``agent.events`` for one process."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="publish")
+
+    async def round_requested(self, chat_key: str) -> None:
+        """Tell the rounds lane that a chat has a requested round."""
+        await self._publish("round.requested", partial(publish_round_requested, self._app, chat_key))
+
+    async def event(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:
+        """Tell whoever listens that something happened in a chat, for example ``message.sent``."""
+        await self._publish(name, partial(publish_event, self._app, name, chat_key, body))
+
+    def close(self) -> None:
+        """Let running publications end and take no more."""
+        self._pool.shutdown(wait=True)
+
+    async def _publish(self, name: str, send: Callable[[], object]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, send)
+        except Exception as exc:  # the row is committed and the sweep announces it again
+            logger.bind(event=name, error=type(exc).__name__).warning("event_not_published")

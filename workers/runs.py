@@ -1,0 +1,102 @@
+"""Running code in a sandbox with calls of methods, outside of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from broker_config.wire import new_id
+from nekro_agent.ports import ChatInfo
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from sandbox.manager import SandboxManager
+from sandbox.models import RunRequest, StopType
+from workers.dispatch import CallRecord, CallScope, Dispatcher
+from workers.registry import Registry
+
+__all__ = ["CodeReport", "CodeRuns", "context_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeReport:
+    """How a run of code ended; ``calls`` and ``follow_ups`` are JSON data."""
+
+    stop_type: StopType
+    exit_code: int
+    output: str
+    #: Last line of the traceback, or the limit that ended the run; None when all went well.
+    error: str | None
+    calls: list[dict[str, Any]]
+    #: Rounds that AGENT results scheduled: ``{"round_id", "method"}``.
+    follow_ups: list[dict[str, Any]]
+
+
+class CodeRuns:
+    """Runs code as a model's code would run."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        registry: Registry,
+        sandboxes: Callable[[], Awaitable[SandboxManager]],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._registry = registry
+        self._sandboxes = sandboxes
+
+    async def run(self, code: str, *, chat: ChatInfo, user_id: str | None, wakes_agent: bool) -> CodeReport:
+        """Run code on behalf of a chat and a user (None: nobody).
+
+        Raises:
+            SandboxUnavailableError, SandboxError: no code was run.
+        """
+        manager = await self._sandboxes()
+        entries = await self._registry.available(context_of(chat, user_id=user_id))
+        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=wakes_agent)
+        calls = self._dispatcher.for_run(scope, entries)
+        result = await manager.run(
+            RunRequest(
+                run_id=new_id(),
+                chat_key=chat.chat_key,
+                container_key=chat.container_key,
+                code=code,
+                methods=calls.stubs,
+                dispatch=calls.dispatch,
+            )
+        )
+        return CodeReport(
+            stop_type=result.stop_type,
+            exit_code=result.exit_code,
+            output=result.output,
+            error=result.error,
+            calls=[_call_json(record) for record in calls.records],
+            follow_ups=[
+                {"round_id": record.round_id, "method": record.method}
+                for record in calls.records
+                if record.round_id is not None
+            ],
+        )
+
+
+def context_of(chat: ChatInfo, *, user_id: str | None) -> AgentCtx:
+    """Build the context of a chat for hooks outside of calls."""
+    return AgentCtx.for_call(
+        chat_key=chat.chat_key,
+        container_key=chat.container_key,
+        user_id=user_id,
+        adapter_key=chat.adapter_key,
+        channel_id=chat.channel_id,
+        channel_name=chat.channel_name,
+        channel_type=chat.channel_type,
+    )
+
+
+def _call_json(record: CallRecord) -> dict[str, Any]:
+    return {
+        "id": record.call_id,
+        "method": record.method,
+        "type": record.type.value,
+        "duration_ms": round(record.duration_ms, 3),
+        "worker": record.worker,
+        "error": record.error,
+    }

@@ -1,0 +1,89 @@
+"""The sweep: finds work that is recorded and got lost on the road, and sends it again.
+
+Every rounds worker has a sweeper; a lease lets one of them sweep at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from loguru import logger
+
+from broker_config.settings import AgentSettings
+from nekro_agent.errors import NekroError
+from storage.calls import CallRepository
+from storage.engine import Database
+from storage.leases import LeaseRepository
+from storage.rounds import RoundRepository
+from workers.publisher import EventPublisher
+
+__all__ = ["Sweeper"]
+
+_LEASE: Final = "sweep"
+#: Rows that one sweep takes of each kind; the next one goes on.
+_BATCH: Final = 500
+
+
+class Sweeper:
+    """Sweeps every ``sweep_seconds`` while it holds the lease."""
+
+    def __init__(
+        self, database: Database, publisher: EventPublisher, settings: AgentSettings, *, owner: str
+    ) -> None:
+        self._database = database
+        self._publisher = publisher
+        self._period_seconds = settings.sweep_seconds
+        self._owner = owner
+        self._task: asyncio.Task[None] | None = None
+        self._fence: int | None = None
+
+    def start(self) -> None:
+        """Begin to sweep on the running loop."""
+        self._task = asyncio.create_task(self._sweep_forever(), name="nekro-sweep")
+
+    async def close(self) -> None:
+        """Stop, and give the lease to the next one."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._fence is not None:
+            async with self._database.autocommit() as transaction:
+                await LeaseRepository(transaction.connection).release(_LEASE, fence=self._fence)
+
+    async def sweep(self) -> None:
+        """Announce chats that wait without a worker, and end calls whose worker died."""
+        async with self._database.begin() as transaction:
+            calls = CallRepository(transaction.connection)
+            lost = await calls.sweep_lost(limit=_BATCH)
+            await calls.sweep_expired(limit=_BATCH)
+        for call in lost:
+            logger.bind(call_id=call.id, method=call.method).warning("call_outcome_unknown")
+        async with self._database.read() as transaction:
+            due = await RoundRepository(transaction.connection).due_chats(
+                limit=_BATCH, waiting_seconds=self._period_seconds
+            )
+        for chat_key in due:
+            await self._publisher.round_requested(chat_key)
+        if due:
+            logger.bind(chats=len(due)).info("sweep_announced_rounds")
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            try:
+                if await self._hold_lease():
+                    await self.sweep()
+            except NekroError as exc:  # the database is away; the next sweep finds what this one missed
+                logger.bind(error=str(exc)).warning("sweep_failed")
+            await asyncio.sleep(self._period_seconds)
+
+    async def _hold_lease(self) -> bool:
+        seconds = self._period_seconds * 3
+        async with self._database.autocommit() as transaction:
+            leases = LeaseRepository(transaction.connection)
+            if self._fence is not None and await leases.renew(
+                _LEASE, fence=self._fence, lease_seconds=seconds
+            ):
+                return True
+            self._fence = await leases.acquire(_LEASE, owner=self._owner, lease_seconds=seconds)
+        return self._fence is not None

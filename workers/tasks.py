@@ -1,0 +1,80 @@
+"""The Celery tasks: each translates a message and delegates to plain code."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+from celery.exceptions import Ignore
+
+from broker_config.app import checked_task_options
+from broker_config.bridge import at_loop_close
+from broker_config.topology import DRAIN_TASK
+from workers.awaiting import run_async
+from workers.claims import DuplicateDelivery
+from workers.executor import MethodExecutor
+
+if TYPE_CHECKING:
+    from workers.composition import Services
+    from workers.rounds import RoundDrain
+
+__all__ = ["register_drain", "register_methods"]
+
+
+def register_methods(services: Services) -> None:
+    """Give each method of the catalogue its Celery task ``author.module.function``.
+
+    Disabled methods are registered too, so that their callers hear it from this worker.
+    """
+    executor, cleanups = services.executor, _LoopCleanups(services)
+    for entry in services.registry:
+        services.app.task(**checked_task_options(name=entry.task, typing=False, shared=False))(
+            _method_body(entry.task, executor, cleanups)
+        )
+
+
+def register_drain(app: Celery, drain: Callable[[], RoundDrain]) -> None:
+    """Register the task that works off a chat's requested rounds."""
+
+    def body(chat_key: str) -> None:
+        run_async(drain().drain(chat_key))
+
+    app.task(**checked_task_options(name=DRAIN_TASK, shared=False, ignore_result=True))(body)
+
+
+def _method_body(
+    task_name: str, executor: MethodExecutor, cleanups: _LoopCleanups
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    async def execute(body: dict[str, Any]) -> dict[str, Any]:
+        cleanups.ensure()
+        return await executor.execute(body, task_name=task_name)
+
+    def run(body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return run_async(execute(body))
+        except DuplicateDelivery as exc:
+            # Neither success nor failure: the delivery that runs it will store the result.
+            raise Ignore("another delivery of this call is running") from exc
+
+    functools.update_wrapper(run, execute, assigned=("__doc__",))
+    run.__name__ = task_name.rpartition(".")[2]
+    return run
+
+
+class _LoopCleanups:
+    """Closes a loop's database connections with the loop: in lane ``long`` each thread has one."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._seen: set[int] = set()
+
+    def ensure(self) -> None:
+        """Register the cleanup of the running loop, once."""
+        import asyncio
+
+        key = id(asyncio.get_running_loop())
+        if key not in self._seen:
+            self._seen.add(key)
+            at_loop_close(self._services.database.dispose_loop)
