@@ -159,6 +159,16 @@ class SandboxSettings(_Group):
     python: Path | None = Field(
         None, description="Interpreter inside the sandbox; unset means the one that runs this process."
     )
+    container_engine: str | None = Field(
+        None, description="`docker`, `podman` or a path; unset means the first that is on PATH."
+    )
+    container_image: str = Field(
+        "python:3.11-slim", description="Image of the container driver; its packages belong to the sandbox."
+    )
+    container_runtime: str | None = Field(
+        None,
+        description="OCI runtime of the container driver, such as `runsc`; unset means the engine's own.",
+    )
     wall_seconds: float = Field(60, gt=0, description="Longest run, waiting for plugin calls included.")
     cpu_seconds: int = Field(30, ge=1, description="CPU time of one process of a run.")
     call_seconds: float = Field(30, gt=0, description="Longest wait for one plugin call.")

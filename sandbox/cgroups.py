@@ -49,6 +49,10 @@ class Group(ABC):
         """Return what the group uses now."""
 
     @abstractmethod
+    def processes(self) -> list[int]:
+        """Return the host ids of the group's processes."""
+
+    @abstractmethod
     def remove(self) -> None:
         """Remove the group; its processes must be gone."""
 
@@ -98,6 +102,9 @@ class _GroupV1(Group):
             processes=_number(pids / "pids.current") if pids else None,
             cpu_seconds=_number(cpu / "cpuacct.usage") / 1e9 if cpu else None,
         )
+
+    def processes(self) -> list[int]:
+        return _pids(self.paths["memory"] / "cgroup.procs")
 
     def remove(self) -> None:
         for path in self.paths.values():
@@ -149,6 +156,9 @@ class _GroupV2(Group):
             processes=_number(self.path / "pids.current"),
             cpu_seconds=_counter(self.path / "cpu.stat", "usage_usec") / 1e6,
         )
+
+    def processes(self) -> list[int]:
+        return _pids(self.path / "cgroup.procs")
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):  # since Linux 5.14; the namespace's end kills as well
@@ -303,6 +313,13 @@ def _number(path: Path) -> int:
         return int(path.read_text())
     except (OSError, ValueError):
         return 0
+
+
+def _pids(path: Path) -> list[int]:
+    try:
+        return [int(word) for word in path.read_text().split()]
+    except OSError:
+        return []
 
 
 def _counter(path: Path, name: str) -> int:

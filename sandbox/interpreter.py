@@ -13,12 +13,13 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nekro_agent.errors import SandboxUnavailableError
 
-__all__ = ["MINIMUM_VERSION", "PREFIX_INSIDE", "SITE_INSIDE", "Interpreter", "find_interpreter"]
+__all__ = ["MINIMUM_VERSION", "PREFIX_INSIDE", "SITE_INSIDE", "Access", "Interpreter", "find_interpreter"]
 
 MINIMUM_VERSION = (3, 11)
 #: Where an installation outside ``/usr`` appears inside.
@@ -40,6 +41,17 @@ print(json.dumps({
     "site": [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))],
 }))
 """
+
+
+class Access(Enum):
+    """How the user that code runs as gets at the interpreter."""
+
+    #: It is this process's own user, who runs it already.
+    OWN = "own"
+    #: Another user, who is shown the installation at another place.
+    BOUND = "bound"
+    #: Another user, by its path on the host: every directory above must be open too.
+    BY_PATH = "by_path"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,36 +95,35 @@ class Interpreter:
         return self.inside(self.prefix / "lib")
 
 
-def find_interpreter(named: Path | None, *, other_user: bool) -> Interpreter:
+def find_interpreter(named: Path | None, *, access: Access) -> Interpreter:
     """Choose the interpreter for sandboxes.
 
     Args:
         named: the setting ``sandbox.python``; None takes the one that runs this process, or
             the system's when sandboxes cannot use that one.
-        other_user: whether code runs as another user than this process. Only the
-            installation itself must be readable then, the directories above it need not.
+        access: how the code's user gets at it.
 
     Raises:
         SandboxUnavailableError: it is missing, unreadable for the code's user or older than
             3.11; the message says what to set or install.
     """
     if named is not None:
-        return _inspect(named, other_user=other_user, own_packages=True)
+        return _inspect(named, access=access, own_packages=True)
     default = Path(getattr(sys, "_base_executable", None) or sys.executable)
     try:
-        return _inspect(default, other_user=other_user, own_packages=False)
+        return _inspect(default, access=access, own_packages=False)
     except SandboxUnavailableError as exc:
         if default.resolve() == _FALLBACK.resolve():
             raise
         refusal = exc
     try:
-        found = _inspect(_FALLBACK, other_user=other_user, own_packages=False)
+        found = _inspect(_FALLBACK, access=access, own_packages=False)
     except SandboxUnavailableError as exc:
         raise SandboxUnavailableError(f"{refusal}; and {exc}") from exc
     return Interpreter(**{**vars(found), "note": f"{refusal}; using {_FALLBACK} instead"})
 
 
-def _inspect(path: Path, *, other_user: bool, own_packages: bool) -> Interpreter:
+def _inspect(path: Path, *, access: Access, own_packages: bool) -> Interpreter:
     answer = _ask(path)
     version = (int(answer["version"][0]), int(answer["version"][1]))
     if version < MINIMUM_VERSION:
@@ -127,8 +138,8 @@ def _inspect(path: Path, *, other_user: bool, own_packages: bool) -> Interpreter
             f"{executable} lies outside its installation {prefix}; set NEKRO_SANDBOX__PYTHON to"
             " the interpreter of a self-contained installation"
         )
-    if other_user:
-        _check_readable(executable, prefix)
+    if access is not Access.OWN:
+        _check_readable(executable, Path("/") if access is Access.BY_PATH else prefix)
     site = [Path(entry) for entry in answer["site"] if Path(entry).is_dir()]
     of_installation = [*prefix.glob("lib/python3*/site-packages"), *prefix.glob("lib/python3*/dist-packages")]
     return Interpreter(
@@ -160,12 +171,12 @@ def _ask(path: Path) -> dict[str, Any]:
     return parsed
 
 
-def _check_readable(executable: Path, prefix: Path) -> None:
+def _check_readable(executable: Path, top: Path) -> None:
     for path in (executable, *executable.parents):
         if path.stat().st_mode & 0o005 != 0o005:
             raise SandboxUnavailableError(
                 f"{executable} cannot be used by the sandbox's user: {path} is closed to others;"
                 " open it (chmod o+rx) or set NEKRO_SANDBOX__PYTHON to an interpreter that all can read"
             )
-        if path == prefix:
+        if path == top:
             return

@@ -19,6 +19,7 @@ from sandbox.models import RunRequest, RunResult
 from sandbox.ownership import prepare_directories, sandbox_uid
 from sandbox.pool import WarmPool
 from sandbox.run import SandboxRun
+from sandbox.shared_area import Hold, SharedCleaner
 
 __all__ = ["SandboxManager"]
 
@@ -42,6 +43,7 @@ class SandboxManager:
         self._slots = asyncio.Semaphore(settings.max_concurrent)
         self._containers: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._running: dict[str, SandboxRun] = {}
+        self._cleaner = SharedCleaner(idle_seconds=settings.shared_idle_seconds)
 
     async def start(self) -> None:
         """Choose the driver and prove it by running a sandbox.
@@ -52,11 +54,13 @@ class SandboxManager:
         """
         if self._driver is None:
             self._driver = await choose_driver(self._settings)
+        self._cleaner.start()
 
     async def close(self) -> None:
         """End every run and every waiting sandbox."""
         for run in list(self._running.values()):
             run.stop()
+        await self._cleaner.close()
         await self._pool.close()
         if self._driver is not None:
             await self._driver.close()
@@ -119,7 +123,15 @@ class SandboxManager:
 
     async def _start(self, *, chat_key: str, container_key: str) -> Sandbox:
         spec = await asyncio.to_thread(self._spec, chat_key, container_key)
-        return await self._started_driver.start(spec)
+        self._cleaner.add(spec.shared_dir.parent)
+        hold = await asyncio.to_thread(Hold, spec.shared_dir)
+        try:
+            sandbox = await self._started_driver.start(spec)
+        except BaseException:
+            hold.release()
+            raise
+        sandbox.on_close.append(hold.release)
+        return sandbox
 
     def _spec(self, chat_key: str, container_key: str) -> SandboxSpec:
         spec = SandboxSpec(

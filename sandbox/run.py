@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,8 @@ from sandbox.drivers.base import ExitStatus, Sandbox
 from sandbox.limits import bridge_limits, process_limits
 from sandbox.models import Dispatch, Limit, RunRequest, RunResult, StopType, StubMethod
 from sandbox.output import OutputCollector
+from sandbox.quota import Quota
+from sandbox.watchdog import watch_disk, watch_memory
 
 __all__ = ["SandboxRun", "judge"]
 
@@ -66,9 +69,6 @@ class SandboxRun:
     async def execute(self, *, methods: dict[str, StubMethod], dispatch: Dispatch) -> RunResult:
         """Run the code and return how it ended; nothing of the sandbox is left then."""
         started_at, begin = datetime.now(UTC), time.monotonic()
-        pump = asyncio.create_task(
-            self.output.pump(self._sandbox.output, on_over_limit=lambda: self.end(Limit.OUTPUT))
-        )
         bridge = Bridge(
             self._sandbox.reader,
             self._sandbox.writer,
@@ -76,15 +76,22 @@ class SandboxRun:
             dispatch=dispatch,
             limits=bridge_limits(self._settings),
         )
-        try:
+        async with contextlib.AsyncExitStack() as clean_up:
+            # In reverse: kill first, then wait for what the calls clean up, then give back.
+            clean_up.push_async_callback(self._sandbox.close)
+            clean_up.push_async_callback(bridge.close)
+            clean_up.callback(self._sandbox.kill)
+            quota = await asyncio.to_thread(Quota.at_start, self._sandbox.spec.shared_dir, self._settings)
+            pump = asyncio.create_task(
+                self.output.pump(self._sandbox.output, on_over_limit=lambda: self.end(Limit.OUTPUT))
+            )
+            for task in (pump, *self._watch(quota)):
+                clean_up.callback(task.cancel)
             outcome = await self._converse(bridge, started_at)
             status = await self._see_out(outcome)
             await asyncio.wait([pump], timeout=_DRAIN_SECONDS)
-        finally:
-            self._sandbox.kill()
-            pump.cancel()
-            await bridge.close()
-            await self._sandbox.close()
+        if await asyncio.to_thread(_cut_back, quota, since=started_at.timestamp()):
+            self._limit = self._limit or Limit.DISK
         stop_type, limit, error = judge(
             outcome, status, limit=self._limit, stopped_by_operator=self._stopped_by_operator
         )
@@ -102,6 +109,12 @@ class SandboxRun:
             warm=self._warm,
             driver=self._driver,
         )
+
+    def _watch(self, quota: Quota) -> list[asyncio.Task[None]]:
+        watches = [watch_disk(self._sandbox, quota, end=self.end)]
+        if not self._sandbox.memory_bounded:
+            watches.append(watch_memory(self._sandbox, settings=self._settings, end=self.end))
+        return [asyncio.create_task(watch) for watch in watches]
 
     async def _converse(self, bridge: Bridge, started_at: datetime) -> BridgeOutcome:
         wall_seconds = self._request.wall_seconds or self._settings.wall_seconds
@@ -144,6 +157,14 @@ class SandboxRun:
             waiting.cancel()
         self._sandbox.kill()
         return await self._sandbox.wait()
+
+
+def _cut_back(quota: Quota, *, since: float) -> bool:
+    """Take away what a run wrote over its quota; whether it had."""
+    if not quota.exceeded():
+        return False
+    quota.cut_back(since=since)
+    return True
 
 
 def judge(

@@ -60,7 +60,9 @@ def supported_architectures() -> tuple[str, ...]:
     return tuple(AUDIT_ARCH)
 
 
-def build_filter(machine: str | None = None, *, strict_memory: bool) -> bytes:
+def build_filter(
+    machine: str | None = None, *, strict_memory: bool, families: Sequence[int] = (socket.AF_UNIX,)
+) -> bytes:
     """Return the filter program, ready for ``bwrap --seccomp`` or ``prctl(PR_SET_SECCOMP)``.
 
     Args:
@@ -68,6 +70,8 @@ def build_filter(machine: str | None = None, *, strict_memory: bool) -> bytes:
         strict_memory: also deny memory that no process's resident set shows (memfd, shared
             anonymous pages). Needed where no cgroup bounds memory: the watchdog that stands
             in for it would not see that memory.
+        families: address families of sockets that may be made; the network namespace decides
+            what they reach.
 
     Raises:
         SandboxUnavailableError: the tables lack this architecture.
@@ -85,7 +89,7 @@ def build_filter(machine: str | None = None, *, strict_memory: bool) -> bytes:
         # openat2 hides its mode behind a pointer likewise.
         ("openat2", [_deny(errno.ENOSYS)]),
         ("clone", _deny_bits(0, _NAMESPACE_FLAGS)),
-        ("socket", _allow_only(0, [socket.AF_UNIX], errno.EAFNOSUPPORT)),
+        ("socket", _allow_only(0, families, errno.EAFNOSUPPORT)),
         ("socketpair", _allow_only(0, [socket.AF_UNIX], errno.EAFNOSUPPORT)),
         ("ioctl", _deny_values(1, _TERMINAL_INJECTION, errno.EPERM)),
         ("chmod", _deny_bits(1, _SET_ID_BITS)),

@@ -28,6 +28,7 @@ from nekro_agent.errors import InvalidValueError
 
 __all__ = [
     "Entry",
+    "Node",
     "copy_out",
     "create_file",
     "empty_directory",
@@ -35,8 +36,10 @@ __all__ = [
     "measure",
     "open_file",
     "read_file",
+    "remove_file",
     "split_path",
     "take_ownership",
+    "walk",
 ]
 
 #: Deeper paths are refused, not walked.
@@ -62,6 +65,16 @@ class Entry:
     path: str
     size_bytes: int
     modified_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One name below a directory, whatever it is; ``parent_fd`` is open until the next one comes."""
+
+    path: str
+    info: os.stat_result
+    parent_fd: int
+    name: str
 
 
 class _OpenHow(ctypes.Structure):
@@ -176,21 +189,36 @@ def create_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO) 
 def list_files(root: Path | int, *, max_entries: int) -> Iterator[Entry]:
     """Yield the ordinary files below ``root``, directory by directory; links are not followed.
 
-    Stops after looking at ``max_entries`` names of any kind, since whoever writes there can
-    make more of them than anybody wants to see.
+    Stops after looking at ``max_entries`` names of any kind.
     """
-    for path, info, _, _ in _walk(root, max_entries=max_entries):
-        if stat.S_ISREG(info.st_mode):
-            yield Entry(path=path, size_bytes=info.st_size, modified_at=info.st_mtime)
+    for node in walk(root, max_entries=max_entries):
+        if stat.S_ISREG(node.info.st_mode):
+            yield Entry(path=node.path, size_bytes=node.info.st_size, modified_at=node.info.st_mtime)
 
 
 def measure(root: Path | int, *, max_entries: int) -> tuple[int, int]:
     """Return (disk bytes, names) below ``root``; counting stops at ``max_entries`` names."""
     used_bytes = names = 0
-    for _, info, _, _ in _walk(root, max_entries=max_entries):
-        used_bytes += info.st_blocks * 512
+    for node in walk(root, max_entries=max_entries):
+        used_bytes += node.info.st_blocks * 512
         names += 1
     return used_bytes, names
+
+
+def remove_file(root: Path | int, path: str | PurePath) -> None:
+    """Remove one name below ``root`` that is no directory; a link itself, not what it points at.
+
+    Raises:
+        InvalidValueError: the path leaves ``root`` or one of its directories is a link.
+        FileNotFoundError: there is no such name.
+    """
+    *parents, name = split_path(path)
+    with _directory(root) as root_fd:
+        parent_fd = _open_beneath(root_fd, tuple(parents), _DIRECTORY) if parents else os.dup(root_fd)
+    try:
+        os.unlink(name, dir_fd=parent_fd)
+    finally:
+        os.close(parent_fd)
 
 
 def empty_directory(root: Path | int) -> int:
@@ -212,10 +240,39 @@ def take_ownership(root: Path | int, *, uid: int, gid: int, max_entries: int) ->
     with _directory(root) as root_fd:
         if os.fstat(root_fd).st_uid != uid:
             os.fchown(root_fd, uid, gid)
-        for _, info, parent_fd, name in _walk(root_fd, max_entries=max_entries):
-            if info.st_uid == me != uid:
+        for node in walk(root_fd, max_entries=max_entries):
+            if node.info.st_uid == me != uid:
                 with contextlib.suppress(FileNotFoundError):
-                    os.chown(name, uid, gid, dir_fd=parent_fd, follow_symlinks=False)
+                    os.chown(node.name, uid, gid, dir_fd=node.parent_fd, follow_symlinks=False)
+
+
+def walk(root: Path | int, *, max_entries: int) -> Iterator[Node]:
+    """Yield everything below ``root``, of any kind; links are not followed.
+
+    What is swapped or removed meanwhile is left out. Stops after ``max_entries`` names, since
+    whoever writes there can make more of them than anybody wants to see.
+    """
+    left = max_entries
+    with _directory(root) as root_fd:
+        pending: list[tuple[str, ...]] = [()]
+        while pending:
+            parents = pending.pop()
+            try:
+                fd = _open_beneath(root_fd, parents, _DIRECTORY) if parents else os.dup(root_fd)
+            except (OSError, InvalidValueError):
+                continue
+            try:
+                for name in os.listdir(fd)[:left]:
+                    left -= 1
+                    try:
+                        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    if stat.S_ISDIR(info.st_mode):
+                        pending.append((*parents, name))
+                    yield Node(path="/".join((*parents, name)), info=info, parent_fd=fd, name=name)
+            finally:
+                os.close(fd)
 
 
 @contextlib.contextmanager
@@ -326,33 +383,6 @@ def _make_directories(root_fd: int, parents: list[str], owner: os.stat_result) -
 def _adopt(fd: int, owner: os.stat_result) -> None:
     if os.geteuid() == 0 and os.fstat(fd).st_uid == 0:
         os.fchown(fd, owner.st_uid, owner.st_gid)
-
-
-def _walk(root: Path | int, *, max_entries: int) -> Iterator[tuple[str, os.stat_result, int, str]]:
-    """Yield (path, lstat, descriptor of the parent, name) of everything below ``root``."""
-    left = max_entries
-    with _directory(root) as root_fd:
-        pending: list[tuple[str, ...]] = [()]
-        while pending and left > 0:
-            parents = pending.pop()
-            with contextlib.ExitStack() as stack:
-                try:
-                    fd = _open_beneath(root_fd, parents, _DIRECTORY) if parents else root_fd
-                except (OSError, InvalidValueError):
-                    continue  # swapped or removed since it was seen
-                if parents:
-                    stack.callback(os.close, fd)
-                for name in os.listdir(fd):
-                    try:
-                        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
-                    yield "/".join((*parents, name)), info, fd, name
-                    left -= 1
-                    if left <= 0:
-                        return
-                    if stat.S_ISDIR(info.st_mode):
-                        pending.append((*parents, name))
 
 
 def _remove_children(fd: int) -> int:

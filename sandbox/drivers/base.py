@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -84,8 +85,16 @@ class Sandbox(Protocol):
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    spec: SandboxSpec
+    #: Called once, when nothing of the sandbox is left.
+    on_close: list[Callable[[], object]]
     #: Stdout and stderr of everything inside, as one stream.
     output: asyncio.StreamReader
+
+    @property
+    def memory_bounded(self) -> bool:
+        """Whether the kernel bounds the memory of all processes together."""
+        ...
 
     @property
     def alive(self) -> bool:
@@ -102,6 +111,10 @@ class Sandbox(Protocol):
 
     def usage(self) -> Usage:
         """Return what it uses now."""
+        ...
+
+    def processes(self) -> list[int]:
+        """Return the host ids of every process inside."""
         ...
 
     async def close(self) -> None:

@@ -16,7 +16,6 @@ import os
 import platform
 import signal
 import socket
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -24,12 +23,13 @@ from typing import Final
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox.cgroups import Cgroups, Group, find_cgroups
-from sandbox.drivers.base import Check, SandboxSpec, Usage
+from sandbox.drivers.base import Check, SandboxSpec
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE, RUNNER_INSIDE, BwrapFds, bwrap_arguments
 from sandbox.drivers.bwrap_tools import Tools, find_tools
+from sandbox.drivers.checks import check_of, describe_interpreter
 from sandbox.drivers.hints import explain_start_failure
 from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch, runner_source
-from sandbox.interpreter import Interpreter, find_interpreter
+from sandbox.interpreter import Access, Interpreter, find_interpreter
 from sandbox.seccomp import build_filter, filter_fd
 
 __all__ = ["BwrapDriver"]
@@ -67,7 +67,7 @@ class BwrapDriver:
         Raises:
             SandboxUnavailableError: none fits.
         """
-        return find_interpreter(self._settings.python, other_user=self.root_mode)
+        return find_interpreter(self._settings.python, access=Access.BOUND if self.root_mode else Access.OWN)
 
     @cached_property
     def _cgroups(self) -> tuple[Cgroups | None, Check]:
@@ -207,9 +207,8 @@ class BwrapDriver:
             output=launched.output,
             pidfd=pidfd,
             first_pid=child,
-            read_limit=group.limit_hit if group else lambda: None,
-            read_usage=group.usage if group else Usage,
-            give_back=(group.remove,) if group else (),
+            spec=spec,
+            group=group,
         )
 
     async def _child_pid(self, launched: Launched, pipes: _Pipes) -> int:
@@ -219,21 +218,6 @@ class BwrapDriver:
             return int(json.loads(text)["child-pid"])
         except (ValueError, KeyError, TimeoutError) as exc:
             raise SandboxUnavailableError(explain_start_failure(await launched.words())) from exc
-
-
-def check_of(name: str, look: Callable[[], str]) -> Check:
-    """Turn an attempt into a line: its answer, or the refusal that it raised."""
-    try:
-        return Check(name=name, ok=True, detail=look())
-    except SandboxUnavailableError as exc:
-        return Check(name=name, ok=False, detail=str(exc))
-
-
-def describe_interpreter(interpreter: Interpreter) -> str:
-    """Say which Python runs inside."""
-    version = ".".join(map(str, interpreter.version))
-    note = f" ({interpreter.note})" if interpreter.note else ""
-    return f"{interpreter.executable}, Python {version}{note}"
 
 
 class _Pipes:

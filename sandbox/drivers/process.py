@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
-from sandbox.drivers.base import ExitStatus, Usage
+from sandbox.cgroups import Group
+from sandbox.drivers.base import ExitStatus, SandboxSpec, Usage
 from sandbox.frames import PROTOCOL, FrameKind, FrameReader
-from sandbox.models import Limit
+from sandbox.watchdog import processes_beside, usage_of
 
 __all__ = ["Launched", "ProcessSandbox", "expect_hello", "launch", "runner_source"]
 
@@ -119,9 +120,13 @@ class ProcessSandbox:
     pidfd: int
     #: Host id of the first process inside.
     first_pid: int
-    read_limit: Callable[[], Limit | None] = field(default=lambda: None)
-    read_usage: Callable[[], Usage] = field(default=Usage)
-    give_back: Sequence[Callable[[], object]] = ()
+    spec: SandboxSpec
+    #: None where the kernel has no control groups for us.
+    group: Group | None
+    kill_signal: signal.Signals = signal.SIGKILL
+    #: Finds the processes inside where there is neither group nor namespace.
+    list_processes: Callable[[], list[int]] | None = None
+    on_close: list[Callable[[], object]] = field(default_factory=list)
     _closed: bool = False
 
     @property
@@ -132,7 +137,9 @@ class ProcessSandbox:
     async def wait(self) -> ExitStatus:
         """Wait until every process inside is gone."""
         code = await self.process.wait()
-        return ExitStatus(code=code if code >= 0 else 128 - code, limit=self.read_limit())
+        return ExitStatus(
+            code=code if code >= 0 else 128 - code, limit=self.group.limit_hit() if self.group else None
+        )
 
     def kill(self) -> None:
         """Kill the first process inside; the kernel kills the others with it."""
@@ -140,11 +147,22 @@ class ProcessSandbox:
             # By descriptor, so that a reused process id cannot be hit. Killing the launcher
             # instead would return before the tree is dead and leave a zombie behind.
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self.pidfd, self.kill_signal)
+
+    @property
+    def memory_bounded(self) -> bool:
+        """Whether the kernel bounds the memory of all processes together."""
+        return self.group is not None
 
     def usage(self) -> Usage:
         """Return what it uses now."""
-        return self.read_usage()
+        return self.group.usage() if self.group else usage_of(self.processes())
+
+    def processes(self) -> list[int]:
+        """Return the host ids of every process inside."""
+        if self.group:
+            return self.group.processes()
+        return self.list_processes() if self.list_processes else processes_beside(self.first_pid)
 
     async def close(self) -> None:
         """Kill what is left, wait, and give everything back."""
@@ -162,5 +180,7 @@ class ProcessSandbox:
             self.writer.close()
             os.close(self.pidfd)
             self.pidfd = -1
-            for action in self.give_back:
+            if self.group:
+                self.group.remove()
+            for action in self.on_close:
                 action()

@@ -6,9 +6,24 @@ from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox.drivers.base import SandboxDriver
 from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.drivers.container import ContainerDriver
+from sandbox.drivers.supervised import LandlockDriver, UnsafeDriver
 from sandbox.probe import probe
 
-__all__ = ["choose_driver"]
+__all__ = ["build_driver", "choose_driver"]
+
+
+def build_driver(settings: SandboxSettings) -> SandboxDriver:
+    """Return the driver that the settings name, unproven."""
+    match settings.driver:
+        case "auto" | "bwrap":
+            return BwrapDriver(settings)
+        case "landlock":
+            return LandlockDriver(settings)
+        case "unsafe":
+            return UnsafeDriver(settings)
+        case "container":
+            return ContainerDriver(settings)
 
 
 async def choose_driver(settings: SandboxSettings) -> SandboxDriver:
@@ -20,7 +35,7 @@ async def choose_driver(settings: SandboxSettings) -> SandboxDriver:
     Raises:
         SandboxUnavailableError: it does not work here; every reason with its mend.
     """
-    driver = BwrapDriver(settings)
+    driver = build_driver(settings)
     capability = await probe(driver, settings)
     if not capability.ok:
         raise SandboxUnavailableError("; ".join(capability.reasons))

@@ -37,6 +37,8 @@ CODE_NAME = "<code>"
 STOP_GRACE_SECONDS = 0.1
 TRACEBACK_FRAMES = 20
 EXIT_TEXT_CHARS = 4000
+WATCH_MILLISECONDS = 20
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 
 
 class MethodError(Exception):
@@ -218,7 +220,7 @@ class Channel:
         self._last_id = 0
         self._reader: threading.Thread | None = None
         self._stopped = False
-        self._owner = os.getpid()
+        self.owner = os.getpid()
         self.argument_bytes = 0
         self.main_thread_waits = False
         # A forked child shares the socket and would mix its frames with its parent's.
@@ -254,7 +256,7 @@ class Channel:
 
     def call(self, token: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method and wait for its answer."""
-        if os.getpid() != self._owner:
+        if os.getpid() != self.owner:
             raise MethodError(
                 "plugin methods can be called from the code's own process only, not from a fork"
             )
@@ -458,7 +460,8 @@ def run_code(config: dict[str, Any]) -> NoReturn:
     report = execute(run["code"], module)
     del runner
     module.__dict__.clear()  # closes and so flushes what the code left open
-    channel.send(EXIT, json.dumps(report).encode())
+    if os.getpid() == channel.owner:  # a fork that reached the end of the code has no say
+        channel.send(EXIT, json.dumps(report).encode())
     finish(report["code"])
 
 
@@ -467,25 +470,65 @@ def interrupt(signum: int, frame: object) -> NoReturn:
     raise RunStopped(0)
 
 
-def reap(child: int) -> NoReturn:
-    """Stay as pid 1 until the code's process has ended; its status becomes ours."""
-    os.close(CHANNEL)
+def reap(child: int, *, watch: bool) -> NoReturn:
+    """Stay as pid 1 until the code's process has ended; its status becomes ours.
+
+    Args:
+        watch: also end when the bridge is gone, where no parent-death signal does that.
+    """
+    if not watch:
+        os.close(CHANNEL)
     while True:
-        pid, status = os.wait()
+        pid, status = os.waitpid(-1, os.WNOHANG) if watch else os.wait()
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
+        if pid == 0 and bridge_is_gone():
+            os._exit(128 + signal.SIGKILL)
+
+
+def bridge_is_gone() -> bool:
+    """Wait a moment for the other end of the socket to hang up."""
+    import select
+
+    poll = select.poll()
+    poll.register(CHANNEL, select.POLLRDHUP)
+    return bool(poll.poll(WATCH_MILLISECONDS))
+
+
+def confine(program: bytes) -> None:
+    """Load the seccomp filter, where whoever started this process could not."""
+    import ctypes
+
+    buffer = ctypes.create_string_buffer(program, len(program))
+    filter_struct = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter_struct):
+        raise OSError(ctypes.get_errno(), "the seccomp filter was refused")
+
+
+def open_channel(config: dict[str, Any]) -> int:
+    """Return the descriptor of the bridge's socket: inherited, or by its path."""
+    if "fd" in config:
+        return int(config["fd"])
+    import socket
+
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(config["socket"])
+    return connection.detach()
 
 
 def main() -> NoReturn:
     """Take the socket to descriptor 3, close every other one, split in two."""
     config: dict[str, Any] = json.loads(sys.argv[1])
-    os.dup2(config["fd"], CHANNEL)
+    os.dup2(open_channel(config), CHANNEL)
     os.set_inheritable(CHANNEL, False)
     os.closerange(CHANNEL + 1, 1 << 16)
+    if "seccomp" in config:
+        confine(bytes.fromhex(config["seccomp"]))
     child = os.fork()
     if child:
-        reap(child)
+        reap(child, watch="socket" in config)
     run_code(config)
 
 

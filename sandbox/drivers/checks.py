@@ -1,0 +1,26 @@
+"""Lines for ``nekro doctor`` that more than one driver prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nekro_agent.errors import SandboxUnavailableError
+from sandbox.drivers.base import Check
+from sandbox.interpreter import Interpreter
+
+__all__ = ["check_of", "describe_interpreter"]
+
+
+def check_of(name: str, look: Callable[[], str]) -> Check:
+    """Turn an attempt into a line: its answer, or the refusal that it raised."""
+    try:
+        return Check(name=name, ok=True, detail=look())
+    except SandboxUnavailableError as exc:
+        return Check(name=name, ok=False, detail=str(exc))
+
+
+def describe_interpreter(interpreter: Interpreter) -> str:
+    """Say which Python runs inside."""
+    version = ".".join(map(str, interpreter.version))
+    note = f" ({interpreter.note})" if interpreter.note else ""
+    return f"{interpreter.executable}, Python {version}{note}"

@@ -1,0 +1,337 @@
+"""Isolation by a container engine (docker or podman, optionally with runsc), for production.
+
+The engine's command line is used, not its API: it is the same for both engines and asks for
+no dependency. The socket cannot be inherited through an engine, so the container gets one
+directory with one socket in it, which is accepted once and then gone. Inside, the runner
+loads our seccomp filter on top of the engine's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import struct
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.errors import SandboxUnavailableError
+from sandbox.drivers.base import Check, ExitStatus, SandboxSpec, Usage
+from sandbox.drivers.bwrap_args import LAYERS_INSIDE, RUNNER_INSIDE
+from sandbox.drivers.process import expect_hello, runner_source
+from sandbox.models import Limit
+from sandbox.seccomp import build_filter
+
+__all__ = ["ContainerDriver", "ContainerSandbox"]
+
+_SOCKET_INSIDE: Final = "/run/nekro"
+_LABEL: Final = "nekro.service"
+_START_SECONDS: Final = 30
+_COMMAND_SECONDS: Final = 20
+#: What the client says for "the engine could not", as against the container's own exit codes.
+_ENGINE_FAILED: Final = 125
+
+
+class ContainerDriver:
+    """Starts sandboxes as containers."""
+
+    name = "container"
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+
+    @cached_property
+    def engine(self) -> str:
+        """The engine's command.
+
+        Raises:
+            SandboxUnavailableError: there is none.
+        """
+        names = [self._settings.container_engine] if self._settings.container_engine else ["docker", "podman"]
+        for name in names:
+            if found := shutil.which(name):
+                return found
+        raise SandboxUnavailableError(
+            f"no container engine ({' or '.join(names)}) on PATH; install one or set"
+            " NEKRO_SANDBOX__CONTAINER_ENGINE"
+        )
+
+    async def examine(self) -> tuple[Check, ...]:
+        """Look for the engine, its server and the image; remove what a killed service left."""
+        try:
+            engine = self.engine
+        except SandboxUnavailableError as exc:
+            return (Check(name="container engine", ok=False, detail=str(exc)),)
+        code, words = await _ask(engine, "info", "--format", "{{.ID}}")
+        if code:
+            mend = "start the engine, or let this user talk to it (group docker, or rootless podman)"
+            return (Check(name="container engine", ok=False, detail=words, mend=mend),)
+        await self._remove_abandoned()
+        image = self._settings.container_image
+        code, words = await _ask(engine, "image", "inspect", "--format", "{{.Id}}", image)
+        return (
+            Check(name="container engine", ok=True, detail=engine),
+            Check(
+                name="container image",
+                ok=code == 0,
+                detail=f"{image} {words[:19]}" if code == 0 else f"{image} is not on this machine",
+                mend="" if code == 0 else f"{Path(engine).name} pull {image}",
+            ),
+        )
+
+    async def start(self, spec: SandboxSpec) -> ContainerSandbox:
+        """Start a container and return it when it is ready for code.
+
+        Raises:
+            SandboxUnavailableError: the engine refused, or the container did not say HELLO.
+        """
+        # Short, because a Unix socket's path ends at 107 bytes.
+        home = Path(tempfile.mkdtemp(prefix="nekro-"))
+        name = f"nekro-{secrets.token_hex(8)}"
+        try:
+            return await self._start(spec, home, name)
+        except BaseException:
+            await _ask(self.engine, "rm", "--force", name)
+            shutil.rmtree(home, ignore_errors=True)
+            raise
+
+    async def close(self) -> None:
+        """Nothing outlives single sandboxes."""
+
+    async def _start(self, spec: SandboxSpec, home: Path, name: str) -> ContainerSandbox:
+        uid = _user(spec)
+        _furnish(home, uid)
+        door = _Door(home / "door" / "bridge.sock", uid=uid)
+        await door.open()
+        process = await asyncio.create_subprocess_exec(
+            self.engine,
+            *self._arguments(spec, home, name, uid),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        if process.stdout is None:  # PIPE was asked for; this is for the type checker
+            raise SandboxUnavailableError("the engine has no output")
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            reader, writer = await door.first_guest(ended)
+            await expect_hello(reader)
+        except SandboxUnavailableError as exc:
+            process_ended = ended.done()
+            words = (await process.stdout.read(2048)).decode("utf-8", "replace") if process_ended else ""
+            raise SandboxUnavailableError(f"{exc}: {' '.join(words.split())}") from exc
+        finally:
+            await door.close()
+            ended.cancel()
+        return ContainerSandbox(
+            engine=self.engine,
+            name=name,
+            process=process,
+            reader=reader,
+            writer=writer,
+            output=process.stdout,
+            spec=spec,
+            on_close=[lambda: shutil.rmtree(home, ignore_errors=True)],
+        )
+
+    def _arguments(self, spec: SandboxSpec, home: Path, name: str, uid: int) -> list[str]:
+        settings = self._settings
+        memory = str(settings.memory_bytes)
+        layers = [f"{LAYERS_INSIDE}/{index}" for index in range(len(spec.layers))]
+        config = {
+            "socket": f"{_SOCKET_INSIDE}/bridge.sock",
+            "seccomp": build_filter(strict_memory=False).hex(),
+            "path": layers,
+            "preload": list(spec.preload),
+        }
+        environment = {
+            "HOME": "/tmp",  # noqa: S108 - a path inside
+            "LANG": "C.UTF-8",
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        return [
+            "run", "--name", name, "--label", f"{_LABEL}={os.getpid()}", "--pull", "never",
+            *(("--runtime", settings.container_runtime) if settings.container_runtime else ()),
+            "--network", "none", "--ipc", "private", "--hostname", "sandbox",
+            "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+            "--user", f"{uid}:{uid}",
+            "--memory", memory, "--memory-swap", memory, "--cpus", "1",
+            "--pids-limit", str(settings.max_processes),
+            "--ulimit", f"fsize={settings.max_file_bytes}", "--ulimit", "core=1",
+            "--ulimit", f"nofile={settings.max_open_files}",
+            "--tmpfs", f"/tmp:rw,nosuid,nodev,mode=1777,size={settings.tmp_bytes}",  # noqa: S108 - inside
+            "--shm-size", str(settings.shm_bytes),
+            "--volume", f"{spec.shared_dir}:/app/shared:rw",
+            "--volume", f"{spec.uploads_dir}:/app/uploads:ro",
+            "--volume", f"{home / 'runner.py'}:{RUNNER_INSIDE}:ro",
+            "--volume", f"{home / 'door'}:{_SOCKET_INSIDE}:ro",
+            *(word for at, path in zip(layers, spec.layers, strict=True)
+              for word in ("--volume", f"{path}:{at}:ro")),
+            *(word for item in environment.items() for word in ("--env", "=".join(item))),
+            "--workdir", "/app", "--entrypoint", "python3",
+            settings.container_image, "-I", "-u", RUNNER_INSIDE, json.dumps(config),
+        ]  # fmt: skip
+
+    async def _remove_abandoned(self) -> None:
+        form = f'{{{{.ID}}}} {{{{.Label "{_LABEL}"}}}}'
+        code, words = await _ask(self.engine, "ps", "--all", "--filter", f"label={_LABEL}", "--format", form)
+        if code:
+            return
+        for line in words.splitlines():
+            container, _, pid = line.partition(" ")
+            if not _runs(pid):
+                await _ask(self.engine, "rm", "--force", container)
+
+
+@dataclass(kw_only=True)
+class ContainerSandbox:
+    """A started container that waits for its code."""
+
+    engine: str
+    name: str
+    #: The engine's client in the foreground: its exit code is the container's.
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    output: asyncio.StreamReader
+    spec: SandboxSpec
+    on_close: list[Callable[[], object]]
+    _killing: asyncio.Task[tuple[int, str]] | None = None
+    _exit: ExitStatus | None = None
+    _closed: bool = field(default=False)
+
+    @property
+    def memory_bounded(self) -> bool:
+        """The engine does that."""
+        return True
+
+    @property
+    def alive(self) -> bool:
+        """Whether the container runs."""
+        return self.process.returncode is None
+
+    async def wait(self) -> ExitStatus:
+        """Wait until the container has ended, and ask why."""
+        code = await self.process.wait()
+        if self._exit is None:
+            _, words = await _ask(self.engine, "inspect", "--format", "{{.State.OOMKilled}}", self.name)
+            limit = Limit.MEMORY if words == "true" else None
+            self._exit = ExitStatus(code=code if code >= 0 else 128 - code, limit=limit)
+        return self._exit
+
+    def kill(self) -> None:
+        """Ask the engine to kill it; harmless when it has ended."""
+        if self.alive and self._killing is None:
+            self._killing = asyncio.ensure_future(_ask(self.engine, "kill", self.name))
+
+    def usage(self) -> Usage:
+        """Asking the engine takes longer than an answer is worth."""
+        return Usage()
+
+    def processes(self) -> list[int]:
+        """Their host ids are the engine's business."""
+        return []
+
+    async def close(self) -> None:
+        """Remove the container and its socket directory."""
+        if self._closed:
+            return
+        self._closed = True
+        self.kill()
+        if self._killing is not None:
+            await self._killing
+        await _ask(self.engine, "rm", "--force", self.name)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_COMMAND_SECONDS):
+                await self.process.wait()
+        self.writer.close()
+        for action in self.on_close:
+            action()
+
+
+class _Door:
+    """The socket that one container may connect to, once."""
+
+    def __init__(self, path: Path, *, uid: int) -> None:
+        self._path = path
+        self._uid = uid
+
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._guest: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = loop.create_future()
+        self._server = await asyncio.start_unix_server(self._let_in, self._path)
+        # The directory around it is closed to everybody but the code's user.
+        self._path.chmod(0o666)
+
+    async def first_guest(
+        self, ended: asyncio.Future[int]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the first connection; raises when the container ends before, or is late."""
+        waiting: set[asyncio.Future[object]] = {self._guest, ended}  # type: ignore[arg-type]
+        await asyncio.wait(waiting, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if self._guest.done():
+            return self._guest.result()
+        reason = "ended" if ended.done() else f"did not connect within {_START_SECONDS} s"
+        raise SandboxUnavailableError(f"the container {reason} while it started")
+
+    async def close(self) -> None:
+        """Let nobody else in."""
+        self._server.close()
+        self._path.unlink(missing_ok=True)
+
+    def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if self._guest.done() or struct.unpack("3i", credentials)[1] != self._uid:
+            writer.close()
+            return
+        self._guest.set_result((reader, writer))
+
+
+def _user(spec: SandboxSpec) -> int:
+    """Return who the code is: somebody of the pool, or this service's user where it is not root."""
+    return spec.uid if os.geteuid() == 0 else os.geteuid()
+
+
+def _runs(pid: str) -> bool:
+    return Path("/proc", pid).exists()
+
+
+def _furnish(home: Path, uid: int) -> None:
+    home.chmod(0o711)
+    shutil.copyfile(runner_source(), home / "runner.py")
+    (home / "runner.py").chmod(0o444)
+    (home / "door").mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(home / "door", uid, uid)
+
+
+async def _ask(engine: str, *arguments: str) -> tuple[int, str]:
+    """Run one engine command; returns its exit code and what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        engine,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(_COMMAND_SECONDS):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return (
+            _ENGINE_FAILED,
+            f"{Path(engine).name} {arguments[0]} did not answer within {_COMMAND_SECONDS} s",
+        )
+    return process.returncode or 0, output.decode("utf-8", "replace").strip()

@@ -1,0 +1,77 @@
+"""Looks after a running sandbox where the kernel does not: disk always, memory without cgroups."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from broker_config.settings import SandboxSettings
+from sandbox.drivers.base import Sandbox, Usage
+from sandbox.models import Limit
+from sandbox.quota import Quota, unlinked_bytes
+
+__all__ = ["processes_beside", "usage_of", "watch_disk", "watch_memory"]
+
+_MEMORY_SECONDS: Final = 0.05
+_DISK_SECONDS: Final = 0.1
+#: A look may cost this part of the time between looks, however many files there are.
+_LARGEST_SHARE: Final = 1 / 20
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+async def watch_memory(sandbox: Sandbox, *, settings: SandboxSettings, end: Callable[[Limit], None]) -> None:
+    """End the run when its processes together use too much; sound up to the time between looks."""
+    while sandbox.alive:
+        usage = await asyncio.to_thread(sandbox.usage)
+        if usage.memory_bytes is not None and usage.memory_bytes > settings.memory_bytes:
+            end(Limit.MEMORY)
+            return
+        await asyncio.sleep(_MEMORY_SECONDS)
+
+
+async def watch_disk(sandbox: Sandbox, quota: Quota, *, end: Callable[[Limit], None]) -> None:
+    """End the run when its shared directory holds too much."""
+
+    def exceeded() -> bool:
+        return quota.exceeded(unlinked=unlinked_bytes(quota.root, sandbox.processes()))
+
+    while sandbox.alive:
+        begin = time.monotonic()
+        if await asyncio.to_thread(exceeded):
+            end(Limit.DISK)
+            return
+        cost = time.monotonic() - begin
+        await asyncio.sleep(max(_DISK_SECONDS, cost / _LARGEST_SHARE))
+
+
+def processes_beside(first_pid: int) -> list[int]:
+    """Return the host ids of all processes in a process's pid namespace."""
+    try:
+        namespace = os.stat(f"/proc/{first_pid}/ns/pid").st_ino
+    except OSError:
+        return []
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            if os.stat(f"/proc/{name}/ns/pid").st_ino == namespace:
+                found.append(int(name))
+        except OSError:  # gone, or another user's: none of ours
+            continue
+    return found
+
+
+def usage_of(pids: list[int]) -> Usage:
+    """Add up what processes use by their own account."""
+    pages = 0
+    for pid in pids:
+        try:
+            pages += int(Path("/proc", str(pid), "statm").read_text().split()[1])
+        except OSError:
+            continue
+    return Usage(memory_bytes=pages * _PAGE_BYTES, processes=len(pids))
