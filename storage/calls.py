@@ -17,13 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Executable, and_, bindparam, delete, func, or_, select, tuple_, update
 
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
-from storage.clock import now, seconds_from_now
+from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.models import CallRow
 from storage.repository import Repository, found
 from storage.states import CallState
@@ -103,7 +104,7 @@ class CallRepository(Repository):
     async def enqueue(self, request: CallRequest) -> bool:
         """Record a call before it is published; False when it is recorded already."""
         statement = (
-            insert(self._connection, CallRow)
+            insert(self._dialect, CallRow)
             .values(**_values(request), state=CallState.QUEUED, requested_at=now(), published_at=now())
             .on_conflict_do_nothing(index_elements=[CallRow.id])
             .returning(CallRow.id)
@@ -119,22 +120,8 @@ class CallRepository(Repository):
             lease_seconds: how long the claim lasts without ``renew``; the time to the call's
                 deadline if nobody renews.
         """
-        new = insert(self._connection, CallRow).values(
-            **_values(request),
-            state=CallState.RUNNING,
-            worker=worker,
-            lease_until=seconds_from_now(lease_seconds),
-            fence=1,
-            requested_at=now(),
-            started_at=now(),
-        )
-        taken = {name: new.excluded[name] for name in ("state", "worker", "lease_until", "started_at")}
-        statement = new.on_conflict_do_update(
-            index_elements=[CallRow.id],
-            set_={**taken, "fence": CallRow.fence + 1},
-            where=or_(CallRow.state == CallState.QUEUED, and_(_is_orphan(), CallRow.repeatable)),
-        ).returning(CallRow.fence)
-        fence = await self._scalar(statement)
+        values = {**_values(request), "worker": worker, "lease_seconds": lease_seconds}
+        fence = await self._scalar(_claim_statement(self._dialect), values)
         if fence is not None:
             return Claim(verdict=ClaimVerdict.GRANTED, fence=fence)
         lost = await self._one_or_none(
@@ -173,7 +160,7 @@ class CallRepository(Repository):
         Raises:
             FencedError: the claim was lost, or the call was cancelled; roll back.
         """
-        return await self._end(call_id, fence, {"state": CallState.DONE, "outcome": outcome})
+        return await self._end(call_id, fence, CallState.DONE, outcome=outcome)
 
     async def fail(self, call_id: str, *, fence: int, error_type: str, error_message: str) -> Call:
         """Record that the method raised.
@@ -181,8 +168,9 @@ class CallRepository(Repository):
         Raises:
             FencedError: the claim was lost, or the call was cancelled.
         """
-        error = {"error_type": error_type, "error_message": error_message}
-        return await self._end(call_id, fence, {"state": CallState.FAILED, **error})
+        return await self._end(
+            call_id, fence, CallState.FAILED, error_type=error_type, error_message=error_message
+        )
 
     async def detach(self, call_id: str) -> Call:
         """Say that nobody waits for the result any more; returns the call as it is now.
@@ -246,7 +234,7 @@ class CallRepository(Repository):
             "error_message": reason,
             "finished_at": now(),
         }
-        statement = insert(self._connection, CallRow).values(**_values(request), requested_at=now(), **dead)
+        statement = insert(self._dialect, CallRow).values(**_values(request), requested_at=now(), **dead)
         await self._count(
             statement.on_conflict_do_update(
                 index_elements=[CallRow.id], set_=dead, where=CallRow.state.in_(_OPEN)
@@ -299,14 +287,25 @@ class CallRepository(Repository):
         statement = select(CallRow).where(CallRow.round_id == round_id)
         return await self._all(Call, statement.order_by(CallRow.requested_at, CallRow.id))
 
-    async def _end(self, call_id: str, fence: int, values: dict[str, Any]) -> Call:
-        statement = (
-            update(CallRow)
-            .where(CallRow.id == call_id, CallRow.state == CallState.RUNNING, CallRow.fence == fence)
-            .values(**values, finished_at=now(), lease_until=None)
-            .returning(CallRow)
-        )
-        call = await self._one_or_none(Call, statement)
+    async def _end(
+        self,
+        call_id: str,
+        fence: int,
+        state: CallState,
+        *,
+        outcome: dict[str, Any] | None = None,
+        error_type: str | None = None,
+        error_message: str | None = None,
+    ) -> Call:
+        values = {
+            "of_call": call_id,
+            "of_fence": fence,
+            "new_state": state,
+            "new_outcome": outcome,
+            "new_error_type": error_type,
+            "new_error_message": error_message,
+        }
+        call = await self._one_or_none(Call, _end_statement(), values)
         if call is None:
             raise FencedError(f"claim {fence} on call {call_id} was lost or cancelled; nothing was written")
         return call
@@ -319,6 +318,48 @@ class CallRepository(Repository):
             .returning(CallRow)
         )
         return sorted(await self._all(Call, statement), key=lambda call: call.requested_at)
+
+
+@cache
+def _claim_statement(dialect: str) -> Executable:
+    new = insert(dialect, CallRow).values(
+        {
+            **{item.name: bindparam(item.name) for item in dataclasses.fields(CallRequest)},
+            "state": CallState.RUNNING,
+            "worker": bindparam("worker"),
+            "lease_until": seconds_from_now(seconds_parameter("lease_seconds")),
+            "fence": 1,
+            "requested_at": now(),
+            "started_at": now(),
+        }
+    )
+    taken = {name: new.excluded[name] for name in ("state", "worker", "lease_until", "started_at")}
+    return new.on_conflict_do_update(
+        index_elements=[CallRow.id],
+        set_={**taken, "fence": CallRow.fence + 1},
+        where=or_(CallRow.state == CallState.QUEUED, and_(_is_orphan(), CallRow.repeatable)),
+    ).returning(CallRow.fence)
+
+
+@cache
+def _end_statement() -> Executable:
+    return (
+        update(CallRow)
+        .where(
+            CallRow.id == bindparam("of_call"),
+            CallRow.state == CallState.RUNNING,
+            CallRow.fence == bindparam("of_fence"),
+        )
+        .values(
+            state=bindparam("new_state"),
+            outcome=bindparam("new_outcome"),
+            error_type=bindparam("new_error_type"),
+            error_message=bindparam("new_error_message"),
+            finished_at=now(),
+            lease_until=None,
+        )
+        .returning(CallRow)
+    )
 
 
 def _is_orphan() -> ColumnElement[bool]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select, update
+from functools import cache
+
+from sqlalchemy import Executable, bindparam, func, select, update
 
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.ports import ChatInfo
@@ -48,7 +50,7 @@ class ChatRepository(Repository):
         chat = await self.find(chat_key)
         if chat is not None and all(value in (None, getattr(chat, name)) for name, value in known.items()):
             return chat
-        new = insert(self._connection, ChatRow).values(
+        new = insert(self._dialect, ChatRow).values(
             chat_key=chat_key, container_key=f"sandbox_{new_id()}", created_at=now(), **known
         )
         kept = {name: func.coalesce(new.excluded[name], getattr(ChatRow, name)) for name in _KNOWN}
@@ -57,7 +59,7 @@ class ChatRepository(Repository):
 
     async def find(self, chat_key: str) -> ChatInfo | None:
         """Return the chat, or None."""
-        return await self._one_or_none(ChatInfo, select(ChatRow).where(ChatRow.chat_key == chat_key))
+        return await self._one_or_none(ChatInfo, _find_statement(), {"of_chat": chat_key})
 
     async def get(self, chat_key: str) -> ChatInfo:
         """Return the chat.
@@ -98,9 +100,7 @@ class ChatRepository(Repository):
         Raises:
             NotFoundError: there is no such chat.
         """
-        # SQLite has no row locks and needs none: its write transactions exclude each other.
-        statement = select(ChatRow.fence).where(ChatRow.chat_key == chat_key).with_for_update(key_share=True)
-        if await self._scalar(statement) is None:
+        if await self._scalar(_lock_statement(), {"of_chat": chat_key}) is None:
             raise NotFoundError(f"there is no chat {chat_key!r}; `ensure` it first")
 
     async def acquire_lease(self, chat_key: str, *, owner: str, lease_seconds: float) -> int | None:
@@ -181,3 +181,15 @@ class ChatRepository(Repository):
             .returning(ChatRow)
         )
         return await self._all(ChatInfo, statement)
+
+
+@cache
+def _find_statement() -> Executable:
+    return select(ChatRow).where(ChatRow.chat_key == bindparam("of_chat"))
+
+
+@cache
+def _lock_statement() -> Executable:
+    # SQLite has no row locks and needs none: its write transactions exclude each other.
+    statement = select(ChatRow.fence).where(ChatRow.chat_key == bindparam("of_chat"))
+    return statement.with_for_update(key_share=True)

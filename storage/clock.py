@@ -9,14 +9,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Float, literal
+from sqlalchemy import BindParameter, ColumnElement, Dialect, Float, bindparam, literal
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator
 
 from storage.types import UtcDateTime
 
-__all__ = ["now", "seconds_from_now"]
+__all__ = ["now", "seconds_from_now", "seconds_parameter"]
 
 
 class now(FunctionElement[datetime]):
@@ -31,10 +32,27 @@ class _later(FunctionElement[datetime]):
     inherit_cache = True
 
 
-def seconds_from_now(seconds: float) -> ColumnElement[datetime]:
+def seconds_from_now(seconds: float | BindParameter[float]) -> ColumnElement[datetime]:
     """The statement's time plus ``seconds``; negative means before."""
-    # Milliseconds, because SQLite knows no finer ones and reads no exponents.
-    return _later(literal(round(float(seconds), 3), Float))
+    if isinstance(seconds, BindParameter):
+        return _later(seconds)
+    return _later(literal(seconds, _Seconds()))
+
+
+def seconds_parameter(name: str) -> BindParameter[float]:
+    """A parameter for ``seconds_from_now`` in a statement that is built once."""
+    return bindparam(name, type_=_Seconds())
+
+
+class _Seconds(TypeDecorator[float]):
+    """Milliseconds are the finest, because SQLite knows no finer ones and reads no exponents."""
+
+    impl = Float
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
+        """Round."""
+        return None if value is None else round(float(value), 3)
 
 
 @compiles(now, "postgresql")

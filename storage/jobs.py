@@ -86,7 +86,7 @@ class JobRepository(Repository):
         """
         values = {item.name: getattr(job, item.name) for item in dataclasses.fields(NewJob)}
         statement = (
-            insert(self._connection, JobRow)
+            insert(self._dialect, JobRow)
             .values(**values, state=JobState.QUEUED, created_at=now(), updated_at=now(), published_at=now())
             .returning(JobRow)
         )
@@ -243,9 +243,7 @@ class JobRepository(Repository):
         Raises:
             ConflictError: there is no such job.
         """
-        new = insert(self._connection, JobSignalRow).values(
-            job_id=job_id, key=key, data=data, created_at=now()
-        )
+        new = insert(self._dialect, JobSignalRow).values(job_id=job_id, key=key, data=data, created_at=now())
         replaced = {name: new.excluded[name] for name in ("data", "created_at")}
         await self._count(
             new.on_conflict_do_update(index_elements=[JobSignalRow.job_id, JobSignalRow.key], set_=replaced)

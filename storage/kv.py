@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 
-from sqlalchemy import Delete, delete, select
+from sqlalchemy import Delete, Executable, bindparam, delete, select
 
 from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
@@ -34,9 +35,10 @@ class SqlKeyValueStore:
             InvalidValueError: a key is longer than the limit.
         """
         digest = self._digest(plugin_key, chat_key, user_key, store_key)
-        statement = select(PluginValueRow.value).where(PluginValueRow.digest == digest)
         async with self._database.read() as tx:
-            return (await tx.connection.execute(statement)).scalar_one_or_none()
+            found = await tx.connection.execute(_get_statement(), {"of_digest": digest})
+            value: str | None = found.scalar_one_or_none()
+            return value
 
     async def set(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str, value: str) -> bool:
         """Store durably before returning; True when the key is new, False when it was there.
@@ -48,27 +50,18 @@ class SqlKeyValueStore:
         """
         digest = self._digest(plugin_key, chat_key, user_key, store_key)
         self._check_value(store_key, value)
+        values = {
+            "digest": digest,
+            "plugin_key": plugin_key,
+            "chat_key": chat_key,
+            "user_key": user_key,
+            "store_key": store_key,
+            "value": value,
+        }
         async with self._database.autocommit() as tx:
-            new = insert(tx.connection, PluginValueRow).values(
-                digest=digest,
-                plugin_key=plugin_key,
-                chat_key=chat_key,
-                user_key=user_key,
-                store_key=store_key,
-                value=value,
-                revision=1,
-                created_at=now(),
-                updated_at=now(),
-            )
-            statement = new.on_conflict_do_update(
-                index_elements=[PluginValueRow.digest],
-                set_={
-                    "value": new.excluded.value,
-                    "revision": PluginValueRow.revision + 1,
-                    "updated_at": new.excluded.updated_at,
-                },
-            ).returning(PluginValueRow.revision)
-            return (await tx.connection.execute(statement)).scalar_one() == 1
+            statement = _set_statement(tx.connection.dialect.name)
+            revision: int = (await tx.connection.execute(statement, values)).scalar_one()
+            return revision == 1
 
     async def delete(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str) -> bool:
         """True when a value was deleted, False when there was none.
@@ -110,3 +103,29 @@ class SqlKeyValueStore:
                 f"{self._limits.max_value_bytes}; keep large data in the plugin's directory "
                 "or raise NEKRO_STORE__MAX_VALUE_BYTES"
             )
+
+
+@cache
+def _get_statement() -> Executable:
+    return select(PluginValueRow.value).where(PluginValueRow.digest == bindparam("of_digest"))
+
+
+@cache
+def _set_statement(dialect: str) -> Executable:
+    given = ("digest", "plugin_key", "chat_key", "user_key", "store_key", "value")
+    new = insert(dialect, PluginValueRow).values(
+        {
+            **{name: bindparam(name) for name in given},
+            "revision": 1,
+            "created_at": now(),
+            "updated_at": now(),
+        }
+    )
+    return new.on_conflict_do_update(
+        index_elements=[PluginValueRow.digest],
+        set_={
+            "value": new.excluded.value,
+            "revision": PluginValueRow.revision + 1,
+            "updated_at": new.excluded.updated_at,
+        },
+    ).returning(PluginValueRow.revision)

@@ -61,7 +61,7 @@ class LeaseRepository(Repository):
 
         A holder that asks again gets None too: it is another task of the same owner.
         """
-        new = insert(self._connection, LeaseRow).values(
+        new = insert(self._dialect, LeaseRow).values(
             name=name, owner=owner, lease_until=seconds_from_now(lease_seconds), fence=1
         )
         statement = new.on_conflict_do_update(

@@ -49,7 +49,7 @@ class MethodMarkRepository(Repository):
         return await self._all(MethodMark, select(MethodMarkRow).order_by(MethodMarkRow.method))
 
     async def _write(self, method: str, lane: Lane, reason: str, source: MarkSource) -> bool:
-        new = insert(self._connection, MethodMarkRow).values(
+        new = insert(self._dialect, MethodMarkRow).values(
             method=method, lane=lane, reason=reason, source=source, marked_at=now()
         )
         may_replace = (MethodMarkRow.source == MarkSource.WATCHDOG) | (source == MarkSource.OPERATOR)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Executable, bindparam, delete, func, select
 
 from nekro_agent.ports import MessageKind
 from storage.chats import ChatRepository
@@ -59,8 +60,8 @@ class MessageRepository(Repository):
             ConflictError: the id or the ``once_key`` is there already.
         """
         await ChatRepository(self._connection).lock(message.chat_key)
-        statement = insert(self._connection, MessageRow).values(**_values(message)).returning(MessageRow)
-        return found(await self._one_or_none(Message, statement), "message", message.id)
+        statement = _append_statement(self._dialect, once=False)
+        return found(await self._one_or_none(Message, statement, _values(message)), "message", message.id)
 
     async def append_once(self, message: NewMessage) -> tuple[Message, bool]:
         """Add a message unless its id or ``once_key`` is there; returns what is there, and whether it is new.
@@ -69,13 +70,8 @@ class MessageRepository(Repository):
             NotFoundError: the chat has no row.
         """
         await ChatRepository(self._connection).lock(message.chat_key)
-        statement = (
-            insert(self._connection, MessageRow)
-            .values(**_values(message))
-            .on_conflict_do_nothing()
-            .returning(MessageRow)
-        )
-        new = await self._one_or_none(Message, statement)
+        statement = _append_statement(self._dialect, once=True)
+        new = await self._one_or_none(Message, statement, _values(message))
         if new is not None:
             return new, True
         same = MessageRow.id == message.id
@@ -143,5 +139,11 @@ class MessageRepository(Repository):
 
 
 def _values(message: NewMessage) -> dict[str, Any]:
-    values = {item.name: getattr(message, item.name) for item in dataclasses.fields(message)}
-    return {**values, "created_at": now()}
+    return {item.name: getattr(message, item.name) for item in dataclasses.fields(NewMessage)}
+
+
+@cache
+def _append_statement(dialect: str, *, once: bool) -> Executable:
+    given: dict[str, Any] = {item.name: bindparam(item.name) for item in dataclasses.fields(NewMessage)}
+    new = insert(dialect, MessageRow).values({**given, "created_at": now()})
+    return (new.on_conflict_do_nothing() if once else new).returning(MessageRow)

@@ -1,9 +1,14 @@
-"""What all repositories share: a connection, and the way from rows to frozen values."""
+"""What all repositories share: a connection, and the way from rows to frozen values.
+
+Statements that run for every call of a plugin are built once per process and dialect, in functions
+under ``functools.cache``: building them takes SQLAlchemy longer than running them takes the database.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
@@ -32,17 +37,20 @@ class Repository:
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
+        self._dialect = connection.dialect.name
 
-    async def _one_or_none(self, value: type[_Value], statement: Executable) -> _Value | None:
-        row = (await self._connection.execute(statement)).one_or_none()
+    async def _one_or_none(
+        self, value: type[_Value], statement: Executable, values: Mapping[str, Any] | None = None
+    ) -> _Value | None:
+        row = (await self._connection.execute(statement, values)).one_or_none()
         return None if row is None else _to_value(value, row)
 
     async def _all(self, value: type[_Value], statement: Executable) -> list[_Value]:
         rows: Iterable[Row[Any]] = await self._connection.execute(statement)
         return [_to_value(value, row) for row in rows]
 
-    async def _scalar(self, statement: Executable) -> Any:
-        return (await self._connection.execute(statement)).scalar_one_or_none()
+    async def _scalar(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
+        return (await self._connection.execute(statement, values)).scalar_one_or_none()
 
     async def _count(self, statement: Executable) -> int:
         """How many rows an UPDATE or DELETE touched; an INSERT's drivers count differently."""
@@ -62,4 +70,9 @@ def found(value: _Value | None, noun: str, key: str) -> _Value:
 
 def _to_value(value: type[_Value], row: Row[Any]) -> _Value:
     columns = row._mapping
-    return value(**{field.name: columns[field.name] for field in dataclasses.fields(value)})
+    return value(**{name: columns[name] for name in _field_names(value)})
+
+
+@cache
+def _field_names(value: type[_Dataclass]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(value))

@@ -15,13 +15,14 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import and_, case, func, or_, select, update
+from sqlalchemy import Executable, and_, bindparam, case, func, or_, select, update
 
 from nekro_agent.errors import FencedError
 from storage.chats import ChatRepository
-from storage.clock import now, seconds_from_now
+from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.leases import is_free
 from storage.models import ChatRow, RoundRow
 from storage.repository import Repository, found, new_id
@@ -127,20 +128,8 @@ class RoundRepository(Repository):
         """
         await ChatRepository(self._connection).lock(request.chat_key)
         values = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
-        delay_seconds = values.pop("delay_seconds")
         values["turn_id"] = request.turn_id or request.id
-        statement = (
-            insert(self._connection, RoundRow)
-            .values(
-                **values,
-                state=RoundState.REQUESTED,
-                requested_at=now(),
-                not_before=seconds_from_now(delay_seconds),
-            )
-            .on_conflict_do_nothing(index_elements=[RoundRow.trigger_kind, RoundRow.trigger_id])
-            .returning(RoundRow)
-        )
-        new = await self._one_or_none(Round, statement)
+        new = await self._one_or_none(Round, _request_statement(self._dialect), values)
         if new is not None:
             return new, True
         return found(
@@ -351,6 +340,19 @@ class RoundRepository(Repository):
         if written is None:
             raise FencedError(f"round {round_id} does not run under lease {fence}; nothing was written")
         return written
+
+
+@cache
+def _request_statement(dialect: str) -> Executable:
+    given: dict[str, Any] = {item.name: bindparam(item.name) for item in dataclasses.fields(RoundRequest)}
+    del given["delay_seconds"]
+    times = {"requested_at": now(), "not_before": seconds_from_now(seconds_parameter("delay_seconds"))}
+    return (
+        insert(dialect, RoundRow)
+        .values({**given, **times, "state": RoundState.REQUESTED})
+        .on_conflict_do_nothing(index_elements=[RoundRow.trigger_kind, RoundRow.trigger_id])
+        .returning(RoundRow)
+    )
 
 
 def _known(report: RoundReport) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class TimerRepository(Repository):
         if temporary:
             await self.clear(chat_key, temporary=True)
         statement = (
-            insert(self._connection, TimerRow)
+            insert(self._dialect, TimerRow)
             .values(
                 id=new_id(),
                 chat_key=chat_key,
@@ -147,7 +147,7 @@ class CronJobRepository(Repository):
         """
         values = {item.name: getattr(job, item.name) for item in dataclasses.fields(NewCronJob)}
         statement = (
-            insert(self._connection, CronJobRow)
+            insert(self._dialect, CronJobRow)
             .values(**values, created_at=now(), updated_at=now())
             .returning(CronJobRow)
         )
