@@ -27,6 +27,7 @@ __all__ = [
     "LogSettings",
     "PluginSettings",
     "ResultSettings",
+    "RetentionSettings",
     "SandboxSettings",
     "SecuritySettings",
     "Settings",
@@ -68,7 +69,7 @@ class BrokerSettings(_Group):
     visibility_timeout_seconds: float = Field(
         30,
         gt=0,
-        description="How long a delivered message may stay unacknowledged and unrenewed before another worker gets it.",
+        description="How long a delivery may stay unacknowledged and unrenewed before another worker gets it.",
     )
     socket_timeout_seconds: float = Field(5, gt=0, description="Time limit of one exchange with Redis.")
     connect_timeout_seconds: float = Field(
@@ -107,6 +108,17 @@ class DatabaseSettings(_Group):
         description="`normal`: a SQLite commit survives every crash of processes; `full`: power loss too, "
         "for one fsync per commit.",
     )
+
+
+class RetentionSettings(_Group):
+    """How long rows are kept after they ended; the sweep deletes older ones."""
+
+    calls_days: float = Field(
+        7, ge=1, description="Outcomes of calls, also of those set aside; repeated deliveries need them."
+    )
+    rounds_days: float = Field(30, ge=1, description="Rounds of the LLM, with prompt sizes and code.")
+    jobs_days: float = Field(30, ge=1, description="Background jobs and fired timers.")
+    messages_days: float = Field(0, ge=0, description="Messages of chats; 0 keeps them for ever.")
 
 
 class PluginSettings(_Group):
@@ -319,6 +331,7 @@ class Settings(BaseSettings):
     broker: BrokerSettings = BrokerSettings()
     results: ResultSettings = ResultSettings()
     database: DatabaseSettings = DatabaseSettings()
+    retention: RetentionSettings = RetentionSettings()
     plugins: PluginSettings = PluginSettings()
     store: StoreSettings = StoreSettings()
     downloads: DownloadSettings = DownloadSettings()

@@ -1,0 +1,80 @@
+"""Deletes what ended long ago, in small transactions that hold up nobody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy.orm import InstrumentedAttribute
+
+from broker_config.settings import RetentionSettings
+from storage.clock import seconds_from_now
+from storage.engine import Database
+from storage.models import Base, CallRow, JobRow, MessageRow, RoundRow, TimerRow
+from storage.states import FINAL_CALL_STATES, FINAL_JOB_STATES, FINAL_ROUND_STATES, TimerState
+
+__all__ = ["delete_expired"]
+
+_DAY_SECONDS = 86_400
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    table: type[Base]
+    key: InstrumentedAttribute[str]
+    expired: ColumnElement[bool]
+
+
+async def delete_expired(
+    database: Database, retention: RetentionSettings, *, batch: int = 500
+) -> dict[str, int]:
+    """Delete rows that ended longer ago than the settings keep them; returns how many per table.
+
+    What is open is never deleted, nor are chats, plugin values and recurring timers.
+
+    Args:
+        batch: rows per transaction.
+    """
+    deleted: dict[str, int] = {}
+    for rule in _rules(retention):
+        expired = select(rule.key).where(rule.expired).limit(batch)
+        statement = delete(rule.table).where(rule.key.in_(expired.scalar_subquery()))
+        count = batch
+        while count == batch:
+            async with database.autocommit() as tx:
+                count = (await tx.connection.execute(statement)).rowcount
+            name = rule.table.__tablename__
+            deleted[name] = deleted.get(name, 0) + count
+    return deleted
+
+
+def _rules(retention: RetentionSettings) -> list[_Rule]:
+    calls = seconds_from_now(-retention.calls_days * _DAY_SECONDS)
+    rounds = seconds_from_now(-retention.rounds_days * _DAY_SECONDS)
+    jobs = seconds_from_now(-retention.jobs_days * _DAY_SECONDS)
+    messages = seconds_from_now(-retention.messages_days * _DAY_SECONDS)
+    rules = [
+        _Rule(
+            table=CallRow,
+            key=CallRow.id,
+            expired=(CallRow.finished_at < calls) & CallRow.state.in_(FINAL_CALL_STATES),
+        ),
+        _Rule(
+            table=RoundRow,
+            key=RoundRow.id,
+            expired=(RoundRow.finished_at < rounds) & RoundRow.state.in_(FINAL_ROUND_STATES),
+        ),
+        _Rule(
+            table=JobRow,
+            key=JobRow.id,
+            expired=(JobRow.updated_at < jobs) & JobRow.state.in_(FINAL_JOB_STATES),
+        ),
+        _Rule(
+            table=TimerRow,
+            key=TimerRow.id,
+            expired=(TimerRow.fire_at < jobs) & (TimerRow.state != TimerState.WAITING),
+        ),
+    ]
+    if retention.messages_days:
+        rules.append(_Rule(table=MessageRow, key=MessageRow.id, expired=MessageRow.created_at < messages))
+    return rules

@@ -1,0 +1,74 @@
+"""What ended long ago goes; everything else stays."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from broker_config.settings import RetentionSettings
+from nekro_agent.methods import SandboxMethodType
+from nekro_agent.ports import MessageKind
+from storage.calls import CallRequest
+from storage.engine import Database
+from storage.jobs import NewJob
+from storage.messages import NewMessage
+from storage.retention import delete_expired
+from storage.rounds import RoundRequest
+from storage.states import JobState, TriggerKind
+
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+AGES = {
+    "calls": ("requested_at", "finished_at"),
+    "rounds": ("requested_at", "finished_at"),
+    "jobs": ("updated_at", "finished_at"),
+    "messages": ("created_at",),
+}
+
+
+async def _fill(database: Database, *, prefix: str) -> None:
+    """Add an ended and an open row of each kind."""
+    async with database.begin() as tx:
+        await tx.chats.ensure(prefix)
+        for number in range(3):
+            request = CallRequest(
+                id=f"{prefix}{number}", method="m", type=SandboxMethodType.TOOL, chat_key=prefix
+            )
+            await tx.calls.claim(request, worker="w", lease_seconds=60)
+            await tx.jobs.add(
+                NewJob(type="t", task_id=f"{prefix}{number}", plugin_key="p", chat_key=prefix, id=request.id)
+            )
+            await tx.rounds.request(
+                RoundRequest(chat_key=prefix, trigger_kind=TriggerKind.CALL, trigger_id=request.id)
+            )
+            await tx.timers.add(prefix, fire_at=PAST, description="x")
+            await tx.messages.append(NewMessage(chat_key=prefix, kind=MessageKind.USER, text="x"))
+        for number in range(2):
+            await tx.calls.finish(f"{prefix}{number}", fence=1, outcome=None)
+            await tx.jobs.claim(f"{prefix}{number}", worker="w", lease_seconds=60)
+            await tx.jobs.finish(f"{prefix}{number}", fence=1, state=JobState.FAILED, message="")
+        await tx.timers.fire_due(limit=2)
+        await tx.rounds.cancel(prefix, reason="x")
+        await tx.rounds.request(
+            RoundRequest(chat_key=prefix, trigger_kind=TriggerKind.CALL, trigger_id=prefix + "open")
+        )
+
+
+async def test_old_ended_rows_go_and_open_or_young_ones_stay(database: Database) -> None:
+    await _fill(database, prefix="old")
+    async with database.begin() as tx:
+        for table, columns in AGES.items():
+            for column in columns:
+                await tx.connection.exec_driver_sql(
+                    f"UPDATE {table} SET {column} = '2020-01-01 00:00:00.000000' WHERE {column} IS NOT NULL"
+                )
+    await _fill(database, prefix="young")
+    keep = RetentionSettings(messages_days=0)
+    # Timers are as old as their time; four of the six have fired.
+    assert await delete_expired(database, keep, batch=2) == {"calls": 2, "rounds": 3, "jobs": 2, "timers": 4}
+    assert set((await delete_expired(database, keep)).values()) == {0}
+    assert (await delete_expired(database, RetentionSettings(messages_days=1)))["messages"] == 3
+    async with database.read() as tx:
+        assert (await tx.calls.get("old2")).finished_at is None
+        assert len(await tx.messages.newest("young", limit=9)) == 3
+        assert [item.trigger_id for item in await tx.rounds.newest("old", limit=9)] == ["oldopen"]
+        assert len(await tx.rounds.newest("young", limit=9)) == 4
+        assert len(await tx.timers.of_chat("young")) == 2
