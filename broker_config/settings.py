@@ -69,7 +69,7 @@ class BrokerSettings(_Group):
     visibility_timeout_seconds: float = Field(
         30,
         gt=0,
-        description="How long a delivery may stay unacknowledged and unrenewed before another worker gets it.",
+        description="How long a delivery may stay unacknowledged and unrenewed before it is redelivered.",
     )
     socket_timeout_seconds: float = Field(5, gt=0, description="Time limit of one exchange with Redis.")
     connect_timeout_seconds: float = Field(
