@@ -26,7 +26,7 @@ from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
 from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.models import CallRow
-from storage.repository import Repository, found
+from storage.repository import Repository, found, is_one_of
 from storage.states import CallState
 from storage.upsert import insert
 
@@ -183,7 +183,7 @@ class CallRepository(Repository):
         """
         statement = (
             update(CallRow)
-            .where(CallRow.id == call_id, CallRow.state.in_(_OPEN))
+            .where(CallRow.id == call_id, is_one_of(CallRow.state, *_OPEN))
             .values(detached_at=func.coalesce(CallRow.detached_at, now()))
             .returning(CallRow)
         )
@@ -191,12 +191,12 @@ class CallRepository(Repository):
 
     async def cancel(self, call_id: str, *, reason: str) -> Call | None:
         """End an open call as cancelled, so that nothing it still does is recorded; None if none is open."""
-        statement = update(CallRow).where(CallRow.id == call_id, CallRow.state.in_(_OPEN))
+        statement = update(CallRow).where(CallRow.id == call_id, is_one_of(CallRow.state, *_OPEN))
         return await self._one_or_none(Call, statement.values(**_cancelled(reason)).returning(CallRow))
 
     async def cancel_round(self, round_id: str, *, reason: str) -> list[Call]:
         """Cancel the open calls of a round; returns them, to be revoked."""
-        statement = update(CallRow).where(CallRow.round_id == round_id, CallRow.state.in_(_OPEN))
+        statement = update(CallRow).where(CallRow.round_id == round_id, is_one_of(CallRow.state, *_OPEN))
         return await self._all(Call, statement.values(**_cancelled(reason)).returning(CallRow))
 
     async def take_unclaimed(self, *, waiting_seconds: float, limit: int) -> list[Call]:
@@ -237,13 +237,13 @@ class CallRepository(Repository):
         statement = insert(self._dialect, CallRow).values(**_values(request), requested_at=now(), **dead)
         await self._count(
             statement.on_conflict_do_update(
-                index_elements=[CallRow.id], set_=dead, where=CallRow.state.in_(_OPEN)
+                index_elements=[CallRow.id], set_=dead, where=is_one_of(CallRow.state, *_OPEN)
             )
         )
 
     async def dead(self, *, limit: int) -> list[Call]:
         """List the calls that were set aside, the newest first."""
-        statement = select(CallRow).where(CallRow.state == CallState.DEAD)
+        statement = select(CallRow).where(is_one_of(CallRow.state, CallState.DEAD))
         return await self._all(Call, statement.order_by(CallRow.finished_at.desc()).limit(limit))
 
     async def requeue(self, call_id: str) -> Call | None:
@@ -368,10 +368,9 @@ def _is_orphan() -> ColumnElement[bool]:
 
 def _open_calls(condition: ColumnElement[bool], limit: int) -> Any:
     """SQL: ids of open calls, the oldest first; rows that another sweep works on are left to it."""
-    # The states once more in words: it is what makes the partial index fit.
     return (
         select(CallRow.id)
-        .where(CallRow.state.in_(_OPEN), condition)
+        .where(is_one_of(CallRow.state, *_OPEN), condition)
         .order_by(CallRow.requested_at)
         .limit(limit)
         .with_for_update(skip_locked=True)

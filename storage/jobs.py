@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, upd
 from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now
 from storage.models import JobRow, JobSignalRow
-from storage.repository import Repository, found, new_id
+from storage.repository import Repository, found, is_one_of, new_id
 from storage.states import FINAL_JOB_STATES, CrashPolicy, JobState
 from storage.upsert import insert
 
@@ -178,7 +178,7 @@ class JobRepository(Repository):
         waits = JobRow.state == JobState.QUEUED
         statement = (
             update(JobRow)
-            .where(JobRow.id == job_id, JobRow.state.in_(_OPEN))
+            .where(JobRow.id == job_id, is_one_of(JobRow.state, *_OPEN))
             .values(
                 state=case((waits, JobState.CANCELLED), else_=JobRow.state),
                 message=case((waits, reason), else_=JobRow.message),
@@ -234,7 +234,7 @@ class JobRepository(Repository):
         if chat_key is not None:
             statement = statement.where(JobRow.chat_key == chat_key)
         if open_only:
-            statement = statement.where(JobRow.state.in_(_OPEN))
+            statement = statement.where(is_one_of(JobRow.state, *_OPEN))
         return await self._all(Job, statement.order_by(JobRow.created_at.desc(), JobRow.id).limit(limit))
 
     async def signal(self, job_id: str, *, key: str, data: Any | None) -> None:
@@ -271,7 +271,7 @@ class JobRepository(Repository):
     ) -> list[Job]:
         chosen = (
             select(JobRow.id)
-            .where(JobRow.state.in_(_OPEN), condition)
+            .where(is_one_of(JobRow.state, *_OPEN), condition)
             .order_by(JobRow.created_at)
             .limit(limit)
             .with_for_update(skip_locked=True)

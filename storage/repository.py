@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import Executable, Row
+from sqlalchemy import ColumnElement, Executable, Row, bindparam
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import InstrumentedAttribute
 
 from nekro_agent.errors import NotFoundError
 
-__all__ = ["Repository", "new_id"]
+__all__ = ["Repository", "found", "is_one_of", "new_id"]
 
 
 class _Dataclass(Protocol):
@@ -55,6 +57,14 @@ class Repository:
     async def _count(self, statement: Executable) -> int:
         """How many rows an UPDATE or DELETE touched; an INSERT's drivers count differently."""
         return (await self._connection.execute(statement)).rowcount
+
+
+def is_one_of(column: InstrumentedAttribute[Any], *states: StrEnum) -> ColumnElement[bool]:
+    """SQL: the row is in one of the states, written out as words and not as parameters.
+
+    A partial index fits a query only if the database can see that it does, whatever the values.
+    """
+    return column.in_(bindparam("states", states, expanding=True, literal_execute=True, unique=True))
 
 
 def found(value: _Value | None, noun: str, key: str) -> _Value:

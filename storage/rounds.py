@@ -18,14 +18,14 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import Executable, and_, bindparam, case, func, or_, select, update
+from sqlalchemy import ColumnElement, Executable, and_, bindparam, case, func, or_, select, update
 
 from nekro_agent.errors import FencedError
 from storage.chats import ChatRepository
 from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.leases import is_free
 from storage.models import ChatRow, RoundRow
-from storage.repository import Repository, found, new_id
+from storage.repository import Repository, found, is_one_of, new_id
 from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind
 from storage.upsert import insert
 
@@ -147,7 +147,7 @@ class RoundRepository(Repository):
             ConflictError: a round of the chat is running (``requeue_orphans`` was not called).
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
-        requested = (RoundRow.chat_key == chat_key) & (RoundRow.state == RoundState.REQUESTED)
+        requested = and_(_is_open(chat_key), RoundRow.state == RoundState.REQUESTED)
         newest_due = select(func.max(RoundRow.sequence)).where(requested, RoundRow.not_before <= now())
         chosen = select(RoundRow.id).where(requested, RoundRow.sequence <= newest_due.scalar_subquery())
         ids: Sequence[str] = list(
@@ -212,9 +212,7 @@ class RoundRepository(Repository):
         is_last = RoundRow.attempt >= max_attempts
         statement = (
             update(RoundRow)
-            .where(
-                RoundRow.chat_key == chat_key, RoundRow.state == RoundState.RUNNING, RoundRow.fence < fence
-            )
+            .where(_is_open(chat_key), RoundRow.state == RoundState.RUNNING, RoundRow.fence < fence)
             .values(
                 state=case((is_last, RoundState.FAILED), else_=RoundState.REQUESTED),
                 finished_at=case((is_last, now()), else_=None),
@@ -237,7 +235,7 @@ class RoundRepository(Repository):
         waits = RoundRow.state == RoundState.REQUESTED
         statement = (
             update(RoundRow)
-            .where(RoundRow.chat_key == chat_key, RoundRow.state.in_(_OPEN))
+            .where(_is_open(chat_key))
             .values(
                 state=case((waits, RoundState.CANCELLED), else_=RoundRow.state),
                 finished_at=case((waits, now()), else_=RoundRow.finished_at),
@@ -269,7 +267,7 @@ class RoundRepository(Repository):
         statement = (
             select(RoundRow.chat_key)
             .join(ChatRow, ChatRow.chat_key == RoundRow.chat_key)
-            .where(RoundRow.state.in_(_OPEN), needs, is_free(ChatRow))
+            .where(is_one_of(RoundRow.state, *_OPEN), needs, is_free(ChatRow))
             .group_by(RoundRow.chat_key)
             .order_by(func.min(RoundRow.sequence))
             .limit(limit)
@@ -279,7 +277,7 @@ class RoundRepository(Repository):
     async def seconds_until_due(self, chat_key: str) -> float | None:
         """Return how long until the chat's next requested round is due, 0 when one is; None: none waits."""
         statement = select(func.min(RoundRow.not_before), now()).where(
-            RoundRow.chat_key == chat_key, RoundRow.state == RoundState.REQUESTED
+            _is_open(chat_key), RoundRow.state == RoundState.REQUESTED
         )
         due, time = (await self._connection.execute(statement)).one()
         return None if due is None else max(0.0, float((due - time).total_seconds()))
@@ -303,9 +301,7 @@ class RoundRepository(Repository):
 
     async def find_running(self, chat_key: str) -> Round | None:
         """Return the chat's running round, or None."""
-        statement = select(RoundRow).where(
-            RoundRow.chat_key == chat_key, RoundRow.state == RoundState.RUNNING
-        )
+        statement = select(RoundRow).where(_is_open(chat_key), RoundRow.state == RoundState.RUNNING)
         return await self._one_or_none(Round, statement)
 
     async def merged_into(self, round_id: str) -> list[Round]:
@@ -340,6 +336,11 @@ class RoundRepository(Repository):
         if written is None:
             raise FencedError(f"round {round_id} does not run under lease {fence}; nothing was written")
         return written
+
+
+def _is_open(chat_key: str) -> ColumnElement[bool]:
+    """SQL: an open round of the chat; however long the chat's past is, these are few and indexed."""
+    return and_(RoundRow.chat_key == chat_key, is_one_of(RoundRow.state, *_OPEN))
 
 
 @cache

@@ -218,6 +218,13 @@ def _create_calls() -> None:
     )
     with op.batch_alter_table("calls", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_calls_chat_key"), ["chat_key"], unique=False)
+        batch_op.create_index(
+            "ix_calls_dead",
+            ["finished_at"],
+            unique=False,
+            postgresql_where=sa.text("state IN ('dead')"),
+            sqlite_where=sa.text("state IN ('dead')"),
+        )
         batch_op.create_index("ix_calls_finished_at", ["finished_at"], unique=False)
         batch_op.create_index(
             "ix_calls_open",

@@ -1,0 +1,56 @@
+"""What runs all the time finds its rows by an index, whatever the tables' sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from storage.engine import Database
+from storage.transaction import Transaction
+
+QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
+    "ix_rounds_open": lambda tx: tx.rounds.due_chats(limit=5),
+    "ix_rounds_open ": lambda tx: tx.rounds.seconds_until_due("chat"),
+    "ix_rounds_chat_key_sequence": lambda tx: tx.rounds.newest("chat", limit=5),
+    "ix_rounds_turn_id": lambda tx: tx.rounds.rounds_of_turn("turn"),
+    "ix_calls_open": lambda tx: tx.calls.take_unclaimed(waiting_seconds=5, limit=5),
+    "ix_calls_open ": lambda tx: tx.calls.sweep_lost(limit=5),
+    "ix_calls_open  ": lambda tx: tx.calls.sweep_expired(limit=5),
+    "ix_calls_dead": lambda tx: tx.calls.dead(limit=5),
+    "ix_calls_round_id": lambda tx: tx.calls.of_round("round"),
+    "ix_messages_chat_key_sequence": lambda tx: tx.messages.newest("chat", limit=5),
+    "ix_messages_chat_key_sequence ": lambda tx: tx.messages.after("chat", sequence=3, limit=5),
+    "ix_messages_call_id": lambda tx: tx.messages.of_call("call"),
+    "ix_timers_state_fire_at": lambda tx: tx.timers.fire_due(limit=5),
+    "ix_cron_jobs_next_fire_at": lambda tx: tx.cron_jobs.due(limit=5),
+    "uq_jobs_open": lambda tx: tx.jobs.take_orphans(waiting_seconds=5, limit=5),
+    "ix_plugin_values_plugin_key": lambda tx: _purge(tx),
+}
+
+
+async def _purge(tx: Transaction) -> None:
+    await tx.connection.exec_driver_sql("DELETE FROM plugin_values WHERE plugin_key = 'a.b'")
+
+
+@pytest.mark.parametrize("index", QUERIES)
+async def test_query_uses_its_index(database: Database, index: str) -> None:
+    statements: list[tuple[str, Any]] = []
+    async with database.begin() as tx:
+        if not database.is_sqlite:
+            # Empty tables are scanned faster than any index; forbid it to see what would be used.
+            await tx.connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+            await tx.connection.exec_driver_sql("SET LOCAL plan_cache_mode = force_generic_plan")
+
+        @event.listens_for(tx.connection.sync_connection, "before_cursor_execute")
+        def remember(_conn: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+            statements.append((statement, parameters))
+
+        await QUERIES[index](tx)
+        statement, parameters = statements[-1]
+        explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
+        plan = await tx.connection.exec_driver_sql(f"{explain} {statement}", parameters)
+        lines = "\n".join(str(tuple(row)) for row in plan)
+    assert index.strip() in lines, lines
