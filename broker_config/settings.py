@@ -210,6 +210,9 @@ class SandboxSettings(_Group):
         "off", description="Whether sandboxed code may ask for packages by `dynamic_importer`."
     )
     package_allow: CommaList = Field((), description="Distribution names that `allow_list` admits.")
+    package_index: str | None = Field(
+        None, description="Simple index that wheels come from; unset means the one that pip is set to."
+    )
     uid_range_start: int = Field(
         200_000, ge=1000, description="First host user id for sandboxes when the service is root."
     )

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from pathlib import Path
 from typing import Final
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import FileAreas
 from sandbox.drivers.base import Sandbox, SandboxDriver, SandboxSpec
-from sandbox.drivers.selection import choose_driver
-from sandbox.models import RunRequest, RunResult
+from sandbox.drivers.selection import build_driver, choose_driver
+from sandbox.models import Dispatch, Raised, RunRequest, RunResult, StubCall, StubResult
 from sandbox.ownership import prepare_directories, sandbox_uid
+from sandbox.packages.builder import builder_settings
+from sandbox.packages.service import IMPORTER, PackageService
 from sandbox.pool import WarmPool
 from sandbox.run import SandboxRun
 from sandbox.shared_area import Hold, SharedCleaner
@@ -30,15 +33,23 @@ class SandboxManager:
     """Starts, reuses and ends sandboxes; one per process, on one event loop."""
 
     def __init__(
-        self, settings: SandboxSettings, areas: FileAreas, *, driver: SandboxDriver | None = None
+        self,
+        settings: SandboxSettings,
+        areas: FileAreas,
+        *,
+        packages_dir: Path | None = None,
+        driver: SandboxDriver | None = None,
     ) -> None:
         """
         Args:
+            packages_dir: where package layers are kept; None means that there are none.
             driver: None chooses by the settings when the manager starts.
         """
         self._settings = settings
         self._areas = areas
         self._driver = driver
+        self._packages_dir = packages_dir
+        self._packages: PackageService | None = None
         self._pool = WarmPool(most=settings.max_concurrent, seconds=settings.warm_seconds)
         self._slots = asyncio.Semaphore(settings.max_concurrent)
         self._containers: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -54,6 +65,9 @@ class SandboxManager:
         """
         if self._driver is None:
             self._driver = await choose_driver(self._settings)
+        if self._packages_dir is not None:
+            builder = build_driver(builder_settings(self._settings))
+            self._packages = PackageService(self._settings, builder, self._packages_dir)
         self._cleaner.start()
 
     async def close(self) -> None:
@@ -61,6 +75,8 @@ class SandboxManager:
         for run in list(self._running.values()):
             run.stop()
         await self._cleaner.close()
+        if self._packages is not None:
+            await self._packages.close()
         await self._pool.close()
         if self._driver is not None:
             await self._driver.close()
@@ -85,8 +101,8 @@ class SandboxManager:
             SandboxUnavailableError: no sandbox could be started; no code was run.
             SandboxError: the request is wrong: too much code, or a token given twice.
         """
-        methods = {method.token: method for method in request.methods}
-        if len(methods) != len(request.methods):
+        methods = {method.token: method for method in (*request.methods, IMPORTER)}
+        if len(methods) != len(request.methods) + 1:
             raise SandboxError("two methods of a run have the same token")
         if len(request.code.encode("utf-8", "surrogatepass")) > _CODE_BYTES:
             raise SandboxError(f"the code has more than {_CODE_BYTES} bytes")
@@ -97,7 +113,7 @@ class SandboxManager:
             )
             self._running[request.run_id] = run
             try:
-                return await run.execute(methods=methods, dispatch=request.dispatch)
+                return await run.execute(methods=methods, dispatch=self._dispatch(request, sandbox))
             finally:
                 del self._running[request.run_id]
 
@@ -115,10 +131,27 @@ class SandboxManager:
             raise SandboxError("the sandbox manager has not been started; await start() first")
         return self._driver
 
+    def _dispatch(self, request: RunRequest, sandbox: Sandbox) -> Dispatch:
+        async def dispatch(call: StubCall) -> StubResult:
+            if call.token != IMPORTER.token:
+                return await request.dispatch(call)
+            if self._packages is None:
+                return Raised(error_type="PackageInstallError", message="this service offers no packages")
+            return await self._packages.answer(
+                call, container_key=request.container_key, mounted=sandbox.spec.layers
+            )
+
+        return dispatch
+
+    def _layers(self, container_key: str) -> tuple[Path, ...]:
+        return self._packages.layers(container_key) if self._packages else ()
+
     async def _sandbox_for(self, request: RunRequest) -> tuple[Sandbox, bool]:
         waiting = await self._pool.take((request.chat_key, request.container_key))
         if waiting is not None:
-            return waiting, True
+            if waiting.spec.layers == self._layers(request.container_key):
+                return waiting, True
+            await waiting.close()  # a package came since it was started
         return await self._start(chat_key=request.chat_key, container_key=request.container_key), False
 
     async def _start(self, *, chat_key: str, container_key: str) -> Sandbox:
@@ -139,6 +172,7 @@ class SandboxManager:
             uploads_dir=self._areas.uploads_dir(chat_key),
             uid=sandbox_uid(container_key, settings=self._settings),
             preload=self._settings.preload,
+            layers=self._layers(container_key),
         )
         prepare_directories(
             shared_dir=spec.shared_dir,

@@ -91,6 +91,8 @@ class StubMethod:
     type: SandboxMethodType
     #: Longest wait for one call; None means the setting ``sandbox.call_seconds``.
     timeout_seconds: float | None = None
+    #: Positional arguments as a JSON list instead of a pickle; for calls that the host answers.
+    plain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,8 @@ class StubCall:
     token: str
     #: Given by the host; the sandbox's own number never leaves the bridge.
     call_id: str
-    #: Pickle of ``(args, kwargs)``. Hostile: only ``broker_config.codec`` may open it.
+    #: Pickle of ``(args, kwargs)``. Hostile: only ``broker_config.codec`` may open it. A JSON
+    #: list for methods that are ``plain``.
     arguments: bytes
     deadline: datetime
 

@@ -133,6 +133,7 @@ class SandboxRun:
                 "path": method.path,
                 "signature": method.signature,
                 "doc": method.doc,
+                "plain": method.plain,
             }
             for method in self._request.methods
         ]

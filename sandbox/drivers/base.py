@@ -59,6 +59,8 @@ class SandboxSpec:
     layers: tuple[Path, ...] = ()
     #: Modules imported before the code is known.
     preload: tuple[str, ...] = ()
+    #: Whether internet sockets may be made; they reach the sandbox's own loopback and nothing else.
+    loopback: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,11 @@ class BwrapDriver:
         return build_filter(strict_memory=self._cgroups[0] is None)
 
     @cached_property
+    def _loopback_filter(self) -> bytes:
+        families = (socket.AF_UNIX, socket.AF_INET)
+        return build_filter(strict_memory=self._cgroups[0] is None, families=families)
+
+    @cached_property
     def _runner(self) -> bytes:
         return runner_source().read_bytes()
 
@@ -131,7 +136,7 @@ class BwrapDriver:
 
         by_fd = self.tools.binds_descriptors
         fds = BwrapFds(
-            seccomp=hold(filter_fd(self._filter)),
+            seccomp=hold(filter_fd(self._loopback_filter if spec.loopback else self._filter)),
             runner=hold(_memory_file("runner", self._runner)),
             info=pipes.info_write,
             block=pipes.block_read,

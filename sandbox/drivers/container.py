@@ -146,10 +146,11 @@ class ContainerDriver:
     def _arguments(self, spec: SandboxSpec, home: Path, name: str, uid: int) -> list[str]:
         settings = self._settings
         memory = str(settings.memory_bytes)
+        families = (socket.AF_UNIX, socket.AF_INET) if spec.loopback else (socket.AF_UNIX,)
         layers = [f"{LAYERS_INSIDE}/{index}" for index in range(len(spec.layers))]
         config = {
             "socket": f"{_SOCKET_INSIDE}/bridge.sock",
-            "seccomp": build_filter(strict_memory=False).hex(),
+            "seccomp": build_filter(strict_memory=False, families=families).hex(),
             "path": layers,
             "preload": list(spec.preload),
         }

@@ -79,6 +79,11 @@ class _SupervisedDriver:
         Raises:
             SandboxUnavailableError: it cannot be started or confined.
         """
+        if spec.loopback:
+            raise SandboxUnavailableError(
+                f"the {self.name} driver has no network of its own to build packages in;"
+                " use NEKRO_SANDBOX__DRIVER=bwrap"
+            )
         cgroups, _ = self._cgroups
         with contextlib.ExitStack() as on_failure:
             home = Path(tempfile.mkdtemp(prefix="nekro-sandbox-"))

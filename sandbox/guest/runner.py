@@ -124,13 +124,14 @@ class Stub:
     def __init__(self, channel: Channel, spec: dict[str, Any]) -> None:
         self._call = channel.call
         self._token = spec["token"]
+        self._plain = spec["plain"]
         self._signature_text = spec["signature"]
         self.__name__ = self.__qualname__ = spec["path"].rpartition(".")[2]
         self.__module__ = spec["path"].rpartition(".")[0]
         self.__doc__ = spec["doc"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self._token, args, kwargs)
+        return self._call(self._token, args, kwargs, plain=self._plain)
 
     def __repr__(self) -> str:
         return f"<plugin method {self.__module__}.{self.__name__}{self._signature_text}>"
@@ -254,13 +255,13 @@ class Channel:
             parts += data
         return bytes(parts)
 
-    def call(self, token: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method and wait for its answer."""
+    def call(self, token: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, plain: bool = False) -> Any:
+        """Call a method and wait for its answer; ``plain`` sends the positional arguments as JSON."""
         if os.getpid() != self.owner:
             raise MethodError(
                 "plugin methods can be called from the code's own process only, not from a fork"
             )
-        arguments = self._encode(args, kwargs)
+        arguments = json.dumps(args).encode() if plain else self._encode(args, kwargs)
         waiter = _Waiter()
         in_main = threading.current_thread() is threading.main_thread()
         with self._send_lock:
@@ -354,7 +355,30 @@ def namespace_of(channel: Channel, run: dict[str, Any]) -> dict[str, Any]:
         setattr(getattr(home, module), function, stub)
     names["_ck"] = run["chat_key"]
     names["MethodError"] = MethodError
+    names["dynamic_importer"] = importer_of(channel)
     return names
+
+
+def importer_of(channel: Channel) -> Any:
+    """Build ``dynamic_importer``, which asks the host for a package."""
+
+    def dynamic_importer(package_spec: str, import_name: str | None = None, **ignored: Any) -> Any:
+        """Import a package; one that is not there is installed for the next run of this chat."""
+        import importlib
+
+        name = import_name or package_spec
+        if name.replace(".", "").isidentifier():
+            with contextlib.suppress(ImportError):
+                return importlib.import_module(name)
+        answer = channel.call("dynamic_importer", (package_spec,), {}, plain=True)
+        if not answer["ready"]:
+            raise ImportError(
+                f"{answer['name']} {answer['version']} has been installed and can be imported from the"
+                " next run of code on; end this one"
+            )
+        return importlib.import_module(import_name or answer["modules"][0])
+
+    return dynamic_importer
 
 
 def show_error(exc: BaseException) -> str:

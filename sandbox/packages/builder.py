@@ -1,0 +1,238 @@
+"""Building a layer: an installer in a sandbox of its own, without files or network of anybody."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.errors import InvalidValueError, NekroError, PackageInstallError
+from nekro_agent.methods import SandboxMethodType
+from nekro_agent.tools import safe_files
+from sandbox.drivers.base import SandboxDriver, SandboxSpec
+from sandbox.models import (
+    Raised,
+    Returned,
+    RunRequest,
+    RunResult,
+    StopType,
+    StubCall,
+    StubMethod,
+    StubResult,
+)
+from sandbox.ownership import prepare_directories, sandbox_uid
+from sandbox.packages.index import IndexGateway
+from sandbox.packages.layers import Built, LayerStore
+from sandbox.packages.requirement import Requirement
+from sandbox.run import SandboxRun
+
+__all__ = ["LayerBuilder", "builder_settings"]
+
+_KEY: Final = "package builder"
+_MOST_BYTES: Final = 1 << 30
+_REPORT_BYTES: Final = 16 << 20
+_WALL_SECONDS: Final = 600
+_INDEX_SECONDS: Final = 20
+_ERROR_CHARS: Final = 1500
+
+#: Asks pip itself, which alone knows its files, its variables and its default.
+_INDEX_QUESTION: Final = (
+    "from pip._internal.commands import create_command;"
+    "print(create_command('download').parser.get_default_values().index_url)"
+)
+
+
+def builder_settings(settings: SandboxSettings) -> SandboxSettings:
+    """Return the settings of builder sandboxes: the same walls, more room."""
+    return settings.model_copy(
+        update={
+            "wall_seconds": _WALL_SECONDS,
+            "cpu_seconds": _WALL_SECONDS,
+            "call_seconds": _WALL_SECONDS,
+            "memory_bytes": max(settings.memory_bytes, 1 << 30),
+            "max_file_bytes": _MOST_BYTES,
+            "shared_bytes": 4 * _MOST_BYTES,
+            "shared_files": 200_000,
+            "max_calls": 2000,
+            "return_bytes": 64 << 20,
+            "preload": (),
+            "package_install": "off",
+        }
+    )
+
+
+class LayerBuilder:
+    """Builds layers, one at a time per call of ``build``."""
+
+    def __init__(self, settings: SandboxSettings, driver: SandboxDriver, store: LayerStore) -> None:
+        """
+        Args:
+            driver: made with ``builder_settings``.
+        """
+        self._settings = settings
+        self._driver = driver
+        self._store = store
+        self._index_url: str | None = None
+
+    async def build(self, requirement: Requirement) -> Built:
+        """Install a requirement from wheels and publish it.
+
+        Raises:
+            PackageInstallError: it cannot be installed; the message ends with the installer's words.
+        """
+        base = self._store.root / "building" / secrets.token_hex(8)
+        spec = self._spec(base)
+        try:
+            gateway = IndexGateway(self._index(), directory=spec.uploads_dir, most_bytes=_MOST_BYTES)
+            result = await self._install(requirement, spec, gateway)
+            if result.stop_type is not StopType.NORMAL:
+                raise PackageInstallError(f"{requirement} cannot be installed: {_last_words(result)}")
+            version = _installed_version(spec.shared_dir, requirement)
+            return self._store.publish(
+                spec.shared_dir / "layer",
+                requirement,
+                version=version,
+                wheels=gateway.downloaded,
+                most_bytes=_MOST_BYTES,
+            )
+        finally:
+            shutil.rmtree(base, ignore_errors=True)
+
+    async def _install(self, requirement: Requirement, spec: SandboxSpec, gateway: IndexGateway) -> RunResult:
+        answers: dict[str, Callable[..., Awaitable[object]]] = {
+            "index_page": gateway.page,
+            "wheel": gateway.wheel,
+            "requirement": _constant(str(requirement)),
+        }
+
+        async def dispatch(call: StubCall) -> StubResult:
+            return await _answer(answers[call.token], call.arguments)
+
+        request = RunRequest(
+            run_id=f"build-{secrets.token_hex(4)}",
+            chat_key=_KEY,
+            container_key=_KEY,
+            code=_install_code(),
+            methods=[_host_method(name) for name in answers],
+            dispatch=dispatch,
+        )
+        sandbox = await self._driver.start(spec)
+        run = SandboxRun(sandbox, request, settings=self._settings, driver=self._driver.name, warm=False)
+        return await run.execute(methods={m.token: m for m in request.methods}, dispatch=dispatch)
+
+    def _spec(self, base: Path) -> SandboxSpec:
+        spec = SandboxSpec(
+            shared_dir=base / "shared",
+            uploads_dir=base / "wheels",
+            uid=sandbox_uid(_KEY, settings=self._settings),
+            layers=(self._installer(),),
+            loopback=True,
+        )
+        for directory in (spec.shared_dir, spec.uploads_dir):
+            directory.mkdir(parents=True)
+        prepare_directories(
+            shared_dir=spec.shared_dir,
+            uploads_dir=spec.uploads_dir,
+            uid=spec.uid,
+            settings=self._settings,
+        )
+        return spec
+
+    def _installer(self) -> Path:
+        """Return a directory that holds pip and nothing else."""
+        found = importlib.util.find_spec("pip")
+        if found is None or not found.submodule_search_locations:
+            raise PackageInstallError("packages cannot be built: pip is missing where the service runs")
+        source = Path(found.submodule_search_locations[0])
+        stamp = f"{source.stat().st_mtime_ns:x}"
+        target = self._store.root / "tools" / f"pip-{stamp}"
+        if not target.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            staging = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
+            shutil.copytree(source, staging / "pip", ignore=shutil.ignore_patterns("__pycache__"))
+            staging.rename(target)
+        return target
+
+    def _index(self) -> str:
+        if self._index_url is None:
+            self._index_url = self._settings.package_index or _index_of_pip()
+        return self._index_url
+
+
+def _install_code() -> str:
+    return (Path(__file__).parent.parent / "guest" / "install.py").read_text("utf-8")
+
+
+def _host_method(name: str) -> StubMethod:
+    return StubMethod(
+        token=name,
+        name=name,
+        path=f"host.packages.{name}",
+        signature="(*args)",
+        doc=None,
+        type=SandboxMethodType.TOOL,
+        plain=True,
+    )
+
+
+def _constant(value: str) -> Callable[[], Awaitable[object]]:
+    async def answer() -> object:
+        return value
+
+    return answer
+
+
+async def _answer(method: Callable[..., Awaitable[object]], arguments: bytes) -> StubResult:
+    try:
+        value = await method(*json.loads(arguments))
+    except (NekroError, TypeError, ValueError, AttributeError) as exc:
+        return Raised(error_type=type(exc).__name__, message=str(exc))
+    return Returned(value=pickle.dumps(value, 4))
+
+
+def _installed_version(shared_dir: Path, requirement: Requirement) -> str:
+    from packaging.utils import canonicalize_name
+
+    try:
+        report: dict[str, Any] = json.loads(
+            safe_files.read_file(shared_dir, "report.json", max_bytes=_REPORT_BYTES)
+        )
+        for item in report["install"]:
+            if canonicalize_name(str(item["metadata"]["name"])) == requirement.name:
+                return str(item["metadata"]["version"])
+    except (OSError, InvalidValueError, ValueError, KeyError, TypeError) as exc:
+        raise PackageInstallError(f"{requirement}: the installer left no report") from exc
+    raise PackageInstallError(f"{requirement}: the installer did not install it")
+
+
+def _last_words(result: RunResult) -> str:
+    if result.limit:
+        return f"{result.limit.value} limit reached"
+    lines = [line for line in result.output.splitlines() if line.strip()]
+    errors = [line for line in lines if "ERROR:" in line or "Error:" in line]
+    return " ".join(errors or lines[-1:])[:_ERROR_CHARS] or str(result.error)
+
+
+def _index_of_pip() -> str:
+    """Return the index that pip uses here."""
+    try:
+        answer = subprocess.run(  # noqa: S603 - our own interpreter
+            [sys.executable, "-c", _INDEX_QUESTION],
+            capture_output=True,
+            text=True,
+            timeout=_INDEX_SECONDS,
+            check=True,
+            env={**os.environ},
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise PackageInstallError("no package index is known; set NEKRO_SANDBOX__PACKAGE_INDEX") from exc
+    return answer.stdout.strip()

@@ -1,0 +1,100 @@
+"""Requests for packages: policy, one build per requirement, and the answer for the code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.errors import NekroError, PackageInstallError, SandboxError
+from nekro_agent.methods import SandboxMethodType
+from sandbox.drivers.base import SandboxDriver
+from sandbox.models import Raised, Returned, StubCall, StubMethod, StubResult
+from sandbox.packages.builder import LayerBuilder, builder_settings
+from sandbox.packages.layers import Built, LayerStore
+from sandbox.packages.requirement import Requirement, check_policy, parse_requirement
+
+__all__ = ["IMPORTER", "PackageService"]
+
+#: The method behind ``dynamic_importer``; the host answers it, no plugin.
+IMPORTER: Final = StubMethod(
+    token="dynamic_importer",  # noqa: S106 - a name, no secret
+    name=None,
+    path="host.packages.dynamic_importer",
+    signature="(package_spec: str)",
+    doc=None,
+    type=SandboxMethodType.TOOL,
+    timeout_seconds=600,
+    plain=True,
+)
+
+
+class PackageService:
+    """Answers ``dynamic_importer``; one per process."""
+
+    def __init__(self, settings: SandboxSettings, driver: SandboxDriver, directory: Path) -> None:
+        """
+        Args:
+            driver: starts builder sandboxes; made with ``builder_settings``.
+            directory: where layers are kept; may be shared by all processes of a host.
+        """
+        self._settings = settings
+        self._store = LayerStore(directory)
+        self._builder = LayerBuilder(builder_settings(settings), driver, self._store)
+        self._one_at_a_time = asyncio.Semaphore(1)
+        self._builds: dict[str, asyncio.Task[Built]] = {}
+
+    def layers(self, container_key: str) -> tuple[Path, ...]:
+        """Return what the container's next sandbox mounts."""
+        return tuple(self._store.path(digest) for digest in self._store.chosen(container_key))
+
+    async def close(self) -> None:
+        """Stop builds."""
+        for task in self._builds.values():
+            task.cancel()
+        await asyncio.gather(*self._builds.values(), return_exceptions=True)
+
+    async def answer(self, call: StubCall, *, container_key: str, mounted: tuple[Path, ...]) -> StubResult:
+        """Answer one call of ``dynamic_importer``.
+
+        Args:
+            mounted: the layers of the sandbox that asks.
+        """
+        try:
+            (text,) = json.loads(call.arguments)
+            built = await self._provide(parse_requirement(str(text)))
+            self._store.choose(container_key, built.digest)
+        except (PackageInstallError, SandboxError) as exc:
+            return Raised(error_type=type(exc).__name__, message=str(exc))
+        except (ValueError, TypeError):
+            return Raised(error_type="ArgumentError", message="dynamic_importer takes one package name")
+        ready = self._store.path(built.digest) in mounted
+        answer = {"ready": ready, "modules": built.modules, "name": built.name, "version": built.version}
+        return Returned(value=pickle.dumps(answer, 4))
+
+    async def _provide(self, requirement: Requirement) -> Built:
+        check_policy(requirement, self._settings)
+        if built := await asyncio.to_thread(self._store.find, requirement):
+            return built
+        key = str(requirement)
+        if key not in self._builds:
+            task = asyncio.create_task(self._build(requirement))
+            task.add_done_callback(lambda _: self._builds.pop(key, None))
+            self._builds[key] = task
+        # A caller that gives up leaves the build to finish: the next run finds the layer.
+        return await asyncio.shield(self._builds[key])
+
+    async def _build(self, requirement: Requirement) -> Built:
+        async with self._one_at_a_time:
+            try:
+                built = await self._builder.build(requirement)
+            except NekroError as exc:
+                logger.warning("sandbox.package_failed requirement={} error={}", requirement, exc)
+                raise
+        logger.info("sandbox.package_built requirement={} digest={}", requirement, built.digest)
+        return built
