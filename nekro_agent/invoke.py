@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from nekro_agent import staging
+from nekro_agent.bridge import Bridged
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import ArgumentError, ResultError
 from nekro_agent.methods import SandboxMethod, SandboxMethodType
@@ -58,9 +59,11 @@ async def call_method(
 async def run_callable(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call plugin code: a coroutine function on this loop, any other function in a thread."""
     if inspect.iscoroutinefunction(func):
-        return await func(*args, **kwargs)
+        return await Bridged(func(*args, **kwargs))
     result = await asyncio.to_thread(func, *args, **kwargs)
     # A decorator may have wrapped a coroutine function in a plain one.
+    if inspect.iscoroutine(result):
+        return await Bridged(result)
     return await result if isinstance(result, Awaitable) else result
 
 

@@ -5,6 +5,10 @@ project has no counterpart for. Their other methods should work all the same, so
 import gives a :class:`Placeholder`. Using it raises ``PlaceholderUsedError``; importing it is
 recorded, and ``nekro plugins`` lists the plugin as degraded.
 
+The same goes for ``nonebot``, whose handlers many plugins register while they are imported. During
+that time calling a placeholder gives another one, and as a decorator it leaves the function
+as it is; once the plugin is loaded, every use raises.
+
 An import that the plugin itself guards with ``try … except ImportError`` fails as usual, so
 that the plugin's own fallback runs. Our own code never gets placeholders.
 """
@@ -12,15 +16,18 @@ that the plugin's own fallback runs. Our own code never gets placeholders.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dis
 import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import pkgutil
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final, NoReturn
@@ -29,9 +36,10 @@ from pydantic_core import core_schema
 
 from nekro_agent.errors import PlaceholderUsedError
 
-__all__ = ["Placeholder", "forget", "install", "used_by"]
+__all__ = ["Placeholder", "forget", "install", "loading", "used_by"]
 
 _ROOT: Final = "nekro_agent"
+_ROOTS: Final = frozenset({_ROOT, "nonebot"})
 #: Packages that exist for plugins; the other modules of the SDK are ours alone.
 _REFERENCE_PACKAGES: Final = (
     "api",
@@ -49,6 +57,9 @@ _CATCHERS: Final = frozenset(
 )
 _IMPORT_OPCODES: Final = frozenset({dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"]})
 
+#: Whether a plugin is being imported.
+_loading: ContextVar[bool] = ContextVar("nekro_placeholders_loading", default=False)
+
 #: Importing module → full names of the placeholders that it got.
 _used: defaultdict[str, set[str]] = defaultdict(set)
 
@@ -65,12 +76,19 @@ class Placeholder:
             "Nekro Agent that has no counterpart here; its other methods work"
         )
 
-    __call__ = __setattr__ = __await__ = __aenter__ = __enter__ = __iter__ = __aiter__ = _refuse
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not _loading.get():
+            self._refuse()
+        if len(args) == 1 and not kwargs and inspect.isfunction(args[0]):
+            return args[0]
+        return Placeholder(f"{self._full_name}(…)")
+
+    __setattr__ = __await__ = __aenter__ = __enter__ = __iter__ = __aiter__ = _refuse
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return self._refuse()
+        return Placeholder(f"{self._full_name}.{name}") if _loading.get() else self._refuse()
 
     def __repr__(self) -> str:
         return f"<placeholder {self._full_name}>"
@@ -95,7 +113,11 @@ class _PlaceholderModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return Placeholder(f"{self.__name__}.{name}")
+        full_name = f"{self.__name__}.{name}"
+        frame = _asking_frame()
+        if frame is not None:
+            _used[str(frame.f_globals.get("__name__", ""))].add(full_name)
+        return Placeholder(full_name)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -105,7 +127,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Give a placeholder module to plugin code."""
-        if not fullname.startswith(_ROOT + ".") or not _grant(fullname):
+        if fullname.partition(".")[0] not in _ROOTS or not _grant(fullname):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -129,6 +151,17 @@ def install() -> None:
                 module.__dict__.setdefault("__getattr__", _missing_names(info.name))
 
 
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Mark the block in which a plugin is imported."""
+    token = _loading.set(True)
+    try:
+        yield
+    finally:
+        _loading.reset(token)
+        _forget_modules()
+
+
 def used_by(module_prefix: str) -> list[str]:
     """Return the placeholders that a module, or any module below it, has imported."""
     names: set[str] = set()
@@ -143,6 +176,15 @@ def forget(module_prefix: str) -> None:
     """Drop what is recorded of a module, for a reload."""
     for module in [m for m in _used if m == module_prefix or m.startswith(module_prefix + ".")]:
         del _used[module]
+
+
+def _forget_modules() -> None:
+    """Take placeholder modules out of ``sys.modules``: the next plugin's imports are its own."""
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, _PlaceholderModule):
+            del sys.modules[name]
+            parent, _, child = name.rpartition(".")
+            vars(sys.modules.get(parent, module)).pop(child, None)
 
 
 def _missing_names(module_name: str) -> Callable[[str], Any]:

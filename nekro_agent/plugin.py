@@ -6,41 +6,28 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from nekro_agent import layout, runtime
 from nekro_agent.config import ConfigBase, ConfigFile
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
+from nekro_agent.mounts import PluginMounts, long_running
 from nekro_agent.store import PluginStore
 
 if TYPE_CHECKING:
     from loguru import Logger
 
-__all__ = ["LANE_ATTRIBUTE", "NekroPlugin", "long_running"]
+__all__ = ["NekroPlugin", "long_running"]
 
-F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=ConfigBase)
 Config = TypeVar("Config", bound=type[ConfigBase])
-
-#: Attribute of a function that :func:`long_running` sets; other hosts ignore it.
-LANE_ATTRIBUTE: Final = "__nekro_lane__"
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _log = get_sub_logger("plugin")
 
 
-def long_running(func: F) -> F:
-    """Mark a sandbox method as long: it runs in lane ``long``, off the ordinary methods' event loop.
-
-    The order with ``mount_sandbox_method`` does not matter.
-    """
-    setattr(func, LANE_ATTRIBUTE, Lane.LONG)
-    return func
-
-
-class NekroPlugin:
+class NekroPlugin(PluginMounts):
     """One plugin: its identity, its services (``store``, config, data directory) and its registrations."""
 
     def __init__(
@@ -208,137 +195,6 @@ class NekroPlugin:
                 return readme.read_text("utf-8", errors="replace")
         return (getattr(module, "__doc__", None) or "").strip()
 
-    # -- sandbox methods ------------------------------------------------------------------
-
-    def mount_sandbox_method(
-        self,
-        method_type: SandboxMethodType | str,
-        name: str,
-        description: str = "",
-        *,
-        lane: Lane | str | None = None,
-    ) -> Callable[[F], F]:
-        """Register a method that sandboxed code can call; the function comes back unchanged.
-
-        The first positional argument of the function receives the ``AgentCtx``, whatever its
-        name. Sandboxed code calls it by the function's name.
-
-        Args:
-            method_type: what becomes of the result, see :class:`SandboxMethodType`.
-            name: label for people; callable too when it is a free identifier.
-            lane: queue of the calls, ``"long"`` for downloads and other long work; None leaves it
-                to the installation.
-
-        Raises:
-            InvalidValueError: the type or the lane does not exist.
-        """
-        kind = _checked_member(SandboxMethodType, method_type)
-        queue = None if lane is None else _checked_member(Lane, lane)
-
-        def decorate(func: F) -> F:
-            if not callable(func) or not hasattr(func, "__name__"):
-                raise TypeError(f"{self.key}: mount_sandbox_method needs a function, not {func!r}")
-            func._method_type = kind  # type: ignore[attr-defined]  # plugins of the reference read it
-            if func.__name__ in self._methods:
-                _log.warning(f"{self.key}: method {func.__name__} is registered again; the later one counts")
-            self._methods[func.__name__] = SandboxMethod(
-                method_type=kind, name=name, description=description, func=func, lane=queue
-            )
-            return func
-
-        return decorate
-
-    @property
-    def sandbox_methods(self) -> list[SandboxMethod]:
-        """Every registered method, in order of registration."""
-        return list(self._methods.values())
-
-    def mount_collect_methods(self) -> Callable[[F], F]:
-        """Register ``async (ctx) -> list`` that chooses which methods a chat sees."""
-        return self._slot("collect_methods")
-
-    # -- hooks ----------------------------------------------------------------------------
-
-    def mount_init_method(self) -> Callable[[F], F]:
-        """Register ``async () -> None`` that runs once per process after loading."""
-        return self._slot("init")
-
-    def mount_cleanup_method(self) -> Callable[[F], F]:
-        """Register ``async () -> None`` that runs when the process or the plugin stops."""
-        return self._slot("cleanup")
-
-    def mount_on_channel_reset(self) -> Callable[[F], F]:
-        """Register ``async (ctx) -> None`` that runs when a chat is reset."""
-        return self._slot("channel_reset")
-
-    def mount_on_user_message(self) -> Callable[[F], F]:
-        """Register ``async (ctx, ChatMessage) -> MsgSignal | None`` that sees each user message."""
-        return self._slot("user_message")
-
-    def mount_on_message(self) -> Callable[[F], F]:
-        """Register the same as :meth:`mount_on_user_message`, under its v1 name."""
-        return self._slot("user_message")
-
-    def mount_on_system_message(self) -> Callable[[F], F]:
-        """Register ``async (ctx, str) -> MsgSignal | None`` that sees each system message."""
-        return self._slot("system_message")
-
-    def mount_prompt_inject_method(self, name: str, description: str = "") -> Callable[[F], F]:
-        """Register ``async (ctx) -> str`` whose text joins the prompt of every round."""
-        return self._slot("prompt_inject")
-
-    def mount_router(self) -> Callable[[F], F]:
-        """Register a function that returns a FastAPI ``APIRouter``, for an HTTP process to serve."""
-        return self._slot("router")
-
-    def mount_webhook_method(self, endpoint: str, name: str, description: str = "") -> Callable[[F], F]:
-        """Register ``async (ctx)`` that serves a webhook; ``ctx.webhook_request`` holds the request."""
-
-        def decorate(func: F) -> F:
-            self.webhook_methods[endpoint] = SandboxMethod(
-                method_type=SandboxMethodType.TOOL, name=name, description=description, func=func
-            )
-            return func
-
-        return decorate
-
-    def on_enabled(self) -> Callable[[F], F]:
-        """Register ``async () -> None`` that runs when an operator enables the plugin."""
-        return self._listener(self.enabled_callbacks)
-
-    def on_disabled(self) -> Callable[[F], F]:
-        """Register ``async () -> None`` that runs when an operator disables the plugin."""
-        return self._listener(self.disabled_callbacks)
-
-    def reset_methods(self) -> None:
-        """Forget every registration; used before a reload."""
-        self._methods: dict[str, SandboxMethod] = {}
-        self._slots: dict[str, Callable[..., Any]] = {}
-        self.webhook_methods: dict[str, SandboxMethod] = {}
-        self.enabled_callbacks: list[Callable[[], Any]] = []
-        self.disabled_callbacks: list[Callable[[], Any]] = []
-
-    def hook(self, slot: str) -> Callable[..., Any] | None:
-        """Return what is registered as ``init``, ``cleanup``, ``channel_reset``, …; for the host."""
-        return self._slots.get(slot)
-
-    def _slot(self, slot: str) -> Callable[[F], F]:
-        def decorate(func: F) -> F:
-            if slot in self._slots:
-                _log.warning(f"{self.key}: {slot} is registered again; the later one counts")
-            self._slots[slot] = func
-            return func
-
-        return decorate
-
-    @staticmethod
-    def _listener(listeners: list[Callable[[], Any]]) -> Callable[[F], F]:
-        def decorate(func: F) -> F:
-            listeners.append(func)
-            return func
-
-        return decorate
-
 
 def _checked_identifier(field: str, value: object) -> str:
     text = value.strip() if isinstance(value, str) else ""
@@ -347,19 +203,6 @@ def _checked_identifier(field: str, value: object) -> str:
             f"NekroPlugin: {field}={value!r} must be letters, digits and underscores, the first no digit"
         )
     return text
-
-
-E = TypeVar("E", SandboxMethodType, Lane)
-
-
-def _checked_member(kind: type[E], value: object) -> E:
-    try:
-        return kind(cast("str", value))
-    except ValueError:
-        choices = ", ".join(member.value for member in kind)
-        raise InvalidValueError(
-            f"{kind.__name__} {value!r} does not exist; choose one of {choices}"
-        ) from None
 
 
 def _caller_module() -> str:

@@ -1,11 +1,12 @@
-"""Limits and permissions of the SDK, as plain values that the application fills from its settings."""
+"""Limits, permissions and global values of the SDK: data that the application fills from settings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["DownloadPolicy", "PackagePolicy", "StorePolicy"]
+__all__ = ["CoreConfig", "DownloadPolicy", "ModelConfigGroup", "PackagePolicy", "StorePolicy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,3 +37,53 @@ class PackagePolicy:
 
     install: Literal["off", "allow_list", "on"] = "on"
     allow: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfigGroup:
+    """One language model as plugins of the reference read it."""
+
+    GROUP_NAME: str = "default"
+    CHAT_MODEL: str = ""
+    CHAT_PROXY: str = ""
+    BASE_URL: str = ""
+    API_KEY: str = field(default="", repr=False)
+    MODEL_TYPE: str = "chat"
+    ENABLE_VISION: bool = True
+    ENABLE_COT: bool = False
+    TEMPERATURE: float | None = None
+    TOP_P: float | None = None
+    TOP_K: int | None = None
+    PRESENCE_PENALTY: float | None = None
+    FREQUENCY_PENALTY: float | None = None
+    EXTRA_BODY: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreConfig:
+    """Global values that plugins read as ``core.config``."""
+
+    MODEL_GROUPS: Mapping[str, ModelConfigGroup] = field(default_factory=dict)
+    USE_MODEL_GROUP: str = "default"
+    DEFAULT_PROXY: str | None = None
+    AI_CHAT_PRESET_NAME: str = "Agent"
+    AI_CHAT_PRESET_SETTING: str = ""
+    SUPER_USERS: tuple[str, ...] = ()
+
+    def get_model_group_info(self, model_name: str) -> ModelConfigGroup:
+        """Return a model group.
+
+        Raises:
+            KeyError: there is none of that name; the message lists those that exist.
+        """
+        try:
+            return self.MODEL_GROUPS[model_name]
+        except KeyError:
+            known = ", ".join(self.MODEL_GROUPS) or "none; set NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL"
+            raise KeyError(f"no model group {model_name!r} (there are: {known})") from None
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(
+            f"core.config has no {name}: this system is configured by NEKRO_ variables; "
+            f"it offers {', '.join(sorted(self.__dataclass_fields__))}"
+        )

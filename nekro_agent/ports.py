@@ -110,6 +110,10 @@ class Messages(Protocol):
         """Record a system message, optionally schedule a round in the same transaction; returns its id."""
         ...
 
+    async def wake(self, chat_key: str) -> None:
+        """Schedule a round of the chat's agent without a message."""
+        ...
+
 
 class SystemMessageHooks(Protocol):
     """What runs before a plugin's system message is recorded."""

@@ -12,35 +12,80 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal, overload
 
 from nekro_agent.errors import RuntimeNotBoundError
-from nekro_agent.policies import DownloadPolicy, PackagePolicy, StorePolicy
-from nekro_agent.ports import FileAreas, KeyValueStore, Messages, SystemMessageHooks
+from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy
+from nekro_agent.ports import (
+    CronJobs,
+    FileAreas,
+    Jobs,
+    KeyValueStore,
+    Messages,
+    Records,
+    SystemMessageHooks,
+    Timers,
+)
 
-__all__ = ["Runtime", "bind", "bound", "current", "data_root", "is_bound", "set_data_root", "unbind"]
+__all__ = [
+    "Runtime",
+    "bind",
+    "bound",
+    "current",
+    "data_root",
+    "is_bound",
+    "package_policy",
+    "prepare",
+    "unbind",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
     """Every port that plugin code reaches, and the limits that apply to it.
 
-    A port that is None is a service that this process does not offer; using it raises
-    ``RuntimeNotBoundError`` with the port's name.
+    A port that is None is a service that this process does not offer.
     """
 
     data_dir: Path
     store: KeyValueStore
     messages: Messages
     areas: FileAreas
+    timers: Timers | None = None
+    cron_jobs: CronJobs | None = None
+    jobs: Jobs | None = None
+    records: Records | None = None
     #: Runs the plugins' ``on_system_message`` hooks; None where no plugins are loaded.
     hooks: SystemMessageHooks | None = None
     store_policy: StorePolicy = field(default_factory=StorePolicy)
     downloads: DownloadPolicy = field(default_factory=DownloadPolicy)
     packages: PackagePolicy = field(default_factory=PackagePolicy)
+    #: What plugins read as ``core.config``.
+    core: CoreConfig = field(default_factory=CoreConfig)
+
+    @overload
+    def service(self, name: Literal["timers"]) -> Timers: ...
+    @overload
+    def service(self, name: Literal["cron_jobs"]) -> CronJobs: ...
+    @overload
+    def service(self, name: Literal["jobs"]) -> Jobs: ...
+    @overload
+    def service(self, name: Literal["records"]) -> Records: ...
+    def service(self, name: str) -> Any:
+        """Return a port that not every process has.
+
+        Raises:
+            RuntimeNotBoundError: this process does not offer it.
+        """
+        port = getattr(self, name)
+        if port is None:
+            raise RuntimeNotBoundError(f"this process offers no {name}: the runtime was bound without them")
+        return port
 
 
 _current: Runtime | None = None
 _data_root: Path | None = None
+_packages = PackagePolicy()
 
 
 def bind(runtime: Runtime) -> None:
@@ -86,16 +131,27 @@ def current() -> Runtime:
     return _current
 
 
-def set_data_root(path: Path | None) -> None:
-    """Fix the data root for code that runs before a runtime is bound; None returns to the environment's."""
-    global _data_root
-    _data_root = None if path is None else path.expanduser().absolute()
+def prepare(*, data_dir: Path | None, packages: PackagePolicy | None = None) -> None:
+    """Fix what plugins may need while they are imported, before a runtime is bound.
+
+    Args:
+        data_dir: None returns to the environment's.
+        packages: None allows installing.
+    """
+    global _data_root, _packages
+    _data_root = None if data_dir is None else data_dir.expanduser().absolute()
+    _packages = packages or PackagePolicy()
+
+
+def package_policy() -> PackagePolicy:
+    """Return what plugins may install; works before a runtime is bound."""
+    return _packages if _current is None else _current.packages
 
 
 def data_root() -> Path:
     """Return the absolute data root; works before a runtime is bound.
 
-    Until then it is what :func:`set_data_root` was given, else ``NEKRO_DATA_DIR``, else ``./data``.
+    Until then it is what :func:`prepare` was given, else ``NEKRO_DATA_DIR``, else ``./data``.
     """
     if _current is not None:
         return _current.data_dir

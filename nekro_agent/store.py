@@ -94,18 +94,10 @@ def _checked_keys(
                 f"store: {name} has {len(key)} characters, the limit is {policy.max_key_chars} "
                 "(NEKRO_STORE__MAX_KEY_CHARS)"
             )
-        checked[name] = _checked_text(name, key)
+        checked[name] = key
     if not checked["store_key"]:
         raise InvalidValueError('store: store_key is empty; name the value, for example store_key="settings"')
     return checked
-
-
-def _checked_text(name: str, text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as exc:
-        raise InvalidValueError(f"store: {name} holds a lone surrogate at position {exc.start}") from exc
-    return text
 
 
 def _checked_value(plugin_key: str, store_key: str, value: object, policy: StorePolicy) -> str:
@@ -117,7 +109,7 @@ def _checked_value(plugin_key: str, store_key: str, value: object, policy: Store
             f"store.set: value of {store_key!r} must be a string, not {type(value).__name__}; "
             "use json.dumps(…) or model_dump_json()"
         )
-    size = len(_checked_text("value", value).encode())
+    size = len(value.encode("utf-8", "surrogatepass"))
     if size > policy.max_value_bytes:
         raise InvalidValueError(
             f"store.set: value of {store_key!r} has {size} bytes, the limit is {policy.max_value_bytes} "

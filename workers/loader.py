@@ -19,6 +19,7 @@ from nekro_agent import placeholders, runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import PluginLoadError
 from nekro_agent.plugin import NekroPlugin
+from nekro_agent.policies import PackagePolicy
 from workers.discovery import Source, SourceKind, discover
 
 __all__ = ["ENTRY_POINT_GROUP", "LoadedPlugins", "PluginRecord", "PluginStatus", "load_plugins"]
@@ -115,6 +116,7 @@ def load_plugins(
     shipped: bool = True,
     entry_points: bool = True,
     data_dir: Path | None = None,
+    packages: PackagePolicy | None = None,
 ) -> LoadedPlugins:
     """Import every plugin: the shipped ones, those of ``dirs`` in order, then installed entry points.
 
@@ -124,11 +126,11 @@ def load_plugins(
         entry_points: whether installed distributions are asked (group ``nekro_agent.plugins``;
             the object is a module with ``plugin``, or the plugin).
         data_dir: data root for plugins that ask for it while they are imported, when no
-            runtime is bound yet.
+            runtime is bound yet; ``packages``: what they may install then.
     """
     placeholders.install()
     if data_dir is not None and not runtime.is_bound():
-        runtime.set_data_root(data_dir)
+        runtime.prepare(data_dir=data_dir, packages=packages)
     found: list[_Loaded] = []
     paths_by_key: dict[str, str] = {}
     for loaded in _load_all(dirs, shipped=shipped, entry_points=entry_points):
@@ -161,7 +163,8 @@ def _load_all(dirs: Iterable[Path], *, shipped: bool, entry_points: bool) -> Ite
 
 def _load(source: Source, module_name: str) -> _Loaded:
     try:
-        module = _import_source(source, module_name)
+        with placeholders.loading():
+            module = _import_source(source, module_name)
         plugin = _plugin_of(module, source.path)
     except (Exception, SystemExit) as exc:  # a plugin's code may raise anything; the others must load
         _forget_modules(module_name)
@@ -174,7 +177,8 @@ def _load(source: Source, module_name: str) -> _Loaded:
 def _load_entry_point(point: importlib.metadata.EntryPoint) -> _Loaded:
     path = f"{point.dist.name if point.dist else 'entry point'}: {point.value}"
     try:
-        target = point.load()
+        with placeholders.loading():
+            target = point.load()
         plugin = target if isinstance(target, NekroPlugin) else _plugin_of(target, Path(point.value))
     except (Exception, SystemExit) as exc:  # as in _load
         error = _explain(exc, None)

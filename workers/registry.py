@@ -13,7 +13,8 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.invoke import run_callable
 from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
-from nekro_agent.plugin import LANE_ATTRIBUTE, NekroPlugin
+from nekro_agent.mounts import LANE_ATTRIBUTE
+from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.signatures import describe
 

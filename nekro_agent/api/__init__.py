@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nekro_agent.api import core, message, plugin, schemas
+from nekro_agent.api import core, i18n, message, plugin, recurring_timer, schemas, signal, timer
 
-__all__ = ["core", "message", "plugin", "schemas"]
+__all__ = ["core", "i18n", "message", "plugin", "recurring_timer", "schemas", "signal", "timer"]

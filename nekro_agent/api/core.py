@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nekro_agent.core.config import CoreConfig, ModelConfigGroup, config
 from nekro_agent.core.logger import get_sub_logger, logger
 
-__all__ = ["get_sub_logger", "logger"]
+__all__ = ["CoreConfig", "ModelConfigGroup", "config", "get_sub_logger", "logger"]

@@ -10,8 +10,9 @@ from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import FileSystem
 from nekro_agent.ports import OutgoingMessage
 from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.schemas.chat_message import ChatMessage
 
-__all__ = ["download_from_url", "push_system", "send_file", "send_image", "send_text"]
+__all__ = ["ChatMessage", "download_from_url", "push_system", "send_file", "send_image", "send_text"]
 
 
 async def send_text(

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+from nekro_agent.commands.arguments import Arg
+from nekro_agent.commands.ctl import CmdCtl
+from nekro_agent.commands.registration import CommandGroup
+from nekro_agent.commands.schemas import (
+    CommandExecutionContext,
+    CommandOutputSegment,
+    CommandOutputSegmentType,
+    CommandPermission,
+    CommandResponse,
+    CommandResponseStatus,
+)
 from nekro_agent.config import ConfigBase, ExtraField
+from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskRunner, TaskSignal, task
 from nekro_agent.methods import SandboxMethod, SandboxMethodType
+from nekro_agent.packages import dynamic_import_pkg
 from nekro_agent.plugin import NekroPlugin, long_running
 from nekro_agent.store import PluginStore
 
 __all__ = [
+    "Arg",
+    "AsyncTaskHandle",
+    "CmdCtl",
+    "CommandExecutionContext",
+    "CommandGroup",
+    "CommandOutputSegment",
+    "CommandOutputSegmentType",
+    "CommandPermission",
+    "CommandResponse",
+    "CommandResponseStatus",
     "ConfigBase",
     "ExtraField",
     "NekroPlugin",
     "PluginStore",
     "SandboxMethod",
     "SandboxMethodType",
+    "TaskCtl",
+    "TaskRunner",
+    "TaskSignal",
+    "dynamic_import_pkg",
     "long_running",
+    "task",
 ]

@@ -1,11 +1,12 @@
 """Logger and global configuration.
 
-``logger`` here is the logger itself; ``nekro_agent.core.logger`` is also a module, which
-``from nekro_agent.core.logger import …`` reaches all the same.
+``logger`` and ``config`` here are the objects; the modules of the same names are reached by
+``from nekro_agent.core.logger import …`` all the same.
 """
 
 from __future__ import annotations
 
+from nekro_agent.core.config import config as config
 from nekro_agent.core.logger import logger as logger
 
-__all__ = ["logger"]
+__all__ = ["config", "logger"]

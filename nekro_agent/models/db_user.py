@@ -1,10 +1,12 @@
-"""The user as plugins of the reference query them."""
+"""Users as plugins of the reference query them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel
+from nekro_agent import runtime
+from nekro_agent.models.base import MAX_ROWS, QueryModel
+from nekro_agent.ports import MessageKind
 
 if TYPE_CHECKING:
     from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -12,12 +14,24 @@ if TYPE_CHECKING:
 __all__ = ["DBUser"]
 
 
-class DBUser(BaseModel):
-    """One user of a platform."""
+class DBUser(QueryModel):
+    """A person who wrote messages; there are no accounts here, so permissions are the lowest."""
 
     platform_userid: str
     adapter_key: str = ""
     username: str = ""
+    perm_level: int = 0
+
+    @property
+    def user_id(self) -> str:
+        """The same as ``platform_userid``."""
+        return self.platform_userid
+
+    @classmethod
+    async def get_by_union_id(cls, adapter_key: str, platform_userid: str) -> Self | None:
+        """Return a person of a platform, or None."""
+        conditions = {"adapter_key": adapter_key} if adapter_key else {}
+        return await cls.get_or_none(platform_userid=platform_userid, **conditions)
 
     @classmethod
     def of_context(cls, ctx: AgentCtx) -> Self | None:
@@ -25,3 +39,20 @@ class DBUser(BaseModel):
         if ctx.from_platform_userid is None:
             return None
         return cls(platform_userid=ctx.from_platform_userid, adapter_key=ctx.adapter_key or "")
+
+    @classmethod
+    async def _load(cls, equal: dict[str, Any]) -> list[Self]:
+        records = runtime.current().service("records")
+        users: dict[tuple[str, str], Self] = {}
+        for row in await records.messages(chat_key=None, since=None, limit=MAX_ROWS):
+            if row.kind is MessageKind.USER and row.sender_id:
+                key = (row.adapter_key or "", row.sender_id)
+                users.setdefault(
+                    key,
+                    cls(
+                        platform_userid=row.sender_id,
+                        adapter_key=row.adapter_key or "",
+                        username=row.sender_name or "",
+                    ),
+                )
+        return list(users.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nekro_agent.models.db_chat_channel import DBChatChannel
+    from nekro_agent.models.db_preset import DefaultPreset
     from nekro_agent.models.db_user import DBUser
+    from nekro_agent.policies import CoreConfig
 
 __all__ = ["AgentCtx", "WebhookRequest"]
 
@@ -49,6 +52,7 @@ class AgentCtx(BaseModel):
     _plugin_key: str | None = PrivateAttr(None)
     _call_id: str | None = PrivateAttr(None)
     _round_id: str | None = PrivateAttr(None)
+    _on_progress: Callable[[float, str], None] | None = PrivateAttr(None)
 
     @classmethod
     def for_call(
@@ -65,6 +69,7 @@ class AgentCtx(BaseModel):
         call_id: str | None = None,
         round_id: str | None = None,
         webhook_request: WebhookRequest | None = None,
+        on_progress: Callable[[float, str], None] | None = None,
     ) -> Self:
         """Build a context from plain values.
 
@@ -72,6 +77,7 @@ class AgentCtx(BaseModel):
             chat_key: None only for webhooks, which belong to no chat.
             container_key: None derives the chat's own.
             user_id: platform id of the user that triggered the turn; None or "" if nobody did.
+            on_progress: receives what ``report_progress`` says.
         """
         if container_key is None and chat_key:
             container_key = layout.default_container_key(chat_key)
@@ -87,6 +93,7 @@ class AgentCtx(BaseModel):
         # "" would mean "no user scope" to plugin.store, so an unknown user is always None.
         ctx._user_id = user_id or None
         ctx._plugin_key, ctx._call_id, ctx._round_id = plugin_key, call_id, round_id
+        ctx._on_progress = on_progress
         return ctx
 
     def for_plugin(self, plugin_key: str) -> Self:
@@ -147,6 +154,15 @@ class AgentCtx(BaseModel):
         return message
 
     @property
+    def adapter(self) -> NoReturn:
+        """There are no adapter objects in a worker.
+
+        Raises:
+            InvalidValueError: always; ``adapter_key`` names the adapter.
+        """
+        raise InvalidValueError("no adapter object is reachable from a worker; adapter_key names the adapter")
+
+    @property
     def db_chat_channel(self) -> DBChatChannel:
         """The chat as the model that plugins query."""
         from nekro_agent.models.db_chat_channel import DBChatChannel
@@ -183,6 +199,81 @@ class AgentCtx(BaseModel):
         from nekro_agent.api import message as messages
 
         await messages.push_system(self.chat_key, message, self, trigger_agent=trigger_agent)
+
+    def report_progress(self, percent: float, message: str = "") -> None:
+        """Say how far a long method is; shown by ``nekro jobs``. Without a listener nothing happens.
+
+        Args:
+            percent: 0 to 100.
+        """
+        if self._on_progress is not None:
+            self._on_progress(max(0.0, min(float(percent), 100.0)), message)
+
+    @classmethod
+    async def create_by_chat_key(cls, chat_key: str, **unused: object) -> Self:
+        """Return a context for code that acts on a chat outside any call."""
+        from nekro_agent.models.db_chat_channel import DBChatChannel
+
+        return await cls.create_by_db_chat_channel(await DBChatChannel.get_channel(chat_key=chat_key))
+
+    @classmethod
+    async def create_by_db_chat_channel(cls, db_chat_channel: DBChatChannel, **unused: object) -> Self:
+        """Return a context for a chat that was looked up."""
+        return cls.for_call(
+            chat_key=db_chat_channel.chat_key,
+            adapter_key=db_chat_channel.adapter_key or None,
+            channel_id=db_chat_channel.channel_id or None,
+            channel_name=db_chat_channel.channel_name or None,
+            channel_type=db_chat_channel.channel_type or None,
+        )
+
+    @classmethod
+    async def create_by_webhook(cls, webhook_request: WebhookRequest, **unused: object) -> Self:
+        """Return a context for a webhook, which belongs to no chat."""
+        return cls.for_call(chat_key=None, webhook_request=webhook_request)
+
+    async def get_core_config(self) -> CoreConfig:
+        """Return the global configuration."""
+        from nekro_agent.core.config import config
+
+        return config
+
+    async def get_bound_workspace(self) -> None:
+        """Return the chat's workspace: there are none here."""
+        return None
+
+    async def get_onebot_v11_bot(self) -> NoReturn:
+        """There is no bot object in a worker.
+
+        Raises:
+            InvalidValueError: always; the message says what to use instead.
+        """
+        raise InvalidValueError(
+            f"no OneBot connection is reachable from a worker (adapter: {self.adapter_key}); "
+            "send through _ctx.send_text, _ctx.send_image or _ctx.send_file"
+        )
+
+    async def current_preset(self) -> DefaultPreset:
+        """Return the agent's persona."""
+        from nekro_agent.models.db_preset import DefaultPreset
+
+        return DefaultPreset.current()
+
+    async def get_preset_by_id(self, preset_id: int) -> DefaultPreset | None:
+        """Return the configured persona for its id -1, None for any other: no others are stored here."""
+        return await self.current_preset() if preset_id == -1 else None
+
+    async def get_effective_preset_by_id(self, preset_id: int) -> DefaultPreset:
+        """Return the persona that applies: always the configured one."""
+        return await self.current_preset()
+
+    async def set_preset(self, preset_id: int) -> NoReturn:
+        """Refuse: personas are configured, not stored.
+
+        Raises:
+            InvalidValueError: always.
+        """
+        raise InvalidValueError(f"preset {preset_id} cannot be set: the persona is NEKRO_AGENT__PERSONA")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled: a context must not cross into a sandbox or a message."""

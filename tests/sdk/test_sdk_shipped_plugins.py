@@ -39,11 +39,9 @@ async def test_a_sent_text_and_file_reach_the_history(tmp_path: Path) -> None:
         shared = world.context().fs.shared_path
         (shared / "plot.png").write_bytes(b"png")
         await world.call("send_msg_file", "test-chat", "/app/shared/plot.png")
-        kinds = [(message.kind, message.text, message.file_path) for message in world.messages.history]
-        assert kinds == [
-            (MessageKind.ASSISTANT, "hello", None),
-            (MessageKind.ASSISTANT, "", "/app/uploads/plot.png"),
-        ]
+        assert world.messages.texts("test-chat", MessageKind.ASSISTANT) == ["hello", "[plot.png]"]
+        sent = world.messages.sent[1]
+        assert (sent.file_path, sent.file_kind) == ("/app/uploads/plot.png", "image")
         assert (world.context().fs.upload_path / "plot.png").read_bytes() == b"png"
 
 

@@ -1,1 +1,0 @@
-"""Import paths that plugins of Nekro Agent use."""

@@ -1,0 +1,7 @@
+"""Texts in more than one language."""
+
+from __future__ import annotations
+
+from nekro_agent.schemas.i18n import I18nDict, SupportedLang, get_text, i18n_text
+
+__all__ = ["I18nDict", "SupportedLang", "get_text", "i18n_text"]

@@ -1,0 +1,92 @@
+"""One-time timers: wake a chat's agent at a time, with a note why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from nekro_agent import runtime
+from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.ports import TimerInfo
+
+__all__ = ["TimerTask", "clear_timers", "get_timers", "set_temp_timer", "set_timer"]
+
+_FARTHEST: Final = timedelta(days=3653)
+_log = get_sub_logger("timer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimerTask:
+    """A timer that has not fired yet."""
+
+    timer_id: str
+    chat_key: str
+    #: Seconds since the epoch.
+    trigger_time: int
+    event_desc: str
+    temporary: bool
+
+    @classmethod
+    def of(cls, timer: TimerInfo) -> TimerTask:
+        """Build it from the port's value."""
+        return cls(
+            timer_id=timer.id,
+            chat_key=timer.chat_key,
+            trigger_time=int(timer.fire_at.timestamp()),
+            event_desc=timer.description,
+            temporary=timer.temporary,
+        )
+
+
+async def set_timer(chat_key: str, trigger_time: int, event_desc: str) -> bool:
+    """Set a timer; it survives restarts.
+
+    Args:
+        trigger_time: seconds since the epoch; 0 wakes the agent now, a negative number clears
+            the chat's timers.
+
+    Returns:
+        False, with a warning in the log, when the time is past, no integer, or over ten years away.
+    """
+    return await _set(chat_key, trigger_time, event_desc, temporary=False)
+
+
+async def set_temp_timer(chat_key: str, trigger_time: int, event_desc: str) -> bool:
+    """Set the chat's temporary timer, of which there is one; see :func:`set_timer`."""
+    return await _set(chat_key, trigger_time, event_desc, temporary=True)
+
+
+async def clear_timers(chat_key: str, temporary: bool | None = None) -> bool:
+    """Cancel the chat's timers: all, or only the (non-)temporary ones."""
+    await runtime.current().service("timers").clear(chat_key, temporary=temporary)
+    return True
+
+
+async def get_timers(chat_key: str) -> list[TimerTask]:
+    """Return the chat's timers, soonest first."""
+    return [TimerTask.of(timer) for timer in await runtime.current().service("timers").pending(chat_key)]
+
+
+async def _set(chat_key: str, trigger_time: object, event_desc: str, *, temporary: bool) -> bool:
+    if isinstance(trigger_time, bool) or not isinstance(trigger_time, int):
+        return _refused(chat_key, f"trigger_time must be an integer, not {type(trigger_time).__name__}")
+    if trigger_time < 0:
+        return await clear_timers(chat_key, temporary=True if temporary else None)
+    if trigger_time == 0:
+        await runtime.current().messages.wake(chat_key)
+        return True
+    now = datetime.now(UTC)
+    if trigger_time <= now.timestamp():
+        return _refused(chat_key, f"trigger_time {trigger_time} is past")
+    if trigger_time > (now + _FARTHEST).timestamp():
+        return _refused(chat_key, f"trigger_time {trigger_time} is more than ten years away")
+    fire_at = datetime.fromtimestamp(trigger_time, UTC)
+    timers = runtime.current().service("timers")
+    await timers.add(chat_key, fire_at=fire_at, description=str(event_desc), temporary=temporary)
+    return True
+
+
+def _refused(chat_key: str, reason: str) -> bool:
+    _log.warning(f"timer of {chat_key} not set: {reason}")
+    return False

@@ -1,0 +1,96 @@
+"""Letting ordinary functions wait inside a coroutine without holding its event loop.
+
+Some functions of the plugin API are not coroutines although their work takes long
+(``dynamic_import_pkg``) or is asynchronous (``task.is_running``), and plugins call them inside
+``async def`` methods. Plugin coroutines therefore run in a greenlet of their own: such a
+function switches out of it, the event loop goes on with other calls, and the greenlet is
+switched in again with the result. To the coroutine nothing is different; it still belongs to
+the same asyncio task.
+
+Source: the technique of SQLAlchemy's ``greenlet_spawn``, applied around a coroutine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Coroutine, Generator
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+from greenlet import getcurrent, greenlet
+
+__all__ = ["Bridged", "can_wait", "wait"]
+
+T = TypeVar("T")
+
+
+class _Step(NamedTuple):
+    """What the inner greenlet hands out: a future of the coroutine, or an awaitable to wait for."""
+
+    value: Any
+    is_wait: bool
+
+
+class _Inner(greenlet):  # type: ignore[misc]  # greenlet has no types
+    """Marks the greenlets in which :func:`wait` works."""
+
+
+class Bridged(Generic[T]):
+    """Awaitable that runs a coroutine inside a greenlet, so that code in it may call :func:`wait`."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        inner = _Inner(self._drive)
+        # One context for both, or context variables set before the call would be invisible inside.
+        inner.gr_context = getcurrent().gr_context
+        outcome = inner.switch()
+        while not inner.dead:
+            step = cast("_Step", outcome)
+            try:
+                reply = (yield from step.value.__await__()) if step.is_wait else (yield step.value)
+            except BaseException as exc:  # cancellation included: it belongs to the coroutine
+                inner.parent = getcurrent()
+                outcome = inner.throw(exc)
+            else:
+                inner.parent = getcurrent()
+                outcome = inner.switch(reply)
+        return cast("T", outcome)
+
+    def _drive(self) -> T:
+        """Run the coroutine step by step; runs in the inner greenlet."""
+        coroutine = self._coroutine
+        advance: Any = coroutine.send
+        argument: Any = None
+        while True:
+            try:
+                future = advance(argument)
+            except StopIteration as stop:
+                return cast("T", stop.value)
+            try:
+                argument = _hand_out(_Step(future, False))
+                advance = coroutine.send
+            except BaseException as exc:  # thrown in by the task: the coroutine must see it
+                argument, advance = exc, coroutine.throw
+
+
+def can_wait() -> bool:
+    """Whether :func:`wait` works here: in a plugin's coroutine itself, not in a task or thread of it."""
+    return isinstance(getcurrent(), _Inner)
+
+
+def wait(awaitable: Awaitable[T]) -> T:
+    """Return what ``awaitable`` gives, while the event loop goes on.
+
+    Raises:
+        RuntimeError: the caller is not inside a bridged coroutine (see :func:`can_wait`).
+    """
+    if not can_wait():
+        raise RuntimeError("wait() works directly inside a plugin's coroutine only")
+    return cast("T", _hand_out(_Step(awaitable, True)))
+
+
+def _hand_out(step: _Step) -> Any:
+    parent = getcurrent().parent
+    if parent is None:
+        raise RuntimeError("the greenlet of a plugin's coroutine has lost its event loop")
+    return parent.switch(step)

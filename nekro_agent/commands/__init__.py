@@ -1,0 +1,1 @@
+"""Commands: what people type (``/weather Tokyo``), parsed, checked and run."""

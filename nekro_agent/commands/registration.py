@@ -1,0 +1,99 @@
+"""What a plugin registers as a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from nekro_agent.commands.schemas import CommandPermission
+from nekro_agent.schemas.i18n import I18nDict
+
+__all__ = ["Command", "CommandGroup", "CommandOwner"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command."""
+
+    name: str
+    description: str
+    aliases: tuple[str, ...]
+    permission: CommandPermission
+    usage: str
+    category: str
+    tags: tuple[str, ...]
+    #: Not listed; meant as ``callback_cmd`` of another command.
+    internal: bool
+    func: Callable[..., Any]
+    i18n_description: I18nDict | None = None
+    i18n_usage: I18nDict | None = None
+    i18n_category: I18nDict | None = None
+
+
+class CommandOwner(Protocol):
+    """What a group needs of the plugin."""
+
+    def add_command(self, command: Command) -> None:
+        """Register."""
+        ...
+
+
+class CommandGroup:
+    """Commands under one name: ``group.command("set")`` registers ``<group>.set``."""
+
+    def __init__(
+        self,
+        owner: CommandOwner,
+        name: str,
+        description: str,
+        *,
+        permission: CommandPermission = CommandPermission.USER,
+        category: str = "plugin",
+        tags: list[str] | None = None,
+    ) -> None:
+        self._owner = owner
+        self.name = name
+        self.description = description
+        self.permission = permission
+        self.category = category
+        self.tags = tags or []
+
+    def command(
+        self,
+        name: str,
+        description: str,
+        aliases: list[str] | None = None,
+        permission: CommandPermission | None = None,
+        usage: str = "",
+        category: str = "",
+        tags: list[str] | None = None,
+        internal: bool = False,
+        i18n_description: I18nDict | None = None,
+        i18n_usage: I18nDict | None = None,
+        i18n_category: I18nDict | None = None,
+    ) -> Callable[[F], F]:
+        """Register a command of the group; what is left out is the group's."""
+
+        def decorate(func: F) -> F:
+            self._owner.add_command(
+                Command(
+                    name=f"{self.name}.{name}",
+                    description=description,
+                    aliases=tuple(f"{self.name}.{alias}" for alias in aliases or ()),
+                    permission=permission or self.permission,
+                    usage=usage,
+                    category=category or self.category,
+                    tags=tuple(self.tags if tags is None else tags),
+                    internal=internal,
+                    func=func,
+                    i18n_description=i18n_description,
+                    i18n_usage=i18n_usage,
+                    i18n_category=i18n_category,
+                )
+            )
+            return func
+
+        return decorate

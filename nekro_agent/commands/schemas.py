@@ -1,0 +1,100 @@
+"""Values that commands take and give."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from nekro_agent.schemas.i18n import SupportedLang
+
+__all__ = [
+    "CommandExecutionContext",
+    "CommandOutputSegment",
+    "CommandOutputSegmentType",
+    "CommandPermission",
+    "CommandResponse",
+    "CommandResponseStatus",
+]
+
+
+class CommandPermission(StrEnum):
+    """Who may run a command; each level includes the ones after it."""
+
+    PUBLIC = "public"
+    USER = "user"
+    ADVANCED = "advanced"
+    SUPER_USER = "super_user"
+
+
+class CommandResponseStatus(StrEnum):
+    """Where a command is after a response."""
+
+    #: More responses follow.
+    PROCESSING = "processing"
+    #: The next input goes to ``callback_cmd``.
+    WAITING = "waiting"
+    SUCCESS = "success"
+    ERROR = "error"
+
+
+class CommandOutputSegmentType(StrEnum):
+    """Kind of one part of a response."""
+
+    TEXT = "text"
+    IMAGE = "image"
+    FILE = "file"
+
+
+class CommandOutputSegment(BaseModel):
+    """One part of a response."""
+
+    type: CommandOutputSegmentType = CommandOutputSegmentType.TEXT
+    text: str = ""
+    file_path: str | None = None
+    file_name: str | None = None
+    mime_type: str | None = None
+    web_url: str | None = None
+
+
+class CommandResponse(BaseModel):
+    """What a command answers."""
+
+    status: CommandResponseStatus
+    message: str = ""
+    data: Any = None
+    output_segments: list[CommandOutputSegment] | None = None
+    callback_cmd: str | None = None
+    wait_options: list[str] | None = None
+    #: Seconds.
+    wait_timeout: float | None = None
+    on_timeout_message: str = ""
+    context_data: dict[str, Any] | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the command ends with this."""
+        return self.status is not CommandResponseStatus.PROCESSING
+
+
+class CommandExecutionContext(BaseModel):
+    """Who runs a command, and where."""
+
+    user_id: str = ""
+    chat_key: str = ""
+    username: str = ""
+    adapter_key: str = ""
+    is_super_user: bool = False
+    is_advanced_user: bool = False
+    lang: SupportedLang = SupportedLang.ZH_CN
+    #: What ``CmdCtl.wait(context_data=…)`` handed on.
+    context_data: dict[str, Any] = Field(default_factory=dict)
+
+    def may(self, permission: CommandPermission) -> bool:
+        """Whether this person may run commands of that level."""
+        if permission is CommandPermission.SUPER_USER:
+            return self.is_super_user
+        if permission is CommandPermission.ADVANCED:
+            return self.is_super_user or self.is_advanced_user
+        return permission is CommandPermission.PUBLIC or bool(self.user_id)

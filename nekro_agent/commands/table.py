@@ -1,0 +1,128 @@
+"""All commands of a process, and running one."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+
+from nekro_agent.commands.arguments import Parameter, parameters_of, parse
+from nekro_agent.commands.ctl import CmdCtl
+from nekro_agent.commands.registration import Command
+from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
+from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.invoke import run_callable
+from nekro_agent.plugin import NekroPlugin
+
+__all__ = ["CommandEntry", "CommandTable"]
+
+_log = get_sub_logger("commands")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandEntry:
+    """A command and the plugin that it belongs to."""
+
+    plugin: NekroPlugin
+    command: Command
+    parameters: list[Parameter]
+
+    @property
+    def full_name(self) -> str:
+        """``<plugin key>:<name>``, which no other command has."""
+        return f"{self.plugin.key}:{self.command.name}"
+
+
+class CommandTable:
+    """Commands by name, alias and full name; a name goes to the plugin that was loaded first."""
+
+    def __init__(self, plugins: Iterable[NekroPlugin]) -> None:
+        self._entries: list[CommandEntry] = []
+        self._by_name: dict[str, CommandEntry] = {}
+        self.warnings: list[str] = []
+        for plugin in plugins:
+            for command in plugin.commands:
+                entry = CommandEntry(plugin=plugin, command=command, parameters=parameters_of(command.func))
+                self._entries.append(entry)
+                for name in (entry.full_name, command.name, *command.aliases):
+                    self._claim(name, entry)
+
+    def __iter__(self) -> Iterator[CommandEntry]:
+        """Iterate over the commands that may be listed."""
+        return (e for e in self._entries if e.plugin.is_enabled and not e.command.internal)
+
+    def find(self, name: str) -> CommandEntry:
+        """Return a command of an enabled plugin.
+
+        Raises:
+            InvalidValueError: there is none; the message suggests near names.
+        """
+        entry = self._by_name.get(name.removeprefix("/"))
+        if entry is None or not entry.plugin.is_enabled:
+            known = [name for name, entry in self._by_name.items() if entry.plugin.is_enabled]
+            near = difflib.get_close_matches(name.removeprefix("/"), known, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise InvalidValueError(f"there is no command {name!r}{hint}")
+        return entry
+
+    async def run(self, line: str, context: CommandExecutionContext) -> AsyncIterator[CommandResponse]:
+        """Run ``/name arguments`` and yield the responses; the last one is final.
+
+        Mistakes (no such command, no permission, wrong arguments, an exception of the plugin)
+        are responses too.
+        """
+        name, _, rest = line.strip().partition(" ")
+        try:
+            entry = self.find(name)
+            if not context.may(entry.command.permission):
+                level = entry.command.permission.value
+                raise InvalidValueError(f"command {entry.command.name} needs the permission {level}")
+            arguments = parse(entry.parameters, rest)
+        except InvalidValueError as exc:
+            yield CmdCtl.failed(str(exc))
+            return
+        try:
+            async for response in _responses(entry, context, arguments):
+                yield response
+                if response.is_final:
+                    return
+        except (Exception, SystemExit) as exc:  # a plugin's code; the person must get an answer
+            _log.opt(exception=exc).error(f"command {entry.full_name} failed")
+            yield CmdCtl.failed(f"{type(exc).__name__}: {exc}".rstrip(": "))
+            return
+        yield CmdCtl.success()
+
+    def _claim(self, name: str, entry: CommandEntry) -> None:
+        owner = self._by_name.setdefault(name, entry)
+        if owner is not entry:
+            text = (
+                f"command {name} of {entry.plugin.key} is shadowed by {owner.plugin.key}'s; "
+                f"call it as {entry.full_name}"
+            )
+            self.warnings.append(text)
+            _log.warning(text)
+
+
+async def _responses(
+    entry: CommandEntry, context: CommandExecutionContext, arguments: dict[str, object]
+) -> AsyncIterator[CommandResponse]:
+    func = entry.command.func
+    if inspect.isasyncgenfunction(func):
+        async for item in func(context, **arguments):
+            yield _as_response(item, final=False)
+        return
+    result = await run_callable(func, context, **arguments)
+    if inspect.isasyncgen(result):
+        async for item in result:
+            yield _as_response(item, final=False)
+    else:
+        yield _as_response(result, final=True)
+
+
+def _as_response(item: object, *, final: bool) -> CommandResponse:
+    if isinstance(item, CommandResponse):
+        return item
+    text = "" if item is None else str(item)
+    return CmdCtl.success(text) if final else CmdCtl.message(text)

@@ -1,0 +1,30 @@
+"""Global configuration as plugins of the reference read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from nekro_agent import runtime
+from nekro_agent.core.os_env import SANDBOX_SHARED_HOST_DIR, USER_UPLOAD_DIR
+from nekro_agent.policies import CoreConfig, ModelConfigGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["SANDBOX_SHARED_HOST_DIR", "USER_UPLOAD_DIR", "CoreConfig", "ModelConfigGroup", "config"]
+
+_UNBOUND = CoreConfig()
+
+
+class _CurrentConfig:
+    """Reads through to the bound runtime's values, so that it may be imported before there is one."""
+
+    def __getattr__(self, name: str) -> object:
+        source = runtime.current().core if runtime.is_bound() else _UNBOUND
+        return getattr(source, name)
+
+    def __dir__(self) -> Iterable[str]:
+        return dir(_UNBOUND)
+
+
+config = cast("CoreConfig", _CurrentConfig())

@@ -1,0 +1,72 @@
+"""When a recurring timer fires next."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from croniter import croniter
+
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.ports import WorkdayMode
+
+__all__ = ["checked_expression", "checked_timezone", "next_fire"]
+
+_HORIZON: Final = timedelta(days=366 * 8)
+_WORKDAYS: Final = {WorkdayMode.MON_FRI, WorkdayMode.CN_WORKDAY}
+_RESTDAYS: Final = {WorkdayMode.WEEKEND, WorkdayMode.CN_RESTDAY}
+
+
+def checked_expression(cron_expr: str) -> str:
+    """Return a five-field cron expression with single spaces.
+
+    Raises:
+        InvalidValueError: it has not five fields or one of them is wrong.
+    """
+    fields = cron_expr.split() if isinstance(cron_expr, str) else []
+    text = " ".join(fields)
+    if len(fields) != 5 or not croniter.is_valid(text):
+        raise InvalidValueError(
+            f"cron expression {cron_expr!r} is not valid: minute, hour, day of month, month, day of week, "
+            'for example "0 9 * * 1-5"'
+        )
+    return text
+
+
+def checked_timezone(name: str) -> ZoneInfo:
+    """Return the time zone of an IANA name.
+
+    Raises:
+        InvalidValueError: there is none.
+    """
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as exc:
+        raise InvalidValueError(
+            f"time zone {name!r} does not exist; use an IANA name like Asia/Tokyo"
+        ) from exc
+
+
+def next_fire(cron_expr: str, *, timezone: str, workday_mode: WorkdayMode, after: datetime) -> datetime:
+    """Return the first due time after ``after``, in UTC.
+
+    Days are those of ``timezone``, daylight saving included.
+
+    Raises:
+        InvalidValueError: expression or zone is wrong, or no such day comes within eight years.
+    """
+    zone = checked_timezone(timezone)
+    start = after.astimezone(zone)
+    times = croniter(checked_expression(cron_expr), start)
+    while True:
+        due: datetime = times.get_next(datetime)
+        if due - start > _HORIZON:
+            raise InvalidValueError(f"cron expression {cron_expr!r} with {workday_mode} never fires")
+        if _is_wanted(due, workday_mode):
+            return due.astimezone(UTC)
+
+
+def _is_wanted(due: datetime, mode: WorkdayMode) -> bool:
+    weekend = due.weekday() >= 5
+    return not (weekend and mode in _WORKDAYS) and not (not weekend and mode in _RESTDAYS)

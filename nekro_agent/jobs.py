@@ -1,0 +1,287 @@
+"""Background jobs of plugins: how a plugin writes one, starts one, and talks to one."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nekro_agent import runtime
+from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.errors import ConflictError, InvalidValueError
+from nekro_agent.ports import JobInfo, JobRequest, JobState
+
+if TYPE_CHECKING:
+    from nekro_agent.plugin import NekroPlugin
+
+__all__ = ["AsyncTaskHandle", "TaskCtl", "TaskRunner", "TaskSignal", "drive", "register", "runner", "task"]
+
+_log = get_sub_logger("jobs")
+
+#: Task type → plugins that mounted it; two plugins may use the same word.
+_owners: defaultdict[str, list[NekroPlugin]] = defaultdict(list)
+
+
+class TaskSignal(StrEnum):
+    """What a job says of itself."""
+
+    PROGRESS = "progress"
+    SUCCESS = "success"
+    FAIL = "fail"
+    CANCEL = "cancel"
+
+
+class TaskCtl(BaseModel):
+    """One report of a job: progress, or its end."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    signal: TaskSignal
+    message: str = ""
+    data: Any = None
+    #: Percent; None where it does not apply.
+    progress: int | None = Field(None, ge=0, le=100)
+
+    @classmethod
+    def report_progress(cls, message: str, percent: int = 0) -> TaskCtl:
+        """Say how far the job is; percent from 0 to 100."""
+        return cls(signal=TaskSignal.PROGRESS, message=message, progress=percent)
+
+    @classmethod
+    def success(cls, message: str = "", data: Any = None) -> TaskCtl:
+        """End well."""
+        return cls(signal=TaskSignal.SUCCESS, message=message, data=data, progress=100)
+
+    @classmethod
+    def fail(cls, message: str, error: BaseException | str | None = None) -> TaskCtl:
+        """End badly."""
+        return cls(signal=TaskSignal.FAIL, message=message, data=error)
+
+    @classmethod
+    def cancel(cls, message: str = "") -> TaskCtl:
+        """End because somebody asked for it."""
+        return cls(signal=TaskSignal.CANCEL, message=message)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the job ends with this."""
+        return self.signal is not TaskSignal.PROGRESS
+
+    @classmethod
+    def of_job(cls, job: JobInfo) -> TaskCtl:
+        """Return a recorded job's latest state in this form."""
+        signal = _SIGNALS[job.state]
+        return cls(signal=signal, message=job.message, data=job.data, progress=job.percent)
+
+
+_SIGNALS: Final = {
+    JobState.QUEUED: TaskSignal.PROGRESS,
+    JobState.RUNNING: TaskSignal.PROGRESS,
+    JobState.SUCCEEDED: TaskSignal.SUCCESS,
+    JobState.FAILED: TaskSignal.FAIL,
+    JobState.CANCELLED: TaskSignal.CANCEL,
+}
+
+
+class AsyncTaskHandle:
+    """One job, seen from inside (its function's first argument) or from outside (``task.start``)."""
+
+    def __init__(
+        self, task_id: str, chat_key: str, plugin: NekroPlugin, *, job_id: str = "", task_type: str = ""
+    ) -> None:
+        self.task_id = task_id
+        self.chat_key = chat_key
+        self.plugin = plugin
+        self.job_id = job_id
+        self.task_type = task_type
+
+    async def wait(self, key: str, timeout: float | None = None) -> Any:  # noqa: ASYNC109  # the reference's name
+        """Wait until somebody calls ``notify(key, data)`` and return the data, also if they did before.
+
+        Args:
+            timeout: seconds; None or 0 waits for ever.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            asyncio.CancelledError: ``cancel_wait`` or the job's cancellation ended the wait.
+        """
+        return await runtime.current().service("jobs").wait(self.job_id, key, timeout_seconds=timeout or None)
+
+    def notify(self, key: str, data: Any = None) -> bool:
+        """Hand data to ``wait(key)``, now or later; False when the job has ended."""
+        return runtime.current().service("jobs").notify(self.job_id, key, data)
+
+    def cancel_wait(self, key: str) -> bool:
+        """Cancel a wait; False when nobody waits."""
+        return runtime.current().service("jobs").cancel_wait(self.job_id, key) > 0
+
+    def cancel_all(self) -> int:
+        """Cancel every wait of the job; returns how many."""
+        return runtime.current().service("jobs").cancel_wait(self.job_id)
+
+    async def notify_agent(self, message: str, trigger: bool = True) -> None:
+        """Add a system message to the job's chat, by default waking the agent."""
+        from nekro_agent.api.message import push_system
+
+        await push_system(self.chat_key, message, trigger_agent=trigger)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody asked the job to end; a long loop should look now and then."""
+        job = runtime.current().service("jobs").peek(self.plugin.key, self.task_type, self.task_id)
+        return job is not None and (job.cancel_requested or job.state is JobState.CANCELLED)
+
+
+class TaskRunner:
+    """``task``: starts jobs and asks after them."""
+
+    async def start(
+        self,
+        task_type: str,
+        task_id: str,
+        chat_key: str,
+        plugin: NekroPlugin,
+        *args: Any,
+        on_terminal: Callable[[TaskCtl], object] | None = None,
+        **kwargs: Any,
+    ) -> AsyncTaskHandle:
+        """Start a job.
+
+        Args:
+            task_id: the plugin's own name for it; at most one open job of that type and name.
+            on_terminal: called with the last ``TaskCtl``, if this process is still there then.
+
+        Raises:
+            InvalidValueError: the type is not mounted, or such a job is running.
+        """
+        if task_type not in plugin.task_types:
+            known = ", ".join(plugin.task_types) or "none"
+            raise InvalidValueError(f"{plugin.key} has no task type {task_type!r} (it has: {known})")
+        request = JobRequest(
+            plugin_key=plugin.key,
+            task_type=task_type,
+            task_id=str(task_id),
+            chat_key=chat_key,
+            args=args,
+            kwargs=kwargs,
+            on_terminal=on_terminal,
+        )
+        try:
+            job = await runtime.current().service("jobs").start(request)
+        except ConflictError as exc:
+            raise InvalidValueError(f"task {task_type} {task_id!r} is running already") from exc
+        return _handle(job, plugin)
+
+    def get_handle(self, task_type: str, task_id: str) -> AsyncTaskHandle | None:
+        """Return the open job of that type and name, or None."""
+        found = self._find(task_type, task_id)
+        return None if found is None or found[0].state.is_final else _handle(*found)
+
+    def get_state(self, task_type: str, task_id: str) -> TaskCtl | None:
+        """Return the newest job's latest report, or None when there never was one."""
+        found = self._find(task_type, task_id)
+        return None if found is None else TaskCtl.of_job(found[0])
+
+    def is_running(self, task_type: str, task_id: str) -> bool:
+        """Whether a job of that type and name is open."""
+        return self.get_handle(task_type, task_id) is not None
+
+    async def cancel(self, task_type: str, task_id: str) -> bool:
+        """Ask a job to end; False when none is open."""
+        found = self._find(task_type, task_id)
+        if found is None or found[0].state.is_final:
+            return False
+        return await runtime.current().service("jobs").cancel(found[0].id)
+
+    async def get_running_tasks(self) -> list[AsyncTaskHandle]:
+        """Return every open job of the plugins of this process."""
+        plugins = {plugin.key: plugin for owners in _owners.values() for plugin in owners}
+        jobs = await runtime.current().service("jobs").running()
+        return [_handle(job, plugins[job.plugin_key]) for job in jobs if job.plugin_key in plugins]
+
+    async def stop_all(self) -> int:
+        """Ask every job of the plugins of this process to end; returns how many."""
+        jobs = runtime.current().service("jobs")
+        return sum([await jobs.cancel(handle.job_id) for handle in await self.get_running_tasks()])
+
+    def runner(self) -> TaskRunner:
+        """Return itself; the reference reaches the runner this way."""
+        return self
+
+    @staticmethod
+    def _find(task_type: str, task_id: str) -> tuple[JobInfo, NekroPlugin] | None:
+        """Return the job of whichever plugin mounted the type; an open one before an ended one."""
+        jobs = runtime.current().service("jobs")
+        found = [(jobs.peek(plugin.key, task_type, str(task_id)), plugin) for plugin in _owners[task_type]]
+        known = [(job, plugin) for job, plugin in found if job is not None]
+        return min(known, key=lambda pair: pair[0].state.is_final, default=None)
+
+
+#: The one runner, under the name that plugins import.
+task = TaskRunner()
+
+
+def runner() -> TaskRunner:
+    """Return the one runner."""
+    return task
+
+
+def register(plugin: NekroPlugin, task_type: str) -> None:
+    """Remember which plugin mounted a task type."""
+    owners = _owners[task_type]
+    owners[:] = [owner for owner in owners if owner.key != plugin.key]
+    owners.append(plugin)
+
+
+def _handle(job: JobInfo, plugin: NekroPlugin) -> AsyncTaskHandle:
+    return AsyncTaskHandle(job.task_id, job.chat_key, plugin, job_id=job.id, task_type=job.task_type)
+
+
+async def drive(
+    func: Callable[..., Any],
+    handle: AsyncTaskHandle,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    report: Callable[[TaskCtl], Awaitable[None]],
+) -> TaskCtl:
+    """Run a job's function to its end and return its last signal; whoever runs jobs calls this.
+
+    A coroutine function succeeds by returning. An async generator ends with the terminal signal
+    that it yields; one that stops without any has failed. An exception is a failure, a
+    cancellation passes through.
+
+    Args:
+        report: awaited with each signal that is not the last.
+    """
+    try:
+        result = func(handle, *args, **kwargs)
+        if inspect.isasyncgen(result):
+            return await _drive_generator(result, report)
+        if inspect.isawaitable(result):
+            result = await result
+        return result if isinstance(result, TaskCtl) and result.is_terminal else TaskCtl.success(data=result)
+    except (Exception, SystemExit) as exc:  # a plugin's code: whatever it raises is the job's failure
+        _log.opt(exception=exc).error(f"{handle.plugin.key}: task {handle.task_type} failed")
+        return TaskCtl.fail(f"{type(exc).__name__}: {exc}".rstrip(": "), exc)
+
+
+async def _drive_generator(
+    generator: AsyncIterator[Any], report: Callable[[TaskCtl], Awaitable[None]]
+) -> TaskCtl:
+    try:
+        async for signal in generator:
+            if not isinstance(signal, TaskCtl):
+                return TaskCtl.fail(f"the task yielded {type(signal).__name__}; it must yield TaskCtl")
+            if signal.is_terminal:
+                return signal
+            await report(signal)
+    finally:
+        close = getattr(generator, "aclose", None)
+        if close is not None:
+            await close()
+    return TaskCtl.fail("the task ended without TaskCtl.success, fail or cancel")

@@ -1,0 +1,145 @@
+"""``dynamic_import_pkg``: packages that plugins ask for, installed once for all workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from nekro_agent import bridge, layout, runtime
+from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.errors import InvalidValueError, PackageInstallError
+from nekro_agent.package_layers import Layer, LayerStore, PipOptions, base_version, satisfies, top_level_names
+
+__all__ = ["dynamic_import_pkg"]
+
+_log = get_sub_logger("packages")
+
+
+def dynamic_import_pkg(
+    package_spec: str,
+    import_name: str | None = None,
+    *,
+    mirror: str | None = None,
+    trusted_host: bool = True,
+    timeout: int = 300,
+    repo_dir: str | Path | None = None,
+) -> ModuleType:
+    """Import a package, installing it first when no satisfying version is here.
+
+    What the workers' own environment provides is used and never replaced. Anything else is
+    installed once into a directory that all workers of the data root share. Inside a plugin's
+    coroutine the event loop goes on meanwhile; at import time the import waits.
+
+    Args:
+        package_spec: name with optional extras and versions, ``"requests[socks]>=2.25"``.
+        import_name: module to import; None derives it from the package.
+        mirror: URL of the package index to ask; None leaves it to pip's configuration.
+        trusted_host: whether a mirror without TLS may be asked.
+        timeout: seconds for waiting and installing together.
+        repo_dir: another directory to install into.
+
+    Raises:
+        InvalidValueError: the spec is wrong.
+        PackageInstallError: installing is switched off or failed, or another version is in use.
+        ImportError: the package is here and has no such module.
+    """
+    requirement = _parsed(package_spec)
+    options = PipOptions(mirror=mirror, allow_plain_http=trusted_host, timeout_seconds=timeout)
+    if not _in_environment(requirement):
+        store = LayerStore(Path(repo_dir) if repo_dir else layout.packages_dir(runtime.data_root()))
+        layer = store.find(requirement) or _install(store, requirement, options)
+        layer.activate()
+    return _imported(requirement, import_name)
+
+
+def _parsed(package_spec: str) -> Requirement:
+    try:
+        requirement = Requirement(package_spec)
+    except (InvalidRequirement, TypeError) as exc:
+        raise InvalidValueError(
+            f"package spec {package_spec!r} is not valid; write a name and versions, like 'requests>=2.25.0'"
+        ) from exc
+    if requirement.url:
+        raise InvalidValueError(
+            f"package spec {package_spec!r} names a URL; only names of the package index are taken"
+        )
+    return requirement
+
+
+def _in_environment(requirement: Requirement) -> bool:
+    """Whether the workers' own environment satisfies the requirement, extras included.
+
+    Raises:
+        PackageInstallError: it has the package in another version, which may not be replaced.
+    """
+    version = base_version(requirement.name)
+    if version is None:
+        return False
+    if not requirement.specifier.contains(version, prereleases=True):
+        raise PackageInstallError(
+            f"{requirement} is asked for, but the workers' own environment has {requirement.name} {version}, "
+            "which plugins may not replace; relax the plugin's requirement or upgrade the environment"
+        )
+    return satisfies(requirement)
+
+
+def _install(store: LayerStore, requirement: Requirement, options: PipOptions) -> Layer:
+    _check_policy(requirement)
+    _log.info(f"installing {requirement} for plugins")
+    if bridge.can_wait():
+        return bridge.wait(asyncio.to_thread(store.install, requirement, options))
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        _log.warning(
+            f"installing {requirement} blocks this event loop: dynamic_import_pkg was called in a task "
+            "of its own; call it in the method itself or at import"
+        )
+    return store.install(requirement, options)
+
+
+def _check_policy(requirement: Requirement) -> None:
+    policy = runtime.package_policy()
+    if policy.install == "off":
+        raise PackageInstallError(
+            f"{requirement} is not installed, and installing is off "
+            "(NEKRO_PLUGINS__PACKAGE_INSTALL=on allows it)"
+        )
+    allowed = {canonicalize_name(name) for name in policy.allow}
+    if policy.install == "allow_list" and canonicalize_name(requirement.name) not in allowed:
+        raise PackageInstallError(
+            f"{requirement} is not installed, and NEKRO_PLUGINS__PACKAGE_ALLOW does not list "
+            f"{requirement.name}"
+        )
+
+
+def _imported(requirement: Requirement, import_name: str | None) -> ModuleType:
+    importlib.invalidate_caches()
+    names = [import_name] if import_name else _module_names(requirement.name)
+    for name in names:
+        if _exists(name):
+            return importlib.import_module(name)
+    raise ImportError(
+        f"package {requirement.name} is installed, but has no module {' or '.join(names)}; "
+        "pass import_name= with the name that its documentation imports"
+    )
+
+
+def _exists(module_name: str) -> bool:
+    try:
+        return importlib.util.find_spec(module_name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _module_names(package: str) -> list[str]:
+    """Return likely module names: the package's own spelling, then the top-level names that it installed."""
+    guesses = [package.replace("-", "_"), package.replace("-", "_").lower(), package.replace("-", ".")]
+    found = top_level_names(package)
+    return list(dict.fromkeys([*guesses, *(found if len(found) == 1 else [])]))

@@ -1,0 +1,7 @@
+"""Commands: answers."""
+
+from __future__ import annotations
+
+from nekro_agent.commands.ctl import CmdCtl
+
+__all__ = ["CmdCtl"]

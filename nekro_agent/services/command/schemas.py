@@ -1,0 +1,23 @@
+"""Commands: values."""
+
+from __future__ import annotations
+
+from nekro_agent.commands.arguments import Arg
+from nekro_agent.commands.schemas import (
+    CommandExecutionContext,
+    CommandOutputSegment,
+    CommandOutputSegmentType,
+    CommandPermission,
+    CommandResponse,
+    CommandResponseStatus,
+)
+
+__all__ = [
+    "Arg",
+    "CommandExecutionContext",
+    "CommandOutputSegment",
+    "CommandOutputSegmentType",
+    "CommandPermission",
+    "CommandResponse",
+    "CommandResponseStatus",
+]

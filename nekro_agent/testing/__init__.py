@@ -1,0 +1,37 @@
+"""Everything a plugin needs, in memory: for plugin authors' tests.
+
+    async def test_greeting(tmp_path):
+        async with InMemoryRuntime(plugin, data_dir=tmp_path) as world:
+            outcome = await world.call("greet", "Ada", user_id="u1")
+            assert outcome.value == "Hello Ada"
+            assert world.messages.sent[0].text == "…"
+
+Import this module before the plugin when the plugin uses names of the reference that do not
+exist here. The same contract tests run on these services and on the real ones.
+"""
+
+from __future__ import annotations
+
+from nekro_agent import placeholders
+from nekro_agent.invoke import Outcome
+from nekro_agent.testing.areas import LocalAreas
+from nekro_agent.testing.jobs import InMemoryJobs
+from nekro_agent.testing.messages import InMemoryMessages
+from nekro_agent.testing.records import InMemoryRecords
+from nekro_agent.testing.store import InMemoryStore
+from nekro_agent.testing.timers import InMemoryCronJobs, InMemoryTimers
+from nekro_agent.testing.world import InMemoryRuntime
+
+__all__ = [
+    "InMemoryCronJobs",
+    "InMemoryJobs",
+    "InMemoryMessages",
+    "InMemoryRecords",
+    "InMemoryRuntime",
+    "InMemoryStore",
+    "InMemoryTimers",
+    "LocalAreas",
+    "Outcome",
+]
+
+placeholders.install()

@@ -1,0 +1,66 @@
+"""Messages in lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from nekro_agent.ports import MessageKind, OutgoingMessage, StoredMessage
+
+__all__ = ["InMemoryMessages"]
+
+
+@dataclass(kw_only=True)
+class InMemoryMessages:
+    """Implements ``Messages``."""
+
+    #: What plugins sent, in order.
+    sent: list[OutgoingMessage] = field(default_factory=list)
+    #: Every recorded message of every chat, in order.
+    history: list[StoredMessage] = field(default_factory=list)
+    #: Chats whose agent was woken, in order.
+    triggered: list[str] = field(default_factory=list)
+
+    async def send(self, message: OutgoingMessage) -> str:
+        """Keep a message of the agent."""
+        self.sent.append(message)
+        if not message.record:
+            return f"unrecorded-{len(self.sent)}"
+        return self.add(message.chat_key, MessageKind.ASSISTANT, message.text or f"[{message.file_name}]")
+
+    async def push_system(self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None) -> str:
+        """Keep a system message."""
+        if trigger_agent:
+            self.triggered.append(chat_key)
+        return self.add(chat_key, MessageKind.SYSTEM, text)
+
+    async def wake(self, chat_key: str) -> None:
+        """Note that the chat's agent was woken."""
+        self.triggered.append(chat_key)
+
+    def add(
+        self,
+        chat_key: str,
+        kind: MessageKind,
+        text: str,
+        *,
+        sender_id: str | None = None,
+        sender_name: str | None = None,
+    ) -> str:
+        """Record a message, for example one of a person; returns its id."""
+        message = StoredMessage(
+            sequence=len(self.history) + 1,
+            id=f"m{len(self.history) + 1}",
+            chat_key=chat_key,
+            kind=kind,
+            sender_id=sender_id,
+            sender_name=sender_name,
+            text=text,
+            created_at=datetime.now(UTC),
+        )
+        self.history.append(message)
+        return message.id
+
+    def texts(self, chat_key: str, kind: MessageKind) -> list[str]:
+        """Return the texts of a chat's messages of one kind."""
+        return [m.text for m in self.history if m.chat_key == chat_key and m.kind is kind]

@@ -1,0 +1,147 @@
+"""A bound runtime with every service in memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nekro_agent import runtime
+from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
+from nekro_agent.commands.table import CommandTable
+from nekro_agent.errors import MethodNotFoundError
+from nekro_agent.hooks import HookFailure, PluginHost
+from nekro_agent.invoke import Outcome, call_method
+from nekro_agent.plugin import NekroPlugin
+from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy
+from nekro_agent.runtime import Runtime
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.testing.areas import LocalAreas
+from nekro_agent.testing.jobs import InMemoryJobs
+from nekro_agent.testing.messages import InMemoryMessages
+from nekro_agent.testing.records import InMemoryRecords
+from nekro_agent.testing.store import InMemoryStore
+from nekro_agent.testing.timers import InMemoryCronJobs, InMemoryTimers
+
+__all__ = ["InMemoryRuntime"]
+
+
+class InMemoryRuntime:
+    """A runtime, bound for the duration of an ``async with`` block, with the plugins' init and cleanup."""
+
+    def __init__(
+        self,
+        *plugins: NekroPlugin,
+        data_dir: Path | None = None,
+        store_policy: StorePolicy | None = None,
+        downloads: DownloadPolicy | None = None,
+        packages: PackagePolicy | None = None,
+        core: CoreConfig | None = None,
+    ) -> None:
+        """Take the plugins to run.
+
+        Args:
+            data_dir: None makes a temporary directory that is removed at the end.
+        """
+        self._cleanup = ExitStack()
+        root = data_dir or Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="nekro-")))
+        self.plugins = list(plugins)
+        self.store = InMemoryStore()
+        self.messages = InMemoryMessages()
+        self.areas = LocalAreas(root)
+        self.timers = InMemoryTimers(self.messages)
+        self.cron_jobs = InMemoryCronJobs(self.messages)
+        self.jobs = InMemoryJobs(self.plugins)
+        self.records = InMemoryRecords(self.messages, self.store)
+        self.commands = CommandTable(self.plugins)
+        #: Init hooks that failed.
+        self.failures: list[HookFailure] = []
+        self.host = PluginHost(self.plugins)
+        self.runtime = Runtime(
+            data_dir=root,
+            store=self.store,
+            messages=self.messages,
+            areas=self.areas,
+            timers=self.timers,
+            cron_jobs=self.cron_jobs,
+            jobs=self.jobs,
+            records=self.records,
+            hooks=self.host,
+            store_policy=store_policy or StorePolicy(),
+            downloads=downloads or DownloadPolicy(),
+            packages=packages or PackagePolicy(),
+            core=core or CoreConfig(),
+        )
+
+    async def __aenter__(self) -> Self:
+        self._cleanup.enter_context(runtime.bound(self.runtime))
+        self.failures = await self.host.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.jobs.close()
+            await self.host.stop()
+        finally:
+            self._cleanup.close()
+
+    def context(
+        self, *, chat_key: str = "test-chat", user_id: str | None = "test-user", plugin_key: str | None = None
+    ) -> AgentCtx:
+        """Return a context as a call of sandboxed code would have it."""
+        return AgentCtx.for_call(
+            chat_key=chat_key,
+            user_id=user_id,
+            adapter_key="test",
+            channel_id=chat_key,
+            channel_type="private",
+            plugin_key=plugin_key,
+            call_id=f"call-{len(self.messages.history)}",
+        )
+
+    async def call(
+        self,
+        method_name: str,
+        /,
+        *args: Any,
+        chat_key: str = "test-chat",
+        user_id: str | None = "test-user",
+        **kwargs: Any,
+    ) -> Outcome:
+        """Run a method by its function name, as sandboxed code would, with the effects of its type.
+
+        Raises:
+            MethodNotFoundError: none of the plugins has it.
+            ArgumentError: the arguments do not fit.
+        """
+        for plugin in self.plugins:
+            for method in plugin.sandbox_methods:
+                if method_name in (method.func.__name__, f"{plugin.key}.{method.func.__name__}"):
+                    ctx = self.context(chat_key=chat_key, user_id=user_id, plugin_key=plugin.key)
+                    outcome = await call_method(method, ctx, args, kwargs)
+                    await self._record(outcome, ctx)
+                    return outcome
+        raise MethodNotFoundError(f"none of the plugins has a method {method_name!r}")
+
+    async def command(
+        self, line: str, context: CommandExecutionContext | None = None
+    ) -> AsyncIterator[CommandResponse]:
+        """Run ``/name arguments`` and yield the responses."""
+        who = context or CommandExecutionContext(
+            user_id="test-user", chat_key="test-chat", is_super_user=True, is_advanced_user=True
+        )
+        async for response in self.commands.run(line, who):
+            yield response
+
+    async def _record(self, outcome: Outcome, ctx: AgentCtx) -> None:
+        if outcome.text is not None:
+            await self.messages.push_system(
+                ctx.chat_key, outcome.text, trigger_agent=outcome.type.wakes_agent, call_id=ctx.call_id
+            )
+        elif outcome.segments is not None:
+            self.messages.triggered.append(ctx.chat_key)

@@ -1,0 +1,134 @@
+"""Small helpers that plugins of the reference use."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import hashlib
+from pathlib import Path
+
+from nekro_agent import runtime
+from nekro_agent.area_access import copy_in, safe_basename
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.tools.download import fetch
+from nekro_agent.tools.path_convertor import convert_filename_to_access_path
+
+__all__ = [
+    "calculate_file_md5",
+    "calculate_text_similarity",
+    "copy_to_upload_dir",
+    "download_file",
+    "download_file_from_bytes",
+    "limited_text_output",
+]
+
+
+async def download_file(
+    url: str,
+    file_path: str | Path | None = None,
+    file_name: str = "",
+    use_suffix: str = "",
+    retry_count: int = 3,
+    from_chat_key: str = "",
+) -> tuple[str, str]:
+    """Fetch a URL to ``file_path``, or into a chat's uploads.
+
+    Args:
+        file_name: name in the uploads; "" takes the URL's digest and ``use_suffix``.
+        retry_count: tries after the first.
+
+    Returns:
+        The host path and the file's name.
+
+    Raises:
+        InvalidValueError: neither ``file_path`` nor ``from_chat_key`` is given.
+        DownloadError: every try failed.
+    """
+    if file_path is not None:
+        target = Path(file_path)
+    else:
+        digest = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest()
+        target = _upload_target(from_chat_key, file_name or digest + use_suffix)
+    for rest in range(max(retry_count, 0), -1, -1):
+        try:
+            await fetch(url, target)
+            break
+        except Exception as exc:
+            if rest == 0 or not getattr(exc, "retryable", False):
+                raise
+            await asyncio.sleep(0.2)
+    return str(target), target.name
+
+
+async def download_file_from_bytes(
+    bytes_data: bytes,
+    file_path: str | Path | None = None,
+    file_name: str = "",
+    use_suffix: str = "",
+    from_chat_key: str = "",
+) -> tuple[str, str]:
+    """Write bytes to ``file_path``, or into a chat's uploads; returns host path and name.
+
+    Raises:
+        InvalidValueError: neither ``file_path`` nor ``from_chat_key`` is given.
+    """
+    if file_path is not None:
+        target = Path(file_path)
+        await asyncio.to_thread(_write, target, bytes_data)
+        return str(target), target.name
+    digest = hashlib.md5(bytes_data, usedforsecurity=False).hexdigest()
+    target = _upload_target(from_chat_key, file_name or digest + use_suffix)
+    await asyncio.to_thread(copy_in, target.parent, target.name, bytes_data)
+    return str(target), target.name
+
+
+async def copy_to_upload_dir(
+    file_path: str | Path, file_name: str = "", use_suffix: str = "", from_chat_key: str = ""
+) -> tuple[str, str]:
+    """Copy a host file into a chat's uploads; returns host path and name.
+
+    Raises:
+        InvalidValueError: ``from_chat_key`` is empty.
+        OSError: the file cannot be read.
+    """
+    source = Path(file_path)
+    name = file_name or await asyncio.to_thread(calculate_file_md5, source) + (use_suffix or source.suffix)
+    target = _upload_target(from_chat_key, name)
+    await asyncio.to_thread(copy_in, target.parent, target.name, source)
+    return str(target), target.name
+
+
+def limited_text_output(text: str, limit: int = 100, placeholder: str = "...") -> str:
+    """Return a text of at most ``limit`` characters, the middle left out when it is longer."""
+    if len(text) <= limit:
+        return text
+    keep = max(limit - len(placeholder), 0)
+    head = (keep + 1) // 2
+    tail = keep - head
+    return text[:head] + placeholder[:limit] + (text[-tail:] if tail else "")
+
+
+def calculate_text_similarity(text1: str, text2: str, min_length: int = 0) -> float:
+    """Return how alike two texts are, 0 to 1; 0 when one is shorter than ``min_length``."""
+    if min(len(text1), len(text2)) < min_length:
+        return 0.0
+    return difflib.SequenceMatcher(None, text1, text2).ratio()
+
+
+def calculate_file_md5(file_path: str | Path) -> str:
+    """Return a file's MD5 in hexadecimal."""
+    with Path(file_path).open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _upload_target(chat_key: str, name: str) -> Path:
+    if not chat_key:
+        raise InvalidValueError("pass file_path, or from_chat_key to store into that chat's uploads")
+    if runtime.is_bound():
+        runtime.current().areas.uploads_dir(chat_key)
+    return convert_filename_to_access_path(safe_basename(name), chat_key)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
