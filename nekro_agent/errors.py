@@ -200,6 +200,10 @@ class MethodFailedError(PluginError):
         self.error_message = error_message
         super().__init__(f"{error_type}: {error_message}" if error_message else error_type)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by both arguments; Celery reports what does not pickle as its nearest base class."""
+        return MethodFailedError, (self.error_type, self.error_message)
+
 
 class MethodAbortedError(PluginError):
     """A plugin method ended in a ``BaseException`` (CancelledError, SystemExit, MemoryError, …)."""
