@@ -165,19 +165,12 @@ def _redis_faults(server: dict[str, object]) -> list[tuple[str, str]]:
 
 
 def _other_broker(settings: Settings, url: str) -> Check:
-    from kombu.connection import Connection
+    from cli.presence import require_broker
 
     try:
-        with Connection(url, connect_timeout=settings.broker.connect_timeout_seconds) as connection:
-            connection.ensure_connection(max_retries=1, timeout=settings.broker.connect_timeout_seconds)
-    except Exception as exc:  # each transport of kombu raises errors of its own driver
-        return Check(
-            name="broker",
-            verdict=Verdict.FAILED,
-            detail=f"{without_password(url)} does not answer ({type(exc).__name__}: {exc})",
-            mend="start the broker, or correct NEKRO_BROKER__URL",
-            code=ExitCode.BROKER,
-        )
+        require_broker(settings)
+    except NekroError as exc:
+        return Check(name="broker", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.BROKER)
     return Check(name="broker", verdict=Verdict.OK, detail=without_password(url))
 
 

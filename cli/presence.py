@@ -7,10 +7,13 @@ from collections.abc import Awaitable
 from typing import Final, TypeVar
 
 from celery import Celery
+from kombu.connection import Connection
 
-from nekro_agent.errors import ServiceError
+from broker_config.settings import Settings
+from broker_config.urls import kombu_url, without_password
+from nekro_agent.errors import BrokerUnavailableError, ServiceError
 
-__all__ = ["awaited_with_workers", "served_lanes"]
+__all__ = ["awaited_with_workers", "require_broker", "served_lanes"]
 
 T = TypeVar("T")
 
@@ -23,6 +26,23 @@ def served_lanes(app: Celery) -> set[str]:
     """Ask the workers on the broker which lanes they serve; takes a second."""
     answers = app.control.inspect(timeout=_ANSWER_SECONDS).active_queues() or {}
     return {queue["name"] for queues in answers.values() for queue in queues}
+
+
+def require_broker(settings: Settings) -> None:
+    """Return when the broker answers; code that calls nothing would not notice that it is away.
+
+    Raises:
+        BrokerUnavailableError: it does not answer in time.
+    """
+    url = settings.broker.url or ""
+    limit = settings.broker.connect_timeout_seconds
+    try:
+        with Connection(kombu_url(url), connect_timeout=limit) as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=limit)
+    except Exception as exc:  # each transport of kombu raises errors of its own driver
+        raise BrokerUnavailableError(
+            f"broker {without_password(url)} does not answer ({exc}); start it, or correct NEKRO_BROKER__URL"
+        ) from exc
 
 
 async def awaited_with_workers(work: Awaitable[T], app: Celery, *, lane: str) -> T:

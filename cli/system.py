@@ -15,6 +15,7 @@ from broker_config.settings import Settings
 from cli.environment import environment_of
 from cli.output import Output
 from cli.ownership import Ownership, RunningSystem, WorkerEntry, read_running
+from cli.presence import require_broker
 from cli.process import START_SECONDS, ChildProcess, ChildSpec, worker_spec
 from nekro_agent.errors import ServiceError
 from nekro_agent.methods import Lane
@@ -82,6 +83,9 @@ async def open_services(
         before_start(settings)
     async with open_system(settings, command=command, lanes=lanes, output=output) as system:
         services = Services.load(system.settings, role="cli")
+        failed = [record.key for record in services.loaded.records if record.error is not None]
+        if failed:
+            output.words(f"not loaded: {', '.join(failed)}; `nekro plugins` says why")
         await system.ready()
         await services.start()
         try:
@@ -104,10 +108,12 @@ async def open_system(
         lanes: lanes that must have a worker.
 
     Raises:
+        BrokerUnavailableError: the broker that the settings name does not answer.
         ServiceError: services or workers did not start.
         StorageUnavailableError: the database cannot be migrated.
     """
     if settings.broker.url is not None:
+        await asyncio.to_thread(require_broker, settings)
         yield System(settings=resolve_settings(settings), own=False)
         return
     ownership = Ownership(settings.data_dir)

@@ -69,6 +69,8 @@ def run(args: Args, deps: Deps) -> int:
             message_id = await services.receive_message(
                 args.chat_key, args.text, user_id=args.user_id, user_name=args.user_name or args.user_id
             )
+            if message_id is None:
+                raise UsageError(f"a plugin's hook blocks messages of {args.user_id}; nothing was recorded")
             waits = args.wait or system.own
             if waits:
                 seconds = settings.agent.turn_seconds

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker_config.settings import Settings
 from cli.command import Deps, count, port_number
 from cli.ownership import Ownership
 from cli.process import START_SECONDS, ChildSpec, flower_spec, worker_spec
 from cli.running import run_async
-from nekro_agent.errors import ServiceError, UsageError
+from nekro_agent.errors import LLMError, ServiceError, UsageError
 from nekro_agent.methods import Lane
 
 __all__ = ["Args", "register", "run"]
@@ -33,7 +33,7 @@ class Args:
 
     methods: int
     long: int
-    rounds: int
+    rounds: int | None
     flower_port: int | None
 
 
@@ -41,12 +41,14 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EPILOG
     for lane in Lane:
+        is_rounds = lane is Lane.ROUNDS
         parser.add_argument(
             f"--{lane.value}",
             metavar="N",
             type=count,
-            default=1,
-            help=f"worker processes of lane `{lane.value}` (default: %(default)s)",
+            default=None if is_rounds else 1,
+            help=f"worker processes of lane `{lane.value}` (default: 1"
+            + (", none without a language model)" if is_rounds else ")"),
         )
     parser.add_argument(
         "--flower-port", metavar="P", type=port_number, default=None, help="also serve Flower on 127.0.0.1:P"
@@ -56,6 +58,8 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: Args, deps: Deps) -> int:
     """Supervise until Ctrl-C."""
     settings = deps.load_settings()
+    if args.rounds is None or args.rounds > 0:
+        args = replace(args, rounds=_rounds(args, settings, deps))
     specs = children(args)
     if not specs:
         raise UsageError("nothing to run: give at least one lane a worker, as in `nekro up --methods 1`")
@@ -72,12 +76,30 @@ def run(args: Args, deps: Deps) -> int:
     return run_async(work())
 
 
+def _rounds(args: Args, settings: Settings, deps: Deps) -> int:
+    """How many rounds workers to run.
+
+    Raises:
+        LLMError: they were asked for and there is no language model.
+    """
+    from cli.turns import require_model
+
+    try:
+        require_model(settings)
+    except LLMError as exc:
+        if args.rounds is not None:
+            raise
+        deps.output.words(f"no rounds worker: {exc}")
+        return 0
+    return 1 if args.rounds is None else args.rounds
+
+
 def children(args: Args) -> list[ChildSpec]:
     """List what to run."""
     specs = [
         worker_spec(lane.value, name=f"{lane.value}-{number}")
         for lane in Lane
-        for number in range(1, getattr(args, lane.value) + 1)
+        for number in range(1, (getattr(args, lane.value) or 0) + 1)
     ]
     if args.flower_port is not None:
         specs.append(flower_spec(args.flower_port))

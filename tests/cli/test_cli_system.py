@@ -221,25 +221,42 @@ def test_a_call_that_fails_says_why(shell: Shell, arguments: list[str], kind: st
     assert done.code == 6, done.err
     assert done.value["error"]["type"] == kind
     assert words in done.value["error"]["message"]
-    assert done.err.startswith("error: ")
+    assert done.err.splitlines()[-1].startswith("error: ")
+
+
+FAULTS = """
+def fault(name, call, *arguments):
+    try:
+        call(*arguments)
+    except Exception as exc:
+        print(f"{name}: {type(exc).__name__}: {exc}")
+
+fault("type", square, "a")
+fault("missing", square)
+fault("unpicklable", unpicklable)
+fault("large", greet, "x" * (2 << 20))
+sqare(1)
+"""
 
 
 @pytest.mark.usefixtures("up")
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("print('before')\nx = (\n", "SyntaxError"),
-        ("sqare(1)\n", "NameError"),
-        ("square('a')\n", "MethodError: TypeError: number must be an int, not str"),
-        ("square()\n", "TypeError"),
-        ("unpicklable()\n", "ResultError"),
-        ("greet('x' * (2 << 20))\n", "1048576"),
-    ],
-)
-def test_code_that_fails_ends_with_error_and_its_reason(shell: Shell, code: str, words: str) -> None:
-    done = shell("exec", "-", given=code)
+def test_code_may_catch_what_its_calls_raise_and_ends_with_what_it_does_not(shell: Shell) -> None:
+    done = shell("exec", "-", given=FAULTS)
     assert done.code == 1, done.err
-    assert words in done.out
+    said = dict(line.split(": ", 1) for line in done.out.splitlines() if ": " in line)
+    assert said["type"].startswith("MethodError: TypeError: number must be an int, not str")
+    assert said["missing"].startswith("TypeError: ")
+    assert said["unpicklable"].startswith("MethodError: ResultError: ")
+    assert "1048576" in said["large"]
+    assert "NameError: name 'sqare' is not defined" in done.out
+
+
+@pytest.mark.usefixtures("up")
+def test_code_that_does_not_parse_ends_with_error(shell: Shell) -> None:
+    done = shell("exec", "-", given="print('before')\nx = (\n")
+    assert (done.code, "before" in done.out) == (1, False)
+    assert "SyntaxError" in done.out
+    assert "line 2" in done.out
 
 
 @pytest.mark.usefixtures("up")
