@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AGENT_EVENTS",
     "DRAIN_TASK",
+    "JOB_TASK",
     "ROUND_REQUESTED",
     "encode_chat_key",
     "lane_queue",
@@ -34,6 +35,8 @@ AGENT_EVENTS: Final = Exchange("agent.events", type="topic", durable=True)
 ROUND_REQUESTED: Final = "round.requested"
 #: Celery task that works off a chat's waiting rounds; its only argument is the chat key.
 DRAIN_TASK: Final = "nekro.rounds.drain"
+#: Celery task that executes a background job; its only argument is the job's id, which is its own id too.
+JOB_TASK: Final = "nekro.jobs.run"
 #: AMQP allows 255 bytes for a whole routing key.
 MAX_ENCODED_CHARS: Final = 180
 

@@ -168,6 +168,7 @@ class TaskRunner:
             chat_key=chat_key,
             args=args,
             kwargs=kwargs,
+            restarts=task_type not in plugin.once_only_tasks,
             on_terminal=on_terminal,
         )
         try:

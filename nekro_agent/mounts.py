@@ -160,14 +160,21 @@ class PluginMounts:
         """Register a command."""
         self.commands.append(command)
 
-    def mount_async_task(self, task_type: str) -> Callable[[F], F]:
+    def mount_async_task(self, task_type: str, *, restarts: bool = True) -> Callable[[F], F]:
         """Register a background job: ``async (handle, …)``, or an async generator of ``TaskCtl``.
 
         The type belongs to this plugin; another plugin may use the same word.
+
+        Args:
+            restarts: whether another worker starts a job from its beginning when its worker died;
+                False lets it fail then, for what must not be done twice.
         """
 
         def decorate(func: F) -> F:
             self.task_types[task_type] = func
+            self.once_only_tasks.discard(task_type)
+            if not restarts:
+                self.once_only_tasks.add(task_type)
             jobs.register(cast("NekroPlugin", self), task_type)
             return func
 
@@ -232,6 +239,8 @@ class PluginMounts:
         self._slots: dict[str, Callable[..., Any]] = {}
         self.commands: list[Command] = []
         self.task_types: dict[str, Callable[..., Any]] = {}
+        #: Task types whose jobs fail when their worker dies.
+        self.once_only_tasks: set[str] = set()
         self.webhook_methods: dict[str, SandboxMethod] = {}
         self.enabled_callbacks: list[Callable[[], Any]] = []
         self.disabled_callbacks: list[Callable[[], Any]] = []

@@ -260,6 +260,8 @@ class JobRequest:
     chat_key: str
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether another worker starts it again when its worker died; else it fails then.
+    restarts: bool = True
     #: Called with the final ``TaskCtl`` if this process is still there when the job ends.
     on_terminal: Callable[[Any], object] | None = None
 
