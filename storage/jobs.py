@@ -1,9 +1,12 @@
 """Background jobs: once at a time, with visible progress, taken over when their worker dies.
 
     QUEUED ──claim──▶ RUNNING ──finish──▶ SUCCEEDED | FAILED | CANCELLED
-       │                 ├──claim (lease ran out, policy RESTART)──▶ RUNNING
-       │                 └──fail_orphans (lease ran out, policy FAIL)──▶ FAILED
+       │                 ├──claim (lease ran out, it restarts)──▶ RUNNING
+       │                 └──fail_orphans (lease ran out, it does not)──▶ FAILED | CANCELLED
        └──request_cancel──▶ CANCELLED
+
+A job restarts if its policy says so, nobody asked it to stop, and fewer than ``MAX_ATTEMPTS``
+workers died of it.
 
 Every write of a worker names its fencing token and is its sign of life.
 """
@@ -15,18 +18,20 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select, update
 
 from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now
-from storage.models import JobRow, JobSignalRow
+from storage.models import JobRow
 from storage.repository import Repository, found, is_one_of, new_id
 from storage.states import FINAL_JOB_STATES, CrashPolicy, JobState
 from storage.upsert import insert
 
-__all__ = ["Job", "JobRepository", "JobSignal", "NewJob"]
+__all__ = ["MAX_ATTEMPTS", "Job", "JobRepository", "NewJob"]
 
 _OPEN: Final = (JobState.QUEUED, JobState.RUNNING)
+#: How often a job is started before it fails: its worker died each time.
+MAX_ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +39,7 @@ class NewJob:
     """A job to add."""
 
     type: str
-    #: The plugin's own name for it; at most one open job has a type and task id.
+    #: The plugin's own name for it; at most one open job per plugin, type and task id.
     task_id: str
     plugin_key: str
     chat_key: str
@@ -66,15 +71,6 @@ class Job(NewJob):
     finished_at: datetime | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobSignal:
-    """What ``signal`` left for a job."""
-
-    key: str
-    data: Any | None
-    created_at: datetime
-
-
 class JobRepository(Repository):
     """Rows of jobs; see the module for the states."""
 
@@ -82,7 +78,7 @@ class JobRepository(Repository):
         """Add a job, to be published after the commit.
 
         Raises:
-            ConflictError: a job of that type and task id is open, or the id is taken.
+            ConflictError: the plugin has an open job of that type and task id, or the id is taken.
         """
         values = {item.name: getattr(job, item.name) for item in dataclasses.fields(NewJob)}
         statement = (
@@ -97,9 +93,7 @@ class JobRepository(Repository):
 
         The job's ``fence`` is the token for everything that follows.
         """
-        may_start = or_(
-            JobRow.state == JobState.QUEUED, and_(_is_orphan(), JobRow.on_crash == CrashPolicy.RESTART)
-        )
+        may_start = or_(JobRow.state == JobState.QUEUED, and_(_is_orphan(), _restarts()))
         statement = (
             update(JobRow)
             .where(JobRow.id == job_id, may_start)
@@ -190,26 +184,43 @@ class JobRepository(Repository):
         )
         return await self._one_or_none(Job, statement) or await self.get(job_id)
 
-    async def take_orphans(self, *, waiting_seconds: float, limit: int) -> list[Job]:
+    async def take_orphans(
+        self, *, waiting_seconds: float, limit: int, queued_seconds: float | None = None
+    ) -> list[Job]:
         """Take jobs to publish again: nobody claimed them, or their worker died and they restart.
 
-        The next sweep leaves them alone for ``waiting_seconds``.
+        Args:
+            waiting_seconds: how long the next sweeps leave a taken job alone.
+            queued_seconds: the same for jobs that nobody claimed, which may just stand in a long
+                queue; None means ``waiting_seconds``.
         """
-        needs = and_(
-            or_(JobRow.state == JobState.QUEUED, and_(_is_orphan(), JobRow.on_crash == CrashPolicy.RESTART)),
-            or_(JobRow.published_at.is_(None), JobRow.published_at < seconds_from_now(-waiting_seconds)),
+        queued = waiting_seconds if queued_seconds is None else queued_seconds
+        needs = or_(
+            and_(_is_orphan(), _restarts(), _published_before(waiting_seconds)),
+            and_(JobRow.state == JobState.QUEUED, _published_before(queued)),
         )
         return await self._update_open(needs, limit, {"published_at": now()})
 
     async def fail_orphans(self, *, limit: int) -> list[Job]:
-        """End jobs whose worker died and that do not restart; returns them, so that chats can be told."""
+        """End jobs whose worker died and that do not restart; returns them, so that chats can be told.
+
+        Those that were asked to stop are CANCELLED, the others FAILED.
+        """
+        is_cancelled = JobRow.cancel_requested_at.is_not(None)
         values = {
-            "state": JobState.FAILED,
-            "message": "its worker died, and the job does not restart",
+            "state": case(
+                (is_cancelled, literal(JobState.CANCELLED, JobRow.state.type)),
+                else_=literal(JobState.FAILED, JobRow.state.type),
+            ),
+            "message": case(
+                (is_cancelled, "its worker died before it stopped on request"),
+                (JobRow.on_crash == CrashPolicy.FAIL, "its worker died, and the job does not restart"),
+                else_=f"its worker died {MAX_ATTEMPTS} times; not started again",
+            ),
             "finished_at": now(),
             "updated_at": now(),
         }
-        return await self._update_open(and_(_is_orphan(), JobRow.on_crash == CrashPolicy.FAIL), limit, values)
+        return await self._update_open(and_(_is_orphan(), not_(_restarts())), limit, values)
 
     async def find(self, job_id: str) -> Job | None:
         """Return the job, or None."""
@@ -223,10 +234,15 @@ class JobRepository(Repository):
         """
         return found(await self.find(job_id), "job", job_id)
 
-    async def find_latest(self, type_: str, task_id: str) -> Job | None:
-        """Return the newest job of a type and task id, open or ended, or None."""
-        statement = select(JobRow).where(JobRow.type == type_, JobRow.task_id == task_id)
-        return await self._one_or_none(Job, statement.order_by(JobRow.created_at.desc()).limit(1))
+    async def find_latest(self, plugin_key: str, job_type: str, task_id: str) -> Job | None:
+        """Return the newest job of that name, open or ended, or None."""
+        statement = select(JobRow).where(
+            JobRow.plugin_key == plugin_key, JobRow.type == job_type, JobRow.task_id == task_id
+        )
+        is_open = is_one_of(JobRow.state, *_OPEN)
+        # The open one first: two jobs of one millisecond may carry the same time.
+        newest = statement.order_by(is_open.desc(), JobRow.created_at.desc()).limit(1)
+        return await self._one_or_none(Job, newest)
 
     async def newest(self, *, limit: int, chat_key: str | None = None, open_only: bool = False) -> list[Job]:
         """List jobs, the newest first."""
@@ -236,23 +252,6 @@ class JobRepository(Repository):
         if open_only:
             statement = statement.where(is_one_of(JobRow.state, *_OPEN))
         return await self._all(Job, statement.order_by(JobRow.created_at.desc(), JobRow.id).limit(limit))
-
-    async def signal(self, job_id: str, *, key: str, data: Any | None) -> None:
-        """Leave data for a job, whether or not it waits for it yet; replaces what was left under ``key``.
-
-        Raises:
-            ConflictError: there is no such job.
-        """
-        new = insert(self._dialect, JobSignalRow).values(job_id=job_id, key=key, data=data, created_at=now())
-        replaced = {name: new.excluded[name] for name in ("data", "created_at")}
-        await self._count(
-            new.on_conflict_do_update(index_elements=[JobSignalRow.job_id, JobSignalRow.key], set_=replaced)
-        )
-
-    async def take_signal(self, job_id: str, *, key: str) -> JobSignal | None:
-        """Take what was left under ``key``, once; None when there is nothing."""
-        statement = delete(JobSignalRow).where(JobSignalRow.job_id == job_id, JobSignalRow.key == key)
-        return await self._one_or_none(JobSignal, statement.returning(JobSignalRow))
 
     async def _write(self, job_id: str, fence: int, values: dict[str, Any]) -> Job:
         statement = (
@@ -283,3 +282,15 @@ class JobRepository(Repository):
 
 def _is_orphan() -> ColumnElement[bool]:
     return and_(JobRow.state == JobState.RUNNING, JobRow.lease_until < now())
+
+
+def _restarts() -> ColumnElement[bool]:
+    return and_(
+        JobRow.on_crash == CrashPolicy.RESTART,
+        JobRow.cancel_requested_at.is_(None),
+        JobRow.attempt < MAX_ATTEMPTS,
+    )
+
+
+def _published_before(seconds: float) -> ColumnElement[bool]:
+    return or_(JobRow.published_at.is_(None), JobRow.published_at < seconds_from_now(-seconds))

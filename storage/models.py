@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, ForeignKey, Identity, Index, Integer, LargeBi
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from nekro_agent.methods import Lane, SandboxMethodType
-from nekro_agent.ports import MessageKind
+from nekro_agent.ports import MessageKind, WorkdayMode
 from storage.states import (
     CallState,
     CrashPolicy,
@@ -65,7 +65,7 @@ class Base(DeclarativeBase):
             states: StateText(states)
             for states in (
                 CallState, CrashPolicy, JobState, Lane, MarkSource, MessageKind, RoundState,
-                SandboxMethodType, TimerState, TriggerKind,
+                SandboxMethodType, TimerState, TriggerKind, WorkdayMode,
             )
         },
     }  # fmt: skip
@@ -280,13 +280,13 @@ class CronJobRow(Base):
 
     __tablename__ = "cron_jobs"
 
-    id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    job_id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
     chat_key: Mapped[str] = _chat_key(index=True)
     cron_expr: Mapped[str]
     timezone: Mapped[str]
-    workday_mode: Mapped[str]
+    workday_mode: Mapped[WorkdayMode]
     title: Mapped[str | None]
-    description: Mapped[str]
+    event_desc: Mapped[str]
     #: None while paused.
     next_fire_at: Mapped[datetime | None] = mapped_column(index=True)
     last_fired_at: Mapped[datetime | None]
@@ -301,7 +301,7 @@ class JobRow(Base):
 
     id: Mapped[str] = mapped_column(KeyText(), primary_key=True)
     type: Mapped[str] = mapped_column(KeyText())
-    #: The plugin's own name for it; at most one open job per type and task id.
+    #: The plugin's own name for it; at most one open job per plugin, type and task id.
     task_id: Mapped[str] = mapped_column(KeyText())
     plugin_key: Mapped[str]
     chat_key: Mapped[str] = mapped_column(KeyText(), index=True)
@@ -325,6 +325,7 @@ class JobRow(Base):
     __table_args__ = (
         Index(
             "uq_jobs_open",
+            "plugin_key",
             "type",
             "task_id",
             unique=True,

@@ -12,7 +12,7 @@ from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry, NullPool
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, QueuePool
 
 from broker_config.settings import DatabaseSettings
 from storage.error_hook import install
@@ -40,12 +40,19 @@ def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
     return engine
 
 
-def create_sync(url: URL, settings: DatabaseSettings) -> Engine:
-    """Build a blocking engine without a pool, for migrations: no time limit on their statements."""
+def create_sync(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -> Engine:
+    """Build a blocking engine: without a pool for migrations, with one for repeated reading.
+
+    Migrations have no time limit on their statements: a large table takes what it takes.
+    """
+    arguments = _connect_arguments(url, settings)
+    if not pooled:
+        arguments.pop("options", None)
     engine = create_engine(
         url,
-        poolclass=NullPool,
-        connect_args={"connect_timeout": _CONNECT_SECONDS, "application_name": _APPLICATION_NAME},
+        poolclass=QueuePool if pooled else NullPool,
+        pool_pre_ping=pooled,
+        connect_args=arguments,
     )
     install(engine)
     return engine

@@ -13,13 +13,12 @@ from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Executable, Row, bindparam
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, CursorResult, Dialect, Executable, Row, bindparam
 from sqlalchemy.orm import InstrumentedAttribute
 
 from nekro_agent.errors import NotFoundError
 
-__all__ = ["Repository", "found", "is_one_of", "new_id"]
+__all__ = ["Repository", "StatementRunner", "found", "is_one_of", "new_id"]
 
 
 class _Dataclass(Protocol):
@@ -34,10 +33,25 @@ def new_id() -> str:
     return uuid4().hex
 
 
+class StatementRunner(Protocol):
+    """What repositories need of a connection; SQLAlchemy's ``AsyncConnection`` has it."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """Which database it is."""
+        ...
+
+    async def execute(
+        self, statement: Executable, parameters: Mapping[str, Any] | None = None, /
+    ) -> CursorResult[*tuple[Any, ...]]:
+        """Run a statement."""
+        ...
+
+
 class Repository:
     """Holds the connection of one transaction; neither commits nor logs."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: StatementRunner) -> None:
         self._connection = connection
         self._dialect = connection.dialect.name
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, QueuePool
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
@@ -37,10 +37,10 @@ def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
     return engine
 
 
-def create_sync(url: URL, settings: DatabaseSettings) -> Engine:
-    """Build a blocking engine without a pool, for migrations."""
+def create_sync(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -> Engine:
+    """Build a blocking engine: without a pool for migrations, with one for repeated reading."""
     _make_directory(url)
-    engine = create_engine(url, poolclass=NullPool)
+    engine = create_engine(url, poolclass=QueuePool if pooled else NullPool)
     _prepare(engine, settings)
     return engine
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from nekro_agent.ports import JobState
+
 __all__ = [
     "FINAL_CALL_STATES",
     "FINAL_JOB_STATES",
@@ -72,16 +74,6 @@ class TriggerKind(StrEnum):
     MANUAL = "manual"
 
 
-class JobState(StrEnum):
-    """Where a background job is."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
 class CrashPolicy(StrEnum):
     """What becomes of a job whose worker died."""
 
@@ -114,4 +106,4 @@ FINAL_CALL_STATES: Final = frozenset(
 FINAL_ROUND_STATES: Final = frozenset(
     {RoundState.DONE, RoundState.FAILED, RoundState.CANCELLED, RoundState.MERGED}
 )
-FINAL_JOB_STATES: Final = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+FINAL_JOB_STATES: Final = frozenset(state for state in JobState if state.is_final)

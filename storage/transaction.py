@@ -10,67 +10,88 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.calls import CallRepository
 from storage.chats import ChatRepository
+from storage.job_signals import JobSignalRepository
 from storage.jobs import JobRepository
 from storage.leases import LeaseRepository
 from storage.marks import MethodMarkRepository
 from storage.messages import MessageRepository
+from storage.records import RecordRepository
+from storage.repository import StatementRunner
 from storage.rounds import RoundRepository
 from storage.timers import CronJobRepository, TimerRepository
 
-__all__ = ["Transaction"]
+__all__ = ["Repositories", "Transaction"]
 
 
-class Transaction:
-    """What ``Database.begin()``, ``autocommit()`` and ``read()`` give; never build one yourself."""
+class Repositories:
+    """Every repository, on one connection."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self.connection = connection
-        self._callbacks: list[Callable[[], Awaitable[object]]] = []
+    def __init__(self, connection: StatementRunner) -> None:
+        self._runner = connection
 
     @cached_property
     def calls(self) -> CallRepository:
         """Calls of plugin methods."""
-        return CallRepository(self.connection)
+        return CallRepository(self._runner)
 
     @cached_property
     def chats(self) -> ChatRepository:
         """Chats and the leases on them."""
-        return ChatRepository(self.connection)
+        return ChatRepository(self._runner)
 
     @cached_property
     def cron_jobs(self) -> CronJobRepository:
         """Recurring timers."""
-        return CronJobRepository(self.connection)
+        return CronJobRepository(self._runner)
 
     @cached_property
     def jobs(self) -> JobRepository:
         """Background jobs."""
-        return JobRepository(self.connection)
+        return JobRepository(self._runner)
+
+    @cached_property
+    def job_signals(self) -> JobSignalRepository:
+        """Signals of background jobs, and the waits for them."""
+        return JobSignalRepository(self._runner)
 
     @cached_property
     def leases(self) -> LeaseRepository:
         """Leases by name."""
-        return LeaseRepository(self.connection)
+        return LeaseRepository(self._runner)
 
     @cached_property
     def marks(self) -> MethodMarkRepository:
         """Methods sent to another lane."""
-        return MethodMarkRepository(self.connection)
+        return MethodMarkRepository(self._runner)
 
     @cached_property
     def messages(self) -> MessageRepository:
         """Messages of chats."""
-        return MessageRepository(self.connection)
+        return MessageRepository(self._runner)
+
+    @cached_property
+    def records(self) -> RecordRepository:
+        """Queries across chats and plugins."""
+        return RecordRepository(self._runner)
 
     @cached_property
     def rounds(self) -> RoundRepository:
         """Rounds of the LLM."""
-        return RoundRepository(self.connection)
+        return RoundRepository(self._runner)
 
     @cached_property
     def timers(self) -> TimerRepository:
         """One-time timers."""
-        return TimerRepository(self.connection)
+        return TimerRepository(self._runner)
+
+
+class Transaction(Repositories):
+    """What ``Database.begin()``, ``autocommit()`` and ``read()`` give; never build one yourself."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        super().__init__(connection)
+        self.connection = connection
+        self._callbacks: list[Callable[[], Awaitable[object]]] = []
 
     def after_commit(self, callback: Callable[[], Awaitable[object]]) -> None:
         """Run ``callback`` once the transaction is committed; never if it is rolled back.

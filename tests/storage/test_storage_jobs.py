@@ -68,8 +68,8 @@ async def test_task_id_has_one_open_job_and_may_be_used_again_afterwards(databas
     assert (cancelled.state, cancelled.message) == (JobState.CANCELLED, "not needed")
     second = await _add(database, _new())
     async with database.read() as tx:
-        assert await tx.jobs.find_latest("download", "t1") == second
-        assert await tx.jobs.find_latest("download", "t2") is None
+        assert await tx.jobs.find_latest("a.b", "download", "t1") == second
+        assert await tx.jobs.find_latest("a.c", "download", "t1") is None
 
 
 async def test_job_of_a_dead_worker_is_restarted_and_the_dead_one_cannot_write(
@@ -131,20 +131,3 @@ async def test_job_does_not_finish_as_open_and_missing_jobs_are_named(database: 
         with pytest.raises(NotFoundError, match="job 'j'"):
             await tx.jobs.request_cancel("j", reason="")
         assert await tx.jobs.find("j") is None
-
-
-async def test_signal_that_comes_early_is_kept_and_taken_once(database: Database) -> None:
-    job = await _add(database, _new())
-    async with database.begin() as tx:
-        await tx.jobs.signal(job.id, key="answer", data={"n": 1})
-        await tx.jobs.signal(job.id, key="answer", data={"n": 2})
-        await tx.jobs.signal(job.id, key="nothing", data=None)
-        assert await tx.jobs.take_signal(job.id, key="other") is None
-        taken = await tx.jobs.take_signal(job.id, key="answer")
-        assert taken is not None and taken.data == {"n": 2}
-        assert await tx.jobs.take_signal(job.id, key="answer") is None
-        empty = await tx.jobs.take_signal(job.id, key="nothing")
-        assert empty is not None and empty.data is None
-    with pytest.raises(ConflictError):
-        async with database.begin() as tx:
-            await tx.jobs.signal("no such job", key="k", data=1)

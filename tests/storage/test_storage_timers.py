@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from nekro_agent.errors import ConflictError, NotFoundError
+from nekro_agent.errors import ConflictError
 from nekro_agent.methods import Lane
+from nekro_agent.ports import CronJob, WorkdayMode
 from storage.engine import Database
 from storage.rounds import RoundRequest
-from storage.states import MarkSource, TimerState, TriggerKind
-from storage.timers import CronJob, NewCronJob
+from storage.states import MarkSource, TriggerKind
+from storage.timer_services import Firing, fire_due
+from storage.transaction import Transaction
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 FUTURE = datetime.now(UTC) + timedelta(days=1)
@@ -36,7 +40,6 @@ async def test_timer_fires_once_in_the_whole_fleet(database: Database, chat: str
     async def sweep() -> list[str]:
         async with database.begin() as tx:
             fired = await tx.timers.fire_due(limit=6)
-            assert {timer.state for timer in fired} <= {TimerState.FIRED}
             for timer in fired:
                 await tx.rounds.request(
                     RoundRequest(chat_key=chat, trigger_kind=TriggerKind.TIMER, trigger_id=timer.id)
@@ -76,51 +79,82 @@ async def test_new_temporary_timer_replaces_the_old_one(database: Database, chat
         assert await tx.timers.of_chat(chat) == []
 
 
-def _cron(job_id: str = "job1", **values: object) -> NewCronJob:
-    fields: dict[str, object] = {
-        "chat_key": "chat", "cron_expr": "0 9 * * *", "timezone": "Asia/Tokyo",
-        "description": "greet", "next_fire_at": PAST,
-    }  # fmt: skip
-    return NewCronJob(id=job_id, **{**fields, **values})  # type: ignore[arg-type]
+def _cron(job_id: str = "job1", **changes: Any) -> CronJob:
+    job = CronJob(
+        job_id=job_id,
+        chat_key="chat",
+        cron_expr="0 9 * * *",
+        timezone="Asia/Tokyo",
+        workday_mode=WorkdayMode.MON_FRI,
+        title=None,
+        event_desc="greet",
+        next_fire_at=PAST,
+        last_fired_at=None,
+        created_at=PAST,
+        updated_at=PAST,
+    )
+    return dataclasses.replace(job, **changes)
 
 
-async def test_recurring_timer_fires_once_per_time(database: Database, chat: str) -> None:
+async def test_recurring_timer_is_kept_whole_and_its_id_is_taken_then(database: Database, chat: str) -> None:
     async with database.begin() as tx:
-        await tx.cron_jobs.add(_cron())
-        await tx.cron_jobs.add(_cron("job2", next_fire_at=None))
-        await tx.cron_jobs.add(_cron("job3", next_fire_at=FUTURE))
-
-    async def sweep() -> list[CronJob]:
-        async with database.begin() as tx:
-            due = await tx.cron_jobs.due(limit=9)
-            return [job for job in due if await tx.cron_jobs.advance(job, next_fire_at=FUTURE)]
-
-    fired = [job for jobs in await asyncio.gather(*(sweep() for _ in range(5))) for job in jobs]
-    assert [(job.id, job.next_fire_at) for job in fired] == [("job1", PAST)]
-    async with database.begin() as tx:
-        job = await tx.cron_jobs.get("job1")
-        assert (job.last_fired_at, job.next_fire_at, job.paused) == (PAST, FUTURE, False)
-        assert not await tx.cron_jobs.advance(fired[0], next_fire_at=FUTURE)
-        assert (await tx.cron_jobs.get("job2")).paused
-        assert [job.id for job in await tx.cron_jobs.of_chat(chat)] == ["job1", "job2", "job3"]
-
-
-async def test_recurring_timer_is_changed_paused_and_deleted(database: Database, chat: str) -> None:
-    async with database.begin() as tx:
-        await tx.cron_jobs.add(_cron())
-        changed = await tx.cron_jobs.update("job1", next_fire_at=FUTURE, cron_expr="* * * * *", title="T")
-        assert (changed.cron_expr, changed.title, changed.description) == ("* * * * *", "T", "greet")
-        assert (await tx.cron_jobs.update("job1", next_fire_at=None)).paused
-        with pytest.raises(TypeError, match="chat_key"):
-            await tx.cron_jobs.update("job1", next_fire_at=None, chat_key="other")
-        with pytest.raises(NotFoundError):
-            await tx.cron_jobs.update("job9", next_fire_at=None)
-        assert await tx.cron_jobs.delete("job1")
-        assert not await tx.cron_jobs.delete("job1")
-        assert await tx.cron_jobs.find("job1") is None
+        assert await tx.cron_jobs.add(_cron())
+        assert not await tx.cron_jobs.add(_cron(event_desc="another"))
+        assert await tx.cron_jobs.find("job1") == _cron()
     with pytest.raises(ConflictError):
         async with database.begin() as tx:
-            await tx.cron_jobs.add(_cron(chat_key="nobody"))
+            await tx.cron_jobs.add(_cron("job2", chat_key="nobody"))
+
+
+async def test_every_firing_is_handed_out_once_with_its_effects(database: Database, chat: str) -> None:
+    async with database.begin() as tx:
+        for number in range(6):
+            await tx.timers.add(chat, fire_at=PAST, description=f"t{number}")
+        await tx.timers.add(chat, fire_at=FUTURE, description="later")
+        for number in range(3):
+            await tx.cron_jobs.add(_cron(f"job{number}", event_desc=f"j{number}"))
+        await tx.cron_jobs.add(_cron("paused", next_fire_at=None))
+        await tx.cron_jobs.add(_cron("later", next_fire_at=FUTURE))
+    seen: list[str] = []
+
+    async def on_fire(tx: Transaction, firing: Firing) -> None:
+        await tx.rounds.request(
+            RoundRequest(chat_key=firing.chat_key, trigger_kind=TriggerKind.TIMER, trigger_id=firing.id)
+        )
+        seen.append(firing.text)
+
+    async def sweep() -> int:
+        return await fire_due(database, on_fire=on_fire, next_fire_at=lambda _job: FUTURE, limit=5)
+
+    assert sum(await asyncio.gather(*(sweep() for _ in range(4)))) + await sweep() == 9
+    assert sorted(seen) == ["j0", "j1", "j2", "t0", "t1", "t2", "t3", "t4", "t5"]
+    async with database.read() as tx:
+        assert len({item.trigger_id for item in await tx.rounds.newest(chat, limit=50)}) == 9
+        job = await tx.cron_jobs.find("job0")
+        assert job is not None and (job.last_fired_at, job.next_fire_at) == (PAST, FUTURE)
+
+
+async def test_firing_that_fails_is_fired_again(database: Database, chat: str) -> None:
+    async with database.begin() as tx:
+        await tx.cron_jobs.add(_cron())
+    fired: list[str] = []
+
+    async def on_fire(_tx: Transaction, firing: Firing) -> None:
+        fired.append(firing.id)
+        if len(fired) == 1:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fire_due(database, on_fire=on_fire, next_fire_at=lambda _job: None, limit=9)
+    assert await fire_due(database, on_fire=on_fire, next_fire_at=lambda _job: None, limit=9) == 1
+    assert fired[0] == fired[1] == f"job1:{PAST.isoformat()}"
+
+
+async def test_time_that_was_recorded_already_is_not_recorded_again(database: Database, chat: str) -> None:
+    async with database.begin() as tx:
+        await tx.cron_jobs.add(_cron())
+        assert await tx.cron_jobs.advance(_cron(), next_fire_at=FUTURE)
+        assert not await tx.cron_jobs.advance(_cron(), next_fire_at=FUTURE)
 
 
 async def test_operator_s_mark_stands_against_the_watchdog(database: Database) -> None:

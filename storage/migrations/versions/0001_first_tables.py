@@ -259,13 +259,13 @@ def _create_timers() -> None:
 def _create_cron_jobs() -> None:
     op.create_table(
         "cron_jobs",
-        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("job_id", sa.Text(), nullable=False),
         sa.Column("chat_key", sa.Text(), nullable=False),
         sa.Column("cron_expr", sa.Text(), nullable=False),
         sa.Column("timezone", sa.Text(), nullable=False),
         sa.Column("workday_mode", sa.Text(), nullable=False),
         sa.Column("title", sa.Text(), nullable=True),
-        sa.Column("description", sa.Text(), nullable=False),
+        sa.Column("event_desc", sa.Text(), nullable=False),
         sa.Column("next_fire_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("last_fired_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
@@ -273,7 +273,7 @@ def _create_cron_jobs() -> None:
         sa.ForeignKeyConstraint(
             ["chat_key"], ["chats.chat_key"], name=op.f("fk_cron_jobs_chat_key"), ondelete="CASCADE"
         ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_cron_jobs")),
+        sa.PrimaryKeyConstraint("job_id", name=op.f("pk_cron_jobs")),
     )
     with op.batch_alter_table("cron_jobs", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_cron_jobs_chat_key"), ["chat_key"], unique=False)
@@ -311,7 +311,7 @@ def _create_jobs() -> None:
         batch_op.create_index(batch_op.f("ix_jobs_updated_at"), ["updated_at"], unique=False)
         batch_op.create_index(
             "uq_jobs_open",
-            ["type", "task_id"],
+            ["plugin_key", "type", "task_id"],
             unique=True,
             postgresql_where=sa.text("state IN ('queued', 'running')"),
             sqlite_where=sa.text("state IN ('queued', 'running')"),

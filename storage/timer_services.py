@@ -1,0 +1,137 @@
+"""The SDK's timers on SQL, and the sweep that fires them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from nekro_agent.ports import CronJob, TimerInfo
+from storage.engine import Database
+from storage.repository import new_id
+from storage.transaction import Transaction
+
+__all__ = ["Firing", "NextFireAt", "OnFire", "SqlCronJobs", "SqlTimers", "fire_due"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Firing:
+    """A timer that fires now."""
+
+    #: Unique; the trigger id of the round that it causes.
+    id: str
+    chat_key: str
+    text: str
+
+
+#: Writes what a firing causes, inside the transaction that takes the firing: both happen or neither.
+OnFire = Callable[[Transaction, Firing], Awaitable[object]]
+#: When a job fires next, counted from now: times that passed while nobody swept are fired once.
+NextFireAt = Callable[[CronJob], datetime | None]
+
+
+async def fire_due(database: Database, *, on_fire: OnFire, next_fire_at: NextFireAt, limit: int) -> int:
+    """Fire the timers and recurring timers that are due; returns how many.
+
+    Any number of processes may do this at once; each firing is one of theirs. A firing has a
+    transaction of its own, so one that fails holds up no other for longer than its own time.
+
+    Args:
+        limit: most firings of this sweep.
+    """
+    fired = 0
+    while fired < limit:
+        one = await _fire_timer(database, on_fire) or await _fire_cron_job(database, on_fire, next_fire_at)
+        if not one:
+            break
+        fired += 1
+    return fired
+
+
+async def _fire_timer(database: Database, on_fire: OnFire) -> bool:
+    async with database.begin() as tx:
+        for timer in await tx.timers.fire_due(limit=1):
+            await on_fire(tx, Firing(id=timer.id, chat_key=timer.chat_key, text=timer.description))
+            return True
+    return False
+
+
+async def _fire_cron_job(database: Database, on_fire: OnFire, next_fire_at: NextFireAt) -> bool:
+    async with database.begin() as tx:
+        for job in await tx.cron_jobs.due(limit=1):
+            await tx.cron_jobs.advance(job, next_fire_at=next_fire_at(job))
+            due = job.next_fire_at.isoformat() if job.next_fire_at else ""
+            await on_fire(tx, Firing(id=f"{job.job_id}:{due}", chat_key=job.chat_key, text=job.event_desc))
+            return True
+    return False
+
+
+class SqlTimers:
+    """Implements ``nekro_agent.ports.Timers``; the sweep fires them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, chat_key: str, *, fire_at: datetime, description: str, temporary: bool) -> TimerInfo:
+        """Keep a timer; a temporary one takes the place of the chat's other one in the same step."""
+        async with self._database.begin() as tx:
+            await tx.chats.ensure(chat_key)
+            # Of two temporary timers at once, the second must see the first to replace it.
+            await tx.chats.lock(chat_key)
+            return await tx.timers.add(
+                chat_key, fire_at=fire_at, description=description, temporary=temporary
+            )
+
+    async def clear(self, chat_key: str, *, temporary: bool | None = None) -> int:
+        """Cancel the chat's timers, or only the (non-)temporary ones; returns how many."""
+        async with self._database.autocommit() as tx:
+            return await tx.timers.clear(chat_key, temporary=temporary)
+
+    async def pending(self, chat_key: str) -> list[TimerInfo]:
+        """Return the chat's timers, soonest first."""
+        async with self._database.read() as tx:
+            return await tx.timers.of_chat(chat_key)
+
+
+class SqlCronJobs:
+    """Implements ``nekro_agent.ports.CronJobs``; the sweep fires them."""
+
+    def __init__(self, database: Database, *, on_fire: OnFire) -> None:
+        self._database = database
+        self._on_fire = on_fire
+
+    async def add(self, job: CronJob) -> bool:
+        """Keep a job; False, and nothing kept, when the id is taken."""
+        async with self._database.begin() as tx:
+            await tx.chats.ensure(job.chat_key)
+            return await tx.cron_jobs.add(job)
+
+    async def get(self, job_id: str) -> CronJob | None:
+        """Return a job, or None."""
+        async with self._database.read() as tx:
+            return await tx.cron_jobs.find(job_id)
+
+    async def replace(self, job: CronJob) -> bool:
+        """Take over everything but ``last_fired_at`` and ``created_at``; False when there is no such job."""
+        async with self._database.autocommit() as tx:
+            return await tx.cron_jobs.replace(job)
+
+    async def delete(self, job_id: str) -> bool:
+        """True when there was such a job."""
+        async with self._database.autocommit() as tx:
+            return await tx.cron_jobs.delete(job_id)
+
+    async def of_chat(self, chat_key: str) -> list[CronJob]:
+        """Return the chat's jobs, oldest first."""
+        async with self._database.read() as tx:
+            return await tx.cron_jobs.of_chat(chat_key)
+
+    async def run_now(self, job_id: str) -> bool:
+        """Fire once, apart from the schedule; False when there is no such job."""
+        async with self._database.begin() as tx:
+            job = await tx.cron_jobs.find(job_id)
+            if job is None:
+                return False
+            firing = Firing(id=f"{job_id}:now:{new_id()}", chat_key=job.chat_key, text=job.event_desc)
+            await self._on_fire(tx, firing)
+            return True

@@ -1,0 +1,151 @@
+"""What timers and recurring timers promise to plugins, checked on each implementation."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from nekro_agent.ports import CronJob, CronJobs, Timers, WorkdayMode
+from nekro_agent.testing.messages import InMemoryMessages
+from nekro_agent.testing.timers import InMemoryCronJobs, InMemoryTimers
+from storage.engine import Database
+from storage.migrate import upgrade
+from storage.timer_services import Firing, SqlCronJobs, SqlTimers
+from storage.transaction import Transaction
+
+SOON = datetime(2040, 1, 1, tzinfo=UTC)
+LATER = SOON + timedelta(hours=1)
+
+
+@dataclass
+class Services:
+    """One implementation; ``fired`` collects what ``run_now`` fired."""
+
+    timers: Timers
+    cron_jobs: CronJobs
+    fired: list[str]
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Services]:
+    fired: list[str] = []
+    if request.param == "memory":
+        yield _in_memory(fired)
+        return
+    settings = request.getfixturevalue("make_database")(request.param)
+    await upgrade(settings, tmp_path)
+    database = Database(settings, tmp_path)
+
+    async def on_fire(tx: Transaction, firing: Firing) -> None:
+        tx.after_commit(lambda: _note(fired, firing.text))
+
+    yield Services(SqlTimers(database), SqlCronJobs(database, on_fire=on_fire), fired)
+    await database.dispose()
+
+
+async def _note(fired: list[str], text: str) -> None:
+    fired.append(text)
+
+
+def _in_memory(fired: list[str]) -> Services:
+    class Messages(InMemoryMessages):
+        async def push_system(
+            self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None
+        ) -> str:
+            fired.append(text)
+            return await super().push_system(chat_key, text, trigger_agent=trigger_agent, call_id=call_id)
+
+    messages = Messages()
+    return Services(InMemoryTimers(messages), InMemoryCronJobs(messages), fired)
+
+
+async def test_pending_timers_come_soonest_first(services: Services) -> None:
+    late = await services.timers.add("c", fire_at=LATER, description="late", temporary=False)
+    soon = await services.timers.add("c", fire_at=SOON, description="soon", temporary=False)
+    await services.timers.add("other", fire_at=SOON, description="elsewhere", temporary=False)
+    assert await services.timers.pending("c") == [soon, late]
+    assert (soon.chat_key, soon.fire_at, soon.description) == ("c", SOON, "soon")
+    assert await services.timers.pending("nobody") == []
+
+
+async def test_temporary_timer_replaces_the_chat_s_other_one_only(services: Services) -> None:
+    await services.timers.add("c", fire_at=SOON, description="kept", temporary=False)
+    await services.timers.add("other", fire_at=SOON, description="elsewhere", temporary=True)
+    await asyncio.gather(
+        *(services.timers.add("c", fire_at=LATER, description="t", temporary=True) for _ in range(5))
+    )
+    assert [timer.temporary for timer in await services.timers.pending("c")] == [False, True]
+    assert len(await services.timers.pending("other")) == 1
+
+
+async def test_clear_cancels_what_it_is_told_to(services: Services) -> None:
+    for temporary in (True, False):
+        await services.timers.add("c", fire_at=SOON, description="x", temporary=temporary)
+    assert await services.timers.clear("c", temporary=True) == 1
+    assert await services.timers.clear("c", temporary=True) == 0
+    assert await services.timers.clear("c") == 1
+    assert await services.timers.pending("c") == []
+
+
+def _job(job_id: str = "job1", *, created_at: datetime = SOON) -> CronJob:
+    return CronJob(
+        job_id=job_id,
+        chat_key="c",
+        cron_expr="0 9 * * *",
+        timezone="Asia/Tokyo",
+        workday_mode=WorkdayMode.NONE,
+        title="T",
+        event_desc="greet",
+        next_fire_at=LATER,
+        last_fired_at=None,
+        created_at=created_at,
+        updated_at=created_at,
+    )
+
+
+async def test_job_is_kept_and_a_taken_id_refused(services: Services) -> None:
+    assert await services.cron_jobs.add(_job())
+    assert not await services.cron_jobs.add(dataclasses.replace(_job(), event_desc="another"))
+    assert await services.cron_jobs.get("job1") == _job()
+    assert await services.cron_jobs.get("job2") is None
+
+
+async def test_jobs_of_a_chat_come_oldest_first(services: Services) -> None:
+    await services.cron_jobs.add(_job("bbbb"))
+    await services.cron_jobs.add(_job("aaaa", created_at=LATER))
+    assert [job.job_id for job in await services.cron_jobs.of_chat("c")] == ["bbbb", "aaaa"]
+    assert await services.cron_jobs.of_chat("other") == []
+
+
+async def test_replace_keeps_when_it_was_created_and_fired(services: Services) -> None:
+    await services.cron_jobs.add(_job())
+    changed = dataclasses.replace(
+        _job(created_at=LATER), title=None, next_fire_at=None, last_fired_at=LATER, event_desc="new"
+    )
+    assert await services.cron_jobs.replace(changed)
+    assert await services.cron_jobs.get("job1") == dataclasses.replace(
+        changed, created_at=SOON, last_fired_at=None
+    )
+    assert not await services.cron_jobs.replace(_job("job2"))
+
+
+async def test_run_now_fires_once_and_leaves_the_schedule(services: Services) -> None:
+    await services.cron_jobs.add(_job())
+    assert await services.cron_jobs.run_now("job1")
+    assert services.fired == ["greet"]
+    assert await services.cron_jobs.get("job1") == _job()
+    assert not await services.cron_jobs.run_now("job2")
+
+
+async def test_deleted_job_is_gone(services: Services) -> None:
+    await services.cron_jobs.add(_job())
+    assert await services.cron_jobs.delete("job1")
+    assert not await services.cron_jobs.delete("job1")
+    assert not await services.cron_jobs.run_now("job1")
+    assert services.fired == []

@@ -1,0 +1,98 @@
+"""Queries across chats and plugins, and reading from code that cannot await."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from broker_config.settings import DatabaseSettings, StoreSettings
+from nekro_agent.errors import StorageUnavailableError
+from nekro_agent.ports import MessageKind
+from storage.blocking import BlockingReader
+from storage.engine import Database
+from storage.jobs import NewJob
+from storage.kv import SqlKeyValueStore
+from storage.messages import NewMessage
+from storage.transaction import Repositories
+
+
+async def test_messages_of_one_or_all_chats_come_newest_first(database: Database) -> None:
+    async with database.begin() as tx:
+        await tx.chats.ensure("a", adapter_key="onebot_v11")
+        await tx.chats.ensure("b")
+        for number, chat in enumerate(["a", "b", "a"]):
+            await tx.messages.append(
+                NewMessage(chat_key=chat, kind=MessageKind.USER, text=str(number), sender_id="7")
+            )
+        every = await tx.records.messages(chat_key=None, since=None, limit=9)
+        assert [message.text for message in every] == ["2", "1", "0"]
+        assert (every[0].adapter_key, every[1].adapter_key, every[0].sender_id) == ("onebot_v11", None, "7")
+        assert await tx.records.messages(chat_key="a", since=None, limit=1) == every[:1]
+        past, future = (datetime.now(UTC) + timedelta(hours=hours) for hours in (-1, 1))
+        assert len(await tx.records.messages(chat_key="a", since=past, limit=9)) == 2
+        assert await tx.records.messages(chat_key="a", since=future, limit=9) == []
+        assert len(await tx.records.chats(chat_key=None, limit=9)) == 2
+        assert [chat.chat_key for chat in await tx.records.chats(chat_key="a", limit=9)] == ["a"]
+        assert await tx.records.chats(chat_key="c", limit=9) == []
+
+
+async def test_plugin_values_are_narrowed_by_what_is_given(database: Database) -> None:
+    store = SqlKeyValueStore(database, StoreSettings())
+    for plugin, chat, key in [("a.b", "", "k"), ("a.b", "c", "k"), ("a.b", "c", "l"), ("a.c", "c", "k\0")]:
+        await store.set(plugin, chat_key=chat, user_key="", store_key=key, value=f"{plugin}{chat}{key}")
+
+    async def values(**narrow: str) -> list[str]:
+        given: dict[str, str | None] = {"plugin_key": None, "store_key": None, "chat_key": None, **narrow}
+        async with database.read() as tx:
+            found = await tx.records.plugin_values(
+                plugin_key=given["plugin_key"],
+                store_key=given["store_key"],
+                chat_key=given["chat_key"],
+                limit=9,
+            )
+        return sorted(value.value for value in found)
+
+    assert await values() == ["a.bck", "a.bcl", "a.bk", "a.cck\0"]
+    assert await values(plugin_key="a.b", store_key="k") == ["a.bck", "a.bk"]
+    assert await values(chat_key="", plugin_key="a.b") == ["a.bk"]
+    assert await values(store_key="k\0") == ["a.cck\0"]
+
+
+@pytest.fixture
+async def reader(
+    database: Database, migrated_settings: DatabaseSettings, tmp_path: Path
+) -> AsyncIterator[BlockingReader]:
+    reader = BlockingReader(migrated_settings, tmp_path)
+    yield reader
+    reader.dispose()
+
+
+async def test_blocking_reader_answers_beside_an_open_write_transaction(
+    database: Database, reader: BlockingReader
+) -> None:
+    async with database.begin() as tx:
+        job = await tx.jobs.add(NewJob(type="t", task_id="1", plugin_key="a.b", chat_key="c"))
+    async with database.begin() as tx:
+        await tx.jobs.claim(job.id, worker="w", lease_seconds=60)
+        # On the loop's own thread, while the loop's own transaction is open.
+        assert reader.read(lambda repositories: repositories.jobs.find(job.id)) == job
+        assert await asyncio.to_thread(reader.read, lambda repositories: repositories.jobs.get(job.id)) == job
+
+
+async def test_blocking_query_that_awaits_something_else_is_refused(reader: BlockingReader) -> None:
+    async def query(_repositories: Repositories) -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="await nothing but"):
+        reader.read(query)
+
+
+def test_blocking_reader_of_an_unreachable_server_says_so(tmp_path: Path) -> None:
+    reader = BlockingReader(DatabaseSettings(url="postgresql://127.0.0.1:1/x"), tmp_path)
+    with pytest.raises(StorageUnavailableError, match="refused"):
+        reader.read(lambda repositories: repositories.jobs.find("j"))
+    reader.dispose()
