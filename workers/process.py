@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Coroutine
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final
@@ -45,7 +46,7 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
         register_drain(services.app, home.drain)
     services.app.steps["worker"].add(_step(home))
     worker = services.app.Worker(
-        hostname=f"{name or f'{lane}-{os.getpid()}'}@%h",
+        hostname=f"{name or f'{lane}-{os.getpid()}'}@{socket.gethostname()}",
         pool_cls=THREAD_POOL if lane == Lane.LONG.value else ASYNCIO_POOL,
         concurrency=concurrency or _concurrency(services.settings, lane),
         queues=[lane],
