@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from broker_config.settings import Settings
 from cli.command import Deps, add_json
@@ -76,7 +75,7 @@ async def _play(settings: Settings, args: Args, deps: Deps) -> int:
     try:
         deps.output.words("starting Redis, two rounds workers, a methods worker and a long worker …")
         async with open_stage(settings) as stage:
-            evidence = await tour.play(stage, f"demo-{uuid4().hex[:8]}", say=deps.output.words)
+            evidence = await tour.play(stage, say=deps.output.words)
     finally:
         ownership.release()
     checked = points.check(evidence)

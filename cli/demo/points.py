@@ -61,15 +61,17 @@ def _tool_value(evidence: Evidence) -> str:
 def _file_out(evidence: Evidence) -> str:
     _need("plan.txt" in evidence.shared_files, "there is no plan.txt in the shared area")
     tasks = evidence.tasks_of("measure_text")
+    _need(tasks, "measure_text was never a task")
     _need(f"{_WORDS} words" in evidence.said("The plan has "), "the plugin did not count its words")
     return f"the sandbox wrote plan.txt, process {tasks[0].pid} counted its {_WORDS} words"
 
 
 def _behavior(evidence: Evidence) -> str:
-    kinds = [m.kind for m in evidence.messages if m.text == scenes.NOTE_SAVED]
-    _need(kinds, f"the history holds no {scenes.NOTE_SAVED!r}")
+    notes = [message for message in evidence.messages if message.text in scenes.NOTE_TEXTS]
+    _need(notes, f"the history holds no {scenes.NOTE_TEXTS[0]!r}")
+    kinds = [note.kind for note in notes]
     _need(kinds == [MessageKind.SYSTEM], f"it is there {len(kinds)} times, as {', '.join(kinds)}")
-    return f"the history holds, once, {scenes.NOTE_SAVED!r}"
+    return f"the history holds, once, {notes[0].text!r}"
 
 
 def _pair(evidence: Evidence, stop: StopType) -> tuple[Round, Round]:

@@ -17,7 +17,7 @@ __all__ = [
     "MODEL_NAME",
     "NEVER_FILE",
     "NEVER_SAID",
-    "NOTE_SAVED",
+    "NOTE_TEXTS",
     "PLAN",
     "write_script",
 ]
@@ -32,7 +32,7 @@ ASK_DRAW: Final = "Draw the fair for me."
 ASK_FETCH: Final = "Fetch the model at {url} please, its SHA-256 is {sha256}."
 ASK_GREET: Final = "Is the model there? And greet me the way I like."
 
-NOTE_SAVED: Final = "Note 'Plan of the fair' saved as 'fair'."
+NOTE_TEXTS: Final = tuple(f"Note 'Plan of the fair' {done} as 'fair'." for done in ("saved", "replaced"))
 NEVER_SAID: Final = "This line never runs."
 NEVER_FILE: Final = "never.txt"
 

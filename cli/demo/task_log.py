@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -69,14 +70,14 @@ class TaskLog:
                     "task-failed": self._failed,
                 },
             )
-            with receiver.consumer_context(wakeup=False) as _:
-                self._listening.set()
+            # The receiver reads from a clone of the connection.
+            with receiver.consumer_context(wakeup=False) as (reading, *_):
                 while not self._stop.is_set():
                     # Nothing in the wake time is no fault.
-                    try:
-                        connection.drain_events(timeout=_WAKE_SECONDS)
-                    except TimeoutError:
-                        continue
+                    with contextlib.suppress(TimeoutError):
+                        reading.drain_events(timeout=_WAKE_SECONDS)
+                    # kombu subscribes when it first reads.
+                    self._listening.set()
 
     def _received(self, event: dict[str, Any]) -> None:
         self.records[event["uuid"]] = TaskRecord(

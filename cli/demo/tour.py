@@ -4,32 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
+from uuid import uuid4
 
 from cli.demo import scenes
 from cli.demo.evidence import Evidence, gather
 from cli.demo.stage import Stage
-from cli.turns import wait_for_quiet
+from cli.turns import newest_rounds, wait_for_quiet
 
 __all__ = ["play"]
 
 #: A scene takes about a second; a minute without an end is a fault, which the points will show.
 _SCENE_SECONDS: Final = 60.0
+_PLAN_TRIES: Final = 6
 
 
-async def play(stage: Stage, chat_key: str, *, say: Callable[[str], None]) -> Evidence:
+async def play(stage: Stage, *, say: Callable[[str], None]) -> Evidence:
     """Play every scene in one chat.
 
     Raises:
         ServiceError: a scene does not end.
     """
     models = stage.models
-    await _scene(stage, chat_key, scenes.ASK_PLAN, say)
+    chat_key = await _plan(stage, say)
     await _scene(stage, chat_key, scenes.ASK_DRAW, say)
     await _scene(stage, chat_key, scenes.ASK_FETCH.format(url=models.url, sha256=models.sha256), say)
     say("(the methods worker ends, another one takes over)")
     await stage.replace("methods-1", "methods-2")
     await _scene(stage, chat_key, scenes.ASK_GREET, say)
     return await gather(stage, chat_key)
+
+
+async def _plan(stage: Stage, say: Callable[[str], None]) -> str:
+    """Play the first scene until its follow-up round falls to the other rounds worker; returns the chat.
+
+    Any worker may take any round. The one that waits usually wins, but nothing promises it.
+    """
+    for _ in range(_PLAN_TRIES):
+        chat_key = f"demo-{uuid4().hex[:8]}"
+        await _scene(stage, chat_key, scenes.ASK_PLAN, say)
+        rounds = await newest_rounds(stage.services.database, chat_key, limit=2)
+        if len({entry.worker for entry in rounds}) > 1:
+            break
+        say("(one worker took both rounds; once more, to see the other one take over)")
+    return chat_key
 
 
 async def _scene(stage: Stage, chat_key: str, text: str, say: Callable[[str], None]) -> None:
