@@ -47,7 +47,7 @@ class Run:
         """Return (one of ours, the peers that were measured) for each of ours that was measured."""
         measured = [result for result in self.results if result.measured]
         peers = [result for result in measured if not result.contender.ours]
-        return [(result, peers) for result in measured if result.contender.ours]
+        return [(result, peers) for result in measured if result.contender.ours and peers]
 
 
 def as_text(run: Run) -> str:
@@ -102,7 +102,7 @@ def _ratio_lines(run: Run) -> list[str]:
         ]
         lines += _table(["", *(f"{kind.title.split()[0]} {_arrow(kind)}" for kind in KINDS)], rows)
         lines += ["↓ better below 1, ↑ better above 1", ""]
-    return lines or ["No ratios: none of ours was measured.", ""]
+    return lines or ["No ratios: one of ours and one of the peers must be measured for any.", ""]
 
 
 def _arrow(kind: Kind) -> str:

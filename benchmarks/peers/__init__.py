@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.harness.contender import Contender
-from benchmarks.peers import celery_prefork, dramatiq_redis, fastapi_pickle, raw_redis, taskiq_list
+from benchmarks.peers import celery_prefork, dramatiq_redis, fastapi_pickle, ours, raw_redis, taskiq_list
 
 __all__ = ["CONTENDERS", "contender_named"]
 
@@ -14,6 +14,8 @@ CONTENDERS: tuple[Contender, ...] = (
     dramatiq_redis.CONTENDER,
     fastapi_pickle.SESSION,
     fastapi_pickle.PLAIN,
+    ours.BRIDGE,
+    ours.SANDBOX,
 )
 
 

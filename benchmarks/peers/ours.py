@@ -1,0 +1,226 @@
+"""Ours: a methods worker as ``nekro worker`` starts it, called as the bridge calls it and from a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from abc import abstractmethod
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness.contender import (
+    CALL_SECONDS,
+    TEXT,
+    AsyncClient,
+    Contender,
+    Latencies,
+    NotAvailableError,
+    Setup,
+)
+
+if TYPE_CHECKING:
+    from workers.composition import Services
+
+__all__ = ["BRIDGE", "SANDBOX", "BridgeClient", "SandboxClient"]
+
+_PLUGINS = Path(__file__).with_name("plugins")
+_METHOD = "bench.probe.probe"
+_CHAT = "bench_chat"
+_RUN_SECONDS = 3600
+_OUTPUT_BYTES = 4 << 20
+
+#: What runs in the sandbox; it prints one JSON line.
+_PROGRAM = Template("""\
+import json, threading, time
+
+TEXT = $text
+
+def checked(number):
+    answer = probe(number, TEXT)
+    if answer != {"number": number + 1, "text": TEXT}:
+        raise SystemExit(f"call {number} was answered {answer!r}")
+
+def sequential(calls, warm_up):
+    latencies = []
+    for number in range(warm_up + calls):
+        began = time.perf_counter()
+        checked(number)
+        latencies.append(time.perf_counter() - began)
+    return latencies[warm_up:]
+
+def flood(calls, in_flight):
+    numbers, failures = iter(range(calls)), []
+
+    def caller():
+        try:
+            for number in numbers:
+                checked(number)
+        except BaseException as exc:
+            failures.append(repr(exc))
+
+    # Small, because a sandbox counts the address space of a hundred stacks.
+    threading.stack_size(256 << 10)
+    threads = [threading.Thread(target=caller) for _ in range(in_flight)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise SystemExit(failures[0])
+    return time.perf_counter() - began
+
+def peak_bytes():
+    with open("/proc/self/status") as status:
+        peaks = [line.split()[1] for line in status if line.startswith("VmHWM:")]
+    return int(peaks[0]) * 1024
+
+measured = $call
+print(json.dumps({"measured": measured, "peak_bytes": peak_bytes()}))
+""")
+
+
+def _environment(setup: Setup) -> dict[str, str]:
+    """Defaults, but for the addresses and those limits of a run that the measurement itself would break."""
+    return {
+        "NEKRO_BROKER__URL": setup.redis_url,
+        "NEKRO_DATA_DIR": str(Path(setup.directory) / "data"),
+        "NEKRO_PLUGINS__DIRS": str(_PLUGINS),
+        "NEKRO_LOG__LEVEL": "WARNING",
+        "NEKRO_SANDBOX__MAX_CALLS": "1000000000",
+        "NEKRO_SANDBOX__MAX_CALLS_IN_FLIGHT": str(setup.in_flight),
+        "NEKRO_SANDBOX__MAX_PROCESSES": str(setup.in_flight + 64),
+        "NEKRO_SANDBOX__WALL_SECONDS": str(_RUN_SECONDS),
+        "NEKRO_SANDBOX__CPU_SECONDS": str(_RUN_SECONDS),
+        "NEKRO_SANDBOX__OUTPUT_KEEP_BYTES": str(_OUTPUT_BYTES),
+        "NEKRO_SANDBOX__OUTPUT_KILL_BYTES": str(2 * _OUTPUT_BYTES),
+    }
+
+
+def _worker_commands(setup: Setup) -> list[list[str]]:
+    nekro = str(Path(sys.executable).with_name("nekro"))
+    return [[nekro, "worker", "--lane", "methods", "--name", f"bench-{i}"] for i in range(setup.workers)]
+
+
+def _prepare(setup: Setup) -> None:
+    from broker_config.settings import Settings
+    from storage.migrate import upgrade
+
+    settings = Settings.load(env_file=None)
+    asyncio.run(upgrade(settings.database, settings.data_dir))
+
+
+class _ServicesClient(AsyncClient):
+    """A process with the services that a rounds worker has."""
+
+    _services: Services
+
+    async def open(self) -> None:
+        from broker_config.settings import Settings
+        from nekro_agent.core.logger import configure
+        from workers.composition import Services
+
+        settings = Settings.load(env_file=None)
+        configure(level=settings.log.level)
+        self._services = Services.load(settings, role="cli")
+        await self._services.start()
+        await self.begin()
+
+    async def shut(self) -> None:
+        await self._services.close()
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Do what comes before the first call."""
+
+
+class BridgeClient(_ServicesClient):
+    """From the bridge on: arguments encoded, an invocation signed, ``MethodCaller``, the value decoded."""
+
+    async def begin(self) -> None:
+        from workers.dispatch import CallScope
+
+        self._entry = self._services.registry.find(_METHOD)
+        self._scope = CallScope(chat=await self._services.chat(_CHAT), user_id=None)
+        self._return_bytes = self._services.settings.sandbox.return_bytes
+
+    async def call(self, number: int) -> object:
+        from broker_config.codec import decode_value, encode_arguments
+        from broker_config.wire import new_id
+
+        envelope = await self._services.dispatcher.invoke(
+            self._entry,
+            encode_arguments((number, TEXT), {}),
+            self._scope,
+            call_id=new_id(),
+            deadline=datetime.now(UTC) + timedelta(seconds=CALL_SECONDS),
+        )
+        return decode_value(envelope.value_bytes(), max_bytes=self._return_bytes)
+
+
+class SandboxClient(_ServicesClient):
+    """From code in a sandbox: each measurement is one run, timed inside of it by its own clock."""
+
+    _peak_bytes = 0
+
+    async def begin(self) -> None:
+        from nekro_agent.errors import SandboxUnavailableError
+
+        try:
+            await self._services.sandboxes()
+        except SandboxUnavailableError as exc:
+            await self._services.close()
+            raise NotAvailableError(str(exc)) from exc
+
+    async def call(self, number: int) -> object:
+        raise NotImplementedError("calls are made inside the sandbox")
+
+    def peak_bytes(self) -> int:
+        return self._peak_bytes
+
+    async def _sequential(self, calls: int, warm_up: int) -> Latencies:
+        latencies: Latencies = await self._run(f"sequential({calls}, {warm_up})")
+        return latencies
+
+    async def _flood(self, calls: int, in_flight: int) -> float:
+        return float(await self._run(f"flood({calls}, {in_flight})"))
+
+    async def _run(self, call: str) -> Any:
+        report = await self._services.run_code(
+            _PROGRAM.substitute(text=repr(TEXT), call=call),
+            chat_key=_CHAT,
+            user_id=None,
+            follow_up=False,
+            file_name="probe.py",
+        )
+        if report.exit_code != 0:
+            raise RuntimeError(f"{call} ended with {report.stop_type.name}: {report.output[-1000:]}")
+        said = json.loads(report.output)
+        self._peak_bytes = max(self._peak_bytes, said["peak_bytes"])
+        return said["measured"]
+
+
+BRIDGE = Contender(
+    name="nekro-bridge",
+    about="nekro worker --lane methods with the shipped plugins, called as the bridge calls (MethodCaller)",
+    modules=("workers.composition", "cli.main"),
+    worker_commands=_worker_commands,
+    open_client=lambda setup: BridgeClient(),
+    ours=True,
+    prepare=_prepare,
+    environment=_environment,
+)
+
+SANDBOX = Contender(
+    name="nekro-sandbox",
+    about="the same worker, called by code in the sandbox (100 in flight: as many threads in it)",
+    modules=("workers.composition", "cli.main"),
+    worker_commands=_worker_commands,
+    open_client=lambda setup: SandboxClient(),
+    ours=True,
+    prepare=_prepare,
+    environment=_environment,
+)

@@ -1,0 +1,23 @@
+"""The benchmark's method as a plugin, mounted as any plugin's method is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+from nekro_agent.api.schemas import AgentCtx
+
+plugin = NekroPlugin(
+    name="Probe",
+    module_name="probe",
+    description="Answers at once: what is left is the price of a call.",
+    version="1.0.0",
+    author="bench",
+    url="",
+)
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, name="probe", description="Count one further.")
+async def probe(_ctx: AgentCtx, number: int, text: str) -> dict[str, Any]:
+    """Return the next number and the same text."""
+    return {"number": number + 1, "text": text}
