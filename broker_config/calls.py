@@ -32,7 +32,7 @@ from nekro_agent.methods import Lane
 
 __all__ = ["MethodCaller"]
 
-#: How long one blocking pop waits; less than the socket timeout, so that a silent Redis is noticed.
+#: How long one blocking pop waits, at most.
 POP_SECONDS: Final = 2
 #: Replies fetched at once after a first one.
 POP_COUNT: Final = 256
@@ -86,9 +86,7 @@ class MethodCaller:
     async def close(self) -> None:
         """Stop listening, delete the reply list, and cancel every call that still waits."""
         tasks, self._tasks = self._tasks, []
-        for task in (*tasks, *self._revocations):
-            task.cancel()
-        await asyncio.gather(*tasks, *self._revocations, return_exceptions=True)
+        await _end({*tasks, *self._revocations})
         for pending in self._pending.values():
             pending.record.cancel()
         if self._reader is not None:
@@ -209,9 +207,13 @@ class MethodCaller:
             except (RedisError, OSError) as exc:
                 logger.warning("replies cannot be read, trying again: %s", exc)
                 await asyncio.sleep(RECONNECT_SECONDS)
+            except Exception:  # calls wait on this loop, whatever one reply held
+                logger.exception("a reply could not be handled")
 
     async def _pop(self, client: Redis) -> None:
-        popped = await client.blpop([self._reply_key], timeout=POP_SECONDS)
+        # Well below the socket timeout, so that a silent Redis can be told from an empty list.
+        seconds = min(POP_SECONDS, self._settings.broker.socket_timeout_seconds / 2)
+        popped = await client.blpop([self._reply_key], timeout=seconds)
         if popped is None:
             return
         self._settle(popped[1])
@@ -249,6 +251,14 @@ class MethodCaller:
         pending = self._pending.get(str(record.get("task_id")))
         if pending is not None and not pending.record.done():
             pending.record.set_result(record)
+
+
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they end: one cancellation gets lost when it meets a timeout inside redis-py."""
+    while pending := {task for task in tasks if not task.done()}:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=0.1)
 
 
 def _envelope(invocation: Invocation, record: Mapping[str, Any]) -> Envelope:

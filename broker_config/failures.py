@@ -60,8 +60,7 @@ def failure_from_record(record: Mapping[str, Any]) -> NekroError:
     """
     result = record.get("result")
     named = result if isinstance(result, Mapping) else {}
-    name, module = str(named.get("exc_type", "Exception")), named.get("exc_module")
-    detail = _text(named.get("exc_message"))
+    name, module, detail = _unwrapped(named)
     if record.get("status") == states.REVOKED:
         if detail == _EXPIRED:
             return CallTimeoutError("no worker took the call before its deadline")
@@ -72,6 +71,14 @@ def failure_from_record(record: Mapping[str, Any]) -> NekroError:
     if module == errors.__name__ and name in _OURS:
         return _ours(_OURS[name], name, detail)
     return MethodFailedError(name[:200], detail)
+
+
+def _unwrapped(named: Mapping[str, Any]) -> tuple[str, object, str]:
+    """Name, module and message of an exception; Celery wraps one that cannot be pickled in another."""
+    name, arguments = str(named.get("exc_type", "Exception")), named.get("exc_message")
+    if name == "UnpickleableExceptionWrapper" and isinstance(arguments, list) and len(arguments) > 2:
+        return str(arguments[1]), arguments[0], _text(arguments[2])
+    return name, named.get("exc_module"), _text(arguments)
 
 
 def _ours(cls: type[NekroError], name: str, detail: str) -> NekroError:

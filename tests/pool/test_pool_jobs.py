@@ -25,9 +25,9 @@ def test_aborting_tasks_occupy_no_slot(pool: str, start_worker: StartWorker, sen
     for how in ("plain", "coroutine", "guarded"):
         for name in ("CancelledError", "SystemExit", "KeyboardInterrupt", "GeneratorExit", "MemoryError"):
             result = send("t.abort", name, how)
-            with pytest.raises(Exception, match=name) as caught:
+            with pytest.raises(Exception) as caught:
                 result.get(GET_SECONDS)
-            assert type(caught.value).__name__ == "MethodAbortedError", (how, name)
+            assert name in repr(caught.value), (how, name)
     assert send("t.wait", 0).get(GET_SECONDS) == "done"
 
 

@@ -1,0 +1,104 @@
+"""A corpus of hostile pickles, all refused; plain values of any shape, all accepted."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import uuid
+from datetime import date, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hostile_pickles import corpus
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker_config.codec import decode_arguments, decode_value, encode_arguments
+from nekro_agent.errors import ArgumentError
+
+MIB = 1 << 20
+
+zones = st.builds(timezone, st.timedeltas(timedelta(hours=-23), timedelta(hours=23)))
+whole = st.integers(-(2**60) + 1, 2**60 - 1)
+text = st.text(st.characters(exclude_categories=["Cs"]))
+keys = text | st.binary() | whole | st.booleans() | st.none() | st.dates() | st.tuples(text, whole)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**2000), 2**2000)
+    | st.floats()
+    | st.complex_numbers()
+    | text
+    | st.binary()
+    | st.binary().map(bytearray)
+    | st.datetimes(timezones=st.none() | zones)
+    | st.dates()
+    | st.times()
+    | st.timedeltas(timedelta(days=-(10**8)), timedelta(days=10**8))
+    | st.decimals(-(10**100), 10**100, allow_nan=False)
+    | st.fractions()
+    | st.uuids()
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(keys, inner)
+        | st.sets(keys)
+        | st.frozensets(keys)
+    ),
+    max_leaves=40,
+)
+
+
+def shape(value: Any) -> Any:
+    """A value with its types spelled out, so that 1, True and 1.0 differ and NaN equals itself."""
+    kind = type(value).__name__
+    if isinstance(value, list | tuple):
+        return kind, tuple(map(shape, value))
+    if isinstance(value, dict):
+        return kind, tuple((shape(key), shape(item)) for key, item in value.items())
+    if isinstance(value, set | frozenset):
+        return kind, frozenset(map(shape, value))
+    return kind, repr(value)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, types included."""
+    return bool(shape(one) == shape(other))
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+@settings(deadline=None, max_examples=60)
+@given(value=values)
+def test_plain_values_arrive_as_they_are(protocol: int, value: Any) -> None:
+    assert same(decode_value(pickle.dumps(value, protocol), max_bytes=MIB), value)
+
+
+@settings(deadline=None, max_examples=60)
+@given(args=st.lists(values), kwargs=st.dictionaries(text, values))
+def test_arguments_arrive_as_they_are(args: list[Any], kwargs: dict[str, Any]) -> None:
+    data = encode_arguments(args, kwargs)
+    assert same(decode_arguments(data, max_bytes=len(data)), (tuple(args), kwargs))
+
+
+def test_shared_values_arrive_shared() -> None:
+    shared, key = ["x"], uuid.uuid4()
+    decoded: Any = decode_value(pickle.dumps([shared, shared, key, key], 4), max_bytes=MIB)
+    assert decoded == [["x"], ["x"], key, key]
+    assert decoded[0] is decoded[1]
+
+
+@pytest.mark.parametrize(("name", "data"), corpus(), ids=[name for name, _ in corpus()])
+def test_hostile_data_is_refused(name: str, data: bytes) -> None:
+    before = vars(collections.OrderedDict).keys(), vars(Decimal).keys(), vars(date).keys()
+    with pytest.raises(ArgumentError):
+        decode_value(data, max_bytes=8 * MIB)
+    assert (vars(collections.OrderedDict).keys(), vars(Decimal).keys(), vars(date).keys()) == before
+
+
+def test_corpus_is_no_smaller_than_the_one_that_was_studied() -> None:
+    names = [name for name, _ in corpus()]
+    assert len(set(names)) == len(names) >= 76

@@ -1,0 +1,289 @@
+"""Calls from an event loop to a real worker and back: answers, errors, deadlines, a Redis that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+import uvloop
+from worker_process import WorkerProcess, wait_for
+
+from broker_config.app import NekroApp, create_app
+from broker_config.calls import MethodCaller
+from broker_config.keys import Keys
+from broker_config.publishing import encode_message
+from broker_config.settings import Settings
+from broker_config.wire import Invocation, new_id
+from nekro_agent.errors import (
+    BrokerUnavailableError,
+    CallCancelledError,
+    CallTimeoutError,
+    MessageRefusedError,
+    MethodDisabledError,
+    MethodFailedError,
+    MethodNotFoundError,
+)
+from nekro_agent.methods import Lane
+
+StartWorker = Callable[..., WorkerProcess]
+
+
+def invocation(method: str, args: str = "", *, seconds: float = 10) -> Invocation:
+    """A call with a deadline."""
+    now = datetime.now(UTC)
+    return Invocation(
+        call_id=new_id(),
+        method=method,
+        chat_key="c",
+        container_key="k",
+        issued_at=now,
+        deadline=now + timedelta(seconds=seconds),
+        args=args,
+    )
+
+
+@pytest.fixture
+async def caller(app: NekroApp, settings: Settings) -> AsyncIterator[MethodCaller]:
+    """A caller on the test's loop."""
+    async with MethodCaller(app, settings) as caller:
+        yield caller
+
+
+@pytest.fixture
+def worker(start_worker: StartWorker) -> WorkerProcess:
+    """A worker that takes many calls at once."""
+    return start_worker("asyncio", concurrency=200)
+
+
+def keys_under(settings: Settings) -> set[str]:
+    assert settings.broker.url
+    with redis.Redis.from_url(settings.broker.url) as client:
+        return {key.decode() for key in client.keys(f"{settings.broker.key_prefix}*")}
+
+
+async def test_many_calls_each_get_their_own_answer(caller: MethodCaller, worker: WorkerProcess) -> None:
+    calls = [invocation("m.noop") for _ in range(300)]
+    answers = await asyncio.gather(*(caller.call(call, lane=Lane.METHODS) for call in calls))
+    assert [answer.call_id for answer in answers] == [call.call_id for call in calls]
+    assert {answer.text for answer in answers} == {"x"}
+
+
+async def test_large_value_arrives_whole(caller: MethodCaller, worker: WorkerProcess) -> None:
+    answer = await caller.call(invocation("m.big"), lane="methods")
+    assert answer.value is not None
+    assert len(answer.value) == 4 << 20
+
+
+async def test_failures_become_errors_that_name_them(caller: MethodCaller, worker: WorkerProcess) -> None:
+    with pytest.raises(MethodDisabledError, match=r"plugin a\.b is disabled"):
+        await caller.call(invocation("m.fail", "ours"), lane=Lane.METHODS)
+    with pytest.raises(MethodFailedError) as caught:
+        await caller.call(invocation("m.fail", "empty"), lane=Lane.METHODS)
+    assert (caught.value.error_type, caught.value.error_message) == ("ValueError", "")
+    with pytest.raises(MethodFailedError, match=r"^Weird: one, 2$"):
+        await caller.call(invocation("m.fail", "weird"), lane=Lane.METHODS)
+    with pytest.raises(MethodNotFoundError, match=r"m\.unknown"):
+        await caller.call(invocation("m.unknown"), lane=Lane.METHODS)
+    with pytest.raises(MessageRefusedError, match="no envelope"):
+        await caller.call(invocation("m.garbage"), lane=Lane.METHODS)
+    with pytest.raises(KeyError):
+        await caller.call(invocation("m.noop"), lane="no-such-queue")
+
+
+async def test_call_ends_at_its_deadline_and_its_task_is_stopped(
+    caller: MethodCaller, worker: WorkerProcess
+) -> None:
+    call = invocation("m.wait", "60", seconds=1)
+    with pytest.raises(CallTimeoutError):
+        await caller.call(call, lane=Lane.METHODS)
+    await asyncio.to_thread(
+        wait_for,
+        lambda: f"m.wait[{call.call_id}]" in worker.log.read_text().replace("succeeded", ""),
+        what="the worker to log the end",
+    )
+    answer = await caller.call(invocation("m.noop"), lane=Lane.METHODS)
+    assert answer.text == "x"
+
+
+async def test_call_past_its_deadline_is_not_sent(caller: MethodCaller, settings: Settings) -> None:
+    with pytest.raises(CallTimeoutError, match="has passed"):
+        await caller.call(invocation("m.noop", seconds=-1), lane=Lane.METHODS)
+    assert f"{settings.broker.key_prefix}methods" not in keys_under(settings)
+
+
+async def test_call_that_expired_in_the_queue_never_runs(
+    caller: MethodCaller, settings: Settings, start_worker: StartWorker
+) -> None:
+    with pytest.raises(CallTimeoutError):
+        await caller.call(invocation("m.wait", "0", seconds=0.3), lane=Lane.METHODS)
+    worker = start_worker("asyncio")
+    await caller.call(invocation("m.noop"), lane=Lane.METHODS)
+    assert worker.ledger() == []
+
+
+async def test_revoked_call_tells_its_caller(caller: MethodCaller, worker: WorkerProcess) -> None:
+    call = invocation("m.wait", "60")
+    waiting = asyncio.create_task(caller.call(call, lane=Lane.METHODS))
+    await asyncio.to_thread(
+        wait_for, lambda: [call.call_id, "started"] in worker.ledger(), what="the call to start"
+    )
+    await caller.revoke(call.call_id)
+    with pytest.raises(CallCancelledError):
+        await waiting
+
+
+async def test_message_that_a_worker_may_not_decode_is_answered(
+    app: NekroApp, caller: MethodCaller, worker: WorkerProcess, settings: Settings
+) -> None:
+    call = invocation("m.noop", seconds=8)
+    waiting = asyncio.create_task(caller.call(call, lane="long"))  # nobody consumes that lane
+    await asyncio.sleep(0)
+    message = app.amqp.create_task_message(call.call_id, "m.noop", [1], reply_to=caller._caller_id)
+    raw = json.loads(encode_message(message, queue="methods"))
+    raw["content-type"] = "application/x-python-serialize"
+    assert settings.broker.url
+    with redis.Redis.from_url(settings.broker.url) as client:
+        client.lpush(f"{settings.broker.key_prefix}methods", json.dumps(raw))
+    with pytest.raises(MessageRefusedError, match="only JSON"):
+        await waiting
+
+
+async def test_second_call_of_one_id_is_refused(caller: MethodCaller) -> None:
+    call = invocation("m.noop", seconds=1)
+    waiting = asyncio.create_task(caller.call(call, lane="long"))
+    await asyncio.sleep(0)
+    with pytest.raises(MessageRefusedError, match="already under way"):
+        await caller.call(call, lane="long")
+    with pytest.raises(CallTimeoutError):
+        await waiting
+
+
+async def test_closed_caller_leaves_no_keys_of_its_own(
+    app: NekroApp, settings: Settings, worker: WorkerProcess
+) -> None:
+    async with MethodCaller(app, settings) as caller:
+        await caller.call(invocation("m.noop"), lane=Lane.METHODS)
+        reply_key = Keys(prefix=settings.broker.key_prefix).reply(caller._caller_id)
+        orphan = asyncio.create_task(caller.call(invocation("m.wait", "0.2"), lane=Lane.METHODS))
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await orphan
+    left = keys_under(settings)
+    assert reply_key not in left
+    with redis.Redis.from_url(settings.broker.url or "") as client:
+        results = [key for key in left if "celery-task-meta" in key]
+        assert results
+        assert all(client.ttl(key) > 0 for key in results)
+
+
+async def test_lost_reply_is_read_from_its_result_key(
+    caller: MethodCaller, worker: WorkerProcess, settings: Settings
+) -> None:
+    """Somebody else pops the reply, as a connection does that breaks at the wrong moment."""
+    call = invocation("m.wait", "0.3")
+    reply_key = Keys(prefix=settings.broker.key_prefix).reply(caller._caller_id)
+    stolen = threading.Event()
+
+    def steal() -> None:
+        with redis.Redis.from_url(settings.broker.url or "") as client:
+            while not stolen.is_set():
+                if client.lpop(reply_key):
+                    stolen.set()
+
+    # Our own pop is served first when it waits first, so it must not wait.
+    for task in caller._tasks[:1]:
+        task.cancel()
+    thread = threading.Thread(target=steal)
+    thread.start()
+    answer = await caller.call(call, lane=Lane.METHODS)
+    thread.join(10)
+    assert stolen.is_set()
+    assert answer.call_id == call.call_id
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+async def test_caller_is_told_when_redis_is_gone_and_goes_on_when_it_returns(
+    own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker, pipelined: bool
+) -> None:
+    settings = make_settings(
+        broker={"url": own_redis.url, "pipelined_publish": pipelined, "socket_timeout_seconds": 2}
+    )
+    app = create_app(settings)
+    async with MethodCaller(app, settings) as caller:
+        worker = start_worker("asyncio", settings=settings)
+        assert (await caller.call(invocation("m.noop"), lane=Lane.METHODS)).text == "x"
+        own_redis.kill()
+        with pytest.raises(BrokerUnavailableError, match=r"redis://127\.0\.0\.1"):
+            await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)
+        own_redis.start()
+        assert (await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)).text == "x"
+        own_redis.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(BrokerUnavailableError):
+                await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)
+        finally:
+            own_redis.process.send_signal(signal.SIGCONT)
+        assert (await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)).text == "x"
+        assert worker.process.poll() is None
+    app.close()
+
+
+async def test_redis_that_is_down_at_the_first_call_is_an_error_and_no_end(
+    own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker
+) -> None:
+    settings = make_settings(broker={"url": own_redis.url})
+    own_redis.kill()
+    app = create_app(settings)
+    async with MethodCaller(app, settings) as caller:
+        with pytest.raises(BrokerUnavailableError):
+            await caller.call(invocation("m.noop"), lane=Lane.METHODS)
+        own_redis.start()
+        start_worker("asyncio", settings=settings)
+        assert (await caller.call(invocation("m.noop"), lane=Lane.METHODS)).text == "x"
+    app.close()
+
+
+def test_caller_works_on_uvloop(app: NekroApp, settings: Settings, worker: WorkerProcess) -> None:
+    async def main() -> str | None:
+        async with MethodCaller(app, settings) as caller:
+            return (await caller.call(invocation("m.noop"), lane=Lane.METHODS)).text
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(main()) == "x"
+
+
+async def test_callers_of_several_processes_share_workers(
+    settings: Settings, app: NekroApp, start_worker: StartWorker
+) -> None:
+    """Three workers, two callers, 600 calls: each answered once, to the right caller."""
+    workers = [start_worker("asyncio", concurrency=50, wait=False) for _ in range(3)]
+    for worker in workers:
+        await asyncio.to_thread(worker.wait_ready)
+    async with MethodCaller(app, settings) as one, MethodCaller(app, settings) as other:
+        calls = [(caller, invocation("m.noop")) for caller in (one, other) for _ in range(300)]
+        answers = await asyncio.gather(*(caller.call(call, lane=Lane.METHODS) for caller, call in calls))
+    assert [answer.call_id for answer in answers] == [call.call_id for _, call in calls]
+
+
+def test_pipelined_message_is_the_one_that_kombu_sends(app: NekroApp, settings: Settings) -> None:
+    message = app.amqp.create_task_message("id", "m.noop", [{"a": "ü"}], {}, reply_to="r", time_limit=3)
+    with app.producer_or_acquire() as producer:
+        app.amqp.send_task_message(producer, "m.noop", message, queue=app.amqp.queues["methods"])
+    with redis.Redis.from_url(settings.broker.url or "") as client:
+        (raw,) = client.lrange(f"{settings.broker.key_prefix}methods", 0, -1)
+    theirs, ours = json.loads(raw), json.loads(encode_message(message, queue="methods"))
+    for document in (theirs, ours):
+        properties = document["properties"]
+        assert properties.pop("delivery_tag")
+        body, encoding = document.pop("body"), properties.pop("body_encoding")
+        with app.connection_for_write() as connection:
+            decoded = connection.default_channel.decode_body(body, encoding)
+        document["arguments"] = json.loads(decoded)
+    assert ours == theirs
