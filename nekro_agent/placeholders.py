@@ -148,7 +148,8 @@ def install() -> None:
         for info in pkgutil.walk_packages(package.__path__, f"{_ROOT}."):
             if info.name == f"{_ROOT}.{part}" or info.name.startswith(f"{_ROOT}.{part}."):
                 module = importlib.import_module(info.name)
-                module.__dict__.setdefault("__getattr__", _missing_names(info.name))
+                own = module.__dict__.get("__getattr__")
+                module.__dict__["__getattr__"] = _missing_names(info.name, own)
 
 
 @contextlib.contextmanager
@@ -187,8 +188,11 @@ def _forget_modules() -> None:
             vars(sys.modules.get(parent, module)).pop(child, None)
 
 
-def _missing_names(module_name: str) -> Callable[[str], Any]:
+def _missing_names(module_name: str, own: Callable[[str], Any] | None) -> Callable[[str], Any]:
     def missing(name: str) -> Any:
+        if own is not None:
+            with contextlib.suppress(AttributeError):
+                return own(name)
         full_name = f"{module_name}.{name}"
         if not (name.startswith("__") and name.endswith("__")) and _grant(full_name):
             return Placeholder(full_name)

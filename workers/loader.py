@@ -22,7 +22,14 @@ from nekro_agent.plugin import NekroPlugin
 from nekro_agent.policies import PackagePolicy
 from workers.discovery import Source, SourceKind, discover
 
-__all__ = ["ENTRY_POINT_GROUP", "LoadedPlugins", "PluginRecord", "PluginStatus", "load_plugins"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "LoadedPlugins",
+    "PluginRecord",
+    "PluginStatus",
+    "load_plugins",
+    "unload_plugins",
+]
 
 ENTRY_POINT_GROUP: Final = "nekro_agent.plugins"
 #: Parent of the import names of plugins that come from folders.
@@ -83,6 +90,11 @@ class LoadedPlugins:
         """Every plugin and failure; placeholders that were used since loading are included."""
         return [self._record(loaded) for loaded in self._found]
 
+    @property
+    def modules(self) -> list[str]:
+        """Import names of the plugins' modules."""
+        return [loaded.module for loaded in self._found if loaded.module]
+
     def add_error(self, plugin_key: str, error: str) -> None:
         """Record that a plugin's init failed; it is listed as failed and keeps its methods."""
         self._init_errors[plugin_key] = error
@@ -142,6 +154,13 @@ def load_plugins(
     for unknown in sorted(off - {plugin.key for plugin in result.plugins}):
         _log.warning(f"NEKRO_PLUGINS__DISABLED names {unknown}, but no plugin of that key is loaded")
     return result
+
+
+def unload_plugins(loaded: LoadedPlugins) -> None:
+    """Forget the plugins' modules, so that loading them again executes their files anew."""
+    for module in loaded.modules:
+        _forget_modules(module)
+        placeholders.forget(module)
 
 
 def _load_all(dirs: Iterable[Path], *, shipped: bool, entry_points: bool) -> Iterator[_Loaded]:

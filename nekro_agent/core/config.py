@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from nekro_agent import runtime
-from nekro_agent.core.os_env import SANDBOX_SHARED_HOST_DIR, USER_UPLOAD_DIR
+from nekro_agent.core import os_env
 from nekro_agent.policies import CoreConfig, ModelConfigGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    SANDBOX_SHARED_HOST_DIR: str
+    USER_UPLOAD_DIR: str
 
 __all__ = ["SANDBOX_SHARED_HOST_DIR", "USER_UPLOAD_DIR", "CoreConfig", "ModelConfigGroup", "config"]
 
@@ -25,6 +28,12 @@ class _CurrentConfig:
 
     def __dir__(self) -> Iterable[str]:
         return dir(_UNBOUND)
+
+
+def __getattr__(name: str) -> str:
+    if name in ("SANDBOX_SHARED_HOST_DIR", "USER_UPLOAD_DIR"):
+        return str(getattr(os_env, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 config = cast("CoreConfig", _CurrentConfig())

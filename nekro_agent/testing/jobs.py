@@ -49,7 +49,10 @@ class InMemoryJobs:
             cancel_requested=False,
         )
         self._jobs[job.id] = job
-        self._tasks[job.id] = asyncio.create_task(self._run(job, request))
+        running = asyncio.create_task(self._run(job, request))
+        # A task that is cancelled before its first step never enters _run.
+        running.add_done_callback(lambda _: self._finish(job.id, request, TaskCtl.cancel("cancelled")))
+        self._tasks[job.id] = running
         return job
 
     def peek(self, plugin_key: str, task_type: str, task_id: str) -> JobInfo | None:
@@ -119,9 +122,14 @@ class InMemoryJobs:
             last = await drive(func, handle, request.args, request.kwargs, report=report)
         except asyncio.CancelledError:
             last = TaskCtl.cancel("cancelled")
+        self._finish(job.id, request, last)
+
+    def _finish(self, job_id: str, request: JobRequest, last: TaskCtl) -> None:
+        if self._jobs[job_id].state.is_final:
+            return
         data = str(last.data) if isinstance(last.data, BaseException) else last.data
-        percent = 100 if last.signal is TaskSignal.SUCCESS else self._jobs[job.id].percent
-        self._update(job.id, state=_FINAL[last.signal], message=last.message, data=data, percent=percent)
+        percent = 100 if last.signal is TaskSignal.SUCCESS else self._jobs[job_id].percent
+        self._update(job_id, state=_FINAL[last.signal], message=last.message, data=data, percent=percent)
         _tell(request.on_terminal, last)
 
     def _update(self, job_id: str, **changes: Any) -> None:

@@ -48,7 +48,7 @@ class InMemoryTimers:
 
     async def fire_due(self, now: datetime) -> int:
         """Fire what is due at ``now``; returns how many."""
-        due = [timer for timer in self._timers.values() if timer.fire_at <= now]
+        due = sorted((t for t in self._timers.values() if t.fire_at <= now), key=lambda t: t.fire_at)
         for timer in due:
             del self._timers[timer.id]
             await self._messages.push_system(

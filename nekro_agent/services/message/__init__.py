@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 from nekro_agent.api import message
 
 __all__ = ["message"]
+
+# `import nekro_agent.services.message.message` is the same module, not a copy of its names.
+sys.modules[f"{__name__}.message"] = message

@@ -1,0 +1,1 @@
+raise RuntimeError("not a plugin: must not be imported")

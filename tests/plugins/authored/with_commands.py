@@ -1,0 +1,84 @@
+"""Commands: arguments, a group, an answer in steps, and a question back."""
+
+from typing import Annotated
+
+from nekro_agent.api.plugin import (
+    Arg,
+    CmdCtl,
+    CommandExecutionContext,
+    CommandPermission,
+    CommandResponse,
+    NekroPlugin,
+)
+
+try:
+    from nekro_agent.api.plugin import CommandOutputSegment, CommandOutputSegmentType
+except ImportError:
+    from nekro_agent.services.command.schemas import CommandOutputSegment, CommandOutputSegmentType
+
+plugin = NekroPlugin(
+    name="commands", module_name="with_commands", description="", version="1", author="Ada", url=""
+)
+
+
+@plugin.mount_command(
+    name="weather", description="天气", aliases=["天气"], permission=CommandPermission.PUBLIC, usage="weather <city>"
+)
+async def weather(
+    context: CommandExecutionContext,
+    city: Annotated[str, Arg("city", positional=True)],
+    days: Annotated[int, Arg("days", range=(1, 7))] = 1,
+    unit: str = Arg("unit", default="C", choices=["C", "F"]),
+) -> CommandResponse:
+    """Tell the weather."""
+    return CmdCtl.success(f"{city} {days} {unit} for {context.username}", data={"city": city})
+
+
+@plugin.mount_command(name="rebuild", description="", permission=CommandPermission.SUPER_USER)
+async def rebuild(context: CommandExecutionContext):
+    """Answer in steps."""
+    yield CmdCtl.message("started")
+    yield CmdCtl.success(
+        [
+            CommandOutputSegment(type=CommandOutputSegmentType.TEXT, text="done"),
+            CommandOutputSegment(type=CommandOutputSegmentType.FILE, file_path="/tmp/report"),
+        ]
+    )
+
+
+@plugin.mount_command(name="say", description="")
+async def say(context: CommandExecutionContext, text: Annotated[str, Arg("text", positional=True, greedy=True)]):
+    """Repeat."""
+    return text
+
+
+@plugin.mount_command(name="ask", description="")
+async def ask(context: CommandExecutionContext):
+    """Ask back."""
+    return CmdCtl.wait("which one?", callback_cmd="answer", options=["1", "2"], timeout=30)
+
+
+@plugin.mount_command(name="answer", description="", internal=True)
+async def answer(context: CommandExecutionContext, choice: int):
+    """Take the answer."""
+    return CmdCtl.success(str(choice + 1))
+
+
+@plugin.mount_command(name="broken", description="")
+async def broken(context: CommandExecutionContext):
+    """Fail."""
+    raise RuntimeError("out of order")
+
+
+group = plugin.mount_command_group(name="cfg", description="", permission=CommandPermission.ADVANCED)
+
+
+@group.command(name="set", description="", aliases=["put"])
+async def cfg_set(
+    context: CommandExecutionContext,
+    key: Annotated[str, Arg("key", positional=True)],
+    value: Annotated[float, Arg("value", positional=True)],
+):
+    """Set a value."""
+    await plugin.store.set(store_key=key, value=str(value))
+    return CmdCtl.success(f"{key} = {value}")

@@ -1,0 +1,166 @@
+"""Plugins in a running world, behind one small interface.
+
+``MemoryWorld`` runs them on ``nekro_agent.testing``. The tests use nothing but ``World``, so
+that the same assertions can run through the real queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import spec_blocks
+from file_server import FileServer
+
+from nekro_agent import layout
+from nekro_agent.invoke import Outcome
+from nekro_agent.policies import DownloadPolicy, PackagePolicy
+from nekro_agent.ports import MessageKind
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.testing import InMemoryRuntime
+from workers.loader import LoadedPlugins, load_plugins, unload_plugins
+from workers.registry import Registry
+
+__all__ = ["CHAT", "USER", "FileServer", "MemoryWorld", "StartWorld", "World", "shared_dir", "uploads_dir"]
+
+HERE = Path(__file__).parent
+CHAT = "test-chat"
+USER = "user-1"
+
+
+class World(Protocol):
+    """A system in which plugins run."""
+
+    data_dir: Path
+
+    async def call(
+        self, name: str, /, *args: Any, chat_key: str = CHAT, user_id: str | None = USER, **kwargs: Any
+    ) -> Outcome:
+        """Call a method by any of its names as sandboxed code would; its type's effects happen."""
+        ...
+
+    async def stored(
+        self, plugin_key: str, store_key: str, *, chat_key: str = "", user_key: str = ""
+    ) -> str | None:
+        """Value of ``plugin.store``."""
+        ...
+
+    async def store(
+        self, plugin_key: str, store_key: str, value: str, *, chat_key: str = "", user_key: str = ""
+    ) -> None:
+        """Write a value of ``plugin.store`` from outside."""
+        ...
+
+    async def texts(self, chat_key: str, kind: MessageKind) -> list[str]:
+        """Texts of the chat's recorded messages of one kind, in order."""
+        ...
+
+    async def woken(self, chat_key: str) -> int:
+        """How many follow-up rounds were asked for."""
+        ...
+
+    async def reset(self, chat_key: str) -> None:
+        """Reset the chat."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop the workers; plugins' cleanup runs."""
+        ...
+
+
+class MemoryWorld:
+    """``World`` in memory."""
+
+    def __init__(self, loaded: LoadedPlugins, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.loaded = loaded
+        self.registry = Registry(loaded.plugins)
+        self.runtime = InMemoryRuntime(
+            *loaded.plugins,
+            data_dir=data_dir,
+            downloads=DownloadPolicy(allow_private=("127.0.0.0/8",)),
+            packages=PackagePolicy(install="off"),
+        )
+
+    async def call(
+        self, name: str, /, *args: Any, chat_key: str = CHAT, user_id: str | None = USER, **kwargs: Any
+    ) -> Outcome:
+        task = self.registry.find(name).task
+        return await self.runtime.call(task, *args, chat_key=chat_key, user_id=user_id, **kwargs)
+
+    async def stored(
+        self, plugin_key: str, store_key: str, *, chat_key: str = "", user_key: str = ""
+    ) -> str | None:
+        return await self.runtime.store.get(
+            plugin_key, chat_key=chat_key, user_key=user_key, store_key=store_key
+        )
+
+    async def store(
+        self, plugin_key: str, store_key: str, value: str, *, chat_key: str = "", user_key: str = ""
+    ) -> None:
+        await self.runtime.store.set(
+            plugin_key, chat_key=chat_key, user_key=user_key, store_key=store_key, value=value
+        )
+
+    async def texts(self, chat_key: str, kind: MessageKind) -> list[str]:
+        return self.runtime.messages.texts(chat_key, kind)
+
+    async def woken(self, chat_key: str) -> int:
+        return self.runtime.messages.triggered.count(chat_key)
+
+    async def reset(self, chat_key: str) -> None:
+        await self.runtime.host.channel_reset(AgentCtx.for_call(chat_key=chat_key))
+
+    async def stop(self) -> None:
+        await self.runtime.host.stop()
+
+
+StartWorld = Callable[[Path], Awaitable[MemoryWorld]]
+
+
+@pytest.fixture
+async def start_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_server: FileServer
+) -> AsyncIterator[StartWorld]:
+    """Start a world with the plugins of a folder; import-time code sees its data directory."""
+    monkeypatch.setenv("NEKRO_DATA_DIR", str(tmp_path / "data"))
+    async with AsyncExitStack() as stack:
+
+        async def start(plugins: Path) -> MemoryWorld:
+            loaded = load_plugins([plugins], shipped=False, entry_points=False)
+            world = MemoryWorld(loaded, tmp_path / "data")
+            stack.callback(unload_plugins, loaded)
+            await stack.enter_async_context(world.runtime)
+            return world
+
+        yield start
+
+
+@pytest.fixture
+async def spec(start_world: StartWorld, tmp_path: Path) -> MemoryWorld:
+    """The plugins of the specification documents."""
+    if not spec_blocks.SPEC_DIR.is_dir():
+        pytest.skip(f"the specification documents are not at {spec_blocks.SPEC_DIR}")
+    directory = tmp_path / "spec_plugins"
+    directory.mkdir()
+    spec_blocks.write_plugins(directory)
+    return await start_world(directory)
+
+
+@pytest.fixture
+async def authored(start_world: StartWorld) -> MemoryWorld:
+    """The plugins in ``authored/``."""
+    return await start_world(HERE / "authored")
+
+
+def shared_dir(world: World, chat_key: str = CHAT) -> Path:
+    """Host directory behind ``/app/shared`` of a chat that has its default container."""
+    return layout.shared_dir(world.data_dir, layout.default_container_key(chat_key))
+
+
+def uploads_dir(world: World, chat_key: str = CHAT) -> Path:
+    """Host directory behind ``/app/uploads`` of a chat."""
+    return layout.uploads_dir(world.data_dir, chat_key)

@@ -1,0 +1,325 @@
+"""Plugins written the way published ones are: each loads unmodified and works."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugin_world import CHAT, USER, FileServer, MemoryWorld
+
+from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
+from nekro_agent.errors import InvalidValueError, PlaceholderUsedError, ResultError
+from nekro_agent.ports import MessageKind
+from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
+from nekro_agent.schemas.chat_message import ChatMessage
+from nekro_agent.schemas.signal import MsgSignal
+from workers.loader import PluginStatus
+
+
+def module_of(world: MemoryWorld, key: str) -> Any:
+    record = next(record for record in world.loaded.records if record.key == key)
+    return next(m for m in list(sys.modules.values()) if getattr(m, "__file__", "") == record.path)
+
+
+async def test_every_plugin_loads_and_one_is_degraded(authored: MemoryWorld) -> None:
+    statuses = {record.key: record.status for record in authored.loaded.records}
+    assert len(statuses) >= 12
+    degraded = statuses.pop("Ada.degraded")
+    assert set(statuses.values()) == {PluginStatus.OK}, authored.loaded.records
+    assert degraded is PluginStatus.DEGRADED
+    assert authored.runtime.failures == []
+
+
+async def test_bytes_and_containers_arrive_as_they_are(authored: MemoryWorld) -> None:
+    files = {"b": b"\x00\xff", "a": b""}
+    digests = (await authored.call("digest_files", files)).value
+    assert [d["name"] for d in digests] == ["a", "b"]
+    assert digests[1]["sha256"] == hashlib.sha256(b"\x00\xff").hexdigest()
+    joined = await authored.call("join_bytes", [b"1", b"2"], how="re.versed", separator=b"-")
+    assert joined.value == b"2-1"
+    assert authored.registry.find("join_bytes").signature == (
+        "(parts: List[bytes], how: Literal['plain', 're.versed'] = 'plain', **options: Any) -> bytes"
+    )
+
+
+async def test_loose_results_become_texts(authored: MemoryWorld) -> None:
+    assert (await authored.call("agent_dict", "q")).text == "{'query': 'q', 'hits': 2}"
+    behavior = await authored.call("behavior_bool", True)
+    assert (behavior.value, behavior.text) == (False, "False")
+    assert (await authored.call("behavior_none")).text == "None"
+    assert await authored.texts(CHAT, MessageKind.SYSTEM) == ["{'query': 'q', 'hits': 2}", "False", "None"]
+    assert await authored.woken(CHAT) == 1
+
+
+async def test_all_shapes_of_multimodal_results_are_taken(authored: MemoryWorld) -> None:
+    message = (await authored.call("multimodal_message")).segments
+    assert message is not None
+    assert [part["type"] for part in message] == ["text", "image_url"]
+    assert (await authored.call("multimodal_part")).segments == [{"type": "text", "text": "only text"}]
+    with pytest.raises(ResultError, match=r"multimodal_number must return content parts.*returned int"):
+        await authored.call("multimodal_number")
+
+
+async def test_a_context_declared_second_can_be_called_both_ways(authored: MemoryWorld) -> None:
+    assert (await authored.call("run_console", "ls")).value == f"ls in {CHAT}"
+    assert (await authored.call("run_console", command="ls")).value == f"ls in {CHAT}"
+    assert authored.registry.find("run_console").signature == "(command: str) -> str"
+    assert (await authored.call("other_name", 7)).value == f"{CHAT}:7"
+
+
+async def test_ordinary_functions_do_not_hold_the_event_loop(
+    authored: MemoryWorld, file_server: FileServer
+) -> None:
+    slow = asyncio.create_task(authored.call("slow_thread_name", 0.2))
+    await asyncio.sleep(0)
+    assert (await authored.call("other_name", 1)).value and not slow.done()
+    assert (await slow).value != "MainThread"
+    url = file_server.add("/page", b"x")
+    assert (await authored.call("fetch_status", url)).value == 200
+
+
+async def test_module_state_lasts_between_calls(authored: MemoryWorld) -> None:
+    assert (await authored.call("send_once", "a")).value is True
+    assert (await authored.call("send_once", "a")).value is False
+    await asyncio.gather(*(authored.call("roll") for _ in range(20)))
+    assert (await authored.call("announce_roll")).text == "announced 22"
+    assert await authored.texts(CHAT, MessageKind.ASSISTANT) == ["a", "rolled 22"]
+
+
+async def test_a_background_loop_keeps_running_between_calls(authored: MemoryWorld) -> None:
+    first = (await authored.call("wait_for_tick")).value
+    assert (await authored.call("wait_for_tick")).value > first
+    await authored.stop()
+    assert await authored.stored("Ada.background_loop", "stopped_after") == "True"
+
+
+async def test_packages_of_the_environment_are_there_at_import(authored: MemoryWorld) -> None:
+    answer = (await authored.call("parse_yaml", "a: 1")).value
+    assert answer == {"content": {"a": 1}, "client": "httpx"}
+
+
+async def test_the_data_directory_is_there_at_import(authored: MemoryWorld) -> None:
+    places = (await authored.call("where")).value
+    assert places["root"] == str(authored.data_dir)
+    assert Path(places["state"]).parent == Path(places["same"])
+    assert places["same"] == str(authored.data_dir / "plugins" / "Ada.path_at_import")
+
+
+async def test_a_byte_order_mark_does_no_harm(authored: MemoryWorld) -> None:
+    assert (await authored.call("greet_bom", "世界")).value == "你好，世界"
+    assert (await authored.call("问候", "世界")).value == "你好，世界"
+
+
+async def test_a_method_without_docstring_is_callable(authored: MemoryWorld) -> None:
+    assert (await authored.call("undocumented", 4)).value == 8
+    assert authored.registry.find("undocumented").doc is None
+
+
+async def test_unknown_constructor_arguments_are_ignored(authored: MemoryWorld) -> None:
+    answer = (await authored.call("identity")).value
+    assert answer == ["Ada.unknown_keywords", "1.0", "https://example.com", True, []]
+
+
+async def test_configuration_is_one_object_and_a_file(authored: MemoryWorld) -> None:
+    file = authored.data_dir / "configs" / "Ada.configured.yaml"
+    assert (await authored.call("show_config")).value == {"limit": 3, "names": ["a"], "same": True}
+    assert (await authored.call("raise_limit")).text == "4"
+    assert "LIMIT: 4" in file.read_text("utf-8")
+    file.write_text("LIMIT: 9\nNAMES: [x, y]\n", "utf-8")  # what another process would save
+    assert (await authored.call("show_config")).value == {"limit": 9, "names": ["x", "y"], "same": True}
+    file.write_text("LIMIT: 0\n", "utf-8")
+    assert (await authored.call("show_config")).value["limit"] == 9
+    file.write_text("LIMIT: [\n", "utf-8")
+    assert (await authored.call("show_config")).value["limit"] == 9
+
+
+async def test_message_hooks_decide_and_prompts_are_injected(authored: MemoryWorld) -> None:
+    host = authored.runtime.host
+    ctx = AgentCtx.for_call(chat_key=CHAT, user_id=USER)
+
+    async def say(text: str) -> MsgSignal:
+        return await host.user_message(ctx, ChatMessage(chat_key=CHAT, content_text=text))
+
+    assert await say("hello") is MsgSignal.CONTINUE
+    assert await say("wake up") is MsgSignal.FORCE_TRIGGER
+    assert await say("spam, wake up") is MsgSignal.BLOCK_ALL
+    prompts = await host.injected_prompts(ctx)
+    assert [p.text for p in prompts] == [f"The last message was {USER}: spam, wake up."]
+    await authored.call("push", "noise here")
+    await authored.call("push", "signal", wake=True)
+    assert await authored.texts(CHAT, MessageKind.SYSTEM) == ["signal"]
+    assert await authored.woken(CHAT) == 1
+    await authored.reset(CHAT)
+    assert await authored.stored("Ada.message_hooks", "last", chat_key=CHAT) is None
+
+
+def context(**values: Any) -> CommandExecutionContext:
+    return CommandExecutionContext(**{"user_id": "u", "username": "Bob", "chat_key": CHAT, **values})
+
+
+async def answers(
+    world: MemoryWorld, line: str, who: CommandExecutionContext | None = None
+) -> list[CommandResponse]:
+    return [response async for response in world.runtime.command(line, who or context())]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/weather Tokyo", "Tokyo 1 C for Bob"),
+        ("weather city:Tokyo days:3 unit:F", "Tokyo 3 F for Bob"),
+        ('/天气 city:"New York" days:"2"', "New York 2 C for Bob"),
+        ("/Ada.with_commands:weather 'Los \\'A'", "Los 'A 1 C for Bob"),
+        ("/weather http://x", "http://x 1 C for Bob"),
+        ("/say  it is   'quoted' key:value ", "it is   'quoted' key:value"),
+        ("/answer choice:4", "5"),
+    ],
+)
+async def test_command_lines_are_parsed(authored: MemoryWorld, line: str, message: str) -> None:
+    (response,) = await answers(authored, line)
+    assert (response.status.value, response.message) == ("success", message)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("/weather", "city (city) is missing"),
+        ("/weather Tokyo days:9", "days must lie between 1 and 7"),
+        ("/weather Tokyo days:many", "days: 'many'"),
+        ("/weather Tokyo unit:K", "unit must be one of C, F"),
+        ("/weather Tokyo Osaka", "unexpected 'Osaka'"),
+        ("/wether Tokyo", "did you mean weather"),
+        ("/rebuild", "needs the permission super_user"),
+        ("/cfg.set a 1", "needs the permission advanced"),
+        ("/broken", "RuntimeError: out of order"),
+    ],
+)
+async def test_mistakes_in_commands_are_answers(authored: MemoryWorld, line: str, reason: str) -> None:
+    (response,) = await answers(authored, line)
+    assert response.status.value == "error"
+    assert reason in response.message
+
+
+async def test_commands_answer_in_steps_ask_back_and_come_in_groups(authored: MemoryWorld) -> None:
+    steps = await answers(authored, "/rebuild", context(is_super_user=True))
+    assert [step.message for step in steps] == ["started", "done"]
+    assert steps[1].output_segments is not None and steps[1].output_segments[0].file_path == "/tmp/report"
+    (question,) = await answers(authored, "/ask")
+    assert (question.status.value, question.callback_cmd, question.wait_timeout) == ("waiting", "answer", 30)
+    (stored,) = await answers(authored, "/cfg.put volume 0.5", context(is_advanced_user=True))
+    assert stored.message == "volume = 0.5"
+    assert await authored.stored("Ada.with_commands", "volume") == "0.5"
+    listed = {entry.command.name for entry in authored.runtime.commands}
+    assert "answer" not in listed and {"weather", "cfg.set"} <= listed
+
+
+async def test_a_job_reports_waits_and_succeeds(authored: MemoryWorld) -> None:
+    await authored.call("start_render", "film", frames=3)
+    with pytest.raises(InvalidValueError, match="running already"):
+        await authored.call("start_render", "film")
+    assert (await authored.call("job_state", "film")).value["running"] is True
+    assert (await authored.call("approve", "film", "good")).value is True  # before anybody waits
+    await authored.runtime.jobs.settled()
+    state = (await authored.call("job_state", "film")).value
+    assert state == {
+        "running": False,
+        "signal": "success",
+        "message": "rendered",
+        "data": {"frames": 3, "verdict": "good"},
+    }
+    assert "render film: good" in await authored.texts(CHAT, MessageKind.SYSTEM)
+    assert await authored.woken(CHAT) == 1
+    assert module_of(authored, "Ada.with_jobs").ENDED == ["rendered"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "message"),
+    [
+        ("fail", "no film"),
+        ("raise", "RuntimeError: projector broke"),
+        ("stop", "the task ended without TaskCtl.success, fail or cancel"),
+    ],
+)
+async def test_a_job_that_does_not_succeed_says_why(authored: MemoryWorld, ending: str, message: str) -> None:
+    await authored.call("start_render", "film", 1, ending)
+    await authored.call("approve", "film", "go")
+    await authored.runtime.jobs.settled()
+    state = (await authored.call("job_state", "film")).value
+    assert (state["signal"], state["message"]) == ("fail", message)
+
+
+async def test_a_job_is_cancelled_once(authored: MemoryWorld) -> None:
+    await authored.call("start_render", "film")
+    assert (await authored.call("cancel_render", "film")).value is True
+    await authored.runtime.jobs.settled()
+    assert (await authored.call("cancel_render", "film")).value is False
+    assert (await authored.call("job_state", "film")).value["signal"] == "cancel"
+    assert (await authored.call("approve", "film", "late")).value is False
+
+
+async def test_timers_fire_once_and_the_temporary_one_is_replaced(authored: MemoryWorld) -> None:
+    assert (await authored.call("remind", 60, "first")).value is True
+    assert (await authored.call("remind", 30, "check", temporary=True)).value is True
+    assert (await authored.call("remind", 40, "check again", temporary=True)).value is True
+    assert (await authored.call("remind", -5, "past")).value is False
+    assert (await authored.call("reminders")).value == ["check again", "first"]
+    later = datetime.now(UTC) + timedelta(seconds=61)
+    assert await authored.runtime.timers.fire_due(later) == 2
+    assert await authored.runtime.timers.fire_due(later) == 0
+    assert await authored.texts(CHAT, MessageKind.SYSTEM) == ["check again", "first"]
+    assert await authored.woken(CHAT) == 2
+
+
+async def test_a_recurring_timer_needs_a_valid_expression_and_zone(authored: MemoryWorld) -> None:
+    job_id = (await authored.call("daily", "0 9 * * *", "morning")).value
+    assert 4 <= len(job_id) <= 12 and job_id.isalnum()
+    with pytest.raises(InvalidValueError, match="is not valid: minute, hour"):
+        await authored.call("daily", "0 9 * *", "x")
+    with pytest.raises(InvalidValueError, match="'Mars/Base' does not exist"):
+        await authored.call("daily", "0 9 * * *", "x", zone="Mars/Base")
+
+
+async def test_missing_parts_are_named_and_the_rest_works(authored: MemoryWorld) -> None:
+    record = next(r for r in authored.loaded.records if r.key == "Ada.degraded")
+    assert "nekro_agent.api.core.get_qdrant_client" in record.placeholders
+    assert "nekro_agent.services.workspace.manager.WorkspaceService" in record.placeholders
+    assert not any("something_new" in name for name in record.placeholders)
+    assert (await authored.call("fine")).value == "fine, better=None"
+    for method, name in [
+        ("search_vectors", "nekro_agent.api.core.get_qdrant_client"),
+        ("open_workspace", "nekro_agent.services.workspace.manager.WorkspaceService"),
+        ("make_mine", "nekro_agent.services.workspace.models.BaseWorkspace"),
+    ]:
+        with pytest.raises(PlaceholderUsedError, match=name):
+            await authored.call(method)
+
+
+async def test_older_import_paths_lead_to_the_same_things(authored: MemoryWorld) -> None:
+    answer = (await authored.call("legacy_summary", "a/b.txt")).value
+    assert answer == ["/app/uploads/b.txt", True, "xxxx...xxx", True, "yes", None]
+    assert await authored.texts(CHAT, MessageKind.SYSTEM) == ["noted"]
+
+
+async def test_routers_and_webhooks_are_collected_and_switches_run(authored: MemoryWorld) -> None:
+    plugin = next(p for p in authored.loaded.plugins if p.key == "Ada.web_parts")
+    make_router = plugin.hook("router")
+    assert make_router is not None
+    assert [route.path for route in make_router().routes] == ["/status"]
+    ctx = await AgentCtx.create_by_webhook(WebhookRequest(body={"ref": "main"}))
+    assert await plugin.webhook_methods["push"].func(ctx) == "main"
+    with pytest.raises(InvalidValueError, match="belongs to no chat"):
+        _ = ctx.chat_key
+    failures = await authored.runtime.host.set_enabled(plugin.key, False)
+    assert [failure.error for failure in failures] == ["RuntimeError: no"]
+    await authored.runtime.host.set_enabled(plugin.key, True)
+    assert module_of(authored, "Ada.web_parts").SWITCHES == ["off", "on"]
+
+
+async def test_all_layouts_of_code_are_found(authored: MemoryWorld) -> None:
+    assert (await authored.call("doubled", 4)).value == 8
+    assert (await authored.call("report")).value == "Kyoto: sunny"
