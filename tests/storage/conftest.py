@@ -6,7 +6,6 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -14,44 +13,38 @@ import pytest
 from broker_config.settings import DatabaseSettings
 from storage.engine import Database
 from storage.migrate import upgrade
+from storage.models import Base
 
 
 @pytest.fixture(scope="session")
 def migrated_copy(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Callable[[str], DatabaseSettings]:
-    """Make a migrated database of a kind; migrations run once per kind and session."""
-    templates: dict[str, Any] = {}
+    """Make an empty, migrated database of a kind; migrations run once per kind and session."""
+    templates: dict[str, DatabaseSettings] = {}
 
-    def copy(kind: str) -> DatabaseSettings:
-        return _copy_sqlite() if kind == "sqlite" else _copy_postgres()
+    def template(kind: str, url: Callable[[], str]) -> DatabaseSettings:
+        if kind not in templates:
+            templates[kind] = DatabaseSettings(url=url())
+            asyncio.run(upgrade(templates[kind], Path()))
+        return templates[kind]
 
-    def _copy_sqlite() -> DatabaseSettings:
-        if "sqlite" not in templates:
-            templates["sqlite"] = tmp_path_factory.mktemp("template") / "template.db"
-            url = f"sqlite:///{templates['sqlite']}"
-            asyncio.run(upgrade(DatabaseSettings(url=url), Path()))
-        target = tmp_path_factory.mktemp("database") / "test.db"
-        shutil.copyfile(templates["sqlite"], target)
+    def sqlite() -> DatabaseSettings:
+        directory = tmp_path_factory.mktemp("database")
+        made = template("sqlite", lambda: f"sqlite:///{directory}/template.db")
+        target = directory / "test.db"
+        shutil.copyfile(str(made.url).removeprefix("sqlite:///"), target)
         return DatabaseSettings(url=f"sqlite:///{target}")
 
-    def _copy_postgres() -> DatabaseSettings:
-        server = request.getfixturevalue("postgres_server")
-        if "postgres" not in templates:
-            templates["postgres"] = server.create_database()
-            asyncio.run(upgrade(DatabaseSettings(url=templates["postgres"]), Path()))
-        name = _database_name(templates["postgres"])
-        copy_name = f"{name}_{len(templates)}"
-        templates[copy_name] = True
-        with psycopg.connect(server.uri, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{copy_name}" TEMPLATE "{name}"')
-        return DatabaseSettings(url=templates["postgres"].replace(f"/{name}?", f"/{copy_name}?"))
+    def postgres() -> DatabaseSettings:
+        # One database, emptied: to create one takes PostgreSQL longer than most tests take.
+        made = template("postgres", request.getfixturevalue("postgres_server").create_database)
+        with psycopg.connect(str(made.url), autocommit=True) as connection:
+            for table in reversed(Base.metadata.sorted_tables):
+                connection.execute(f'DELETE FROM "{table.name}"')  # type: ignore[call-overload]
+        return made
 
-    return copy
-
-
-def _database_name(url: str) -> str:
-    return str(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
+    return lambda kind: sqlite() if kind == "sqlite" else postgres()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
