@@ -1,7 +1,13 @@
-"""How SQLite is opened: write-ahead log, explicit transactions, bounded waits."""
+"""How SQLite is opened: write-ahead log, explicit transactions, bounded waits.
+
+One writer at a time on one machine, on a local disk. A process that is frozen (SIGSTOP, a debugger)
+inside a write transaction holds up all writers until it goes on or dies; they fail after
+``busy_timeout_seconds``. PostgreSQL ends such a transaction itself.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +29,8 @@ _WAL_LIMIT_BYTES: Final = 32 << 20
 
 
 def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
-    """Build the engine of one event loop; the file's directory is created, the file at first use."""
-    _make_directory(url)
+    """Build the engine of one event loop; the file is created if there is none."""
+    _make_file(url)
     engine = create_async_engine(
         url,
         pool_size=min(_MOST_CONNECTIONS, settings.pool_size),
@@ -39,7 +45,7 @@ def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
 
 def create_sync(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -> Engine:
     """Build a blocking engine: without a pool for migrations, with one for repeated reading."""
-    _make_directory(url)
+    _make_file(url)
     engine = create_engine(url, poolclass=QueuePool if pooled else NullPool)
     _prepare(engine, settings)
     return engine
@@ -66,12 +72,15 @@ def _prepare(engine: Engine, settings: DatabaseSettings) -> None:
             cursor.close()
 
 
-def _make_directory(url: URL) -> None:
-    directory = Path(url.database or "").parent
+def _make_file(url: URL) -> None:
+    """Create directory and file, readable by the owner only: chats and plugins' data are in it."""
+    path = Path(url.database or "")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # SQLite gives its log files the permissions of this one.
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as exc:
         raise StorageUnavailableError(
-            f"cannot create {directory} for the SQLite file ({exc.strerror}); "
+            f"cannot open {path} for SQLite ({exc.strerror}); "
             "choose another NEKRO_DATA_DIR or NEKRO_DATABASE__URL"
         ) from exc

@@ -10,7 +10,7 @@ import dataclasses
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 
 from nekro_agent.ports import CronJob, TimerInfo
 from storage.clock import now
@@ -63,12 +63,17 @@ class TimerRepository(Repository):
         Args:
             temporary: only the temporary one, or only the other ones; None means all.
         """
-        statement = update(TimerRow).where(
+        chosen = select(TimerRow.id).where(
             TimerRow.chat_key == chat_key, TimerRow.state == TimerState.WAITING
         )
         if temporary is not None:
-            statement = statement.where(TimerRow.temporary.is_(temporary))
-        return await self._count(statement.values(state=TimerState.CANCELLED))
+            chosen = chosen.where(TimerRow.temporary.is_(temporary))
+        # One that fires at this moment fires: waiting for it here, perhaps under the lock of the
+        # chat that its firing needs, would never end.
+        ids = chosen.with_for_update(skip_locked=True).scalar_subquery()
+        return await self._count(
+            update(TimerRow).where(TimerRow.id.in_(ids)).values(state=TimerState.CANCELLED)
+        )
 
     async def fire_due(self, *, limit: int) -> list[TimerInfo]:
         """Take the timers that are due, the most overdue first; nobody gets them again.
@@ -89,6 +94,11 @@ class TimerRepository(Repository):
             .returning(TimerRow)
         )
         return sorted(await self._all(TimerInfo, statement), key=lambda timer: (timer.fire_at, timer.id))
+
+    async def seconds_until_next(self) -> float | None:
+        """Return how long until the next timer is due, 0 when one is; None: none waits."""
+        statement = select(func.min(TimerRow.fire_at), now()).where(TimerRow.state == TimerState.WAITING)
+        return _pause(*(await self._connection.execute(statement)).one())
 
 
 class CronJobRepository(Repository):
@@ -151,6 +161,15 @@ class CronJobRepository(Repository):
             .values(next_fire_at=next_fire_at, last_fired_at=job.next_fire_at)
         )
         return await self._count(statement) > 0
+
+    async def seconds_until_next(self) -> float | None:
+        """Return how long until the next job is due, 0 when one is; None: none waits."""
+        statement = select(func.min(CronJobRow.next_fire_at), now())
+        return _pause(*(await self._connection.execute(statement)).one())
+
+
+def _pause(due: datetime | None, time: datetime) -> float | None:
+    return None if due is None else max(0.0, (due - time).total_seconds())
 
 
 def _values(job: CronJob) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from loguru import logger
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from storage.call_progress import CallProgressRepository
 from storage.calls import CallRepository
 from storage.chats import ChatRepository
 from storage.job_signals import JobSignalRepository
@@ -28,6 +29,11 @@ class Repositories:
 
     def __init__(self, connection: StatementRunner) -> None:
         self._runner = connection
+
+    @cached_property
+    def call_progress(self) -> CallProgressRepository:
+        """Progress of calls, among the jobs."""
+        return CallProgressRepository(self._runner)
 
     @cached_property
     def calls(self) -> CallRepository:

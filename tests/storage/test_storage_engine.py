@@ -21,6 +21,7 @@ from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import ConflictError, StorageError, StorageUnavailableError
 from storage.driver_errors import translated
 from storage.engine import Database
+from storage.migrate import upgrade
 from storage.transaction import Transaction
 
 
@@ -209,6 +210,33 @@ async def test_writer_that_waits_too_long_for_sqlite_is_told_so(tmp_path: Path, 
             await asyncio.create_task(write(other_process))
     await database.dispose()
     await other_process.dispose()
+
+
+async def test_full_disk_fails_one_transaction_and_not_the_next(tmp_path: Path, migrated_copy: Any) -> None:
+    database = Database(migrated_copy("sqlite"), tmp_path)
+    with pytest.raises(StorageUnavailableError, match="full"):
+        async with database.begin() as tx:
+            pages = (await tx.connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
+            await tx.connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+            await _insert(tx, "x" * 1000)
+            await tx.connection.exec_driver_sql(
+                "CREATE TABLE filler AS WITH RECURSIVE n(i, t) AS (SELECT 1, zeroblob(4096) "
+                "UNION ALL SELECT i + 1, t FROM n WHERE i < 100) SELECT * FROM n"
+            )
+    for _ in range(6):  # each connection of the pool
+        assert await _names(database) == []
+    await database.dispose()
+
+
+def test_sqlite_file_is_its_owner_s_alone(tmp_path: Path) -> None:
+    asyncio.run(_names_and_dispose(_fresh(tmp_path)))
+    modes = {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "private").iterdir()}
+    assert "nekro.db" in modes and set(modes.values()) == {0}
+
+
+def _fresh(tmp_path: Path) -> Database:
+    asyncio.run(upgrade(DatabaseSettings(), tmp_path / "private"))
+    return Database(DatabaseSettings(), tmp_path / "private")
 
 
 async def test_transaction_that_takes_too_long_is_ended(tmp_path: Path, migrated_settings: Any) -> None:

@@ -1,0 +1,82 @@
+"""Progress of method calls, shown among the jobs: one row per call that reports any.
+
+Such a row belongs to no job function. Nobody claims it and its ``args`` are NULL; it ends with its
+call, or when its lease runs out because the call's worker died.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from nekro_agent.errors import FencedError
+from storage.clock import now, seconds_from_now
+from storage.jobs import JobRepository
+from storage.models import JobRow
+from storage.repository import Repository
+from storage.states import CrashPolicy, JobState
+from storage.upsert import insert
+
+__all__ = ["CallProgress", "CallProgressRepository"]
+
+_FENCE: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallProgress:
+    """How far a call is."""
+
+    call_id: str
+    #: The function's name.
+    method: str
+    plugin_key: str
+    chat_key: str
+    worker: str
+    #: 0 to 100.
+    percent: int
+    message: str
+    #: How long the row may stand without another report.
+    lease_seconds: float
+
+
+class CallProgressRepository(Repository):
+    """Rows of ``jobs`` that show calls."""
+
+    async def show(self, progress: CallProgress) -> None:
+        """Record how far a call is; a call that has ended stays as it is."""
+        new = insert(self._dialect, JobRow).values(
+            id=progress.call_id,
+            type=progress.method,
+            task_id=progress.call_id,
+            plugin_key=progress.plugin_key,
+            chat_key=progress.chat_key,
+            state=JobState.RUNNING,
+            on_crash=CrashPolicy.FAIL,
+            percent=progress.percent,
+            message=progress.message,
+            attempt=1,
+            fence=_FENCE,
+            worker=progress.worker,
+            lease_until=seconds_from_now(progress.lease_seconds),
+            created_at=now(),
+            started_at=now(),
+            updated_at=now(),
+        )
+        newer = {
+            name: new.excluded[name] for name in ("percent", "message", "worker", "lease_until", "updated_at")
+        }
+        await self._connection.execute(
+            new.on_conflict_do_update(
+                index_elements=[JobRow.id], set_=newer, where=JobRow.state == JobState.RUNNING
+            )
+        )
+
+    async def end(self, progress: CallProgress, *, state: JobState) -> None:
+        """Record the end of a call; a call that has ended stays as it is."""
+        await self.show(progress)
+        try:
+            await JobRepository(self._connection).finish(
+                progress.call_id, fence=_FENCE, state=state, message=progress.message
+            )
+        except FencedError:  # it has ended, by another delivery or because its lease ran out
+            return
