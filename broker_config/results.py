@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -67,6 +68,10 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         per result that nobody waits for, and fails for good when Redis is down at the first
         call. ``AsyncResult.get`` subscribes by itself.
         """
+
+    def store_progress(self, task_id: str, meta: Mapping[str, Any]) -> None:
+        """Store how far a running task is, as its state ``PROGRESS``; tried once: the next report comes."""
+        self._store_result(task_id, dict(meta), "PROGRESS")
 
     def _store_result(
         self,

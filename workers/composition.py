@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from broker_config.codec import encode_arguments
 from celery import Celery
 from loguru import logger
 
 from broker_config.app import create_app
 from broker_config.calls import MethodCaller
+from broker_config.codec import encode_arguments
 from broker_config.embedded import resolve_settings, resolve_signing_key
 from broker_config.redaction import Redactor
 from broker_config.settings import Settings
@@ -29,17 +30,25 @@ from storage.areas import DataAreas
 from storage.chats import ChatRepository
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
+from storage.timer_services import SqlCronJobs, SqlTimers
+from workers.background import BackgroundLoop
 from workers.claims import CallClaims
 from workers.dispatch import Dispatcher
 from workers.executor import MethodExecutor
 from workers.initialisation import start_plugins
 from workers.intake import MessageIntake
+from workers.job_keeper import KeeperSettings
+from workers.job_runner import JobRunner
+from workers.jobs import SqlJobs
 from workers.lanes import LaneChooser
 from workers.loader import LoadedPlugins, load_plugins
 from workers.messages import SqlMessages
+from workers.progress import CallReports, ProgressAnnouncer
 from workers.publisher import EventPublisher
+from workers.records import SqlRecords
 from workers.registry import Registry
 from workers.runs import CodeReport, CodeRuns
+from workers.sweeps import TimerFirings
 
 __all__ = ["CodeReport", "Services"]
 
@@ -107,6 +116,8 @@ class Services:
             await self._sandboxes.close()
         if self._caller is not None:
             await self._caller.close()
+        await asyncio.to_thread(self.background.close)
+        self.announcer.close()
         self.publisher.close()
         await self.database.dispose()
         runtime.unbind()
@@ -132,6 +143,37 @@ class Services:
         return EventPublisher(self.app)
 
     @cached_property
+    def background(self) -> BackgroundLoop:
+        """A loop that no plugin code runs on."""
+        return BackgroundLoop(self.database)
+
+    @cached_property
+    def announcer(self) -> ProgressAnnouncer:
+        """Tells Celery how far running work is."""
+        return ProgressAnnouncer(self.app, with_events=self.settings.workers.task_events)
+
+    @cached_property
+    def firings(self) -> TimerFirings:
+        """What a timer's firing causes."""
+        return TimerFirings(self.publisher, debounce_seconds=self.settings.agent.debounce_seconds)
+
+    @cached_property
+    def job_runner(self) -> JobRunner:
+        """Executes background jobs on a worker of lane ``long``."""
+        keeping = KeeperSettings(
+            database=self.database,
+            background=self.background,
+            lease_seconds=self.settings.agent.lease_seconds,
+            announce=self.announcer.announce,
+        )
+        return JobRunner(
+            keeping=keeping,
+            plugins={plugin.key: plugin for plugin in self.loaded.plugins},
+            redactor=self.redactor,
+            worker_name=self.node,
+        )
+
+    @cached_property
     def redactor(self) -> Redactor:
         """Takes secrets and host paths out of texts that leave the host."""
         key = resolve_signing_key(self.settings).get_secret_value()
@@ -152,6 +194,7 @@ class Services:
             redactor=self.redactor,
             sandbox_settings=self.settings.sandbox,
             worker_name=self.node,
+            reports=CallReports(self.database, self.background, self.announcer, worker_name=self.node),
         )
 
     @cached_property
@@ -255,6 +298,10 @@ class Services:
                 self.database, self.publisher, debounce_seconds=settings.agent.debounce_seconds
             ),
             areas=self.areas,
+            timers=SqlTimers(self.database),
+            cron_jobs=SqlCronJobs(self.database, on_fire=self.firings.fire),
+            jobs=SqlJobs(self.database, self.background, self.publisher),
+            records=SqlRecords(self.database),
             hooks=self.host,
             store_policy=StorePolicy(
                 max_value_bytes=settings.store.max_value_bytes,

@@ -7,12 +7,13 @@ behind (history, follow-up round, outcome) is one transaction.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from broker_config.codec import decode_arguments, encode_value
 from loguru import logger
 
+from broker_config.codec import decode_arguments, encode_value
 from broker_config.redaction import Redactor
 from broker_config.settings import SandboxSettings
 from broker_config.wire import Envelope, Invocation, Signer
@@ -22,6 +23,7 @@ from nekro_agent.methods import SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from workers.claims import CallClaims
 from workers.failures import explained, redacted
+from workers.progress import CallReports
 from workers.registry import MethodEntry, Registry
 
 __all__ = ["MethodExecutor"]
@@ -39,6 +41,7 @@ class MethodExecutor:
         redactor: Redactor,
         sandbox_settings: SandboxSettings,
         worker_name: str,
+        reports: CallReports,
     ) -> None:
         self._registry = registry
         self._signer = signer
@@ -47,6 +50,7 @@ class MethodExecutor:
         self._argument_bytes = sandbox_settings.argument_bytes
         self._return_bytes = sandbox_settings.return_bytes
         self._worker_name = worker_name
+        self._reports = reports
 
     async def execute(self, body: object, *, task_name: str) -> dict[str, Any]:
         """Run the method that a message body asks for; returns the envelope as JSON data.
@@ -100,6 +104,17 @@ class MethodExecutor:
     async def _call(
         self, entry: MethodEntry, invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Outcome:
+        with self._reports.following(entry, invocation) as on_progress:
+            return await self._call_with(on_progress, entry, invocation, args, kwargs)
+
+    async def _call_with(
+        self,
+        on_progress: Callable[[float, str], None],
+        entry: MethodEntry,
+        invocation: Invocation,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Outcome:
         ctx = AgentCtx.for_call(
             chat_key=invocation.chat_key,
             container_key=invocation.container_key,
@@ -111,6 +126,7 @@ class MethodExecutor:
             plugin_key=entry.plugin.key,
             call_id=invocation.call_id,
             round_id=invocation.round_id,
+            on_progress=on_progress,
         )
         try:
             return await call_method(entry.method, ctx, args, kwargs)

@@ -19,7 +19,7 @@ from nekro_agent.errors import NekroError, SettingsError
 from nekro_agent.methods import Lane
 from workers.composition import Services
 from workers.pool_jobs import LoopThread
-from workers.tasks import register_drain, register_methods
+from workers.tasks import register_drain, register_jobs, register_methods
 
 __all__ = ["run_worker"]
 
@@ -44,6 +44,8 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
     home = _Home(services)
     if lane == Lane.ROUNDS.value:
         register_drain(services.app, home.drain)
+    if lane == Lane.LONG.value:
+        register_jobs(services)
     services.app.steps["worker"].add(_step(home))
     worker = services.app.Worker(
         hostname=f"{name or f'{lane}-{os.getpid()}'}@{socket.gethostname()}",
@@ -56,6 +58,7 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
         optimization="fair",
         quiet=True,
     )
+    services.announcer.hostname = worker.hostname
     worker.start()
     home.close()
     if home.failure is not None:

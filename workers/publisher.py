@@ -15,7 +15,8 @@ from typing import Any, Final
 from celery import Celery
 from loguru import logger
 
-from broker_config.topology import publish_event, publish_round_requested
+from broker_config.topology import JOB_TASK, publish_event, publish_round_requested
+from nekro_agent.methods import Lane
 
 __all__ = ["EventPublisher"]
 
@@ -33,6 +34,11 @@ class EventPublisher:
     async def round_requested(self, chat_key: str) -> None:
         """Tell the rounds lane that a chat has a requested round."""
         await self._publish("round.requested", partial(publish_round_requested, self._app, chat_key))
+
+    async def job_queued(self, job_id: str) -> None:
+        """Put a job on lane ``long``; its worker claims the row, so a second message does no harm."""
+        send = partial(self._app.send_task, JOB_TASK, args=[job_id], task_id=job_id, queue=Lane.LONG.value)
+        await self._publish("job.queued", send)
 
     async def event(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:
         """Tell whoever listens that something happened in a chat, for example ``message.sent``."""

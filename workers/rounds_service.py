@@ -9,6 +9,7 @@ from agent.rounds import RoundRunner
 from workers.round_input import RoundInputs
 from workers.rounds import RoundDrain
 from workers.sweeper import Sweeper
+from workers.sweeps import JobSweep, TimerSweep
 
 if TYPE_CHECKING:
     from workers.composition import Services
@@ -50,7 +51,16 @@ class RoundsService:
             settings=settings.agent,
             owner=services.node,
         )
-        sweeper = Sweeper(services.database, services.publisher, settings.agent, owner=services.node)
+        sweeper = Sweeper(
+            services.database,
+            services.publisher,
+            settings.agent,
+            owner=services.node,
+            sweeps=(
+                TimerSweep(services.database, services.firings).sweep,
+                JobSweep(services.database, services.publisher, settings.agent).sweep,
+            ),
+        )
         sweeper.start()
         return cls(llm=llm, drain=drain, sweeper=sweeper)
 

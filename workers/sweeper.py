@@ -6,6 +6,7 @@ Every rounds worker has a sweeper; a lease lets one of them sweep at a time.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from loguru import logger
@@ -18,23 +19,40 @@ from storage.leases import LeaseRepository
 from storage.rounds import RoundRepository
 from workers.publisher import EventPublisher
 
-__all__ = ["Sweeper"]
+__all__ = ["Sweep", "Sweeper"]
+
+#: Does what is due of one kind; returns in how many seconds there will be more, None: not known.
+Sweep = Callable[[], Awaitable[float | None]]
 
 _LEASE: Final = "sweep"
+#: Shortest pause between two sweeps.
+_LEAST_SECONDS: Final = 0.05
 #: Rows that one sweep takes of each kind; the next one goes on.
 _BATCH: Final = 500
 
 
 class Sweeper:
-    """Sweeps every ``sweep_seconds`` while it holds the lease."""
+    """Sweeps every ``sweep_seconds`` while it holds the lease, sooner when something is due sooner."""
 
     def __init__(
-        self, database: Database, publisher: EventPublisher, settings: AgentSettings, *, owner: str
+        self,
+        database: Database,
+        publisher: EventPublisher,
+        settings: AgentSettings,
+        *,
+        owner: str,
+        sweeps: Sequence[Sweep] = (),
     ) -> None:
+        """Take what to sweep with.
+
+        Args:
+            sweeps: what to do besides rounds and calls; one that fails keeps none of the others back.
+        """
         self._database = database
         self._publisher = publisher
         self._period_seconds = settings.sweep_seconds
         self._owner = owner
+        self._sweeps = (self.sweep, *sweeps)
         self._task: asyncio.Task[None] | None = None
         self._fence: int | None = None
 
@@ -51,7 +69,7 @@ class Sweeper:
             async with self._database.autocommit() as transaction:
                 await LeaseRepository(transaction.connection).release(_LEASE, fence=self._fence)
 
-    async def sweep(self) -> None:
+    async def sweep(self) -> float | None:
         """Announce chats that wait without a worker, and end calls whose worker died."""
         async with self._database.begin() as transaction:
             calls = CallRepository(transaction.connection)
@@ -67,15 +85,29 @@ class Sweeper:
             await self._publisher.round_requested(chat_key)
         if due:
             logger.bind(chats=len(due)).info("sweep_announced_rounds")
+        return None
 
     async def _sweep_forever(self) -> None:
         while True:
+            pause_seconds = self._period_seconds
             try:
                 if await self._hold_lease():
-                    await self.sweep()
+                    pause_seconds = await self._sweep_all()
             except NekroError as exc:  # the database is away; the next sweep finds what this one missed
                 logger.bind(error=str(exc)).warning("sweep_failed")
-            await asyncio.sleep(self._period_seconds)
+            await asyncio.sleep(pause_seconds)
+
+    async def _sweep_all(self) -> float:
+        pauses = [self._period_seconds]
+        for sweep in self._sweeps:
+            try:
+                seconds = await sweep()
+            except NekroError as exc:
+                logger.bind(sweep=sweep.__qualname__, error=str(exc)).warning("sweep_failed")
+                continue
+            if seconds is not None:
+                pauses.append(max(seconds, _LEAST_SECONDS))
+        return min(pauses)
 
     async def _hold_lease(self) -> bool:
         seconds = self._period_seconds * 3

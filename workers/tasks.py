@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery
 from celery.exceptions import Ignore
+from celery.worker.state import revoked
 
 from broker_config.app import checked_task_options
 from broker_config.bridge import at_loop_close
-from broker_config.topology import DRAIN_TASK
-from workers.awaiting import run_async
+from broker_config.topology import DRAIN_TASK, JOB_TASK
+from workers.awaiting import StopReason, current_job, run_async
 from workers.claims import DuplicateDelivery
 from workers.executor import MethodExecutor
+from workers.job_runner import Interruption
+
+#: What a job that is stopped at its time limit has to clean up.
+_HARD_LIMIT_GRACE_SECONDS: Final = 5
 
 if TYPE_CHECKING:
     from workers.composition import Services
     from workers.rounds import RoundDrain
 
-__all__ = ["register_drain", "register_methods"]
+__all__ = ["register_drain", "register_jobs", "register_methods"]
 
 
 def register_methods(services: Services) -> None:
@@ -42,6 +47,38 @@ def register_drain(app: Celery, drain: Callable[[], RoundDrain]) -> None:
         run_async(drain().drain(chat_key))
 
     app.task(**checked_task_options(name=DRAIN_TASK, shared=False, ignore_result=True))(body)
+
+
+def register_jobs(services: Services) -> None:
+    """Register the task that executes background jobs; their rows decide who runs what."""
+    runner, announcer, cleanups = services.job_runner, services.announcer, _LoopCleanups(services)
+    seconds = services.settings.workers.long_timeout_seconds
+
+    async def execute(job_id: str) -> dict[str, str]:
+        cleanups.ensure()
+        try:
+            result = await runner.run(job_id, interruption=lambda: _interruption(job_id))
+        finally:
+            await announcer.settled()
+        return {"state": result.state.value, "message": result.message}
+
+    def body(job_id: str) -> dict[str, str]:
+        try:
+            return run_async(execute(job_id))
+        except DuplicateDelivery as exc:
+            raise Ignore("the job has ended, or another worker has it") from exc
+
+    options = checked_task_options(
+        name=JOB_TASK, shared=False, soft_time_limit=seconds, time_limit=seconds + _HARD_LIMIT_GRACE_SECONDS
+    )
+    services.app.task(**options)(body)
+
+
+def _interruption(job_id: str) -> Interruption:
+    delivery = current_job()
+    if delivery is not None and delivery.stop_reason in (StopReason.SOFT_LIMIT, StopReason.HARD_LIMIT):
+        return Interruption.TIME_LIMIT
+    return Interruption.REVOKED if job_id in revoked else Interruption.SHUTDOWN
 
 
 def _method_body(

@@ -1,0 +1,85 @@
+"""What goes into a job's row and comes out of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from loguru import logger
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from broker_config.codec import decode_arguments, encode_value
+from nekro_agent.errors import ArgumentError, ResultError
+from nekro_agent.ports import JobInfo
+from storage.jobs import Job
+
+__all__ = ["MAX_ARGUMENT_BYTES", "info_of", "is_call", "pack", "plain_data", "unpack"]
+
+#: Largest arguments of a job or signal; larger things belong into files.
+MAX_ARGUMENT_BYTES: Final = 8 << 20
+#: Largest data of a job's report.
+MAX_DATA_CHARS: Final = 1 << 20
+_FIELD: Final = "arguments"
+
+
+def pack(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Encode arguments as a JSON value for a row; models, dataclasses and enums become plain data.
+
+    Raises:
+        ArgumentError: a value is not plain data, or all together are too large.
+    """
+    try:
+        encoded = encode_value((tuple(args), dict(kwargs)), max_bytes=MAX_ARGUMENT_BYTES)
+    except ResultError as exc:
+        raise ArgumentError(f"cannot be passed to a background job: {exc}") from exc
+    packed = {_FIELD: base64.b64encode(encoded).decode("ascii")}
+    unpack(packed)  # now, because the job's worker could tell nobody
+    return packed
+
+
+def unpack(packed: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Decode what ``pack`` made.
+
+    Raises:
+        ArgumentError: it cannot be read.
+    """
+    args, kwargs = decode_arguments(base64.b64decode(packed[_FIELD]), max_bytes=MAX_ARGUMENT_BYTES)
+    return args, kwargs
+
+
+def plain_data(value: Any) -> Any:
+    """Turn what a job reports into JSON values; what has no such form becomes its text."""
+    if value is None:
+        return None
+    try:
+        plain = to_jsonable_python(value, fallback=str, bytes_mode="base64", inf_nan_mode="constants")
+        size = len(json.dumps(plain))
+    except (PydanticSerializationError, ValueError, TypeError, RecursionError):
+        return str(value)[:MAX_DATA_CHARS]
+    if size > MAX_DATA_CHARS:
+        logger.bind(chars=size, limit=MAX_DATA_CHARS).warning("job_data_dropped")
+        return None
+    return plain
+
+
+def info_of(job: Job) -> JobInfo:
+    """Return a job as the SDK sees it."""
+    return JobInfo(
+        id=job.id,
+        plugin_key=job.plugin_key,
+        task_type=job.type,
+        task_id=job.task_id,
+        chat_key=job.chat_key,
+        state=job.state,
+        percent=job.percent,
+        message=job.message,
+        data=job.data,
+        cancel_requested=job.cancel_requested_at is not None,
+    )
+
+
+def is_call(job: Job) -> bool:
+    """Whether the row shows the progress of a method's call; its arguments are not kept."""
+    return job.args is None

@@ -1,0 +1,130 @@
+"""Keeping a running job's claim: heartbeat, progress, and the look whether it is to stop.
+
+Runs on the background loop, so a job that blocks its own thread keeps its claim and its progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from loguru import logger
+
+from nekro_agent.errors import FencedError, StorageError
+from nekro_agent.jobs import TaskCtl
+from storage.engine import Database
+from storage.jobs import Job
+from workers.background import BackgroundLoop
+from workers.job_data import plain_data
+
+__all__ = ["JobKeeper", "KeeperSettings", "StopCause"]
+
+#: How often a running job looks whether somebody asked it to stop; also the rhythm of its progress.
+LOOK_SECONDS: Final = 0.5
+
+
+class StopCause(StrEnum):
+    """Why a running job is to stop."""
+
+    #: Somebody asked for it.
+    CANCELLED = "cancelled"
+    #: The claim passed to another worker: what this one would still write is refused.
+    LOST = "lost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeeperSettings:
+    """What every keeper of a process works with."""
+
+    database: Database
+    background: BackgroundLoop
+    lease_seconds: float
+    #: Told percent and message of each written report; must neither block nor raise.
+    announce: Callable[[str, int, str], object]
+
+
+class JobKeeper:
+    """Keeps the claim of one job for a ``with`` block.
+
+    ``stop`` is called once, on the background loop, when the job is to stop.
+    """
+
+    def __init__(self, settings: KeeperSettings, job: Job, *, stop: Callable[[StopCause], None]) -> None:
+        self._settings = settings
+        self._job = job
+        self._stop = stop
+        #: The newest report that was not written yet.
+        self._latest: deque[TaskCtl] = deque(maxlen=1)
+        self._future: Future[None] | None = None
+        self._is_over = False
+        self.cause: StopCause | None = None
+
+    async def __aenter__(self) -> JobKeeper:
+        self._future = self._settings.background.submit(self._keep())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._future is not None  # noqa: S101 - entered
+        self._is_over = True
+        self._future.cancel()
+
+    async def report(self, signal: TaskCtl) -> None:
+        """Have the newest report written soon; a job may report as often as it likes."""
+        self._latest.append(signal)
+
+    async def _keep(self) -> None:
+        lease_seconds = self._settings.lease_seconds
+        beat_at = time.monotonic() + lease_seconds / 3
+        while True:
+            await asyncio.sleep(min(LOOK_SECONDS, lease_seconds / 3))
+            is_due = time.monotonic() >= beat_at
+            try:
+                job = await self._look(is_due=is_due)
+            except FencedError:
+                self._end(StopCause.LOST)
+                return
+            except StorageError as exc:  # the claim may outlive it; if it does not, a write is refused
+                logger.bind(error=str(exc)).warning("job_claim_not_renewed")
+                continue
+            if is_due:
+                beat_at = time.monotonic() + lease_seconds / 3
+            if job.cancel_requested_at is not None:
+                self._end(StopCause.CANCELLED)
+
+    async def _look(self, *, is_due: bool) -> Job:
+        if self._latest:
+            return await self._write(self._latest.pop())
+        if is_due:
+            async with self._settings.database.autocommit() as transaction:
+                return await transaction.jobs.heartbeat(
+                    self._job.id, fence=self._job.fence, lease_seconds=self._settings.lease_seconds
+                )
+        async with self._settings.database.read() as transaction:
+            return await transaction.jobs.get(self._job.id)
+
+    async def _write(self, report: TaskCtl) -> Job:
+        percent: int = self._job.percent if report.progress is None else report.progress
+        data: Any = plain_data(report.data)
+        async with self._settings.database.autocommit() as transaction:
+            job = await transaction.jobs.progress(
+                self._job.id,
+                fence=self._job.fence,
+                lease_seconds=self._settings.lease_seconds,
+                percent=percent,
+                message=report.message,
+                data=data,
+            )
+        if not self._is_over:
+            self._settings.announce(self._job.id, job.percent, job.message)
+        return job
+
+    def _end(self, cause: StopCause) -> None:
+        if self.cause is None:
+            self.cause = cause
+            self._stop(cause)

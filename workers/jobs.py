@@ -1,0 +1,265 @@
+"""Background jobs of plugins, from any process of the fleet: the SDK's ``Jobs`` on rows.
+
+A job is a row, then a message on lane ``long``; ``workers.job_runner`` executes it. Signals and
+waits are rows too, so ``notify`` reaches a ``wait`` in another process, early or late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Final, TypeVar
+
+from broker_config.wire import new_id
+from nekro_agent import bridge
+from nekro_agent.errors import ConflictError, NotFoundError
+from nekro_agent.ports import JobInfo, JobRequest
+from storage.engine import Database
+from storage.job_signals import WaitState
+from storage.jobs import NewJob
+from storage.states import CrashPolicy
+from workers.background import BackgroundLoop
+from workers.job_data import info_of, is_call, pack, unpack
+from workers.job_watch import JobWatch
+from workers.publisher import EventPublisher
+
+__all__ = ["SqlJobs"]
+
+T = TypeVar("T")
+
+#: How long a function that is no coroutine may hold its thread for an answer.
+ANSWER_SECONDS: Final = 1.0
+#: How long it waits for its write; longer means that the write waits for the caller's own loop.
+WRITE_SECONDS: Final = 0.1
+#: How often a wait looks for a signal of another process; one of its own wakes it at once.
+LOOK_SECONDS: Final = 0.25
+#: Open jobs that ``running`` returns at most.
+_MOST_JOBS: Final = 1000
+
+
+class SqlJobs:
+    """Implements ``nekro_agent.ports.Jobs``; one instance per process.
+
+    ``peek``, ``notify`` and ``cancel_wait`` are ordinary functions that need the database. Called
+    directly in a plugin's coroutine they wait without holding the event loop
+    (``nekro_agent.bridge``). Called anywhere else (a task or a thread that the plugin started)
+    they hold their thread while the background loop asks: about a millisecond, at most
+    ``ANSWER_SECONDS``. There a write that meets a locked database is left to the background loop
+    after ``WRITE_SECONDS``; it is lost only if the process dies before.
+    """
+
+    def __init__(self, database: Database, background: BackgroundLoop, publisher: EventPublisher) -> None:
+        self._database = database
+        self._background = background
+        self._publisher = publisher
+        self._watch = JobWatch(database, background)
+        self._alarms = _Alarms()
+
+    async def start(self, request: JobRequest) -> JobInfo:
+        """Record the job, then have it run.
+
+        Raises:
+            ConflictError: a job of that plugin, type and name is open.
+            ArgumentError: an argument is not plain data.
+        """
+        new = NewJob(
+            id=new_id(),
+            type=request.task_type,
+            task_id=request.task_id,
+            plugin_key=request.plugin_key,
+            chat_key=request.chat_key,
+            args=pack(request.args, request.kwargs),
+            on_crash=CrashPolicy.RESTART if request.restarts else CrashPolicy.FAIL,
+        )
+        async with self._database.begin() as transaction:
+            job = await transaction.jobs.add(new)
+            transaction.after_commit(lambda: self._publisher.job_queued(job.id))
+        if request.on_terminal is not None:
+            self._watch.add(job.id, request.on_terminal)
+        return info_of(job)
+
+    def peek(self, plugin_key: str, task_type: str, task_id: str) -> JobInfo | None:
+        """Return the newest job of that name, or None.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        return self._answer(self._latest(plugin_key, task_type, task_id))
+
+    async def cancel(self, job_id: str) -> bool:
+        """Ask a job to end, which it notices within a second; False when it has ended already.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        async with self._database.begin() as transaction:
+            job = await transaction.jobs.find(job_id)
+            if job is None:
+                raise NotFoundError(f"there is no job {job_id!r}")
+            if job.state.is_final:
+                return False
+            job = await transaction.jobs.request_cancel(job_id, reason="cancelled before it started")
+            if job.state.is_final:
+                await transaction.job_signals.clear(job_id)
+        return True
+
+    def notify(self, job_id: str, key: str, data: Any) -> bool:
+        """Hand data to a job's ``wait(key)``; kept when nobody waits yet. False when the job has ended.
+
+        Raises:
+            ArgumentError: the data are not plain.
+            StorageUnavailableError: the database does not answer.
+        """
+        packed = pack((data,), {})
+        if not self._answer(self._is_open(job_id)):
+            return False
+        self._write(self._signal(job_id, key, packed))
+        return True
+
+    async def wait(self, job_id: str, key: str, *, timeout_seconds: float | None) -> Any:
+        """Return what ``notify`` brought for ``key``, and forget it.
+
+        A second wait for the same key takes the place of the first, which is cancelled; the end
+        of the job cancels every wait.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            asyncio.CancelledError: the wait was cancelled.
+            ConflictError: the job has ended, or there is none.
+        """
+        if not await self._is_open(job_id):
+            raise ConflictError(f"job {job_id} has ended; nothing will be signalled to it")
+        waiter = new_id()
+        async with self._waiting(job_id, key, waiter) as signalled, asyncio.timeout(timeout_seconds):
+            while True:
+                signalled.clear()
+                packed = await self._take(job_id, key, waiter)
+                if packed is not None:
+                    return unpack(packed)[0][0]
+                try:
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await signalled.wait()
+                except TimeoutError:
+                    continue
+
+    def cancel_wait(self, job_id: str, key: str | None = None) -> int:
+        """Cancel the waits for ``key``, or all of the job's; returns how many.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        waiting = self._answer(self._waiting_keys(job_id, key))
+        if waiting:
+            self._write(self._cancel_waits(job_id, key))
+        return len(waiting)
+
+    async def running(self) -> list[JobInfo]:
+        """Return every open job."""
+        async with self._database.read() as transaction:
+            jobs = await transaction.jobs.newest(limit=_MOST_JOBS, open_only=True)
+        return [info_of(job) for job in jobs if not is_call(job)]
+
+    def _answer(self, question: Coroutine[Any, Any, T]) -> T:
+        if bridge.can_wait():
+            return bridge.wait(question)
+        return self._background.answer(question, seconds=ANSWER_SECONDS)
+
+    def _write(self, write: Coroutine[Any, Any, None]) -> None:
+        if bridge.can_wait():
+            bridge.wait(write)
+        else:
+            self._background.settle(write, seconds=WRITE_SECONDS)
+
+    async def _latest(self, plugin_key: str, task_type: str, task_id: str) -> JobInfo | None:
+        async with self._database.read() as transaction:
+            job = await transaction.jobs.find_latest(plugin_key, task_type, task_id)
+        return None if job is None or is_call(job) else info_of(job)
+
+    async def _is_open(self, job_id: str) -> bool:
+        async with self._database.read() as transaction:
+            job = await transaction.jobs.find(job_id)
+        return job is not None and not job.state.is_final
+
+    async def _signal(self, job_id: str, key: str, packed: dict[str, str]) -> None:
+        async with self._database.autocommit() as transaction:
+            await transaction.job_signals.signal(job_id, key=key, data=packed)
+        self._alarms.ring(job_id, key)
+
+    async def _waiting_keys(self, job_id: str, key: str | None) -> list[str]:
+        async with self._database.read() as transaction:
+            return await transaction.job_signals.waiting_keys(job_id, key=key)
+
+    async def _cancel_waits(self, job_id: str, key: str | None) -> None:
+        async with self._database.autocommit() as transaction:
+            await transaction.job_signals.cancel(job_id, key=key)
+        self._alarms.ring(job_id, key)
+
+    async def _take(self, job_id: str, key: str, waiter: str) -> dict[str, str] | None:
+        """Take the signal if it is there.
+
+        Raises:
+            asyncio.CancelledError: somebody cancelled the wait.
+        """
+        async with self._database.read() as transaction:
+            state = await transaction.job_signals.look(job_id, key=key, waiter=waiter)
+        packed = None
+        if state is WaitState.READY:
+            async with self._database.begin() as transaction:
+                view = await transaction.job_signals.take(job_id, key=key, waiter=waiter)
+            state, packed = view.state, view.data
+        if state is WaitState.CANCELLED:
+            raise asyncio.CancelledError(f"the wait of job {job_id} for {key!r} was cancelled")
+        return packed
+
+    @asynccontextmanager
+    async def _waiting(self, job_id: str, key: str, waiter: str) -> AsyncIterator[asyncio.Event]:
+        async with self._database.autocommit() as transaction:
+            await transaction.job_signals.begin(job_id, key=key, waiter=waiter)
+        try:
+            with self._alarms.set(job_id, key) as signalled:
+                yield signalled
+        finally:
+            # Shielded: whoever cancels the caller must not leave a wait behind that nobody is in.
+            await asyncio.shield(self._end_wait(job_id, key, waiter))
+
+    async def _end_wait(self, job_id: str, key: str, waiter: str) -> None:
+        async with self._database.autocommit() as transaction:
+            await transaction.job_signals.end(job_id, key=key, waiter=waiter)
+
+
+class _Alarms:
+    """Wakes waits of this process at once; those of other processes look from time to time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waits: dict[tuple[str, str], dict[asyncio.Event, asyncio.AbstractEventLoop]] = {}
+
+    @contextmanager
+    def set(self, job_id: str, key: str) -> Iterator[asyncio.Event]:
+        """Return an event of the running loop that ``ring`` sets."""
+        event = asyncio.Event()
+        with self._lock:
+            self._waits.setdefault((job_id, key), {})[event] = asyncio.get_running_loop()
+        try:
+            yield event
+        finally:
+            with self._lock:
+                events = self._waits[job_id, key]
+                del events[event]
+                if not events:
+                    del self._waits[job_id, key]
+
+    def ring(self, job_id: str, key: str | None) -> None:
+        """Wake the waits for ``key``, or all of the job's; callable from any thread."""
+        with self._lock:
+            found = [
+                pair
+                for (job, name), events in self._waits.items()
+                if job == job_id and key in (None, name)
+                for pair in events.items()
+            ]
+        for event, loop in found:
+            with suppress(RuntimeError):  # that loop has ended, and its waits with it
+                loop.call_soon_threadsafe(event.set)

@@ -1,0 +1,167 @@
+"""How far running work is: told to Celery for jobs and calls, kept as rows for calls.
+
+Jobs write their own rows (``workers.job_keeper``). A method's call gets one when it first reports,
+so that ``nekro jobs`` shows it beside the jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from celery import Celery
+from loguru import logger
+
+from broker_config.wire import Invocation
+from nekro_agent.errors import StorageError
+from nekro_agent.ports import JobState
+from storage.call_progress import CallProgress
+from storage.engine import Database
+from workers.background import BackgroundLoop
+from workers.registry import MethodEntry
+
+__all__ = ["CallReports", "ProgressAnnouncer"]
+
+#: Pause between two writes: a call may report as often as it likes.
+_PAUSE_SECONDS: Final = 0.3
+#: Pause before a write is tried again while the database is away.
+_RETRY_SECONDS: Final = 2.0
+#: How long a row outlives its call's deadline when the worker dies.
+_MARGIN_SECONDS: Final = 15.0
+
+
+class ProgressAnnouncer:
+    """Tells Celery: state ``PROGRESS`` in the result backend, an event for Flower. Never blocks or raises."""
+
+    def __init__(self, app: Celery, *, with_events: bool) -> None:
+        self._app = app
+        self._with_events = with_events
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="progress")
+        self._lock = threading.Lock()
+        self._latest: dict[str, tuple[int, str]] = {}
+        #: Name of this worker in events.
+        self.hostname: str | None = None
+
+    def announce(self, task_id: str, percent: int, message: str) -> None:
+        """Tell how far a task is; only the newest of several reports is sent."""
+        with self._lock:
+            waits = task_id in self._latest
+            self._latest[task_id] = (percent, message)
+        if not waits:
+            try:
+                self._pool.submit(self._send, task_id)
+            except RuntimeError:  # the process stops; the row has it
+                self._latest.pop(task_id, None)
+
+    async def settled(self) -> None:
+        """Wait until everything announced so far was sent: a late report must not follow a task's end."""
+        await asyncio.get_running_loop().run_in_executor(self._pool, lambda: None)
+
+    def close(self) -> None:
+        """Send nothing any more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _send(self, task_id: str) -> None:
+        with self._lock:
+            percent, message = self._latest.pop(task_id)
+        try:
+            self._app.backend.store_progress(task_id, {"percent": percent, "message": message})
+            if self._with_events:
+                with self._app.events.default_dispatcher(hostname=self.hostname) as dispatcher:
+                    dispatcher.send("task-progress", uuid=task_id, percent=percent)
+        except Exception as exc:  # the row has it, and the next report comes
+            logger.bind(task_id=task_id, error=type(exc).__name__).debug("progress_not_announced")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    progress: CallProgress
+    #: None while the call runs.
+    end: JobState | None = None
+
+
+class CallReports:
+    """Rows of calls that report their progress; one writer for all calls of the process."""
+
+    def __init__(
+        self,
+        database: Database,
+        background: BackgroundLoop,
+        announcer: ProgressAnnouncer,
+        *,
+        worker_name: str,
+    ) -> None:
+        self._database = database
+        self._background = background
+        self._announcer = announcer
+        self._worker_name = worker_name
+        self._lock = threading.Lock()
+        self._latest: dict[str, _Report] = {}
+        self._is_writing = False
+
+    @contextmanager
+    def following(self, entry: MethodEntry, invocation: Invocation) -> Iterator[Callable[[float, str], None]]:
+        """Give what ``AgentCtx.report_progress`` calls, from any thread; the row ends with the block."""
+        newest: list[CallProgress] = []
+
+        def on_progress(percent: float, message: str) -> None:
+            progress = CallProgress(
+                call_id=invocation.call_id,
+                method=entry.name,
+                plugin_key=entry.plugin.key,
+                chat_key=invocation.chat_key,
+                worker=self._worker_name,
+                percent=round(percent),
+                message=message,
+                lease_seconds=max(invocation.remaining_seconds(), 0) + _MARGIN_SECONDS,
+            )
+            newest[:] = [progress]
+            self._put(_Report(progress=progress))
+
+        end = JobState.FAILED
+        try:
+            yield on_progress
+            end = JobState.SUCCEEDED
+        finally:
+            if newest:
+                done = newest[0] if end is JobState.FAILED else replace(newest[0], percent=100)
+                self._put(_Report(progress=done, end=end))
+
+    def _put(self, report: _Report) -> None:
+        with self._lock:
+            self._latest[report.progress.call_id] = report
+            begins, self._is_writing = not self._is_writing, True
+        if begins:
+            self._background.submit(self._write_until_none_is_left())
+
+    async def _write_until_none_is_left(self) -> None:
+        while True:
+            with self._lock:
+                reports, self._latest = self._latest, {}
+                if not reports:
+                    self._is_writing = False
+                    return
+            try:
+                await self._write(list(reports.values()))
+            except StorageError as exc:
+                logger.bind(error=str(exc), calls=len(reports)).warning("call_progress_not_written")
+                with self._lock:
+                    self._latest = reports | self._latest
+                await asyncio.sleep(_RETRY_SECONDS)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _write(self, reports: list[_Report]) -> None:
+        for report in reports:
+            progress = report.progress
+            async with self._database.begin() as transaction:
+                if report.end is None:
+                    await transaction.call_progress.show(progress)
+                else:
+                    await transaction.call_progress.end(progress, state=report.end)
+            if report.end is None:
+                self._announcer.announce(progress.call_id, progress.percent, progress.message)

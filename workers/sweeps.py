@@ -1,0 +1,149 @@
+"""What the sweep does besides rounds and calls: firing timers, and jobs whose message or worker got lost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from loguru import logger
+
+from broker_config.settings import AgentSettings
+from nekro_agent import cron
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.ports import CronJob, MessageKind
+from storage.engine import Database
+from storage.jobs import Job
+from storage.messages import NewMessage
+from storage.rounds import RoundRequest
+from storage.states import TriggerKind
+from storage.timer_services import Firing, fire_due
+from storage.transaction import Transaction
+from workers.job_data import is_call
+from workers.messages import announce_message
+from workers.publisher import EventPublisher
+
+__all__ = ["JobSweep", "TimerFirings", "TimerSweep"]
+
+#: Rows that one sweep takes of each kind; the next one goes on.
+_BATCH: Final = 500
+#: How long a job may stand in its queue before its message is taken for lost and sent again.
+_QUEUED_SECONDS: Final = 60.0
+
+
+class TimerFirings:
+    """What a firing causes: a system message with its description, and a round."""
+
+    def __init__(self, publisher: EventPublisher, *, debounce_seconds: float = 0) -> None:
+        self._publisher = publisher
+        self._debounce_seconds = debounce_seconds
+
+    async def fire(self, transaction: Transaction, firing: Firing) -> None:
+        """Record both in the transaction that takes the firing; publish after it."""
+        await transaction.chats.ensure(firing.chat_key)
+        message, is_new = await transaction.messages.append_once(
+            NewMessage(
+                chat_key=firing.chat_key,
+                kind=MessageKind.SYSTEM,
+                text=firing.text,
+                once_key=f"timer:{firing.id}",
+            )
+        )
+        if is_new:
+            announce_message(transaction, self._publisher, message)
+        await transaction.rounds.request(
+            RoundRequest(
+                chat_key=firing.chat_key,
+                trigger_kind=TriggerKind.TIMER,
+                trigger_id=firing.id,
+                delay_seconds=self._debounce_seconds,
+            )
+        )
+        transaction.after_commit(lambda: self._publisher.round_requested(firing.chat_key))
+
+
+class TimerSweep:
+    """Fires what is due; several processes may do so at once."""
+
+    def __init__(self, database: Database, firings: TimerFirings) -> None:
+        self._database = database
+        self._firings = firings
+
+    async def sweep(self) -> float | None:
+        """Fire what is due; returns in how many seconds the next timer is, None if none waits."""
+        fired = await fire_due(
+            self._database, on_fire=self._firings.fire, next_fire_at=_next_fire_at, limit=_BATCH
+        )
+        if fired:
+            logger.bind(timers=fired).info("timers_fired")
+        async with self._database.read() as transaction:
+            pauses = (
+                await transaction.timers.seconds_until_next(),
+                await transaction.cron_jobs.seconds_until_next(),
+            )
+        return min((seconds for seconds in pauses if seconds is not None), default=None)
+
+
+def _next_fire_at(job: CronJob) -> datetime | None:
+    # From now on, and past what fires now: times that nobody swept are made up for by one firing,
+    # also where this host's clock is behind the database's.
+    after = max(datetime.now(UTC), job.next_fire_at or datetime.now(UTC))
+    try:
+        return cron.next_fire(
+            job.cron_expr, timezone=job.timezone, workday_mode=job.workday_mode, after=after
+        )
+    except InvalidValueError as exc:
+        logger.bind(job_id=job.job_id, error=str(exc)).error("recurring_timer_paused")
+        return None
+
+
+class JobSweep:
+    """Sends jobs again that nobody works on, and ends those that do not restart."""
+
+    def __init__(self, database: Database, publisher: EventPublisher, settings: AgentSettings) -> None:
+        self._database = database
+        self._publisher = publisher
+        self._lease_seconds = settings.lease_seconds
+
+    async def sweep(self) -> float | None:
+        """End first what must not restart, then publish the rest; when there is more is not known."""
+        for _ in range(_BATCH):
+            if not await self._end_one():
+                break
+        async with self._database.begin() as transaction:
+            lost = await transaction.jobs.take_orphans(
+                waiting_seconds=self._lease_seconds, queued_seconds=_QUEUED_SECONDS, limit=_BATCH
+            )
+        for job in lost:
+            logger.bind(job_id=job.id, job_type=job.type, attempt=job.attempt).warning("job_sent_again")
+            await self._publisher.job_queued(job.id)
+        return None
+
+    async def _end_one(self) -> bool:
+        """End one job, and tell its chat in the same transaction; False when there is none."""
+        async with self._database.begin() as transaction:
+            for job in await transaction.jobs.fail_orphans(limit=1):
+                logger.bind(job_id=job.id, job_type=job.type, reason=job.message).warning("job_lost")
+                await transaction.job_signals.clear(job.id)
+                if job.chat_key and not is_call(job):
+                    await self._tell(transaction, job)
+                return True
+        return False
+
+    async def _tell(self, transaction: Transaction, job: Job) -> None:
+        # Its own code cannot any more, and the agent may wait for it.
+        await transaction.chats.ensure(job.chat_key)
+        message, is_new = await transaction.messages.append_once(
+            NewMessage(
+                chat_key=job.chat_key,
+                kind=MessageKind.SYSTEM,
+                text=f"Background task {job.type} {job.task_id!r} ended: {job.message}",
+                plugin_key=job.plugin_key,
+                once_key=f"job:{job.id}",
+            )
+        )
+        if is_new:
+            announce_message(transaction, self._publisher, message)
+        await transaction.rounds.request(
+            RoundRequest(chat_key=job.chat_key, trigger_kind=TriggerKind.JOB, trigger_id=job.id)
+        )
+        transaction.after_commit(lambda: self._publisher.round_requested(job.chat_key))
