@@ -9,19 +9,20 @@ from __future__ import annotations
 import pickle
 from typing import Any, Final
 
-from broker_config.pickle_subset import Budget, load
-from broker_config.plain_values import pickled
-from nekro_agent.errors import ArgumentError, ResultError
+from broker_config.pickle_limits import Budget
+from broker_config.pickle_subset import load
+from broker_config.returned_values import pickled
+from nekro_agent.errors import ArgumentError
 
 __all__ = ["decode_arguments", "decode_value", "encode_arguments", "encode_value"]
 
 _PROTOCOL: Final = 4
+_NOT_ARGUMENTS: Final = "the pickle holds something else than positional and named arguments"
 _ARGUMENT_BUDGET: Final = Budget()
 #: A worker's own value may be long; still it comes by way of the broker.
 _VALUE_BUDGET: Final = Budget(
     nodes=1_000_000, opcodes=4_000_000, repeated_bytes=256 << 20, chosen_keys=100_000
 )
-_LEAVES: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def decode_arguments(data: bytes, *, max_bytes: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -33,10 +34,10 @@ def decode_arguments(data: bytes, *, max_bytes: int) -> tuple[tuple[Any, ...], d
     _check_size(data, max_bytes, setting="NEKRO_SANDBOX__ARGUMENT_BYTES")
     value = load(data, _ARGUMENT_BUDGET)
     if type(value) is not tuple or len(value) != 2:
-        raise ArgumentError("not a pair of positional and named arguments")
+        raise ArgumentError(_NOT_ARGUMENTS)
     args, kwargs = value
     if type(args) is not tuple or type(kwargs) is not dict or not all(type(name) is str for name in kwargs):
-        raise ArgumentError("not a pair of positional and named arguments")
+        raise ArgumentError(_NOT_ARGUMENTS)
     return args, kwargs
 
 
@@ -54,12 +55,14 @@ def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """Pickle arguments as sandboxed code would.
 
     Raises:
-        ArgumentError: one of them is no plain value.
+        ArgumentError: a worker would refuse them, but for their size.
     """
     try:
-        return pickle.dumps((tuple(args), dict(kwargs)), _PROTOCOL)
+        data = pickle.dumps((tuple(args), dict(kwargs)), _PROTOCOL)
     except Exception as exc:
         raise ArgumentError(f"an argument cannot be sent: {exc}") from exc
+    load(data, _ARGUMENT_BUDGET)
+    return data
 
 
 def encode_value(value: object, *, max_bytes: int) -> bytes:
@@ -73,18 +76,12 @@ def encode_value(value: object, *, max_bytes: int) -> bytes:
         ResultError: it is too large, holds something that must stay on the worker (a context,
             settings, a session, an open file), or cannot be pickled; the message names what and where.
     """
-    data = pickle.dumps(value, _PROTOCOL) if type(value) in _LEAVES else pickled(value)
-    if len(data) > max_bytes:
-        raise ResultError(
-            f"the value has {len(data)} bytes pickled, at most {max_bytes} can be returned "
-            "(NEKRO_SANDBOX__RETURN_BYTES); write it to a file and return the file's path"
-        )
-    return data
+    return pickled(value, max_bytes=max_bytes)
 
 
 def _check_size(data: bytes, max_bytes: int, *, setting: str) -> None:
     if len(data) > max_bytes:
         raise ArgumentError(
-            f"{len(data)} bytes, at most {max_bytes} can be sent ({setting}); "
-            "write large data to a file and send its path"
+            f"the value has {len(data)} bytes pickled, at most {max_bytes} can be sent ({setting}); "
+            "write large data to a file in ./shared and send its path"
         )

@@ -20,9 +20,8 @@ from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-__all__ = ["MAX_INT_BYTES", "NAMED", "NamedType", "UuidShell", "uuid_of"]
+__all__ = ["NAMED", "NamedType", "UuidShell", "uuid_of"]
 
-MAX_INT_BYTES: Final = 512
 _MAX_DECIMAL_CHARS = 1300
 _MAX_DECIMAL_EXPONENT = 400
 _MAX_PATH_CHARS = 4096
@@ -161,6 +160,12 @@ def _no_arguments(args: tuple[Any, ...]) -> object:
     raise ValueError("called in an unknown way")
 
 
+def _attribute(args: tuple[Any, ...]) -> NamedType:
+    # A ZoneInfo is pickled as a call of one of its class's methods; nothing is looked up here.
+    _require(len(args) == 2 and args[0] is NAMED["zoneinfo.ZoneInfo"] and args[1] == "_unpickle", "refused")
+    return NAMED["zoneinfo.ZoneInfo._unpickle"]
+
+
 def uuid_of(state: object) -> UUID:
     """Build a UUID from the state that ``pickle`` keeps of one."""
     if type(state) is not dict or not state.keys() <= {"int", "is_safe"} or type(state.get("int")) is not int:
@@ -174,7 +179,9 @@ _BUILDERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
     "datetime.time": _time,
     "datetime.timedelta": _timedelta,
     "datetime.timezone": _timezone,
+    "zoneinfo.ZoneInfo": _no_arguments,
     "zoneinfo.ZoneInfo._unpickle": _zone_info,
+    "builtins.getattr": _attribute,
     "decimal.Decimal": _decimal,
     "fractions.Fraction": _fraction,
     "uuid.UUID": _no_arguments,
