@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -26,7 +27,9 @@ def migrated_copy(
     def template(kind: str, url: Callable[[], str]) -> DatabaseSettings:
         if kind not in templates:
             templates[kind] = DatabaseSettings(url=url())
-            asyncio.run(upgrade(templates[kind], Path()))
+            # In a thread, as the test that asks may have a loop running in this one.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(asyncio.run, upgrade(templates[kind], Path())).result()
         return templates[kind]
 
     def sqlite() -> DatabaseSettings:
