@@ -66,6 +66,7 @@ def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
         task_cls="broker_config.private_tasks:PrivateTask",
     )
     app.nekro_settings = settings
+    app.steps["consumer"].add("broker_config.leases:LeaseStep")
     app.conf.update(checked_settings(celery_settings(settings, lane=lane)))
     return app
 
@@ -148,6 +149,7 @@ def _broker_settings(settings: Settings, *, lane: str | None) -> dict[str, Any]:
         "health_check_interval": 10,
         # One list per queue: priorities are lists of their own, and ours is one per lane.
         "priority_steps": [0],
+        "atomic_claim": broker.atomic_claim,
     }
     if lane is not None:
         options |= Keys.unacked(lane)

@@ -7,7 +7,9 @@ sizes alone and, when it says who it is and who waits for it, answered with an e
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from celery import signals
@@ -15,7 +17,8 @@ from celery.app.task import Context
 from celery.exceptions import NotRegistered
 from celery.worker.consumer import Consumer
 
-from nekro_agent.errors import MessageRefusedError
+from broker_config.transport import LOST, deliveries
+from nekro_agent.errors import MessageRefusedError, OutcomeUnknownError
 
 __all__ = ["AnsweringConsumer"]
 
@@ -24,6 +27,39 @@ logger = logging.getLogger(__name__)
 
 class AnsweringConsumer(Consumer):  # type: ignore[misc]
     """Celery's consumer; set by ``worker_consumer``."""
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """Return what takes a delivery: Celery's own, behind a guard against what would stop it."""
+        handle = super().create_task_handler(*args, **kwargs)
+        limit = self.app.nekro_settings.broker.max_deliveries
+
+        def on_task_received(message: Any) -> Any:
+            if deliveries(message.headers) >= limit:
+                return self.on_poison(message)
+            try:
+                return handle(message)
+            except LOST:
+                raise
+            except Exception as exc:  # headers or body of a shape that Celery takes for granted
+                return self.on_invalid_task(None, message, exc)
+
+        return on_task_received
+
+    def on_poison(self, message: Any) -> None:
+        """Set aside a task that was delivered often enough and never finished."""
+        count = deliveries(message.headers)
+        _log("poisonous", message, None)
+        channel = message.channel
+        with channel.conn_or_acquire() as client, client.pipeline() as pipe:
+            channel.bury(json.dumps(message._raw), pipe)
+            pipe.execute()
+        message.reject_log_error(logger, self.connection_errors)
+        self._answer(
+            message,
+            OutcomeUnknownError(
+                f"{count} workers took the call and none finished it; it was set aside (`nekro dead`)"
+            ),
+        )
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         """Refuse a message whose body is not what its content type says."""

@@ -23,6 +23,8 @@ __all__ = ["REPLY_SECONDS", "Keys", "is_caller_id"]
 REPLY_SECONDS: Final = 120
 #: Most messages kept in the dead list; the oldest make room.
 DEAD_LIMIT: Final = 10_000
+#: Name of the dead list below the prefix.
+DEAD_KEY: Final = "dead"
 
 _CALLER_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -45,7 +47,7 @@ class Keys:
     @property
     def dead(self) -> str:
         """List of malformed messages, newest first."""
-        return f"{self.prefix}dead"
+        return f"{self.prefix}{DEAD_KEY}"
 
     @staticmethod
     def unacked(lane: str) -> dict[str, str]:

@@ -13,6 +13,8 @@ from celery import Task
 from celery.app.amqp import AMQP
 from celery.worker.request import Request
 
+from broker_config.transport import ClaimConnection
+
 __all__ = ["HIDDEN", "PrivateAMQP", "PrivateRequest", "PrivateTask"]
 
 HIDDEN: Final = "(hidden)"
@@ -21,7 +23,9 @@ RESULT_CHARS: Final = 64
 
 
 class PrivateAMQP(AMQP):  # type: ignore[misc]
-    """Builds task messages whose headers show no arguments."""
+    """Builds task messages whose headers show no arguments, and connections that lose none of them."""
+
+    Connection = ClaimConnection
 
     def as_task_v2(self, task_id: str, name: str, *args: Any, **options: Any) -> Any:
         """Build a message as Celery does, with placeholders for the arguments' representations."""

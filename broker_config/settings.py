@@ -75,6 +75,12 @@ class BrokerSettings(_Group):
     connect_timeout_seconds: float = Field(
         2, gt=0, description="Time limit of one connection attempt to Redis."
     )
+    atomic_claim: bool = Field(
+        True, description="Claim messages in one step and renew them while tasks run; off means stock kombu."
+    )
+    max_deliveries: int = Field(
+        3, ge=1, description="Deliveries after which a task that no worker finishes is set aside as dead."
+    )
     pipelined_publish: bool = Field(
         True, description="Publish calls to Redis in pipelines; off means kombu's own producer."
     )

@@ -1,0 +1,228 @@
+"""Keeping the deliveries that a worker holds, from a thread of its own.
+
+A delivery belongs to its worker for the visibility timeout. The keeper renews it while its
+task runs, so that timeout can be short (a dead worker's tasks move on soon) and tasks long.
+It also sends the acknowledgements: batched, repeated until Redis took them, and never from
+the worker's hub, which must not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import redis
+from celery import bootsteps
+from celery.worker import state
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from broker_config.transport import LOST, ClaimChannel
+from broker_config.urls import client_url
+
+__all__ = ["LeaseKeeper", "LeaseStep"]
+
+#: A lease is renewed this many times before it would run out.
+RENEWALS_PER_TIMEOUT: Final = 3
+#: Pause before acknowledgements are sent again after an error.
+RETRY_SECONDS: Final = 0.5
+#: How long a stopping worker tries to get its last acknowledgements through.
+CLOSE_SECONDS: Final = 5
+#: Time beyond a task's hard limit for which its delivery is still renewed.
+LIMIT_GRACE_SECONDS: Final = 30
+
+#: Renews leases. KEYS: index. ARGV: tags. Returns the tags that are not held any more.
+RENEW: Final = """
+local now = redis.call('TIME')
+local score, lost = now[1] + now[2] / 1000000, {}
+for _, tag in ipairs(ARGV) do
+    if redis.call('ZSCORE', KEYS[1], tag) then
+        redis.call('ZADD', KEYS[1], score, tag)
+    else
+        lost[#lost + 1] = tag
+    end
+end
+return lost
+"""
+
+logger = logging.getLogger(__name__)
+
+
+class LeaseKeeper:
+    """Renews and acknowledges the deliveries of one worker process."""
+
+    def __init__(self, client: redis.Redis, *, visibility_timeout_seconds: float) -> None:
+        self._client = client
+        self._period = visibility_timeout_seconds / RENEWALS_PER_TIMEOUT
+        self._channels: list[ClaimChannel] = []
+        self._acks: list[tuple[str, str, str]] = []
+        self._since: dict[str, float] = {}
+        self._lost: set[str] = set()
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="nekro-leases", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def adopt(self, channel: ClaimChannel) -> None:
+        """Keep a channel's deliveries from now on.
+
+        Deliveries of earlier channels whose task does not run are given back: Celery forgets
+        them when it reconnects.
+        """
+        channel.keeper = self
+        with self._changed:
+            earlier = [known for known in self._channels if known is not channel]
+            self._channels = [*earlier, channel]
+        running = {request.id for request in state.active_requests}
+        for known in earlier:
+            self._give_back(
+                known,
+                (tag for tag, held in known.qos.held().items() if held.headers.get("id") not in running),
+            )
+
+    def acknowledge(self, channel: ClaimChannel, tag: str) -> None:
+        """Forget a delivery in Redis, soon and for certain; called on any thread."""
+        prefix = channel.global_keyprefix
+        with self._changed:
+            self._acks.append((f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}", tag))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Send the last acknowledgements, give back what was never done, end the thread."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(CLOSE_SECONDS)
+        for channel in self._channels:
+            self._give_back(channel, channel.qos.held())
+        self._client.close()
+
+    def _give_back(self, channel: ClaimChannel, tags: Iterable[str]) -> None:
+        count = 0
+        for tag in tags:
+            try:
+                channel.qos.restore_by_tag(tag)
+            except LOST as exc:
+                logger.warning("deliveries cannot be given back (%s); they come back by themselves", exc)
+                return
+            channel.qos._quick_ack(tag)
+            self._since.pop(tag, None)
+            count += 1
+        if count:
+            logger.info("gave %d deliveries back to their queue", count)
+
+    def _run(self) -> None:
+        renew_at = time.monotonic() + self._period
+        give_up_at: float | None = None
+        while True:
+            with self._changed:
+                if not self._acks and not self._is_closing:
+                    self._changed.wait(max(0.0, renew_at - time.monotonic()))
+                acks, self._acks, closing = self._acks, [], self._is_closing
+            if closing and give_up_at is None:
+                give_up_at = time.monotonic() + CLOSE_SECONDS
+            try:
+                self._send(acks)
+                if time.monotonic() >= renew_at:
+                    self._renew()
+                    renew_at = time.monotonic() + self._period
+            except Exception as exc:
+                if not isinstance(exc, redis.RedisError | OSError):
+                    logger.exception("leases cannot be kept, trying again")  # nobody else renews
+                with self._changed:
+                    self._acks = acks + self._acks
+                if give_up_at is not None and time.monotonic() > give_up_at:
+                    logger.warning("%d tasks end unacknowledged; they will run again", len(self._acks))
+                    return
+                time.sleep(RETRY_SECONDS)
+                continue
+            if closing and not self._acks:
+                return
+
+    def _send(self, acks: list[tuple[str, str, str]]) -> None:
+        if not acks:
+            return
+        by_keys: dict[tuple[str, str], list[str]] = {}
+        for index, held, tag in acks:
+            by_keys.setdefault((index, held), []).append(tag)
+        with self._client.pipeline(transaction=False) as pipe:
+            for (index, held), tags in by_keys.items():
+                pipe.zrem(index, *tags)
+                pipe.hdel(held, *tags)
+            pipe.execute()
+        for _, _, tag in acks:
+            self._since.pop(tag, None)
+            self._lost.discard(tag)
+
+    def _renew(self) -> None:
+        with self._changed:
+            channels = list(self._channels)
+        for channel in channels:
+            held = channel.qos.held()
+            if not held and channel.closed:
+                with self._changed:
+                    self._channels.remove(channel)
+                channel._disconnect_pools()
+                continue
+            tags = [tag for tag, message in held.items() if self._may_renew(tag, message)]
+            if not tags:
+                continue
+            key = f"{channel.global_keyprefix}{channel.unacked_index_key}"
+            lost: Any = self._client.eval(RENEW, 1, key, *tags)
+            for tag in {raw.decode() for raw in lost} - self._lost - self._acknowledged():
+                # Restored while this process was frozen or cut off: another worker has it.
+                logger.error("lost the lease of delivery %s (task %s)", tag, held[tag].headers.get("id"))
+                self._lost.add(tag)
+
+    def _acknowledged(self) -> set[str]:
+        with self._changed:
+            return {tag for _, _, tag in self._acks}
+
+    def _may_renew(self, tag: str, message: Any) -> bool:
+        """Whether a delivery is still within its task's hard limit; a hung worker must not keep it."""
+        begin = self._since.setdefault(tag, time.monotonic())
+        limits = message.headers.get("timelimit") or (None, None)
+        hard = limits[0]
+        return not isinstance(hard, int | float) or time.monotonic() - begin < hard + LIMIT_GRACE_SECONDS
+
+
+class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Runs a keeper beside a worker's consumer; does nothing on other transports."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._keeper: LeaseKeeper | None = None
+
+    def start(self, c: Any) -> None:
+        """The consumer has a new channel, at first and after each lost connection."""
+        channel = c.task_consumer.channel
+        if not isinstance(channel, ClaimChannel):
+            return
+        if self._keeper is None:
+            settings = c.app.nekro_settings.broker
+            client = redis.Redis.from_url(
+                client_url(settings.url),
+                socket_timeout=min(settings.socket_timeout_seconds, channel.visibility_timeout / 6),
+                socket_connect_timeout=settings.connect_timeout_seconds,
+                retry=Retry(NoBackoff(), 0),
+            )
+            self._keeper = LeaseKeeper(client, visibility_timeout_seconds=channel.visibility_timeout)
+            self._keeper.start()
+        self._keeper.adopt(channel)
+
+    def stop(self, c: Any) -> None:
+        """The connection is lost or a shutdown begins; tasks still run, so leases are kept."""
+
+    def shutdown(self, c: Any) -> None:
+        """The pool has drained: what is still held was never done."""
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None

@@ -1,0 +1,335 @@
+"""kombu's Redis transport, with a pop that cannot lose a message and a close that doubles none.
+
+Stock kombu pops a message and records it as unacknowledged afterwards; a worker that dies in
+between loses it. When a connection breaks it puts the messages of tasks that still run back
+on their queue, and they run twice. Here:
+
+- A consumer waits with ``BLMOVE q q``, which moves the last message onto its own place, and
+  then claims: one script pops messages and records them, up to as many as there is room for.
+- Each delivery has a tag of its own, so a worker that lost a message to another can tell.
+- A lost connection restores nothing. ``broker_config.leases`` keeps what is held and gives
+  back what was never started.
+- What cannot be read is put on the dead list; no message stops a worker.
+
+Written against kombu 5.7, whose private names it overrides; ``broker.atomic_claim`` turns it
+off. Needs Redis 6.2.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from queue import Empty
+from time import monotonic
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+import redis
+from kombu import Connection
+from kombu.transport import redis as stock
+from kombu.transport import virtual
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import dumps, loads
+
+from broker_config.keys import DEAD_KEY, DEAD_LIMIT
+
+__all__ = ["DELIVERIES_HEADER", "ClaimChannel", "ClaimConnection", "ClaimTransport"]
+
+#: Header that counts how often a message was delivered and not acknowledged.
+DELIVERIES_HEADER: Final = "x-nekro-deliveries"
+#: Most messages that one claim takes; a worker must not take all while another is idle.
+MAX_CLAIM: Final = 16
+#: A consumer of several queues looks at all of them this often; BLMOVE waits for one alone.
+SEVERAL_QUEUES_SECONDS: Final = 0.05
+#: Pause after Redis refused to hand out messages.
+REFUSED_SECONDS: Final = 0.5
+#: Deliveries restored in one pass.
+MAX_RESTORE: Final = 100
+
+#: Pops messages and records them as held, in one step.
+#: KEYS: index (sorted set: tag → time), held (hash: tag → message), then the queues (lists).
+#: ARGV: the queues' names as JSON strings (one per queue), then tags, as many as may be taken.
+#: Returns {queue number, tag, message, …}. A held message is written as kombu does,
+#: ``[message, exchange, routing key]``, with the default exchange and its queue.
+CLAIM: Final = """
+local now = redis.call('TIME')
+local score = now[1] + now[2] / 1000000
+local queues = #KEYS - 2
+local taken, tag = {}, queues + 1
+for q = 1, queues do
+    while tag <= #ARGV do
+        local message = redis.call('RPOP', KEYS[q + 2])
+        if not message then break end
+        redis.call('ZADD', KEYS[1], score, ARGV[tag])
+        redis.call('HSET', KEYS[2], ARGV[tag], '[' .. message .. ', "", ' .. ARGV[q] .. ']')
+        taken[#taken + 1] = q
+        taken[#taken + 1] = ARGV[tag]
+        taken[#taken + 1] = message
+        tag = tag + 1
+    end
+end
+return taken
+"""
+
+#: What means that the connection is gone, as opposed to kombu's list, which has KeyError in it.
+LOST: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
+
+logger = logging.getLogger(__name__)
+
+
+class Keeper(Protocol):
+    """Takes acknowledgements off the channel's hands; see ``broker_config.leases``."""
+
+    def acknowledge(self, channel: ClaimChannel, tag: str) -> None:
+        """Forget a delivery in Redis, soon and for certain."""
+        ...
+
+
+class ClaimQoS(stock.QoS):  # type: ignore[misc]
+    """Knows what a channel holds."""
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Hold a message; one that was claimed is recorded already."""
+        if delivery_tag in self.channel.claimed:
+            self.channel.claimed.discard(delivery_tag)
+            virtual.QoS.append(self, message, delivery_tag)
+        else:
+            super().append(message, delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledge; on a worker the keeper does it, so that the hub never waits for Redis."""
+        if self.channel.keeper is None:
+            super().ack(delivery_tag)
+            return
+        virtual.QoS.ack(self, delivery_tag)
+        self.channel.keeper.acknowledge(self.channel, delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Put a message back, or drop it."""
+        if not requeue:
+            self.ack(delivery_tag)
+            return
+        try:
+            self.restore_by_tag(delivery_tag, leftmost=True)
+        except LOST as exc:
+            # It is not renewed any more, so it comes back by itself.
+            logger.warning("delivery %s could not be given back: %s", delivery_tag, exc)
+        virtual.QoS.ack(self, delivery_tag)
+
+    def held(self) -> dict[str, Any]:
+        """Messages by tag that were delivered and neither acknowledged nor given back."""
+        while True:
+            try:
+                return {
+                    tag: message for tag, message in list(self._delivered.items()) if tag not in self._dirty
+                }
+            except RuntimeError:  # the hub changed it meanwhile
+                continue
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """Restore nothing: a channel closes when its connection is lost, and its tasks still run."""
+        self._on_collect.cancel()
+
+    def restore_visible(self, start: int = 0, num: int | None = None, interval: int = 1) -> None:
+        """Put back deliveries that nobody renewed, by the clock of Redis."""
+        with self.channel.conn_or_acquire() as client:
+            seconds, microseconds = client.time()
+            oldest = seconds + microseconds / 1e6 - self.visibility_timeout
+            try:
+                with stock.Mutex(client, self.unacked_mutex_key, self.unacked_mutex_expire):
+                    tags = client.zrange(
+                        self.unacked_index_key, 0, oldest, byscore=True, offset=0, num=num or MAX_RESTORE
+                    )
+                    for tag in tags:
+                        self.restore_by_tag(bytes_to_str(tag), client, is_lost=True)
+            except stock.MutexHeld:
+                pass
+
+    def restore_by_tag(
+        self, tag: str, client: Any = None, leftmost: bool = False, *, is_lost: bool = False
+    ) -> None:
+        """Put one delivery back on its queue, in front (``leftmost``: behind all others).
+
+        Args:
+            is_lost: its worker went away; counts against the message.
+        """
+
+        def restore(pipe: Any) -> None:
+            record = pipe.hget(self.unacked_key, tag)
+            pipe.multi()
+            self._remove_from_indices(tag, pipe)
+            if record:
+                self._put_back(record, pipe, leftmost=leftmost, is_lost=is_lost)
+
+        with self.channel.conn_or_acquire(client) as connected:
+            connected.transaction(restore, self.unacked_key)
+
+    def _put_back(self, record: bytes, pipe: Any, *, leftmost: bool, is_lost: bool) -> None:
+        try:
+            message, exchange, routing_key = loads(bytes_to_str(record))
+            headers = message["headers"]
+            if is_lost:
+                headers[DELIVERIES_HEADER] = deliveries(headers) + 1
+        except (TypeError, ValueError, KeyError):
+            self.channel.bury(record, pipe)
+            return
+        self.channel._do_restore_message(message, exchange, routing_key, pipe, leftmost)
+
+
+def deliveries(headers: Any) -> int:
+    """How often a message was delivered without an end before this time."""
+    count = headers.get(DELIVERIES_HEADER, 0) if isinstance(headers, dict) else 0
+    return count if isinstance(count, int) else 0
+
+
+class ClaimChannel(stock.Channel):  # type: ignore[misc]
+    """Waits for messages with a peek and takes them with a claim."""
+
+    QoS = ClaimQoS
+    #: Set by the worker's bootstep; None where messages are fetched one by one.
+    keeper: Keeper | None = None
+    _in_poll: Any = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        #: Tags that a claim recorded and that are on their way to ``QoS.append``.
+        self.claimed: set[str] = set()
+        self._claims_next = True
+        self._asked: list[str] = []  # queues of the claim under way; empty while peeking
+        self._parameters: dict[str, Any] | None = None
+        self._resume_at = 0.0
+        super().__init__(*args, **kwargs)
+
+    def bury(self, raw: bytes | str, pipe: Any) -> None:
+        """Put something unreadable on the dead list, in a pipeline of the caller's."""
+        pipe.lpush(DEAD_KEY, raw)
+        pipe.ltrim(f"{self.global_keyprefix}{DEAD_KEY}", 0, DEAD_LIMIT - 1)  # kombu prefixes no LTRIM
+
+    def close(self) -> None:
+        """Close; a claim whose answer is under way is given back, a peek is dropped."""
+        self._closing = True
+        if self._in_poll and self._asked:
+            try:
+                self._brpop_read()
+            except (Empty, *LOST):
+                pass  # not renewed: what was claimed comes back by itself
+        self._in_poll = None
+        super().close()
+
+    def _get_pool(self, asynchronous: bool = False) -> Any:
+        # A message is rejected on the channel it came by, which may be closed by then and
+        # have lost the connection that knows where Redis is.
+        if self.connection is None and self._parameters is not None:
+            return redis.ConnectionPool(**self._parameters)
+        if not asynchronous:
+            self._parameters = self._connparams()
+        return super()._get_pool(asynchronous)
+
+    def _room(self) -> int:
+        room = self.qos.can_consume_max_estimate()
+        return MAX_CLAIM if room is None else min(MAX_CLAIM, room)
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        queues = self._queue_cycle.consume(len(self.active_queues))
+        if not queues or monotonic() < self._resume_at:
+            return
+        connection = self.client.connection
+        self._in_poll = connection
+        self._brpop_sent_at = monotonic()
+        keys = [f"{self.global_keyprefix}{queue}" for queue in queues]
+        if self._claims_next:
+            self._asked = queues
+            prefix, tags = self.global_keyprefix, [str(uuid4()) for _ in range(max(1, self._room()))]
+            held = [f"{prefix}{self.unacked_index_key}", f"{prefix}{self.unacked_key}"]
+            names = [dumps(queue) for queue in queues]
+            connection.send_command("EVAL", CLAIM, len(held) + len(keys), *held, *keys, *names, *tags)
+            return
+        self._asked = []
+        seconds = (timeout or self.brpop_timeout) if len(queues) == 1 else SEVERAL_QUEUES_SECONDS
+        self._queue_cycle.rotate(queues[0])
+        connection.send_command("BLMOVE", keys[0], keys[0], "RIGHT", "RIGHT", seconds)
+
+    def _brpop_read(self, **options: Any) -> bool:
+        queues, self._asked = self._asked, []
+        command = "EVAL" if queues else "BLMOVE"
+        try:
+            answer = self.client.parse_response(self.client.connection, command, **options)
+        except self.connection_errors:
+            self.client.connection.disconnect()
+            raise
+        except redis.ResponseError as exc:
+            # Out of memory, mostly: both commands write. It passes, and so does a hot loop.
+            logger.error("Redis refuses %s: %s", command, exc)
+            self._resume_at = monotonic() + REFUSED_SECONDS
+            raise Empty from exc
+        finally:
+            self._in_poll = None
+            self._flush_brpop_reauth()
+        if not queues:
+            # Several queues: the peek saw one of them; the claim looks at all.
+            self._claims_next = answer is not None or len(self.active_queues) > 1
+            raise Empty()
+        taken = [answer[i : i + 3] for i in range(0, len(answer), 3)]
+        self._claims_next = bool(taken)
+        for number, tag, message in taken:
+            self._take(queues[number - 1], bytes_to_str(tag), message)
+        if not taken:
+            raise Empty()
+        return True
+
+    def _take(self, queue: str, tag: str, raw: bytes) -> None:
+        """Deliver one claimed message, give it back when the channel closes, or bury it."""
+        if self._closing:
+            self.qos.restore_by_tag(tag)
+            return
+        try:
+            message = _readable(raw)
+            message["properties"]["delivery_tag"] = tag
+            self.claimed.add(tag)
+            self._queue_cycle.rotate(queue)
+            self.connection._deliver(message, queue)
+        except LOST:
+            raise
+        except Exception as exc:  # one message must not stop the worker
+            logger.critical(
+                "a message of %d bytes in queue %s cannot be read (%s); it is on the dead list",
+                len(raw), queue, type(exc).__name__,
+            )  # fmt: skip
+            self.claimed.discard(tag)
+            with self.conn_or_acquire() as client, client.pipeline() as pipe:
+                self.bury(raw, pipe)
+                self.qos._remove_from_indices(tag, pipe).execute()
+            virtual.QoS.ack(self.qos, tag)
+
+
+def _readable(raw: bytes) -> dict[str, Any]:
+    """Parse a message as far as kombu and Celery take for granted.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is not one.
+    """
+    message = loads(bytes_to_str(raw))
+    properties = message["properties"]
+    if not isinstance(message["headers"], dict) or not isinstance(properties["delivery_info"], dict):
+        raise TypeError("headers or delivery_info is no object")
+    found: dict[str, Any] = message
+    return found
+
+
+class ClaimTransport(stock.Transport):  # type: ignore[misc]
+    """The transport; kombu finds it through ``ClaimConnection``."""
+
+    Channel = ClaimChannel
+
+
+class ClaimConnection(Connection):  # type: ignore[misc]
+    """A connection that speaks to Redis through ``ClaimTransport`` when its options say so.
+
+    The broker's URL stays an ordinary one, which Flower and other readers understand.
+    """
+
+    def get_transport_cls(self) -> Callable[..., Any]:
+        """The class of the transport."""
+        found: Callable[..., Any] = super().get_transport_cls()
+        if found is stock.Transport and (self.transport_options or {}).get("atomic_claim"):
+            return ClaimTransport
+        return found
