@@ -1,5 +1,6 @@
 """Runs code of an LLM in isolation, and carries its calls to plugins."""
 
+from sandbox.drivers.selection import describe
 from sandbox.manager import SandboxManager
 from sandbox.models import (
     ARGUMENT_ERROR,
@@ -30,4 +31,5 @@ __all__ = [
     "StubCall",
     "StubMethod",
     "StubResult",
+    "describe",
 ]

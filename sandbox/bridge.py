@@ -35,7 +35,7 @@ from sandbox.models import (
 
 __all__ = ["Bridge", "BridgeLimits", "BridgeOutcome", "ExitReport"]
 
-_TOKEN: Final = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_TOKEN: Final = re.compile(rb"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TOKEN_BYTES: Final = 64
 _EXIT_BYTES: Final = 64 << 10
 _ERROR_CHARS: Final = 8000
@@ -132,6 +132,7 @@ class Bridge:
 
     async def _converse(self, payload: bytes) -> None:
         try:
+            await self._refuse_early_frames()
             await self._send(FrameKind.RUN, payload)
             while (frame := await self._frames.read()) is not None:
                 await self._take(frame)
@@ -143,6 +144,16 @@ class Bridge:
         except Exception as exc:
             # Whatever went wrong here, the run must end: nobody else reads this task.
             self._end(BridgeOutcome(error=f"the bridge failed: {type(exc).__name__}: {exc}"))
+
+    async def _refuse_early_frames(self) -> None:
+        """Check that a waiting sandbox kept silent; a read that has to wait takes nothing."""
+        try:
+            async with asyncio.timeout(0):
+                frame = await self._frames.read()
+        except TimeoutError:
+            return
+        if frame is not None:
+            raise SandboxProtocolError(f"the sandbox sent a {frame.kind.name} frame before RUN")
 
     def _end(self, outcome: BridgeOutcome) -> None:
         if not self._ended.done():

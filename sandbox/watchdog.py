@@ -25,9 +25,14 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 async def watch_memory(sandbox: Sandbox, *, settings: SandboxSettings, end: Callable[[Limit], None]) -> None:
     """End the run when its processes together use too much; sound up to the time between looks."""
+
+    def exceeded() -> bool:
+        used_bytes = sandbox.usage().memory_bytes or 0
+        # That counts pages once for each process that shares them: cheap, and never too little.
+        return used_bytes > settings.memory_bytes and shared_out(sandbox.processes()) > settings.memory_bytes
+
     while sandbox.alive:
-        usage = await asyncio.to_thread(sandbox.usage)
-        if usage.memory_bytes is not None and usage.memory_bytes > settings.memory_bytes:
+        if await asyncio.to_thread(exceeded):
             end(Limit.MEMORY)
             return
         await asyncio.sleep(_MEMORY_SECONDS)
@@ -64,6 +69,18 @@ def processes_beside(first_pid: int) -> list[int]:
         except OSError:  # gone, or another user's: none of ours
             continue
     return found
+
+
+def shared_out(pids: list[int]) -> int:
+    """Add up the memory of processes with shared pages counted in parts, in bytes."""
+    used_bytes = 0
+    for pid in pids:
+        try:
+            lines = Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        used_bytes += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    return used_bytes
 
 
 def usage_of(pids: list[int]) -> Usage:

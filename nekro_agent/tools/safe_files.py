@@ -123,8 +123,12 @@ def open_file(root: Path | int, path: str | PurePath) -> Iterator[BinaryIO]:
     components = split_path(path)
     with _directory(root) as root_fd:
         fd = _open_beneath(root_fd, components, _READ)
-    with os.fdopen(fd, "rb", buffering=0) as file:
+    try:
         _check_ordinary(os.fstat(fd), "/".join(components))
+    except InvalidValueError:
+        os.close(fd)
+        raise
+    with os.fdopen(fd, "rb", buffering=0) as file:
         yield file
 
 

@@ -44,6 +44,8 @@ def runner_environment(interpreter: Interpreter) -> dict[str, str]:
         "HOME": "/tmp",  # noqa: S108 - a path inside
         "LANG": "C.UTF-8",
         "LOGNAME": "sandbox",
+        # Each arena of the C library reserves address space that the limit would count.
+        "MALLOC_ARENA_MAX": "2",
         "MPLCONFIGDIR": "/tmp/matplotlib",  # noqa: S108 - a path inside
         # One thread per library call: more would eat address space and the process limit.
         "OPENBLAS_NUM_THREADS": "1",

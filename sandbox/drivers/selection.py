@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.drivers.base import SandboxDriver
+from sandbox.drivers.base import Capability, SandboxDriver
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.drivers.container import ContainerDriver
 from sandbox.drivers.supervised import LandlockDriver, UnsafeDriver
 from sandbox.probe import probe
 
-__all__ = ["build_driver", "choose_driver"]
+__all__ = ["build_driver", "choose_driver", "describe"]
 
 
 def build_driver(settings: SandboxSettings) -> SandboxDriver:
@@ -24,6 +24,11 @@ def build_driver(settings: SandboxSettings) -> SandboxDriver:
             return UnsafeDriver(settings)
         case "container":
             return ContainerDriver(settings)
+
+
+async def describe(settings: SandboxSettings) -> Capability:
+    """Say line by line what isolation the named driver gives on this machine; never raises for that."""
+    return await probe(build_driver(settings), settings)
 
 
 async def choose_driver(settings: SandboxSettings) -> SandboxDriver:

@@ -1,0 +1,52 @@
+"""Real sandboxes for the tests; skipped, with the reason, where this machine has none."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from sandbox_lab import SYSTEM_PYTHON, Lab, lab
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.errors import SandboxUnavailableError
+from sandbox.drivers.bwrap import BwrapDriver
+
+
+@pytest.fixture(scope="session")
+def bwrap_driver() -> BwrapDriver:
+    """The default driver with default settings; one for all tests, it keeps no state."""
+    driver = BwrapDriver(SandboxSettings())
+    try:
+        _ = driver.tools, driver.interpreter
+    except SandboxUnavailableError as exc:
+        pytest.skip(str(exc))
+    return driver
+
+
+@pytest.fixture
+async def box(bwrap_driver: BwrapDriver, tmp_path: Path) -> AsyncIterator[Lab]:
+    """A lab with default settings."""
+    async with lab(tmp_path, driver=bwrap_driver) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def other_user(bwrap_driver: BwrapDriver) -> None:
+    """Needs root, to become somebody else, and a system Python that shares our packages."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv to run as another user")
+    expected = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if not SYSTEM_PYTHON.exists() or SYSTEM_PYTHON.resolve().name != expected:
+        pytest.skip(f"needs a system Python {expected}, to which this environment's packages fit")
+
+
+@pytest.fixture
+def x86_64() -> None:
+    """Needs the system call numbers of x86_64."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the attempt names system calls by their numbers on x86_64")

@@ -1,0 +1,248 @@
+"""Runs code in a real sandbox and says what became of it; also as another user, by a subprocess.
+
+As a program it takes one request as JSON on stdin and prints the result as JSON, which is how
+tests that run as root try user mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.methods import SandboxMethodType
+from sandbox import (
+    ARGUMENT_ERROR,
+    Raised,
+    Returned,
+    RunRequest,
+    RunResult,
+    SandboxManager,
+    Stopped,
+    StopType,
+    StubCall,
+    StubMethod,
+    StubResult,
+)
+from sandbox.drivers.base import SandboxDriver
+from sandbox.drivers.selection import build_driver
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+#: Any user but root and the pool's will do.
+OTHER_USER = 64123
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+
+#: Gives the code ``attempt(label, action)``; ``EPILOGUE`` reports all of them.
+PREAMBLE = """
+import ctypes, errno, json, os, socket, stat, sys
+_attempts = {}
+def attempt(label, action):
+    try:
+        value = action()
+    except BaseException as exc:
+        number = getattr(exc, "errno", None) or 0
+        _attempts[label] = ["refused", type(exc).__name__, errno.errorcode.get(number)]
+    else:
+        _attempts[label] = ["done", repr(value)[:400], None]
+_libc = ctypes.CDLL(None, use_errno=True)
+def syscall(number, *arguments):
+    ctypes.set_errno(0)
+    words = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
+    result = _libc.syscall(ctypes.c_long(number), *words)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "")
+    return result
+"""
+EPILOGUE = "\nreport(json.dumps(_attempts))\n"
+
+
+@dataclass(kw_only=True)
+class Areas:
+    """File areas below one directory."""
+
+    root: Path
+
+    def uploads_dir(self, chat_key: str) -> Path:
+        return self._made("uploads", chat_key)
+
+    def shared_dir(self, container_key: str) -> Path:
+        return self._made("sandboxes", container_key)
+
+    def plugin_dir(self, plugin_key: str) -> Path:
+        return self._made("plugins", plugin_key)
+
+    def _made(self, *parts: str) -> Path:
+        path = self.root.joinpath(*parts)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def method(token: str, **changes: Any) -> StubMethod:
+    """A granted method; its token is its name."""
+    values: dict[str, Any] = {
+        "token": token,
+        "name": token,
+        "path": f"alice.tools.{token}",
+        "signature": "(*args, **kwargs)",
+        "doc": f"Does {token}.",
+        "type": SandboxMethodType.TOOL,
+    }
+    return StubMethod(**{**values, **changes})
+
+
+Handler = Callable[..., Any]
+
+
+@dataclass(kw_only=True)
+class Lab:
+    """A manager with methods that tests script, and what they were called with."""
+
+    settings: SandboxSettings
+    areas: Areas
+    manager: SandboxManager
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    reports: list[Any] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.handlers |= {
+            "echo": lambda *args, **kwargs: (args, kwargs),
+            "report": self.reports.append,
+            "agent": lambda *_: Stopped(stop=StopType.AGENT),
+            "picture": lambda *_: Stopped(stop=StopType.MULTIMODAL_AGENT),
+            "fail": lambda *_: Raised(error_type="ValueError", message="no good"),
+            "misuse": lambda *_: Raised(error_type=ARGUMENT_ERROR, message="missing argument 'x'"),
+        }
+
+    async def run(self, code: str, *, chat_key: str = "chat", **changes: Any) -> RunResult:
+        """Run code with every handler as a method."""
+        values: dict[str, Any] = {
+            "run_id": uuid4().hex,
+            "chat_key": chat_key,
+            "container_key": f"box_{chat_key}",
+            "code": code,
+            "methods": [method(name) for name in self.handlers],
+            "dispatch": self.dispatch,
+        }
+        return await self.manager.run(RunRequest(**{**values, **changes}))
+
+    async def attempts(self, code: str, **changes: Any) -> dict[str, list[str | None]]:
+        """Run code that calls ``attempt`` and return what it reported."""
+        result = await self.run(PREAMBLE + code + EPILOGUE, **changes)
+        assert self.reports, f"nothing was reported: {result}"
+        attempts: dict[str, list[str | None]] = json.loads(self.reports.pop())
+        return attempts
+
+    async def dispatch(self, call: StubCall) -> StubResult:
+        """Answer by the handler of that name; tests are the one place that may unpickle arguments."""
+        args, kwargs = pickle.loads(call.arguments)
+        self.calls.append((call.token, args, kwargs))
+        try:
+            result = self.handlers[call.token](*args, **kwargs)
+            if isinstance(result, Awaitable):
+                result = await result
+        except asyncio.CancelledError:
+            self.cancelled.append(call.token)
+            raise
+        if isinstance(result, Returned | Raised | Stopped):
+            return result
+        return Returned(value=pickle.dumps(result, 4))
+
+    def shared(self, chat_key: str = "chat") -> Path:
+        return self.areas.shared_dir(f"box_{chat_key}")
+
+
+@asynccontextmanager
+async def lab(root: Path, *, driver: SandboxDriver | None = None, **settings: Any) -> Any:
+    """Build a lab on a started manager and close it."""
+    chosen = SandboxSettings(**settings)
+    areas = Areas(root=root)
+    # A driver of these settings, unproven: the proof is a test of its own.
+    manager = SandboxManager(chosen, areas, driver=driver or build_driver(chosen))
+    await manager.start()
+    try:
+        yield Lab(settings=chosen, areas=areas, manager=manager)
+    finally:
+        await manager.close()
+
+
+def host_processes(uid: int) -> list[int]:
+    """Return the host's processes of a user that still run; a zombie waits for init alone."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if entry.stat().st_uid == uid and ") Z " not in (entry / "stat").read_text():
+                    found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+def wait_until(condition: Callable[[], bool], *, what: str, seconds: float = 10) -> None:
+    """Poll until the condition holds; fail with ``what`` when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.01)
+
+
+async def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one request: a run, or several attempts."""
+    with tempfile.TemporaryDirectory(prefix="nekro-lab-") as root:
+        os.chmod(root, 0o755)
+        async with lab(Path(root), **request.get("settings", {})) as box:
+            result = await box.run(request["code"], **request.get("run", {}))
+            return {
+                "stop": result.stop_type.name,
+                "exit_code": result.exit_code,
+                "limit": result.limit,
+                "error": result.error,
+                "output": result.output,
+                "reports": box.reports,
+            }
+
+
+def as_other_user(request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out a request in a process of an ordinary user; root only."""
+    packages = sysconfig.get_paths()["purelib"]
+    done = subprocess.run(
+        [
+            shutil.which("setpriv") or "setpriv",
+            f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups",
+            str(SYSTEM_PYTHON), str(Path(__file__).resolve()),
+        ],
+        input=json.dumps(request),
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": f"{REPOSITORY}:{packages}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+if __name__ == "__main__":
+    json.dump(asyncio.run(answer(json.load(sys.stdin))), sys.stdout)

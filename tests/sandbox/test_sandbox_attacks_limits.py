@@ -1,0 +1,420 @@
+"""Attacks on resources (L of the attack list): each limit holds and names itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandbox_lab import (
+    REPOSITORY,
+    Lab,
+    answer,
+    as_other_user,
+    host_processes,
+    lab,
+    wait_until,
+)
+
+from sandbox import Limit, StopType
+from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.ownership import sandbox_uid
+from sandbox.quota import Quota
+
+MEMORY = {"memory_bytes": 128 << 20}
+#: Uses 8 times 200 MB by processes of their own.
+EIGHT_PROCESSES = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        held = bytearray(b'x') * (200 << 20)
+        time.sleep(20)
+        os._exit(0)
+statuses = [os.wait()[1] for _ in range(8)]
+assert not any(statuses), statuses
+"""
+#: Memory that belongs to no process: a file in memory, and shared pages that are let go of.
+MEMFD = """
+import os
+for _ in range(40):
+    fd = os.memfd_create('x')
+    for _ in range(30):
+        os.write(fd, b'x' * (1 << 20))
+"""
+SHARED_ANONYMOUS = """
+import mmap
+held = []
+for _ in range(40):
+    area = mmap.mmap(-1, 30 << 20)
+    for offset in range(0, 30 << 20, 4096):
+        area[offset] = 1
+    area.madvise(mmap.MADV_DONTNEED)
+    held.append(area)
+"""
+
+
+def user_of(box: Lab, chat_key: str = "chat") -> int:
+    """Host user of a chat's code."""
+    return sandbox_uid(f"box_{chat_key}", settings=box.settings) if os.geteuid() == 0 else os.geteuid()
+
+
+def nothing_runs(box: Lab) -> bool:
+    """Whether no process of the chat's code is left; only root mode can tell it by the user."""
+    return os.geteuid() != 0 or host_processes(user_of(box)) == []
+
+
+def carry_out(request: dict[str, Any], mode: str) -> dict[str, Any]:
+    return asyncio.run(answer(request)) if mode == "own" else as_other_user(request)
+
+
+@pytest.fixture(params=["own", "other"], ids=["own_user", "ordinary_user"])
+def mode(request: pytest.FixtureRequest, bwrap_driver: BwrapDriver) -> str:
+    """As root with control groups where there are any; as an ordinary user by the watchdog."""
+    if request.param == "other":
+        request.getfixturevalue("other_user")
+    return str(request.param)
+
+
+def test_attack_L1_greedy_allocation_is_a_memory_error_at_its_line(mode: str) -> None:
+    result = carry_out({"code": "data = bytearray(4 << 30)", "settings": MEMORY}, mode)
+    assert (result["stop"], result["limit"], result["error"]) == ("ERROR", "memory", "MemoryError")
+
+
+def test_attack_L1_memory_bomb_ends_the_run(mode: str) -> None:
+    code = "held = []\nwhile True:\n    held.append(b'x' * (8 << 20))"
+    result = carry_out({"code": code, "settings": MEMORY}, mode)
+    assert (result["stop"], result["limit"]) == ("ERROR", "memory")
+
+
+@pytest.mark.parametrize(
+    "code", [EIGHT_PROCESSES, MEMFD, SHARED_ANONYMOUS], ids=["L2 processes", "L3 memfd", "L3 shared pages"]
+)
+def test_attack_L2_L3_memory_of_many_processes_and_of_none_is_bounded(mode: str, code: str) -> None:
+    result = carry_out({"code": code, "settings": MEMORY}, mode)
+    assert result["stop"] == "ERROR"
+    # Where the kernel cannot count such memory, the filter refuses to make it.
+    refused = result["error"] is not None and "[Errno" in result["error"]
+    assert result["limit"] == "memory" or refused or "statuses" in result["output"], result
+
+
+def test_attack_L3_system_v_shared_memory_is_refused(mode: str) -> None:
+    code = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.shmget(0, 4096, 0o1600), ctypes.get_errno())
+"""
+    result = carry_out({"code": code}, mode)
+    assert result["output"] == "-1 1\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os, time\nwhile True:\n    if os.fork() == 0:\n        time.sleep(30)",
+        "import threading as t, time\nwhile True:\n    t.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+    ],
+    ids=["forks", "threads"],
+)
+def test_attack_L4_process_and_thread_bombs_stop_at_the_limit(mode: str, code: str) -> None:
+    result = carry_out({"code": code, "settings": {"max_processes": 40}}, mode)
+    assert (result["stop"], result["limit"]) == ("ERROR", "pids")
+
+
+def test_attack_L4_bomb_that_swallows_its_errors_ends_with_the_run(mode: str) -> None:
+    code = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+    result = carry_out({"code": code, "run": {"wall_seconds": 0.5}}, mode)
+    assert result["stop"] == "TIMEOUT"
+
+
+IGNORES_SIGNALS = """
+import signal
+for number in range(1, 65):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True:
+    try:
+        while True:
+            pass
+    except BaseException:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: pass",
+        IGNORES_SIGNALS,
+        "x = 10 ** 10 ** 8",
+        "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
+    ],
+    ids=["loop", "ignored signals", "large number", "backtracking"],
+)
+async def test_attack_L5_endless_computation_is_killed_in_time(box: Lab, code: str) -> None:
+    result = await box.run(code, wall_seconds=0.3)
+    assert (result.stop_type, result.limit, result.exit_code) == (StopType.TIMEOUT, Limit.WALL, 137)
+    assert nothing_runs(box)
+
+
+async def test_attack_L5_cpu_time_is_a_limit_of_its_own(tmp_path: Path) -> None:
+    async with lab(tmp_path, cpu_seconds=1) as box:
+        result = await box.run("while True: pass")
+    assert (result.stop_type, result.limit, result.exit_code) == (StopType.ERROR, Limit.CPU, 128 + 24)
+
+
+async def test_attack_L5_endless_recursion_is_an_error_of_the_code(box: Lab) -> None:
+    result = await box.run("def f():\n    f()\nf()")
+    assert result.stop_type is StopType.ERROR
+    assert result.error is not None
+    assert result.error.startswith("RecursionError")
+
+
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while True:
+            open('/app/shared/alive', 'a').write('x')
+            time.sleep(0.001)
+    os._exit(0)
+while not os.path.exists('/app/shared/alive'):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["", "while True: pass", "agent()", "os._exit(1)", "os.write(3, b'garbage' * 9)"]
+)
+async def test_attack_L6_daemons_end_with_their_run(box: Lab, end: str) -> None:
+    await box.run(DAEMON + end, wall_seconds=1)
+    alive = box.shared() / "alive"
+    size = alive.stat().st_size
+    assert nothing_runs(box)
+    # Another whole run has time to write far more than once a millisecond.
+    await box.run("")
+    assert alive.stat().st_size == size
+
+
+async def test_attack_L7_one_large_file_stops_at_its_limit(tmp_path: Path) -> None:
+    async with lab(tmp_path, max_file_bytes=1 << 20) as box:
+        result = await box.run("open('shared/big', 'wb').write(b'x' * (4 << 20))")
+        sparse = await box.run(
+            "import os\nos.truncate(os.open('shared/sparse', os.O_CREAT | os.O_RDWR), 1 << 40)"
+        )
+        assert (box.shared() / "big").stat().st_size == 1 << 20
+    assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.FILE_SIZE)
+    assert (sparse.stop_type, sparse.limit) == (StopType.ERROR, Limit.FILE_SIZE)
+
+
+MANY_BYTES = """
+import os, time
+for number in range(40):
+    with open(f'shared/m{number}', 'wb') as file:
+        file.write(b'x' * (1 << 20))
+time.sleep(30)
+"""
+MANY_NAMES = """
+import os, time
+for number in range(20_000):
+    os.close(os.open(f'shared/n{number}', os.O_CREAT | os.O_WRONLY))
+time.sleep(30)
+"""
+UNLINKED = """
+import os, time
+held = []
+for number in range(40):
+    fd = os.open('shared/u', os.O_CREAT | os.O_WRONLY)
+    os.write(fd, b'x' * (1 << 20))
+    os.unlink('shared/u')
+    held.append(fd)
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize(
+    "code", [MANY_BYTES, MANY_NAMES, UNLINKED], ids=["bytes", "20000 names", "unlinked files"]
+)
+async def test_attack_L7_shared_directory_has_a_quota(tmp_path: Path, code: str) -> None:
+    async with lab(tmp_path, shared_bytes=16 << 20, shared_files=500) as box:
+        result = await box.run(code)
+        left = list(box.shared().iterdir())
+        held = Quota.at_start(box.shared(), box.settings)
+    assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK)
+    # What the run wrote over the quota is gone.
+    assert len(left) <= 500
+    assert (held.most_bytes, held.most_names) == (16 << 20, 500)
+
+
+async def test_attack_L7_quota_is_enforced_on_runs_too_short_to_be_watched(tmp_path: Path) -> None:
+    async with lab(tmp_path, shared_bytes=1 << 20) as box:
+        (box.shared() / "old").write_bytes(b"x" * 1000)
+        result = await box.run("for i in range(3):\n    open(f'shared/{i}', 'wb').write(b'x' * (1 << 20))")
+        assert (box.shared() / "old").exists()
+        used = sum(path.stat().st_size for path in box.shared().iterdir())
+    assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK)
+    assert used <= 1 << 20
+
+
+async def test_attack_L7_full_shared_directory_can_still_be_tidied(tmp_path: Path) -> None:
+    async with lab(tmp_path, shared_bytes=1 << 20) as box:
+        (box.shared() / "large").write_bytes(b"x" * (2 << 20))
+        result = await box.run("import os\nos.unlink('shared/large')")
+    assert result.stop_type is StopType.NORMAL
+
+
+FILL = """
+import os
+for directory in ('/tmp', '/dev/shm', '/', '/dev', '/app', '/opt'):
+    written = 0
+    try:
+        for number in range(100):
+            with open(f'{directory}/f{number}', 'wb', buffering=0) as file:
+                for _ in range(8):
+                    written += file.write(b'x' * (1 << 20))
+    except OSError as exc:
+        print(directory, written >> 20, exc.errno)
+"""
+
+
+async def test_attack_L7_memory_file_systems_are_small_and_the_rest_read_only(tmp_path: Path) -> None:
+    async with lab(tmp_path, tmp_bytes=16 << 20, shm_bytes=4 << 20) as box:
+        result = await box.run(FILL)
+    lines = dict(line.split(" ", 1) for line in result.output.splitlines())
+    assert lines["/tmp"] == "16 28"
+    assert lines["/dev/shm"] == "4 28"
+    assert {lines[path].split()[0] for path in ("/", "/dev", "/app", "/opt")} == {"0"}
+    assert {lines[path].split()[1] for path in ("/", "/dev", "/app", "/opt")} <= {"30", "13"}
+
+
+@pytest.mark.parametrize("descriptor", [1, 2])
+async def test_attack_L8_output_flood_ends_the_run(box: Lab, descriptor: int) -> None:
+    result = await box.run(f"import os\nwhile True:\n    os.write({descriptor}, b'x' * 65536)")
+    assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.OUTPUT)
+    assert len(result.output) < 70_000
+
+
+async def test_attack_L9_descriptors_run_out_inside_only(box: Lab) -> None:
+    result = await box.run("import os\nheld = []\nwhile True:\n    held.append(os.open('/dev/null', 0))")
+    assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.OPEN_FILES)
+
+
+async def test_attack_L10_call_that_never_answers_times_out(tmp_path: Path) -> None:
+    async with lab(tmp_path, call_seconds=0.2) as box:
+
+        async def never() -> None:
+            await asyncio.Event().wait()
+
+        box.handlers["never"] = never
+        result = await box.run("try:\n    never()\nexcept MethodError as exc:\n    print(exc)")
+    assert "did not answer within 0.2 s" in result.output
+
+
+FORKS_AND_WAITS = """
+import os, time
+for _ in range(5):
+    os.fork()
+if os.getpid() == 2:
+    started()
+time.sleep(60)
+"""
+SERVICE = """
+import asyncio, json, sys
+from functools import partial
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from sandbox_lab import lab
+
+async def main():
+    async with lab(Path({root!r})) as box:
+        box.handlers["started"] = lambda: print("started", flush=True)
+        await box.manager.prepare(chat_key="waits", container_key="box_waits")
+        await box.run({code!r})
+
+asyncio.run(main())
+"""
+
+
+async def test_attack_L11_killed_service_leaves_no_process_behind(box: Lab, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root mode, where the code's host user tells its processes from others")
+    program = SERVICE.format(
+        tests=str(Path(__file__).parent), root=str(tmp_path / "service"), code=FORKS_AND_WAITS
+    )
+    service = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert service.stdout is not None
+    try:
+        assert service.stdout.readline() == b"started\n"
+        users = [user_of(box), user_of(box, "waits")]
+        assert all(len(host_processes(user)) > 1 for user in users)
+    finally:
+        os.kill(service.pid, signal.SIGKILL)
+        service.wait(10)
+        service.stdout.close()
+    for user in users:
+        wait_until(partial(is_gone, user), what=f"the processes of user {user} to end")
+
+
+def is_gone(user: int) -> bool:
+    return host_processes(user) == []
+
+
+def leftovers() -> dict[str, object]:
+    """What runs could leave behind on the host."""
+    groups = [str(path) for path in Path("/sys/fs/cgroup").glob("**/nekro-run-*")]
+    return {
+        "zombies": [pid for pid in host_children() if is_zombie(pid)],
+        "mounts": Path("/proc/self/mountinfo").read_text().count("\n"),
+        "groups": [group for group in groups if f"-{os.getpid()}-" in group],
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "directories": sorted(path.name for path in Path("/tmp").glob("nekro-*")),
+        "children": host_children(),
+    }
+
+
+def host_children() -> list[int]:
+    text = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+def is_zombie(pid: int) -> bool:
+    return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+
+
+@pytest.mark.parametrize("runs", [12, pytest.param(200, marks=pytest.mark.slow)])
+async def test_attack_L12_many_runs_leave_nothing_behind(box: Lab, runs: int) -> None:
+    endings = [
+        "print(1)",
+        "1/0",
+        "agent()",
+        "import os; os.abort()",
+        "while True: print('x' * 9999)",
+        "echo(1)",
+    ]
+    await box.run("print('warm up')")
+    before = leftovers()
+    for number in range(runs):
+        if number % 2:
+            await box.manager.prepare(chat_key="chat", container_key="box_chat")
+        await box.run(endings[number % len(endings)])
+    assert leftovers() == before
+    assert nothing_runs(box)

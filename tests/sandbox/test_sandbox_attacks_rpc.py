@@ -1,0 +1,299 @@
+"""Attacks on the door: what sandboxed code can send to its bridge (R of the attack list)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tracemalloc
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sandbox_lab import Lab, lab, method
+
+from broker_config.settings import SandboxSettings
+from sandbox import Limit, Raised, RunResult, StopType, StubCall, StubResult
+from sandbox.bridge import Bridge
+from sandbox.frames import FrameKind, encode_frame
+from sandbox.limits import bridge_limits
+
+#: Sends frames by hand: frame(kind, call_id, payload).
+RAW = """
+import os, pickle, struct, time
+def raw(data):
+    while data:
+        data = data[os.write(3, data):]
+def frame(kind, call_id=1, payload=b"", length=None):
+    raw(struct.pack(">IBI", len(payload) + 5 if length is None else length, kind, call_id) + payload)
+NOTHING = pickle.dumps(((), {}), 4)
+GOOD = b'{"code": 0, "error": null, "limit": null}'
+HELLO, RUN, CALL, RETURN, RAISE, STOP, EXIT = range(1, 8)
+"""
+#: After a violation the sandbox must die, so this line must not be reached in time.
+LINGER = "\ntime.sleep(30)\n"
+
+
+def is_security(result: RunResult) -> bool:
+    return result.stop_type is StopType.SECURITY and result.exit_code == 137
+
+
+@pytest.mark.parametrize("argument", ["chat_key='other'", "_ctx=1", "ctx={}", "user_id='u'"])
+async def test_attack_R1_identity_arguments_are_type_errors(box: Lab, argument: str) -> None:
+    def greet(name: str) -> str:
+        return f"hello {name}"
+
+    async def dispatch(call: StubCall) -> StubResult:
+        try:
+            return await box.dispatch(call)
+        except TypeError as exc:
+            return Raised(error_type="ArgumentError", message=str(exc))
+
+    box.handlers["greet"] = greet
+    result = await box.run(f"greet('x', {argument})", dispatch=dispatch)
+    assert result.error is not None
+    assert result.error.startswith("TypeError:")
+    assert "unexpected keyword argument" in result.error
+
+
+async def test_attack_R2_method_that_was_not_granted_raises_and_reaches_nobody(box: Lab) -> None:
+    code = RAW + "frame(CALL, 1, b'secret_method\\0' + NOTHING)\nprint(os.read(3, 4096)[9:])"
+    result = await box.run(code, methods=[method("echo")])
+    assert b"MethodNotFoundError" in result.output.encode()
+    assert box.calls == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"__import__", b"os.system", b"a" * 10_000, "größe".encode(), b"", b"1x", b"a b", b"a-b", b"\xff"],
+    ids=["dunder", "dotted", "10kB", "non-ascii", "empty", "digit", "space", "dash", "binary"],
+)
+async def test_attack_R3_malformed_method_name_is_security(box: Lab, name: bytes) -> None:
+    result = await box.run(RAW + f"frame(CALL, 1, {name!r} + b'\\0' + NOTHING)" + LINGER)
+    assert is_security(result), result
+    assert box.calls == []
+
+
+async def test_attack_R3_call_without_a_separator_is_security(box: Lab) -> None:
+    assert is_security(await box.run(RAW + "frame(CALL, 1, b'echo')" + LINGER))
+
+
+async def test_attack_R5_arguments_one_byte_over_the_limit_raise(box: Lab) -> None:
+    honest = await box.run("echo(b'x' * (1 << 20))")
+    assert honest.error is not None
+    assert honest.error.startswith("TypeError: the arguments have")
+    forged = await box.run(
+        RAW + "frame(CALL, 1, b'echo\\0' + b'x' * ((1 << 20) + 1))\nprint(os.read(3, 4096))"
+    )
+    assert "arguments may have 1048576 bytes" in forged.output
+    assert box.calls == []
+
+
+async def test_attack_R5_frame_over_the_limit_is_security_before_it_is_read(box: Lab) -> None:
+    result = await box.run(RAW + "frame(CALL, 1, b'', length=(1 << 20) + 100)" + LINGER)
+    assert is_security(result)
+    assert result.error is not None
+    assert "its payload may have" in result.error
+
+
+@pytest.mark.parametrize("length", [0, 4, 2**32 - 1])
+async def test_attack_R6_impossible_frame_length_is_security(box: Lab, length: int) -> None:
+    assert is_security(await box.run(RAW + f"frame(CALL, 1, b'', length={length})" + LINGER))
+
+
+@pytest.mark.parametrize("kind", ["RETURN", "RUN", "STOP", "RAISE", "0", "8", "255"])
+async def test_attack_R7_frame_kind_of_the_other_side_is_security(box: Lab, kind: str) -> None:
+    assert is_security(await box.run(RAW + f"frame({kind}, 1, b'{{}}')" + LINGER))
+
+
+async def test_attack_R8_second_hello_is_security(box: Lab) -> None:
+    assert is_security(await box.run(RAW + "frame(HELLO, 0, b'{}')" + LINGER))
+
+
+async def test_attack_R8_call_before_run_is_security() -> None:
+    # Code runs after RUN only, so the other end here is a guest that does not wait for it.
+    ours, guest = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    guest.sendall(encode_frame(FrameKind.CALL, b"echo\0", call_id=1))
+    while not reader._buffer:  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+
+    async def dispatch(call: StubCall) -> StubResult:
+        pytest.fail("the call was carried out")
+
+    limits = bridge_limits(SandboxSettings())
+    bridge = Bridge(reader, writer, methods={"echo": method("echo")}, dispatch=dispatch, limits=limits)
+    outcome = await bridge.run(b"{}", deadline=datetime.max.replace(tzinfo=UTC))
+    await bridge.close()
+    guest.close()
+    assert (outcome.stop, outcome.error) == (
+        StopType.SECURITY,
+        "the sandbox sent a CALL frame before RUN",
+    )
+
+
+async def test_attack_R8_call_after_exit_is_security(box: Lab) -> None:
+    code = "frame(EXIT, 0, GOOD)\nframe(CALL, 1, b'echo\\0' + NOTHING)"
+    assert is_security(await box.run(RAW + code + LINGER))
+    assert box.calls == []
+
+
+@pytest.mark.parametrize(
+    "report", [b"", b"[]", b"{}", b'{"code": "0", "error": null, "limit": null}', b"[" * 60000]
+)
+async def test_attack_R8_malformed_exit_is_security(box: Lab, report: bytes) -> None:
+    sent = f"{report!r}" if len(report) < 100 else "b'[' * 60000"
+    assert is_security(await box.run(RAW + f"frame(EXIT, 0, {sent})" + LINGER))
+
+
+@pytest.mark.parametrize("second", [1, 0])
+async def test_attack_R9_call_id_used_twice_or_backwards_is_security(box: Lab, second: int) -> None:
+    code = f"frame(CALL, 1, b'echo\\0' + NOTHING)\nframe(CALL, {second}, b'echo\\0' + NOTHING)"
+    assert is_security(await box.run(RAW + code + LINGER))
+    assert len(box.calls) <= 1
+
+
+async def test_attack_R10_call_over_the_number_of_a_run_is_refused(box: Lab) -> None:
+    code = (
+        "for i in range(200):\n    echo(i)\ntry:\n    echo(200)\nexcept MethodError as exc:\n    print(exc)"
+    )
+    result = await box.run(code)
+    assert "CallLimitError: a run may make 200 calls" in result.output
+    assert len(box.calls) == 200
+
+
+async def test_attack_R10_calls_in_flight_are_bounded_and_the_rest_waits(box: Lab) -> None:
+    running = most = 0
+    release = asyncio.Event()
+
+    async def hold() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 8:
+            # The ninth has had every chance to arrive when eight have been answered twice over.
+            asyncio.get_running_loop().call_later(0.1, release.set)
+        await release.wait()
+        running -= 1
+
+    box.handlers["hold"] = hold
+    code = """
+import threading
+for _ in range(40):
+    threading.Thread(target=hold).start()
+"""
+    result = await box.run(code)
+    assert (result.stop_type, result.calls, most) == (StopType.NORMAL, 40, 8)
+
+
+async def test_attack_R11_half_a_frame_ends_in_a_timeout(box: Lab) -> None:
+    result = await box.run(RAW + "raw(b'\\0\\0\\0\\x20\\x03')" + LINGER, wall_seconds=0.3)
+    assert (result.stop_type, result.limit) == (StopType.TIMEOUT, Limit.WALL)
+
+
+async def test_attack_R12_answers_that_are_never_read_end_the_run_with_memory_flat(tmp_path: Path) -> None:
+    size = 4 << 20
+    async with lab(tmp_path, call_seconds=0.3) as box:
+        value = b"x" * size
+        box.handlers["get"] = lambda: value
+        code = "for i in range(1, 101):\n    frame(CALL, i, b'get\\0' + NOTHING)"
+        tracemalloc.start()
+        result = await box.run(RAW + code + LINGER)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.UNREAD)
+    # At most the eight calls in flight have an answer, once pickled and once framed.
+    assert peak < 20 * size
+    assert len(box.calls) <= 16
+
+
+async def test_attack_R13_descriptors_sent_along_do_not_arrive(box: Lab) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    counts = []
+    box.handlers["count"] = lambda: counts.append(len(os.listdir("/proc/self/fd")))
+    code = """
+import array, socket
+channel = socket.socket(fileno=os.dup(3))
+call = struct.pack(">IBI", 5 + 6 + len(NOTHING), CALL, 1) + b"count\\0" + NOTHING
+for i in range(50):
+    try:
+        channel.sendmsg([call[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * 20))])
+        call = call[1:] + b""
+    except OSError:
+        break
+    if not call:
+        break
+raw(call)
+time.sleep(0.05)
+"""
+    result = await box.run(RAW + code)
+    assert result.stop_type in (StopType.NORMAL, StopType.SECURITY), result
+    # What one running sandbox holds on the host: socket, pipe, pidfd, directory lock, and few more.
+    assert counts
+    assert counts[0] - before < 20
+
+
+async def test_attack_R14_forged_good_exit_before_a_crash_is_an_error(box: Lab) -> None:
+    code = 'frame(EXIT, 0, b\'{"code": 0, "error": null, "limit": null}\')\nos.abort()'
+    result = await box.run(RAW + code)
+    assert (result.stop_type, result.exit_code) == (StopType.ERROR, 128 + 6)
+
+
+async def test_attack_R15_calls_of_a_killed_run_are_cancelled_and_their_answers_dropped(box: Lab) -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    box.handlers["never"] = never
+    result = await box.run("never()", wall_seconds=0.3)
+    assert result.stop_type is StopType.TIMEOUT
+    assert box.cancelled == ["never"]
+
+
+async def test_attack_R15_calls_beside_an_agent_result_are_cancelled(box: Lab) -> None:
+    waiting = asyncio.Event()
+
+    async def never() -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    async def agent_later() -> StubResult:
+        await waiting.wait()
+        return box.handlers["agent"]()  # type: ignore[no-any-return]
+
+    box.handlers |= {"never": never, "later": agent_later}
+    result = await box.run("import threading\nthreading.Thread(target=never).start()\nlater()")
+    assert result.stop_type is StopType.AGENT
+    assert box.cancelled == ["never"]
+
+
+async def test_attack_R16_runs_beside_each_other_see_only_their_own_chat(box: Lab) -> None:
+    async def one(chat: str) -> None:
+        seen = []
+
+        async def dispatch(call: StubCall) -> StubResult:
+            seen.append(chat)
+            return await box.dispatch(call)
+
+        code = f"for i in range(150):\n    assert echo({chat!r}, i) == (({chat!r}, i), {{}})\nprint(_ck)"
+        result = await box.run(code, chat_key=chat, dispatch=dispatch)
+        assert (result.stop_type, result.output) == (StopType.NORMAL, f"{chat}\n")
+        assert seen == [chat] * 150
+
+    await asyncio.gather(*(one(f"chat{number}") for number in range(4)))
+    assert len(box.calls) == 600
+
+
+async def test_slow_method_is_a_timeout_error_inside_and_is_cancelled(tmp_path: Path) -> None:
+    async with lab(tmp_path, call_seconds=0.2) as box:
+
+        async def never() -> None:
+            await asyncio.Event().wait()
+
+        box.handlers["never"] = never
+        code = "try:\n    never()\nexcept TimeoutError as exc:\n    print(type(exc).__name__, exc)"
+        result = await box.run(code)
+    assert (
+        result.output
+        == "MethodTimeoutError CallTimeoutError: alice.tools.never did not answer within 0.2 s\n"
+    )
+    assert box.cancelled == ["never"]

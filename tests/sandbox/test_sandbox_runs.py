@@ -1,0 +1,426 @@
+"""What code in a sandbox sees, and how its runs end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from sandbox_lab import Lab, lab, method
+
+from nekro_agent.errors import SandboxError
+from sandbox import Limit, Returned, StopType
+from sandbox.drivers.bwrap import BwrapDriver
+
+
+async def test_code_that_ends_is_normal(box: Lab) -> None:
+    result = await box.run("print(1 + 1)")
+    assert (result.stop_type, result.exit_code, result.output) == (StopType.NORMAL, 0, "2\n")
+    assert (result.limit, result.error, result.calls, result.truncated) == (None, None, 0, False)
+    assert result.driver == "bwrap"
+
+
+@pytest.mark.parametrize(
+    ("code", "stop", "exit_code"),
+    [
+        ("exit()", StopType.NORMAL, 0),
+        ("exit(0)", StopType.NORMAL, 0),
+        ("raise SystemExit", StopType.NORMAL, 0),
+        ("exit(3)", StopType.ERROR, 3),
+        ("exit(9)", StopType.MANUAL, 9),
+        ("import sys; sys.exit(9)", StopType.MANUAL, 9),
+        ("exit('words')", StopType.ERROR, 1),
+        ("raise ValueError('x')", StopType.ERROR, 1),
+    ],
+)
+async def test_exit_codes_decide_the_stop_type(box: Lab, code: str, stop: StopType, exit_code: int) -> None:
+    result = await box.run(code)
+    assert (result.stop_type, result.exit_code) == (stop, exit_code)
+
+
+async def test_tool_values_come_back_by_bare_name_and_by_path(box: Lab) -> None:
+    result = await box.run("print(echo(1, y='b')); print(alice.tools.echo(2)); print(_ck)", chat_key="qq:7")
+    assert result.output == "((1,), {'y': 'b'})\n((2,), {})\nqq:7\n"
+    assert result.calls == 2
+
+
+async def test_author_module_and_bare_names_share_the_globals(box: Lab) -> None:
+    methods = [
+        method("echo", path="echo.tools.echo"),
+        method("report", path="print.tools.report"),
+        method("hidden", name=None, path="bob.more.hidden"),
+    ]
+    box.handlers["hidden"] = lambda: "found"
+    result = await box.run("print(echo.tools.echo(1), bob.more.hidden())\nhidden()", methods=methods)
+    assert result.output.startswith("((1,), {}) found\n")
+    assert result.error == "NameError: name 'hidden' is not defined"
+
+
+async def test_stubs_show_doc_and_signature(box: Lab) -> None:
+    stub = method(
+        "greet", signature="(name: str, /, *rest: int, times: int = 2, how=Mode.LOUD) -> str", doc="Hi."
+    )
+    result = await box.run(
+        "import inspect; print(greet.__doc__, greet.__name__, inspect.signature(greet)); print(greet)",
+        methods=[stub],
+    )
+    assert result.output == (
+        "Hi. greet (name: 'str', /, *rest: 'int', times: 'int' = 2, how=Mode.LOUD) -> 'str'\n"
+        "<plugin method alice.tools.greet(name: str, /, *rest: int, times: int = 2, how=Mode.LOUD) -> str>\n"
+    )
+
+
+async def test_signature_that_cannot_be_parsed_falls_back(box: Lab) -> None:
+    result = await box.run(
+        "import inspect; print(inspect.signature(odd))", methods=[method("odd", signature="(<?>)")]
+    )
+    assert result.output == "(*args: 'Any', **kwargs: 'Any') -> 'Any'\n"
+
+
+async def test_method_error_names_type_and_line(box: Lab) -> None:
+    result = await box.run("x = 1\nfail()\nprint('never')")
+    assert result.stop_type is StopType.ERROR
+    assert result.error == "MethodError: ValueError: no good"
+    assert 'File "<code>", line 2, in <module>\n    fail()' in result.output
+    assert "runner.py" not in result.output
+    assert "never" not in result.output
+
+
+async def test_method_error_can_be_caught_by_name(box: Lab) -> None:
+    result = await box.run("try:\n    fail()\nexcept MethodError as exc:\n    print('caught', exc)")
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "caught ValueError: no good\n")
+
+
+async def test_wrong_arguments_are_a_type_error_at_the_calling_line(box: Lab) -> None:
+    result = await box.run("misuse()")
+    assert result.error == "TypeError: missing argument 'x'"
+
+
+async def test_unpicklable_argument_is_a_type_error_without_a_call(box: Lab) -> None:
+    result = await box.run("echo(lambda: 1)")
+    assert result.error is not None
+    assert result.error.startswith("TypeError: an argument cannot be sent to a plugin")
+    assert box.calls == []
+
+
+async def test_syntax_error_is_readable(box: Lab) -> None:
+    result = await box.run("def f(:\n    pass")
+    assert result.output == '  File "<code>", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+
+
+async def test_chained_errors_show_the_lines_of_the_code(box: Lab) -> None:
+    result = await box.run(
+        "try:\n    1 / 0\nexcept ZeroDivisionError as exc:\n    raise KeyError('k') from exc"
+    )
+    assert "ZeroDivisionError: division by zero" in result.output
+    assert "The above exception was the direct cause" in result.output
+    assert "runner.py" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "stop"), [("agent", StopType.AGENT), ("picture", StopType.MULTIMODAL_AGENT)]
+)
+async def test_agent_result_ends_the_run_before_the_next_line(box: Lab, name: str, stop: StopType) -> None:
+    result = await box.run(f"print('before')\n{name}()\nprint('after')\nreport('after')")
+    assert (result.stop_type, result.output) == (stop, "before\n")
+    assert box.reports == []
+
+
+async def test_agent_result_passes_ordinary_handlers_and_runs_clean_up(box: Lab) -> None:
+    code = """
+try:
+    with open('shared/kept.txt', 'w') as file:
+        file.write('kept')
+        agent()
+except Exception:
+    report('handled')
+report('later')
+"""
+    result = await box.run(code)
+    assert result.stop_type is StopType.AGENT
+    assert box.reports == []
+    assert (box.shared() / "kept.txt").read_text() == "kept"
+
+
+async def test_code_cannot_outlive_an_agent_result(box: Lab) -> None:
+    code = """
+while True:
+    try:
+        agent()
+    except BaseException:
+        try:
+            report('outlived')
+        except BaseException:
+            pass
+"""
+    result = await box.run(code)
+    assert result.stop_type is StopType.AGENT
+    assert box.reports == []
+    assert [call[0] for call in box.calls] == ["agent"]
+
+
+async def test_agent_result_in_a_thread_stops_the_main_thread(box: Lab) -> None:
+    code = """
+import threading, time
+threading.Thread(target=agent).start()
+time.sleep(60)
+report('woke up')
+"""
+    result = await box.run(code)
+    assert result.stop_type is StopType.AGENT
+    assert box.reports == []
+
+
+async def test_methods_can_be_called_from_threads(box: Lab) -> None:
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(16) as pool:
+    values = list(pool.map(lambda i: echo(i)[0][0], range(100)))
+print(values == list(range(100)))
+"""
+    result = await box.run(code)
+    assert (result.output, result.calls) == ("True\n", 100)
+
+
+async def test_threads_that_are_no_daemons_are_waited_for(box: Lab) -> None:
+    code = """
+import atexit, threading, time
+def work():
+    time.sleep(0.05)
+    print('worked')
+threading.Thread(target=work).start()
+atexit.register(print, 'at exit')
+"""
+    result = await box.run(code)
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "worked\nat exit\n")
+
+
+async def test_forked_process_cannot_call_methods(box: Lab) -> None:
+    code = """
+import os
+if os.fork() == 0:
+    try:
+        echo(1)
+    except MethodError as exc:
+        print(exc)
+else:
+    os.wait()
+    print(echo(2))
+"""
+    result = await box.run(code)
+    assert result.stop_type is StopType.NORMAL
+    assert "not from a fork" in result.output
+    assert "((2,), {})" in result.output
+
+
+async def test_open_files_are_flushed_at_the_end(box: Lab) -> None:
+    await box.run("file = open('shared/a.txt', 'w')\nfile.write('text')")
+    assert (box.shared() / "a.txt").read_text() == "text"
+
+
+class Unknown:
+    """A class that only the worker can import."""
+
+    def __init__(self) -> None:
+        self.city = "Paris"
+
+
+async def test_value_of_a_class_that_is_missing_inside_becomes_opaque(box: Lab) -> None:
+    box.handlers["get"] = lambda: {"items": [Unknown()]}
+    result = await box.run("value = get()['items'][0]\nprint(value.city, type(value).__name__, value)")
+    assert result.stop_type is StopType.NORMAL
+    assert result.output.startswith("Paris Unknown <")
+    assert "city='Paris'" in result.output
+
+
+async def test_value_that_its_class_refuses_becomes_opaque(box: Lab) -> None:
+    # An exception class whose constructor wants more than the pickle gives.
+    box.handlers["get"] = lambda: Returned(value=b"\x80\x04cjson\nJSONDecodeError\n(VX\ntR.")
+    result = await box.run("value = get()\nprint(value.args)")
+    assert result.output == "('X',)\n"
+
+
+async def test_value_that_is_no_pickle_is_an_error_not_a_crash(box: Lab) -> None:
+    box.handlers["get"] = lambda: Returned(value=b"garbage")
+    result = await box.run("get()")
+    assert result.error is not None
+    assert result.error.startswith("MethodError: the value cannot be opened here")
+
+
+async def test_value_over_the_limit_is_an_error(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
+    async with lab(tmp_path, return_bytes=2048) as box:
+        box.handlers["get"] = lambda: b"x" * 4096
+        result = await box.run("get()")
+    assert result.error is not None
+    assert "ResultError: alice.tools.get returned" in result.error
+
+
+async def test_large_value_arrives_whole(box: Lab) -> None:
+    box.handlers["get"] = lambda: b"x" * (6 << 20)
+    result = await box.run("print(len(get()))")
+    assert result.output == f"{6 << 20}\n"
+
+
+async def test_dispatch_that_fails_unexpectedly_is_an_error_without_its_text(box: Lab) -> None:
+    def explode() -> None:
+        raise RuntimeError("a secret detail")
+
+    box.handlers["explode"] = explode
+    result = await box.run("explode()")
+    assert (
+        result.error == "MethodError: InternalError: alice.tools.explode could not be called (RuntimeError)"
+    )
+
+
+async def test_shared_is_writable_and_uploads_is_readable(box: Lab) -> None:
+    (box.areas.uploads_dir("chat") / "in.txt").write_text("upload")
+    result = await box.run(
+        "import os\nprint(os.getcwd(), open('uploads/in.txt').read())\n"
+        "open('/app/shared/out.txt', 'w').write('x')"
+    )
+    assert result.output == "/app upload\n"
+    assert (box.shared() / "out.txt").read_text() == "x"
+
+
+async def test_files_that_the_host_wrote_privately_are_handed_over(box: Lab) -> None:
+    for directory in (box.shared(), box.areas.uploads_dir("chat")):
+        (directory / "private.txt").write_text("text")
+        (directory / "private.txt").chmod(0o600)
+    result = await box.run(
+        "print(open('shared/private.txt').read(), open('uploads/private.txt').read())\n"
+        "open('shared/private.txt', 'a').write('!')"
+    )
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "text text\n")
+
+
+async def test_file_that_a_plugin_writes_during_a_call_can_be_changed_inside(box: Lab) -> None:
+    def write() -> None:
+        (box.shared() / "made").mkdir()
+        (box.shared() / "made" / "by_plugin.txt").write_text("plugin")
+
+    box.handlers["write"] = write
+    result = await box.run("write()\nopen('shared/made/by_plugin.txt', 'a').write('+code')")
+    assert result.stop_type is StopType.NORMAL, result.output
+    assert (box.shared() / "made" / "by_plugin.txt").read_text() == "plugin+code"
+
+
+async def test_shared_files_survive_to_the_next_run(box: Lab) -> None:
+    await box.run("open('shared/state.txt', 'w').write('1')")
+    result = await box.run("print(open('shared/state.txt').read())")
+    assert result.output == "1\n"
+
+
+async def test_chats_with_keys_that_look_alike_have_their_own_files(box: Lab) -> None:
+    await box.run("open('shared/a.txt', 'w')", chat_key="chat-1")
+    result = await box.run("import os; print(os.listdir('shared'))", chat_key="chat_1")
+    assert result.output == "[]\n"
+
+
+async def test_packages_of_the_service_are_not_visible(box: Lab) -> None:
+    result = await box.run(
+        "for name in ('pydantic', 'celery', 'sandbox', 'nekro_agent', 'pip'):\n"
+        "    try:\n        __import__(name)\n        print(name)\n    except ImportError:\n        pass"
+    )
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "")
+
+
+async def test_named_interpreter_brings_its_packages(tmp_path: Path) -> None:
+    async with lab(tmp_path, python=Path(sys.executable)) as box:
+        result = await box.run("import pydantic; print(pydantic.__file__)")
+    assert result.output.startswith("/opt/site/0/pydantic")
+
+
+async def test_multiprocessing_works_with_functions_of_the_code(box: Lab) -> None:
+    code = """
+import multiprocessing
+def double(x):
+    return 2 * x
+with multiprocessing.Pool(2) as pool:
+    print(pool.map(double, [1, 2, 3]))
+"""
+    result = await box.run(code)
+    assert result.output == "[2, 4, 6]\n", result.output
+
+
+async def test_output_is_given_while_the_code_runs(box: Lab) -> None:
+    pieces: list[str] = []
+    seen = threading.Event()
+
+    def on_output(text: str) -> None:
+        pieces.append(text)
+        seen.set()
+
+    async def wait_for_output() -> bool:
+        return await asyncio.to_thread(seen.wait, 10)
+
+    box.handlers["wait"] = wait_for_output
+    result = await box.run("print('early')\nprint(wait())", on_output=on_output)
+    assert result.output == "early\nTrue\n"
+    assert "".join(pieces) == result.output
+
+
+async def test_operator_stop_is_manual(box: Lab) -> None:
+    started = asyncio.Event()
+    box.handlers["started"] = started.set
+    running = asyncio.create_task(box.run("started()\nwhile True: pass", run_id="r1"))
+    await asyncio.wait_for(started.wait(), 10)
+    assert box.manager.stop("r1")
+    assert (await running).stop_type is StopType.MANUAL
+    assert not box.manager.stop("r1")
+
+
+async def test_cancelled_run_kills_its_sandbox(box: Lab) -> None:
+    started = asyncio.Event()
+    box.handlers["started"] = started.set
+    running = asyncio.create_task(box.run("started()\nwhile True: pass"))
+    await asyncio.wait_for(started.wait(), 10)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    # One run per container: this one could not start while anything of the other was left.
+    assert (await box.run("print('free')")).output == "free\n"
+
+
+async def test_runs_of_one_container_take_turns(box: Lab) -> None:
+    code = """
+import os
+fd = os.open('shared/lock', os.O_CREAT | os.O_EXCL)
+echo()
+os.unlink('shared/lock')
+"""
+    results = await asyncio.gather(*(box.run(code) for _ in range(4)))
+    assert [result.stop_type for result in results] == [StopType.NORMAL] * 4
+
+
+async def test_too_much_code_is_refused(box: Lab) -> None:
+    with pytest.raises(SandboxError, match="more than 1048576 bytes"):
+        await box.run("#" * (1 << 20) + "#")
+
+
+async def test_equal_tokens_are_refused(box: Lab) -> None:
+    with pytest.raises(SandboxError, match="same token"):
+        await box.run("", methods=[method("echo"), method("echo")])
+
+
+async def test_odd_code_is_an_error_of_the_code(box: Lab) -> None:
+    for code in ("x = '\ud800'", "a\0b", "\ufeffprint(1", "(" * 500):
+        result = await box.run(code)
+        assert result.stop_type is StopType.ERROR
+        assert result.error is not None
+
+
+async def test_run_with_its_own_wall_time(box: Lab) -> None:
+    result = await box.run("while True: pass", wall_seconds=0.2)
+    assert (result.stop_type, result.limit, result.exit_code) == (StopType.TIMEOUT, Limit.WALL, 137)
+
+
+async def test_interpreter_sees_no_environment_of_the_service(
+    box: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEKRO_TEST_SECRET", "s3cr3t")
+    result = await box.run("import os; print(dict(os.environ))")
+    assert "s3cr3t" not in result.output
+    assert os.environ["NEKRO_TEST_SECRET"] == "s3cr3t"
