@@ -285,7 +285,8 @@ def _forget_modules(module_name: str) -> None:
 def _explain(exc: BaseException, path: Path | None) -> str:
     """Return one line: the plugin's own file and line, the error, and the mend where one is known."""
     if isinstance(exc, SyntaxError):
-        where = f"{Path(exc.filename or '?').name}, line {exc.lineno}"
+        file = Path(exc.filename or path or "?").name
+        where = f"{file}, line {exc.lineno}" if exc.lineno else file
         return f"{where}: {type(exc).__name__}: {exc.msg}"
     text = f"{type(exc).__name__}: {exc}".rstrip(": ")
     if isinstance(exc, ModuleNotFoundError) and exc.name:

@@ -144,7 +144,7 @@ class Registry:
             return
         owner = self._by_name.setdefault(label, entry)
         if owner is not entry:
-            self._warn(f"label {label} of {entry.task} is no alias: the name belongs to {owner.task}")
+            _log.debug(f"label {label} of {entry.task} is no alias: the name belongs to {owner.task}")
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)

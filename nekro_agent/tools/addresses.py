@@ -78,8 +78,8 @@ def _meant_by(ip: IPAddress) -> list[IPAddress]:
     if isinstance(ip, ipaddress.IPv6Address):
         teredo = ip.teredo[1] if ip.teredo else None
         nat64 = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
-        if ip.ipv4_mapped is not None:
-            meant = []
+        if ip.ipv4_mapped is not None or nat64 is not None:
+            meant = []  # nothing but another spelling of an IPv4 address
         meant += [inner for inner in (ip.ipv4_mapped, ip.sixtofour, teredo, nat64) if inner is not None]
     return meant
 

@@ -2,6 +2,38 @@
 
 from __future__ import annotations
 
-from file_server import file_server
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from file_server import FileServer, file_server
+
+from nekro_agent.core.logger import configure
+from nekro_agent.plugin import NekroPlugin
+from nekro_agent.testing import InMemoryRuntime
 
 __all__ = ["file_server"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_log() -> None:
+    """Plugins that fail on purpose should not fill the report with tracebacks."""
+    configure(level="CRITICAL")
+
+
+def make_plugin(name: str = "sample", author: str = "Ada", **values: object) -> NekroPlugin:
+    """Return an empty plugin."""
+    return NekroPlugin(name, name, "", "1", author, "", **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def plugin() -> NekroPlugin:
+    """An empty plugin."""
+    return make_plugin()
+
+
+@pytest.fixture
+async def world(plugin: NekroPlugin, tmp_path: Path) -> AsyncIterator[InMemoryRuntime]:
+    """A bound runtime with that plugin; downloads may reach this machine."""
+    async with InMemoryRuntime(plugin, data_dir=tmp_path / "data", downloads=FileServer.policy) as world:
+        yield world

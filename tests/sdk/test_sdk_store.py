@@ -1,0 +1,93 @@
+"""``plugin.store``: what plugins see above the storage port."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nekro_agent.errors import InvalidValueError, RuntimeNotBoundError
+from nekro_agent.plugin import NekroPlugin
+from nekro_agent.policies import StorePolicy
+from nekro_agent.testing import InMemoryRuntime
+
+keys = st.text(max_size=200)
+names = st.text(min_size=1, max_size=200)
+
+
+async def test_set_and_delete_answer_as_the_documents_say(
+    world: InMemoryRuntime, plugin: NekroPlugin
+) -> None:
+    assert await plugin.store.set(store_key="k", value="1") == 0
+    assert await plugin.store.set(store_key="k", value="2") == 1
+    assert await plugin.store.get(store_key="k") == "2"
+    assert await plugin.store.delete(store_key="k") == 0
+    assert await plugin.store.delete(store_key="k") == 1
+    assert await plugin.store.get(store_key="k") is None
+
+
+async def test_arguments_may_be_positional(world: InMemoryRuntime, plugin: NekroPlugin) -> None:
+    assert await plugin.store.set("chat", "user", "key", "value") == 0
+    assert await plugin.store.get("chat", "user", "key") == "value"
+    assert await plugin.store.get("chat", "", "key") is None
+    assert await plugin.store.delete("chat", "user", "key") == 0
+
+
+@given(chat=keys, user=keys, key=names, value=st.text(max_size=500), other=st.tuples(keys, keys, names))
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_any_text_is_a_key_and_a_value_and_scopes_are_exact(
+    chat: str, user: str, key: str, value: str, other: tuple[str, str, str]
+) -> None:
+    plugin = NekroPlugin("p", "p", "", "1", "Ada", "")
+    async with InMemoryRuntime(plugin):
+        await plugin.store.set(chat_key=chat, user_key=user, store_key=key, value=value)
+        assert await plugin.store.get(chat_key=chat, user_key=user, store_key=key) == value
+        found = await plugin.store.get(*other)
+        assert found == (value if other == (chat, user, key) else None)
+
+
+@pytest.mark.parametrize("scope", [{"user_key": None}, {"chat_key": None}])
+async def test_an_unknown_scope_is_never_the_global_one(
+    world: InMemoryRuntime, plugin: NekroPlugin, scope: dict[str, Any]
+) -> None:
+    await plugin.store.set(store_key="k", value="global")
+    assert await plugin.store.get(**scope, store_key="k") is None
+    assert await plugin.store.delete(**scope, store_key="k") == 1
+    with pytest.raises(InvalidValueError, match="is None, so the scope is unknown"):
+        await plugin.store.set(**scope, store_key="k", value="x")
+    assert await plugin.store.get(store_key="k") == "global"
+
+
+@pytest.mark.parametrize(("value", "text"), [(3, "3"), (2.5, "2.5"), (True, "True")])
+async def test_numbers_are_stored_as_text(
+    world: InMemoryRuntime, plugin: NekroPlugin, value: Any, text: str
+) -> None:
+    await plugin.store.set(store_key="k", value=value)
+    assert await plugin.store.get(store_key="k") == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"store_key": "k", "value": None}, "value of 'k' must be a string, not NoneType"),
+        ({"store_key": "k", "value": b"x"}, "not bytes; use json.dumps"),
+        ({"store_key": "k", "value": {"a": 1}}, "not dict"),
+        ({"store_key": "", "value": "x"}, "store_key is empty"),
+        ({"store_key": 7, "value": "x"}, "store_key must be a string, not int"),
+        ({"store_key": "k" * 101, "value": "x"}, "store_key has 101 characters, the limit is 100"),
+        ({"store_key": "k", "chat_key": "c" * 101, "value": "x"}, "chat_key has 101 characters"),
+        ({"store_key": "k", "value": "あ" * 400}, "has 1200 bytes, the limit is 1000"),
+    ],
+)
+async def test_wrong_arguments_are_named(arguments: dict[str, Any], reason: str) -> None:
+    plugin = NekroPlugin("p", "p", "", "1", "Ada", "")
+    async with InMemoryRuntime(plugin, store_policy=StorePolicy(max_key_chars=100, max_value_bytes=1000)):
+        with pytest.raises(InvalidValueError, match=reason):
+            await plugin.store.set(**arguments)
+
+
+async def test_the_store_at_import_time_says_what_is_wrong(plugin: NekroPlugin) -> None:
+    with pytest.raises(RuntimeNotBoundError, match="not at import time"):
+        await plugin.store.get(store_key="k")
