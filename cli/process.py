@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from nekro_agent.errors import ServiceError
 
@@ -25,6 +25,7 @@ __all__ = [
     "START_SECONDS",
     "ChildProcess",
     "ChildSpec",
+    "LineSink",
     "attach_to_supervisor",
     "describe_exit",
     "flower_spec",
@@ -36,7 +37,17 @@ START_SECONDS: Final = 60.0
 _QUIT_SECONDS: Final = 5.0
 _TAIL_LINES: Final = 8
 
-LineSink = Callable[[str], None]
+
+class LineSink(Protocol):
+    """Where a child's output goes, line by line."""
+
+    def write(self, line: str) -> None:
+        """Take one line, without its line end."""
+        ...
+
+    def close(self) -> None:
+        """Take no more: the child has ended."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +89,7 @@ class ChildProcess:
     async def start(
         cls, spec: ChildSpec, *, environment: Mapping[str, str], directory: Path | None, sink: LineSink
     ) -> ChildProcess:
-        """Start the process; ``sink`` gets each line that it prints, from its start to its end."""
+        """Start the process; ``sink`` gets each line that it prints and is closed at its end."""
         ours, theirs = socket.socketpair()
         try:
             # `-P`: a folder named `cli` in the working directory must not be taken for ours. A session of
@@ -92,6 +103,7 @@ class ChildProcess:
             )  # fmt: skip
         except BaseException:
             ours.close()
+            sink.close()
             raise
         finally:
             theirs.close()
@@ -132,6 +144,7 @@ class ChildProcess:
         if self._pump is not None:
             # A grandchild may still hold the pipe; the child's own words are complete.
             await asyncio.wait([self._pump], timeout=1)
+            self._pump.cancel()
         return code
 
     def signal(self, number: signal.Signals) -> None:
@@ -167,10 +180,12 @@ class ChildProcess:
         return received
 
     async def _pass_on(self, sink: LineSink) -> None:
+        with contextlib.closing(sink):
+            await self._pass_lines(sink)
+
+    async def _pass_lines(self, sink: LineSink) -> None:
         stream = self._process.stdout
-        if stream is None:
-            return
-        while True:
+        while stream is not None:
             try:
                 raw = await stream.readline()
             except ValueError:
@@ -180,7 +195,7 @@ class ChildProcess:
                 return
             line = raw.decode("utf-8", "replace").rstrip("\n")
             self._tail.append(line)
-            sink(line)
+            sink.write(line)
 
     def _fault(self, what: str) -> str:
         said = "\n".join(f"    {line}" for line in self._tail)

@@ -44,6 +44,21 @@ class Backoff:
         return pause
 
 
+class _Prefixed:
+    """Passes a child's lines on, each with its name in front."""
+
+    def __init__(self, output: Output, prefix: str) -> None:
+        self._output = output
+        self._prefix = prefix
+
+    def write(self, line: str) -> None:
+        """Print one line."""
+        self._output.words(self._prefix + line)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
 class Supervisor:
     """Starts children, restarts those that die, stops all in order."""
 
@@ -105,12 +120,8 @@ class Supervisor:
 
     async def _start(self, spec: ChildSpec) -> ChildProcess:
         prefix = "" if self._settings.log.json_lines else f"{spec.name:<{self._width}} | "
-        child = await ChildProcess.start(
-            spec,
-            environment=self._environment,
-            directory=None,
-            sink=lambda line: self._output.words(prefix + line),
-        )
+        sink = _Prefixed(self._output, prefix)
+        child = await ChildProcess.start(spec, environment=self._environment, directory=None, sink=sink)
         self._children[spec.name] = child
         return child
 

@@ -172,7 +172,7 @@ async def start_workers(
         for spec in specs:
             sink = _LogFile(logs / f"{spec.name}.log")
             started.append(
-                await ChildProcess.start(spec, environment=environment, directory=directory, sink=sink.write)
+                await ChildProcess.start(spec, environment=environment, directory=directory, sink=sink)
             )
     except BaseException:
         await stop_workers(started, settings)
@@ -258,3 +258,7 @@ class _LogFile:
         """Append a line; flushed, because people read logs of running workers."""
         self._file.write(line + "\n")
         self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -158,7 +158,8 @@ def _stop_name(entry: Round) -> str | None:
 
 def _text(message: Message) -> str:
     # Lines of a message are indented, so that nobody can write a line that looks like another's message.
-    text = message.text
-    if message.data:
-        text = f"{text}\n{message.data}" if text else str(message.data)
-    return "\n    ".join(text.splitlines())
+    lines = message.text.splitlines()
+    path = (message.data or {}).get("file_path")
+    if path:
+        lines.append(f"[file {path}]")
+    return "\n    ".join(lines)

@@ -58,16 +58,14 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: Args, deps: Deps) -> int:
     """Supervise until Ctrl-C."""
     settings = deps.load_settings()
-    if args.rounds is None or args.rounds > 0:
-        args = replace(args, rounds=_rounds(args, settings, deps))
-    specs = children(args)
-    if not specs:
+    if not (args.methods or args.long or args.rounds is None or args.rounds or args.flower_port):
         raise UsageError("nothing to run: give at least one lane a worker, as in `nekro up --methods 1`")
 
     async def work() -> int:
         ownership = Ownership(settings.data_dir)
         await _claim(ownership, settings)
         try:
+            specs = children(replace(args, rounds=_rounds(args, settings, deps)))
             await _supervise(specs, settings, ownership, deps)
         finally:
             ownership.release()
@@ -84,6 +82,8 @@ def _rounds(args: Args, settings: Settings, deps: Deps) -> int:
     """
     from cli.turns import require_model
 
+    if args.rounds == 0:
+        return 0
     try:
         require_model(settings)
     except LLMError as exc:

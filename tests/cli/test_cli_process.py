@@ -14,19 +14,34 @@ from cli.supervisor import Backoff
 from nekro_agent.errors import ServiceError
 
 
+class Lines:
+    """Keeps what a child prints."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.closed = False
+
+    def write(self, line: str) -> None:
+        self.taken.append(line)
+
+    def close(self) -> None:
+        self.closed = True
+
+
 async def test_a_worker_that_cannot_start_is_quoted(tmp_path: Path) -> None:
-    lines: list[str] = []
+    lines = Lines()
     child = await ChildProcess.start(
         worker_spec("methods", name="methods-1", concurrency=2),
         environment={**os.environ, "NEKRO_BROKER__ULR": "x"},
         directory=tmp_path,
-        sink=lines.append,
+        sink=lines,
     )
     with pytest.raises(ServiceError) as caught:
         await child.ready()
     assert "methods-1 ended with exit code 2 before it was ready" in str(caught.value)
     assert "Did you mean NEKRO_BROKER__URL?" in str(caught.value)
-    assert any("NEKRO_BROKER__ULR" in line for line in lines)
+    assert any("NEKRO_BROKER__ULR" in line for line in lines.taken)
+    assert lines.closed
     assert child.exit_code == 2
     assert await child.stop(warm_seconds=1) == 2
 

@@ -1,0 +1,50 @@
+"""A fleet without workers is told from one that is slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from broker_config.app import create_app
+from broker_config.settings import Settings
+from cli import presence
+from nekro_agent.errors import BrokerUnavailableError, ServiceError
+
+
+async def test_a_call_that_nobody_serves_is_given_up(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(presence, "_ANSWER_SECONDS", 0.1)
+    app = create_app(make_settings())
+    cancelled = asyncio.Event()
+
+    async def never() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    try:
+        with pytest.raises(ServiceError, match="nekro worker --lane methods"):
+            await presence.awaited_with_workers(never(), app, lane="methods")
+    finally:
+        app.close()
+    assert cancelled.is_set()
+
+
+async def test_a_quick_answer_costs_no_question(make_settings: Callable[..., Settings]) -> None:
+    async def value() -> int:
+        return 7
+
+    app = create_app(make_settings())
+    assert await presence.awaited_with_workers(value(), app, lane="methods") == 7
+
+
+def test_a_broker_that_is_away_is_named(make_settings: Callable[..., Settings]) -> None:
+    presence.require_broker(make_settings())
+    with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1:1") as caught:
+        presence.require_broker(make_settings(broker={"url": "redis://:s3cret@127.0.0.1:1/0"}))
+    assert "s3cret" not in str(caught.value)
