@@ -20,6 +20,7 @@ __all__ = [
     "Deps",
     "add_chat_key",
     "add_json",
+    "add_supervisor_fd",
     "add_user_id",
     "args_from",
     "chat_key",
@@ -28,6 +29,7 @@ __all__ = [
     "positive_int",
     "positive_seconds",
     "read_text",
+    "warn_of_root",
 ]
 
 #: The chat that the command line works in unless it names another.
@@ -92,6 +94,17 @@ def add_user_id(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="platform id of the user on whose behalf methods run (default: nobody)",
     )
+
+
+def add_supervisor_fd(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--supervisor-fd``, spoken between `nekro up` and its children only."""
+    parser.add_argument("--supervisor-fd", type=int, default=None, help=argparse.SUPPRESS)
+
+
+def warn_of_root(output: Output) -> None:
+    """Tell root what it means to run workers as root."""
+    if os.geteuid() == 0:
+        output.words("warning: workers of root run plugins as root; give them a user of their own")
 
 
 def positive_int(text: str) -> int:

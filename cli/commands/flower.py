@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import signal
 from dataclasses import dataclass
 
-from cli.command import Deps, port_number
+from cli.command import Deps, add_supervisor_fd, port_number
 from nekro_agent.errors import UsageError
 
 __all__ = ["Args", "flower_arguments", "register", "run"]
@@ -28,6 +29,7 @@ class Args:
 
     address: str
     port: int
+    supervisor_fd: int | None
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +39,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=port_number, default=5555, help="port to listen on (default: %(default)s)"
     )
+    add_supervisor_fd(parser)
 
 
 def flower_arguments(*, address: str, port: int) -> list[str]:
@@ -61,9 +64,12 @@ def run(args: Args, deps: Deps) -> int:
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
     from cli.ownership import require_running
+    from cli.process import attach_to_supervisor
 
-    if settings.broker.url is None:
+    if settings.broker.url is None and args.supervisor_fd is None:
         require_running(settings.data_dir)
+    if args.supervisor_fd is not None:
+        attach_to_supervisor(args.supervisor_fd, lambda: os.kill(os.getpid(), signal.SIGTERM))("")
     deps.output.words(f"Flower listens on http://{args.address}:{args.port}")
     create_app(resolve_settings(settings)).start(argv=arguments)
     return 0

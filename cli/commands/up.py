@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, replace
 
 from broker_config.settings import Settings
-from cli.command import Deps, count, port_number
+from cli.command import Deps, count, port_number, warn_of_root
 from cli.ownership import Ownership
 from cli.process import START_SECONDS, ChildSpec, flower_spec, worker_spec
 from cli.running import run_async
@@ -64,6 +64,7 @@ def run(args: Args, deps: Deps) -> int:
     async def work() -> int:
         ownership = Ownership(settings.data_dir)
         await _claim(ownership, settings)
+        warn_of_root(deps.output)
         try:
             specs = children(replace(args, rounds=_rounds(args, settings, deps)))
             await _supervise(specs, settings, ownership, deps)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from cli.command import Deps, positive_int
+from cli.command import Deps, add_supervisor_fd, positive_int, warn_of_root
 from nekro_agent.methods import Lane
 
 __all__ = ["Args", "register", "run"]
@@ -46,12 +47,13 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="calls or rounds at the same time (default: NEKRO_WORKERS__<LANE>_CONCURRENCY)",
     )
     parser.add_argument("--name", metavar="NAME", help="name of the worker (default: lane and process id)")
-    # Spoken between `nekro up` and its children only.
-    parser.add_argument("--supervisor-fd", type=int, default=None, help=argparse.SUPPRESS)
+    add_supervisor_fd(parser)
 
 
 def run(args: Args, deps: Deps) -> int:
     """Serve one lane until told to stop."""
+    from celery.platforms import SecurityWarning
+
     settings = deps.load_settings()
     if args.supervisor_fd is not None:
         _report_to(args.supervisor_fd)
@@ -59,6 +61,10 @@ def run(args: Args, deps: Deps) -> int:
         from cli.ownership import require_running
 
         require_running(settings.data_dir)
+    if args.supervisor_fd is None:
+        warn_of_root(deps.output)
+    # Celery's own warning is about pickled messages, which our workers do not accept.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     from workers.process import run_worker
 
     return int(run_worker(settings, lane=args.lane, concurrency=args.concurrency, name=args.name))
