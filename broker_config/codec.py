@@ -21,7 +21,7 @@ _NOT_ARGUMENTS: Final = "the pickle holds something else than positional and nam
 _ARGUMENT_BUDGET: Final = Budget()
 #: A worker's own value may be long; still it comes by way of the broker.
 _VALUE_BUDGET: Final = Budget(
-    nodes=1_000_000, opcodes=4_000_000, repeated_bytes=256 << 20, chosen_keys=100_000
+    nodes=1_000_000, opcodes=4_000_000, repeated_bytes=256 << 20, chosen_keys=50_000
 )
 
 
@@ -48,7 +48,10 @@ def decode_value(data: bytes, *, max_bytes: int) -> object:
         ArgumentError: it holds a class of the plugin's, or anything else that is no plain value.
     """
     _check_size(data, max_bytes, setting="NEKRO_SANDBOX__RETURN_BYTES")
-    return load(data, _VALUE_BUDGET)
+    try:
+        return load(data, _VALUE_BUDGET)
+    except ArgumentError as exc:
+        raise ArgumentError(f"the value opens in a sandbox only: {exc}") from None
 
 
 def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

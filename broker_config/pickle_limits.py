@@ -73,11 +73,11 @@ class KeyGuard:
     twice, forty levels deep, takes a million million steps to hash.
     """
 
-    __slots__ = ("_hashes", "_left", "_limit")
+    __slots__ = ("_budget", "_hashes", "_keys", "_parts")
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._left = limit
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._keys = self._parts = 0
         #: By id of a dict or set: how many keys have each hash.
         self._hashes: dict[int, dict[int, int]] = {}
 
@@ -91,6 +91,12 @@ class KeyGuard:
         for key in keys:
             if type(key) in _SALTED:
                 continue
+            self._keys += 1
+            if self._keys > self._budget.chosen_keys:
+                raise ArgumentError(
+                    f"more than {self._budget.chosen_keys} keys and members of sets that are no text; "
+                    "send a list of pairs"
+                )
             self._check(key, depth=0)
             if type(key) not in _NUMBERS:
                 if target is not None and not counts:
@@ -101,7 +107,6 @@ class KeyGuard:
         kind = type(key)
         if kind not in _KEY_TYPES:
             raise ArgumentError(f"a {kind.__name__} cannot be a key or a member of a set")
-        self._spend(1)
         if kind is int and key.bit_length() > _KEY_BITS:
             raise ArgumentError(
                 f"an integer of more than {_KEY_BITS} bits cannot be a key or a member of a set"
@@ -111,17 +116,12 @@ class KeyGuard:
                 raise ArgumentError(
                     f"keys and members of sets can be nested {_KEY_DEPTH} levels deep, no deeper"
                 )
-            self._spend(len(key))
+            self._parts += len(key)
+            if self._parts > self._budget.nodes:
+                raise ArgumentError(f"tuples as keys hold more than {self._budget.nodes} values; send a list")
             for part in key:
                 if type(part) not in _SALTED:
                     self._check(part, depth=depth + 1)
-
-    def _spend(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
-            raise ArgumentError(
-                f"more than {self._limit} keys and members of sets that are no text; send a list of pairs"
-            )
 
     @staticmethod
     def _count(counts: dict[int, int], value: int) -> None:

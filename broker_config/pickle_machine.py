@@ -40,7 +40,7 @@ class Machine:
         #: Height of the stack at each open mark.
         self.marks: list[int] = []
         self.memo: list[Any] = []
-        self.keys = KeyGuard(budget.chosen_keys)
+        self.keys = KeyGuard(budget)
         self._budget = budget
         self._repeated = 0
 
@@ -88,13 +88,13 @@ class Machine:
     def _result(self, position: int) -> object:
         # A text that ends behind the data also shows here, or as an IndexError.
         if position != len(self.data) or self.marks or len(self.stack) != 1:
-            raise ValueError("not exactly one value")
+            raise ValueError("it holds not exactly one value")
         return self.stack[0]
 
     def take(self, start: int, size: int) -> bytes:
         """Return ``size`` bytes."""
         if size > len(self.data) - start:
-            raise ValueError("promises more bytes than there are")
+            raise ValueError("it promises more bytes than there are")
         return self.data[start : start + size]
 
     def since_mark(self) -> list[Any]:
@@ -108,7 +108,7 @@ class Machine:
         """Return the container on top of the stack."""
         target = self.stack[-1]
         if type(target) is not kind:
-            raise TypeError("filled like something that it is not")
+            raise TypeError(f"a {type(target).__name__} is filled like a {kind.__name__}")
         return target
 
     def recall(self, index: int) -> None:
@@ -171,16 +171,18 @@ def _text(part: bytes) -> str:
 
 
 def _integer(part: bytes) -> int:
-    value = int.from_bytes(part, "little", signed=True)
-    if value.bit_length() > _MAX_INT_BITS:
-        raise ArgumentError(f"an integer of more than {_MAX_INT_BITS} bits cannot cross the sandbox boundary")
-    return value
+    # One byte more than the bits: the sign.
+    if len(part) <= _MAX_INT_BITS // 8 + 1:
+        value = int.from_bytes(part, "little", signed=True)
+        if value.bit_length() <= _MAX_INT_BITS:
+            return value
+    raise ArgumentError(f"an integer of more than {_MAX_INT_BITS} bits cannot cross the sandbox boundary")
 
 
 def _frame(machine: Machine, position: int) -> int:
     size = int.from_bytes(machine.take(position, 8), "little")
     if size > len(machine.data) - position - 8:
-        raise ValueError("promises more bytes than there are")
+        raise ValueError("it promises more bytes than there are")
     return position + 8
 
 
@@ -193,7 +195,7 @@ def _short_tuple(size: int) -> _Instruction:
     def build(machine: Machine, position: int) -> int:
         stack = machine.stack
         if len(stack) < size:
-            raise IndexError("too little on the stack")
+            raise IndexError("it takes more than there is")
         stack[-size:] = [tuple(stack[-size:])]
         return position
 
@@ -268,18 +270,18 @@ def _foreign(module: str, name: str) -> str:
 def _call(machine: Machine, position: int) -> int:
     args, known = machine.stack.pop(), machine.stack.pop()
     if type(args) is not tuple or type(known) is not NamedType:
-        raise TypeError("calls something else than a known type")
+        raise TypeError("a call of something else than a known type")
     try:
         machine.stack.append(known.build(args))
     except (LookupError, ValueError, TypeError, ArithmeticError) as exc:
-        raise ArgumentError(f"the pickle is malformed: {known.name}: {exc}") from None
+        raise ArgumentError(f"this {known.name} cannot cross the sandbox boundary: {exc}") from None
     return position
 
 
 def _new(machine: Machine, position: int) -> int:
     args, known = machine.stack.pop(), machine.stack.pop()
     if type(args) is not tuple or args or known is not NAMED["uuid.UUID"]:
-        raise TypeError("creates something else than a UUID")
+        raise TypeError("an instance of something else than a UUID")
     machine.stack.append(UuidShell())
     return position
 

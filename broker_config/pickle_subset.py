@@ -31,9 +31,9 @@ def load(data: bytes, budget: Budget) -> object:
     except ArgumentError:
         raise
     except UnicodeDecodeError:
-        raise ArgumentError("a text holds half a character (a lone surrogate), which is no Unicode") from None
+        raise ArgumentError("a text is no Unicode (a lone surrogate?)") from None
     except (LookupError, ValueError, TypeError, ArithmeticError, struct.error) as exc:
-        raise ArgumentError(f"the pickle is malformed pickle ({exc})") from None
+        raise ArgumentError(f"the pickle is malformed: {exc}") from None
     _check(value, budget)
     return value
 

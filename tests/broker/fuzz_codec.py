@@ -1,33 +1,68 @@
-"""Fuzz the decoder: ``python tests/broker/fuzz_codec.py [seconds] [seed]``; exits 1 on a finding.
+"""Fuzz the decoder: mutated pickles of plain values and of the hostile corpus.
 
-Mutates pickles of plain values and of the hostile corpus. Whatever comes out must be an
-ArgumentError or a plain value that survives another round trip, in bounded time and memory.
+Whatever comes out must be an ArgumentError or a plain value that survives another round trip,
+each within a second. Each input follows from the seed and its number; the process that decodes
+is watched by another, so an input that kills the interpreter is named as well.
 """
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
 import pickle
 import random
 import resource
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import PurePosixPath
+from types import FrameType
+from typing import Any, NoReturn
+from uuid import UUID
 
 from hostile_pickles import corpus
 
-from broker_config.codec import decode_value
+from broker_config.codec import decode_arguments, decode_value
+from broker_config.pickle_limits import PLAIN_TYPES
 from nekro_agent.errors import ArgumentError
 
 MAX_BYTES = 1 << 16
-MAX_CASE_SECONDS = 2.0
+MAX_INPUT_SECONDS = 1
 MEMORY_BYTES = 2 << 30
+#: A decoder that is stuck inside one C call hears no alarm.
+STALL_SECONDS = 10
+#: Accepted inputs are mutated further, up to so many.
+MAX_POOL = 2000
 
-PLAIN = [
-    None, True, -5, 2**70, 1.5, "text", b"bytes", bytearray(b"x"), [1, [2, [3]]], (1, 2, 3), {"a": {"b": 1}},
-    {1, 2}, frozenset({"x"}), [["shared"]] * 3, {"k" * 300: "v" * 300}, list(range(300)),
-]  # fmt: skip
+PLAIN: list[Any] = [
+    None,
+    True,
+    -5,
+    2**70,
+    1.5,
+    "text",
+    b"bytes",
+    bytearray(b"x"),
+    [1, [2, [3]]],
+    (1, 2, 3),
+    {"a": {"b": 1}},
+    {1, 2},
+    {(1, "x"): frozenset({"x"})},
+    [["shared"]] * 3,
+    {"k" * 300: "v" * 300},
+    list(range(300)),
+    [datetime(2024, 2, 29, 1, 2, 3, 4, UTC), timedelta(1)],
+    [Decimal("1.50"), Fraction(1, 3), 1 + 2j, UUID(int=7), PurePosixPath("/app/x")],
+    ((1, "Paris"), {"limit": 5}),
+]
 
 
-def mutate(data: bytes, seeds: list[bytes], source: random.Random) -> bytes:
+def mutate(data: bytes, pool: list[bytes], source: random.Random) -> bytes:
     """Change some bytes, splice two inputs, repeat or drop a part."""
     mutated = bytearray(data)
     for _ in range(source.randint(1, 6)):
@@ -40,7 +75,7 @@ def mutate(data: bytes, seeds: list[bytes], source: random.Random) -> bytes:
         elif kind == 2 and at < len(mutated):
             mutated[at] = source.randrange(256)
         elif kind == 3:
-            other = source.choice(seeds)
+            other = source.choice(pool)
             start = source.randrange(len(other) + 1)
             mutated[at:at] = other[start : start + source.randint(1, 40)]
         else:
@@ -48,44 +83,97 @@ def mutate(data: bytes, seeds: list[bytes], source: random.Random) -> bytes:
     return bytes(mutated[:MAX_BYTES])
 
 
-def check(data: bytes) -> bool:
-    """Decode once; returns whether it was accepted. Anything but refusal or plain data raises."""
-    begin = time.process_time()
+def inputs(seed: int, pool: list[bytes]) -> Iterator[bytes]:
+    """Yield mutated pickles for ever; ``pool`` may grow meanwhile."""
+    source = random.Random(seed)
+    while True:
+        yield mutate(source.choice(pool), pool, source)
+
+
+def is_accepted(data: bytes) -> bool:
+    """Decode once; returns whether it was accepted. Raises at anything but refusal or plain data."""
+    signal.setitimer(signal.ITIMER_REAL, MAX_INPUT_SECONDS)
     try:
         value = decode_value(data, max_bytes=MAX_BYTES)
+        if type(value) is tuple and len(value) == 2:
+            decode_arguments(data, max_bytes=MAX_BYTES)
     except ArgumentError:
-        accepted = False
-    else:
-        again = decode_value(pickle.dumps(value, 4), max_bytes=64 * MAX_BYTES)
-        assert repr(again) == repr(value), "another round trip changes the value"
-        accepted = True
-    assert time.process_time() - begin < MAX_CASE_SECONDS, "too slow"
-    return accepted
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    strange = {type(part) for part in parts_of(value)} - PLAIN_TYPES
+    assert not strange, f"it builds {strange}"
+    again = decode_value(pickle.dumps(value, 4), max_bytes=64 * MAX_BYTES)
+    assert repr(again) == repr(value), "another round trip changes the value"
+    return True
 
 
-def fuzz(seconds: float, seed: int) -> int:
-    """Fuzz for a while; returns the number of inputs."""
-    source = random.Random(seed)
-    seeds = [pickle.dumps(value, protocol) for value in PLAIN for protocol in (4, 5)]
-    seeds += [data[:2000] for _, data in corpus()]
-    end, tried, accepted = time.monotonic() + seconds, 0, 0
-    while time.monotonic() < end:
-        data = mutate(source.choice(seeds), seeds, source)
-        tried += 1
+def parts_of(value: Any) -> Iterator[object]:
+    """Yield a value and all values in it."""
+    yield value
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple | set | frozenset):
+        for part in value:
+            yield from parts_of(part)
+
+
+def give_up(number: int, frame: FrameType | None) -> NoReturn:
+    """End an input that takes too long."""
+    raise TimeoutError(f"it takes longer than {MAX_INPUT_SECONDS} s")
+
+
+def fuzz(seed: int, seconds: float, tried: Synchronized[int], accepted: Synchronized[int]) -> None:
+    """Decode input after input; exits 1 at a finding."""
+    signal.signal(signal.SIGALRM, give_up)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    pool = [pickle.dumps(value, protocol) for value in PLAIN for protocol in (4, 5)]
+    pool += [data[:2000] for _, data in corpus()]
+    end = time.monotonic() + seconds
+    for data in inputs(seed, pool):
+        tried.value += 1
         try:
-            if check(data):
-                accepted += 1
-                seeds.append(data)
+            if is_accepted(data):
+                accepted.value += 1
+                if len(pool) < MAX_POOL:
+                    pool.append(data)
         except Exception as exc:
-            print(f"seed {seed}, input {tried}: {exc!r}\n{data!r}", file=sys.stderr)
+            print(f"seed {seed}, input {tried.value}: {exc!r}\n{data!r}", file=sys.stderr)
             raise SystemExit(1) from exc
-    print(f"{tried} inputs, {accepted} accepted, no finding (seed {seed})")
-    return tried
+        if time.monotonic() > end:
+            return
+
+
+def watch(seed: int, seconds: float) -> int:
+    """Fuzz in a process of its own; returns an exit status."""
+    context = multiprocessing.get_context("spawn")
+    tried, accepted = context.Value("q", 0), context.Value("q", 0)
+    process = context.Process(target=fuzz, args=(seed, seconds, tried, accepted))
+    process.start()
+    before = -1
+    while process.is_alive():
+        process.join(STALL_SECONDS)
+        if process.is_alive() and tried.value == before:
+            process.kill()
+        before = tried.value
+    process.join()
+    if process.exitcode != 0:
+        end = f"signal {-process.exitcode}" if process.exitcode and process.exitcode < 0 else "an error"
+        print(f"seed {seed}: input {tried.value} ended the fuzzer by {end}", file=sys.stderr)
+        return 1
+    print(f"{tried.value} inputs, {accepted.value} accepted, no finding (seed {seed}, {seconds:g} s)")
+    return 0
+
+
+def main() -> int:
+    """Read the command line and fuzz."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="how long (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=None, help="repeat a run (default: a random one)")
+    args = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 32) if args.seed is None else args.seed
+    return watch(seed, args.seconds)
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    fuzz(
-        float(sys.argv[1]) if len(sys.argv) > 1 else 30,
-        int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32),
-    )
+    raise SystemExit(main())

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
+import itertools
 import os
 import pickle
 import struct
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePosixPath
 from typing import Any
 
 MARK, STOP = b"(", b"."
@@ -21,6 +26,10 @@ class Reduces:
 
     def __reduce__(self) -> Any:
         return self.reduction
+
+
+class Name(str):
+    """A plain type with a class of a plugin's."""
 
 
 class Colour(enum.Enum):
@@ -140,7 +149,10 @@ def wrong_values() -> Iterator[tuple[str, bytes]]:
     )
     yield "datetime of numbers", program(named("datetime", "datetime"), b"(M\xe8\x07K\x01K\x01tR")
     yield "datetime of zero bytes", program(named("datetime", "datetime"), b"C\x0a" + b"\0" * 10 + b"\x85R")
-    yield "huge timedelta", program(named("datetime", "timedelta"), b"\x8a\x08" + b"\xff" * 7 + b"\x7f\x85R")
+    yield (
+        "huge timedelta",
+        program(named("datetime", "timedelta"), b"\x8a\x08" + b"\xff" * 7 + b"\x7fK\0K\0\x87R"),
+    )
     yield "lone surrogates", program(b"X\3\0\0\0\xed\xa0\x80")
     yield "invalid UTF-8", program(b"\x8c\x01\xff")
     yield "key is a list", program(b"}]K\1s")
@@ -197,10 +209,86 @@ def bombs() -> Iterator[tuple[str, bytes]]:
 
 
 def _laughs(levels: int) -> bytes:
-    parts = [b"](", b"K\0" * 10, b"e\x94"]
-    for level in range(levels):
-        parts += [b"](", (b"h" + bytes([level])) * 10, b"e\x94"]
-    return program(*parts)
+    value: list[Any] = [0] * 10
+    for _ in range(levels):
+        value = [value] * 10
+    return pickle.dumps(value, 4)
+
+
+def crafted_keys() -> Iterator[tuple[str, bytes]]:
+    """Keys that make a dict or set slow, and more that is only large when it is opened."""
+    # hash(-1) is hash(-2), so all of these have one hash.
+    alike = list(itertools.product((-1, -2), repeat=10))
+    yield "tuples of one hash as keys", pickle.dumps(dict.fromkeys(alike), 4)
+    yield (
+        "tuples of one hash, one by one",
+        program(b"}", *(pickle.dumps(key, 4)[11:-1] + b"Ns" for key in alike)),
+    )
+    yield "tuples of one hash in a set", pickle.dumps(set(alike), 4)
+    yield "tuples of one hash in a frozenset", pickle.dumps(frozenset(alike), 4)
+    yield "fractions of one hash as keys", pickle.dumps(dict.fromkeys(_fractions_of_one_hash(40)), 4)
+    yield "60,000 numbers in a set", pickle.dumps(set(range(60_000)), 4)
+    row = tuple(range(1000))
+    yield "a tuple of 1000 numbers in 2000 keys", pickle.dumps({(n, row): 1 for n in range(2000)}, 4)
+    yield "an integer of 65 bits as key", pickle.dumps({2**64: 1}, 4)
+    yield (
+        "a signalling NaN as key",
+        program(b"\x8f(", named("decimal", "Decimal"), text("sNaN"), b"\x85R\x90"),
+    )
+    yield "frozensets in each other", program(MARK * 9, b"\x91" * 9)
+    long_text = b"X" + struct.pack("<I", 60_000) + b"x" * 60_000
+    yield "a text of 60 KB, 70,000 times", program(b"](", long_text, b"\x94", b"h\0" * 70_000, b"e")
+    yield "a shared list of 1000, 1001 times", pickle.dumps([[None] * 1000] * 1001, 4)
+
+
+def _fractions_of_one_hash(count: int) -> list[Fraction]:
+    # Numbers hash modulo this prime.
+    return [Fraction(7 + index * (2**61 - 1), 1) for index in range(count)]
+
+
+def odd_parts() -> Iterator[tuple[str, bytes]]:
+    """Known types with parts that their own classes would take, or choke on."""
+    moment, zone = named("datetime", "datetime"), named("zoneinfo", "ZoneInfo")
+    yield "datetime at hour 255", program(moment, b"C\x0a\x07\xe8\x01\x01\xff\0\0\0\0\0\x85R")
+    yield "datetime with 2**24 microseconds", program(moment, b"C\x0a\x07\xe8\x01\x01\0\0\0\xff\xff\xff\x85R")
+    yield "time at hour 99", program(named("datetime", "time"), b"C\x06\x63\0\0\0\0\0\x85R")
+    yield "date in month 77", program(named("datetime", "date"), b"C\x04\x07\xe8\x4d\x01\x85R")
+    yield "time zone of a text", program(named("datetime", "timezone"), text("x"), b"\x85R")
+    yield (
+        "time zone with a long name",
+        program(
+            named("datetime", "timezone"),
+            named("datetime", "timedelta"),
+            b"K\0K\0K\1\x87R",
+            text("x" * 200),
+            b"\x86R",
+        ),
+    )
+    unpickle = named("builtins", "getattr") + zone + text("_unpickle") + b"\x86R"
+    yield "zone by a path", program(unpickle, text("../../etc/passwd"), b"K\1\x86R")
+    yield "zone by an absolute path", program(unpickle, text("/etc/passwd"), b"K\1\x86R")
+    yield "zone that does not exist", program(unpickle, text("Mars/Olympus"), b"K\1\x86R")
+    yield (
+        "another method of ZoneInfo",
+        program(named("builtins", "getattr"), zone, text("clear_cache"), b"\x86R"),
+    )
+    yield "an attribute of a known type", program(named("builtins", "getattr"), moment, text("now"), b"\x86R")
+    yield "the method itself as value", program(unpickle)
+    yield "a path of 10,000 characters", pickle.dumps(PurePosixPath(*["x" * 100] * 100), 4)
+    yield "a path of numbers", program(named("pathlib", "PosixPath"), b"K\1\x85R")
+    yield "Decimal of 10,000 digits", pickle.dumps(Decimal("1." + "1" * 10_000), 4)
+    yield "Decimal that is tiny", pickle.dumps(Decimal("1e-500"), 4)
+    yield (
+        "Fraction of 10,000 digits",
+        program(named("fractions", "Fraction"), b"X" + struct.pack("<I", 10_000) + b"9" * 10_000 + b"\x85R"),
+    )
+    yield "complex of a text", program(named("builtins", "complex"), text("9" * 200), b"\x85R")
+    yield "OrderedDict of a list", program(named("collections", "OrderedDict"), b"]\x85R")
+    yield "a subclass of str", pickle.dumps(Name("x"), 4)
+    yield "an instance of a plugin's class", pickle.dumps(Reduces(Name, ("x",)), 4)
+    yield "a half built UUID in a list", program(b"]", named("uuid", "UUID"), b")\x81a")
+    yield "a half built UUID as key", program(b"}", named("uuid", "UUID"), b")\x81Ns")
+    yield "a half built UUID, recalled", program(named("uuid", "UUID"), b")\x81\x94h\0\x86")
 
 
 def broken() -> Iterator[tuple[str, bytes]]:
@@ -223,6 +311,7 @@ def broken() -> Iterator[tuple[str, bytes]]:
     yield "JSON", b'{"a": 1}'
 
 
+@functools.cache
 def corpus() -> list[tuple[str, bytes]]:
     """All of them."""
-    return [*calls(), *states(), *wrong_values(), *bombs(), *broken()]
+    return [*calls(), *states(), *wrong_values(), *bombs(), *crafted_keys(), *odd_parts(), *broken()]
