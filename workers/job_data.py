@@ -33,7 +33,7 @@ def pack(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
     try:
         encoded = encode_value((tuple(args), dict(kwargs)), max_bytes=MAX_ARGUMENT_BYTES)
     except ResultError as exc:
-        raise ArgumentError(f"cannot be passed to a background job: {exc}") from exc
+        raise ArgumentError(f"an argument cannot be passed to a background job: {exc}") from exc
     packed = {_FIELD: base64.b64encode(encoded).decode("ascii")}
     unpack(packed)  # now, because the job's worker could tell nobody
     return packed

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from loguru import logger
 
@@ -24,9 +24,6 @@ from workers.background import BackgroundLoop
 from workers.job_data import plain_data
 
 __all__ = ["JobKeeper", "KeeperSettings", "StopCause"]
-
-#: How often a running job looks whether somebody asked it to stop; also the rhythm of its progress.
-LOOK_SECONDS: Final = 0.5
 
 
 class StopCause(StrEnum):
@@ -47,6 +44,8 @@ class KeeperSettings:
     lease_seconds: float
     #: Told percent and message of each written report; must neither block nor raise.
     announce: Callable[[str, int, str], object]
+    #: How often a running job looks whether somebody asked it to stop; also the rhythm of its progress.
+    look_seconds: float = 0.5
 
 
 class JobKeeper:
@@ -82,7 +81,7 @@ class JobKeeper:
         lease_seconds = self._settings.lease_seconds
         beat_at = time.monotonic() + lease_seconds / 3
         while True:
-            await asyncio.sleep(min(LOOK_SECONDS, lease_seconds / 3))
+            await asyncio.sleep(min(self._settings.look_seconds, lease_seconds / 3))
             is_due = time.monotonic() >= beat_at
             try:
                 job = await self._look(is_due=is_due)
@@ -106,7 +105,10 @@ class JobKeeper:
                     self._job.id, fence=self._job.fence, lease_seconds=self._settings.lease_seconds
                 )
         async with self._settings.database.read() as transaction:
-            return await transaction.jobs.get(self._job.id)
+            job = await transaction.jobs.get(self._job.id)
+        if job.fence != self._job.fence or job.state.is_final:
+            raise FencedError(f"job {job.id} does not run under claim {self._job.fence} any more")
+        return job
 
     async def _write(self, report: TaskCtl) -> Job:
         percent: int = self._job.percent if report.progress is None else report.progress

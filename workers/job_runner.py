@@ -29,7 +29,7 @@ from workers.claims import DuplicateDelivery
 from workers.job_data import plain_data, unpack
 from workers.job_keeper import JobKeeper, KeeperSettings, StopCause
 
-__all__ = ["Interruption", "JobRunner"]
+__all__ = ["Interruption", "JobResult", "JobRunner"]
 
 #: How long a job that is interrupted from outside has for its ``finally`` blocks.
 CLEANUP_SECONDS: Final = 1.5

@@ -1,0 +1,76 @@
+"""The SDK's services on a real database; jobs run in this process, as a worker would run them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from runtime_bench import Bench, Road, emptied
+
+from broker_config.settings import DatabaseSettings
+from storage.engine import Database
+from storage.migrate import upgrade
+from workers.background import BackgroundLoop
+
+
+@pytest.fixture(scope="session")
+def migrated(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], DatabaseSettings]:
+    """Give the session's migrated database of a kind."""
+    made: dict[str, DatabaseSettings] = {}
+
+    def settings(kind: str) -> DatabaseSettings:
+        if kind not in made:
+            if kind == "sqlite":
+                url = f"sqlite:///{tmp_path_factory.mktemp('runtime')}/test.db"
+            else:
+                url = request.getfixturevalue("postgres_server").create_database()
+            made[kind] = DatabaseSettings(url=url)
+            # On a thread: the fixture that asks may be inside an event loop.
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(lambda: asyncio.run(upgrade(made[kind], Path()))).result()
+        return made[kind]
+
+    return settings
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def kind_settings(
+    request: pytest.FixtureRequest, migrated: Callable[[str], DatabaseSettings]
+) -> DatabaseSettings:
+    """Settings of a migrated database of each kind."""
+    return migrated(request.param)
+
+
+@pytest.fixture
+async def database(kind_settings: DatabaseSettings, tmp_path: Path) -> AsyncIterator[Database]:
+    """An empty, migrated database of each kind."""
+    database = await emptied(kind_settings, tmp_path)
+    yield database
+    await database.dispose()
+
+
+@pytest.fixture
+async def background(database: Database) -> AsyncIterator[BackgroundLoop]:
+    """A background loop on that database."""
+    background = BackgroundLoop(database)
+    yield background
+    await asyncio.to_thread(background.close)
+
+
+@pytest.fixture
+async def road() -> AsyncIterator[Road]:
+    """A publisher without a broker."""
+    road = Road()
+    yield road
+    await road.stop()
+
+
+@pytest.fixture
+def bench(database: Database, background: BackgroundLoop) -> Bench:
+    """Makes job runners."""
+    return Bench(database, background)

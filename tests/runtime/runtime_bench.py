@@ -1,0 +1,100 @@
+"""Workers of lane ``long`` inside the test's process, and the road of messages to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from broker_config.app import create_app
+from broker_config.redaction import Redactor
+from broker_config.settings import DatabaseSettings, Settings
+from nekro_agent.plugin import NekroPlugin
+from storage.engine import Database
+from storage.models import Base
+from workers.background import BackgroundLoop
+from workers.job_keeper import KeeperSettings
+from workers.job_runner import Interruption, JobRunner
+from workers.publisher import EventPublisher
+
+LEASE_SECONDS = 30.0
+
+
+class Road(EventPublisher):
+    """Notes what would be published; hands jobs to ``run_job`` when one is given."""
+
+    def __init__(self) -> None:
+        super().__init__(create_app(Settings.load(env_file=None, broker={"url": "redis://127.0.0.1:1/0"})))
+        self.rounds: list[str] = []
+        self.jobs: list[str] = []
+        self.events: list[str] = []
+        self.run_job: Callable[[str], Any] | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def round_requested(self, chat_key: str) -> None:
+        """Note it."""
+        self.rounds.append(chat_key)
+
+    async def job_queued(self, job_id: str) -> None:
+        """Note it and begin to run the job."""
+        self.jobs.append(job_id)
+        if self.run_job is not None:
+            task = asyncio.ensure_future(self.run_job(job_id))
+            self._running.add(task)
+
+    async def event(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:
+        """Note it."""
+        self.events.append(name)
+
+    async def settled(self) -> None:
+        """Wait until no job runs."""
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Interrupt every job, as a stopping worker does."""
+        for task in self._running:
+            task.cancel()
+        await self.settled()
+        self.close()
+
+
+async def emptied(settings: DatabaseSettings, data_dir: Path) -> Database:
+    """Open a database without rows."""
+    database = Database(settings, data_dir)
+    async with database.begin() as tx:
+        for table in reversed(Base.metadata.sorted_tables):
+            await tx.connection.execute(table.delete())
+    return database
+
+
+class Bench:
+    """Makes job runners, as many as a fleet would have workers."""
+
+    def __init__(self, database: Database, background: BackgroundLoop) -> None:
+        self.database = database
+        self.background = background
+        self.announced: list[tuple[str, int, str]] = []
+
+    def runner(
+        self, *plugins: NekroPlugin, name: str = "w1", lease_seconds: float = LEASE_SECONDS
+    ) -> JobRunner:
+        """Build one."""
+        keeping = KeeperSettings(
+            database=self.database,
+            background=self.background,
+            lease_seconds=lease_seconds,
+            announce=lambda *report: self.announced.append(report),
+            look_seconds=0.05,
+        )
+        return JobRunner(
+            keeping=keeping,
+            plugins={plugin.key: plugin for plugin in plugins},
+            redactor=Redactor(("s3cret-value",), host_paths=()),
+            worker_name=name,
+        )
+
+
+def shutdown() -> Interruption:
+    """Why the tests' workers stop jobs, unless a test says otherwise."""
+    return Interruption.SHUTDOWN

@@ -1,0 +1,393 @@
+"""Jobs on workers that die, freeze, stop or lack the plugin; each job ends once, and says how."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from runtime_bench import Bench, Road, shutdown
+
+from broker_config.settings import AgentSettings
+from nekro_agent.api.plugin import NekroPlugin, TaskCtl
+from nekro_agent.errors import ArgumentError, ConflictError, MethodFailedError, NotFoundError
+from nekro_agent.jobs import AsyncTaskHandle
+from nekro_agent.ports import JobRequest, JobState
+from storage.engine import Database
+from storage.jobs import MAX_ATTEMPTS, Job
+from workers.background import BackgroundLoop
+from workers.claims import DuplicateDelivery
+from workers.job_runner import Interruption, JobResult
+from workers.jobs import SqlJobs
+from workers.sweeps import JobSweep
+
+SECONDS = 10
+
+
+@pytest.fixture
+def plugin() -> NekroPlugin:
+    return NekroPlugin(name="J", module_name="jobs", description="", version="1", author="tests", url="")
+
+
+@pytest.fixture
+def jobs(database: Database, background: BackgroundLoop, road: Road) -> SqlJobs:
+    return SqlJobs(database, background, road)
+
+
+@pytest.fixture
+def sweep(database: Database, road: Road) -> JobSweep:
+    return JobSweep(database, road, AgentSettings(lease_seconds=1))
+
+
+async def start(jobs: SqlJobs, *, restarts: bool = True, args: tuple[Any, ...] = ()) -> str:
+    request = JobRequest(
+        plugin_key="tests.jobs", task_type="work", task_id="1", chat_key="c", args=args, restarts=restarts
+    )
+    return (await jobs.start(request)).id
+
+
+async def row(database: Database, job_id: str) -> Job:
+    async with database.read() as tx:
+        return await tx.jobs.get(job_id)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def worker_dies(database: Database, job_id: str) -> None:
+    """Make the job look as if its worker had given no sign of life, and its message were old."""
+    async with database.begin() as tx:
+        await tx.connection.exec_driver_sql(
+            "UPDATE jobs SET lease_until = '2000-01-01 00:00:00.000000',"
+            " published_at = '2000-01-01 00:00:00.000000'"
+        )
+
+
+async def test_second_delivery_runs_nothing(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    runs = []
+
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> None:
+        runs.append(handle.job_id)
+
+    job_id = await start(jobs)
+    runner = bench.runner(plugin)
+    results = await asyncio.gather(
+        *(runner.run(job_id, interruption=shutdown) for _ in range(3)), return_exceptions=True
+    )
+    assert sorted(type(result).__name__ for result in results) == [
+        "DuplicateDelivery", "DuplicateDelivery", "JobResult",
+    ]  # fmt: skip
+    assert runs == [job_id]
+    with pytest.raises(DuplicateDelivery):
+        await runner.run(job_id, interruption=shutdown)
+
+
+async def test_job_whose_worker_died_is_sent_again_and_the_frozen_one_cannot_write(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin, sweep: JobSweep, road: Road
+) -> None:
+    thaws, finished = asyncio.Event(), []
+
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> str:
+        if len(starts := await_starts) == 0:
+            starts.append("first")
+            try:
+                await thaws.wait()
+            except asyncio.CancelledError:
+                finished.append("first was stopped")
+                raise
+        return "second"
+
+    await_starts: list[str] = []
+    job_id = await start(jobs)
+    first = asyncio.create_task(bench.runner(plugin, name="w1").run(job_id, interruption=shutdown))
+    await until(lambda: _true(bool(await_starts)))
+    await worker_dies(database, job_id)
+    await sweep.sweep()
+    assert road.jobs == [job_id, job_id]
+    result = await bench.runner(plugin, name="w2").run(job_id, interruption=shutdown)
+    assert result.state is JobState.SUCCEEDED
+    with pytest.raises(DuplicateDelivery):
+        await first
+    ended = await row(database, job_id)
+    assert (ended.data, ended.attempt, ended.worker) == ("second", 2, "w2")
+    assert finished == ["first was stopped"]
+
+
+async def test_job_that_blocks_its_thread_keeps_its_claim(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    started, goes_on = threading.Event(), threading.Event()
+
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> None:
+        started.set()
+        goes_on.wait(SECONDS)
+
+    job_id = await start(jobs)
+    runner = bench.runner(plugin, lease_seconds=0.4)
+
+    async def on_its_own_loop() -> JobResult:
+        try:
+            return await runner.run(job_id, interruption=shutdown)
+        finally:
+            await database.dispose_loop()
+
+    thread = asyncio.create_task(asyncio.to_thread(asyncio.run, on_its_own_loop()))
+    await until(lambda: _true(started.is_set()))
+    lease = (await row(database, job_id)).lease_until
+    assert lease is not None
+
+    async def renewed_twice() -> bool:
+        now_until = (await row(database, job_id)).lease_until
+        return now_until is not None and (now_until - lease).total_seconds() > 0.4
+
+    await until(renewed_twice)
+    with pytest.raises(DuplicateDelivery):
+        await bench.runner(plugin, name="w2").run(job_id, interruption=shutdown)
+    goes_on.set()
+    assert (await thread).state is JobState.SUCCEEDED
+    assert (await row(database, job_id)).attempt == 1
+
+
+async def test_job_that_must_not_restart_fails_and_the_agent_hears_of_it_once(
+    database: Database, jobs: SqlJobs, sweep: JobSweep, road: Road
+) -> None:
+    job_id = await start(jobs, restarts=False)
+    async with database.begin() as tx:
+        assert await tx.jobs.claim(job_id, worker="w1", lease_seconds=30)
+    await worker_dies(database, job_id)
+    await asyncio.gather(sweep.sweep(), sweep.sweep())
+    ended = await row(database, job_id)
+    assert ended.state is JobState.FAILED and "does not restart" in ended.message
+    async with database.read() as tx:
+        messages = await tx.messages.newest("c", limit=9)
+        rounds = await tx.rounds.newest("c", limit=9)
+    assert [message.text for message in messages] == [f"Background task work '1' ended: {ended.message}"]
+    assert [round_.trigger_id for round_ in rounds] == [job_id]
+    assert (road.rounds, road.jobs) == (["c"], [job_id])
+
+
+async def test_job_that_kills_its_workers_is_given_up(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin, sweep: JobSweep
+) -> None:
+    job_id = await start(jobs)
+    for _ in range(MAX_ATTEMPTS):
+        async with database.begin() as tx:
+            assert await tx.jobs.claim(job_id, worker="w1", lease_seconds=30)
+        await worker_dies(database, job_id)
+    async with database.begin() as tx:
+        assert await tx.jobs.claim(job_id, worker="w1", lease_seconds=30) is None
+    await sweep.sweep()
+    ended = await row(database, job_id)
+    assert ended.state is JobState.FAILED and f"died {MAX_ATTEMPTS} times" in ended.message
+
+
+async def test_job_of_a_dead_worker_that_was_asked_to_stop_is_not_started_again(
+    database: Database, jobs: SqlJobs, sweep: JobSweep, road: Road
+) -> None:
+    job_id = await start(jobs)
+    async with database.begin() as tx:
+        await tx.jobs.claim(job_id, worker="w1", lease_seconds=30)
+    assert await jobs.cancel(job_id)
+    await worker_dies(database, job_id)
+    await sweep.sweep()
+    assert (await row(database, job_id)).state is JobState.CANCELLED
+    assert road.jobs == [job_id]
+
+
+async def test_lost_message_is_sent_again_and_a_young_one_is_not(
+    database: Database, jobs: SqlJobs, sweep: JobSweep, road: Road
+) -> None:
+    job_id = await start(jobs)
+    await sweep.sweep()
+    assert road.jobs == [job_id]
+    await worker_dies(database, job_id)
+    await sweep.sweep()
+    await sweep.sweep()
+    assert road.jobs == [job_id, job_id]
+
+
+async def test_job_cancelled_in_the_queue_never_runs(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    job_id = await start(jobs)
+    jobs.notify(job_id, "early", 1)
+    assert await jobs.cancel(job_id) is True
+    assert await jobs.cancel(job_id) is False
+    with pytest.raises(DuplicateDelivery):
+        await bench.runner(plugin).run(job_id, interruption=shutdown)
+    with pytest.raises(ConflictError, match="has ended"):
+        await jobs.wait(job_id, "early", timeout_seconds=None)
+    with pytest.raises(NotFoundError):
+        await jobs.cancel("unknown")
+
+
+@pytest.mark.parametrize(
+    ("why", "state", "message"),
+    [
+        (Interruption.TIME_LIMIT, JobState.FAILED, "time limit"),
+        (Interruption.REVOKED, JobState.CANCELLED, "revoked"),
+    ],
+)
+async def test_interrupted_job_ends_with_the_reason(
+    database: Database,
+    bench: Bench,
+    jobs: SqlJobs,
+    plugin: NekroPlugin,
+    why: Interruption,
+    state: JobState,
+    message: str,
+) -> None:
+    cleaned = await _interrupt(database, bench, jobs, plugin, why)
+    ended = await row(database, (await _newest(database)).id)
+    assert ended.state is state and message in ended.message
+    assert cleaned == ["cleaned"]
+
+
+async def test_job_of_a_stopping_worker_is_handed_on_at_once(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    await _interrupt(database, bench, jobs, plugin, Interruption.SHUTDOWN)
+    job = await _newest(database)
+    assert job.state is JobState.RUNNING
+
+    async def is_free() -> bool:
+        async with database.begin() as tx:
+            return await tx.jobs.claim(job.id, worker="w2", lease_seconds=30) is not None
+
+    await until(is_free)
+
+
+async def test_job_of_a_plugin_that_the_worker_lacks_fails(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    job_id = await start(jobs)
+    with pytest.raises(MethodFailedError, match="no task type 'work'"):
+        await bench.runner(plugin).run(job_id, interruption=shutdown)
+    assert (await row(database, job_id)).state is JobState.FAILED
+    other = await start(jobs)
+    with pytest.raises(MethodFailedError, match=r"not loaded plugin tests\.jobs"):
+        await bench.runner().run(other, interruption=shutdown)
+
+
+async def test_failure_is_redacted_and_aborts_are_failures(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle, how: str) -> None:
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        raise ValueError("the key is s3cret-value")
+
+    job_id = await start(jobs, args=("secret",))
+    with pytest.raises(MethodFailedError):
+        await bench.runner(plugin).run(job_id, interruption=shutdown)
+    ended = await row(database, job_id)
+    assert "s3cret" not in ended.message + str(ended.data) and "ValueError" in ended.message
+    aborted = await start(jobs, args=("interrupt",))
+    with pytest.raises(MethodFailedError, match="KeyboardInterrupt"):
+        await bench.runner(plugin).run(aborted, interruption=shutdown)
+
+
+async def test_reports_faster_than_they_are_written_keep_the_newest(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    goes_on = asyncio.Event()
+
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> AsyncIterator[TaskCtl]:
+        for percent in range(100):
+            yield TaskCtl.report_progress(f"at {percent}", percent)
+        await goes_on.wait()
+        yield TaskCtl.success("done", data=object())
+
+    job_id = await start(jobs)
+    running = asyncio.create_task(bench.runner(plugin).run(job_id, interruption=shutdown))
+
+    async def is_at_99() -> bool:
+        return (await row(database, job_id)).percent == 99
+
+    await until(is_at_99)
+    goes_on.set()
+    await running
+    assert bench.announced[-1] == (job_id, 99, "at 99") and len(bench.announced) < 50
+    assert str((await row(database, job_id)).data).startswith("<object object")
+
+
+async def test_arguments_that_cannot_travel_are_refused_at_the_start(
+    jobs: SqlJobs, database: Database
+) -> None:
+    with pytest.raises(ArgumentError, match="background job"):
+        await start(jobs, args=(threading.Lock(),))
+    with pytest.raises(ArgumentError, match="at most"):
+        await start(jobs, args=(b"x" * (9 << 20),))
+    async with database.read() as tx:
+        assert await tx.jobs.newest(limit=1) == []
+
+
+async def test_notify_inside_a_transaction_of_the_same_loop_does_not_wait_for_itself(
+    database: Database, jobs: SqlJobs
+) -> None:
+    job_id = await start(jobs)
+    async with database.begin():
+        assert jobs.notify(job_id, "k", "kept")
+        assert jobs.peek("tests.jobs", "work", "1") is not None
+    assert await jobs.wait(job_id, "k", timeout_seconds=SECONDS) == "kept"
+
+
+async def test_second_wait_displaces_the_first(jobs: SqlJobs, database: Database) -> None:
+    job_id = await start(jobs)
+    first = asyncio.create_task(jobs.wait(job_id, "k", timeout_seconds=SECONDS))
+
+    async def is_waiting() -> bool:
+        async with database.read() as tx:
+            return bool(await tx.job_signals.waiting_keys(job_id))
+
+    await until(is_waiting)
+    second = asyncio.create_task(jobs.wait(job_id, "k", timeout_seconds=SECONDS))
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    jobs.notify(job_id, "k", 1)
+    assert await second == 1
+    assert jobs.cancel_wait(job_id) == 0
+
+
+async def _true(value: bool) -> bool:
+    return value
+
+
+async def _newest(database: Database) -> Job:
+    async with database.read() as tx:
+        (job,) = await tx.jobs.newest(limit=1)
+    return job
+
+
+async def _interrupt(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin, why: Interruption
+) -> list[str]:
+    started, cleaned = asyncio.Event(), []
+
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append("cleaned")
+
+    job_id = await start(jobs)
+    running = asyncio.create_task(bench.runner(plugin).run(job_id, interruption=lambda: why))
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    return cleaned

@@ -1,0 +1,141 @@
+"""Timers fire once across the fleet, late rather than never."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from runtime_bench import Road
+
+from broker_config.settings import AgentSettings, DatabaseSettings
+from nekro_agent.errors import StorageUnavailableError
+from nekro_agent.ports import CronJob, WorkdayMode
+from storage.engine import Database
+from storage.states import TriggerKind
+from storage.timer_services import SqlCronJobs, SqlTimers
+from workers.sweeper import Sweeper
+from workers.sweeps import TimerFirings, TimerSweep
+
+SECONDS = 10
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def cron_job(**changes: object) -> CronJob:
+    job = CronJob(
+        job_id="abcd",
+        chat_key="c",
+        cron_expr="0 9 * * *",
+        timezone="Asia/Tokyo",
+        workday_mode=WorkdayMode.MON_FRI,
+        title=None,
+        event_desc="drink tea",
+        next_fire_at=LONG_AGO,
+        last_fired_at=None,
+        created_at=LONG_AGO,
+        updated_at=LONG_AGO,
+    )
+    return dataclasses.replace(job, **changes)  # type: ignore[arg-type]
+
+
+async def history(database: Database, chat_key: str = "c") -> list[str]:
+    async with database.read() as tx:
+        return [message.text for message in await tx.messages.newest(chat_key, limit=99)]
+
+
+async def test_two_sweepers_fire_each_timer_once(
+    database: Database, kind_settings: DatabaseSettings, tmp_path: Path, road: Road
+) -> None:
+    timers = SqlTimers(database)
+    for number in range(12):
+        await timers.add(f"c{number % 3}", fire_at=LONG_AGO, description=str(number), temporary=False)
+    other = Database(kind_settings, tmp_path)
+    sweeps = [TimerSweep(each, TimerFirings(road)) for each in (database, other)]
+    await asyncio.gather(*(sweep.sweep() for sweep in sweeps))
+    await other.dispose()
+    texts = [text for number in range(3) for text in await history(database, f"c{number}")]
+    assert sorted(texts, key=int) == [str(number) for number in range(12)]
+    async with database.read() as tx:
+        rounds = await tx.rounds.newest("c0", limit=99)
+    assert [round_.trigger_kind for round_ in rounds] == [TriggerKind.TIMER] * 4
+    assert sorted(road.rounds) == sorted([f"c{number}" for number in range(3)] * 4)
+    assert road.events == ["message.added"] * 12
+
+
+async def test_times_that_nobody_swept_are_fired_once_late(database: Database, road: Road) -> None:
+    await SqlCronJobs(database, on_fire=TimerFirings(road).fire).add(cron_job())
+    sweep = TimerSweep(database, TimerFirings(road))
+    pause = await sweep.sweep()
+    await sweep.sweep()
+    assert await history(database) == ["drink tea"]
+    async with database.read() as tx:
+        job = await tx.cron_jobs.find("abcd")
+    assert job is not None and job.next_fire_at is not None and job.last_fired_at == LONG_AGO
+    assert job.next_fire_at > datetime.now(UTC) and (job.next_fire_at.hour, job.next_fire_at.minute) == (0, 0)
+    assert job.next_fire_at.weekday() < 5
+    assert pause is not None and 0 < pause < timedelta(days=4).total_seconds()
+
+
+async def test_job_whose_zone_is_gone_fires_and_is_paused(database: Database, road: Road) -> None:
+    jobs = SqlCronJobs(database, on_fire=TimerFirings(road).fire)
+    await jobs.add(cron_job(timezone="Atlantis/Capital"))
+    assert await TimerSweep(database, TimerFirings(road)).sweep() is None
+    assert await history(database) == ["drink tea"]
+    job = await jobs.get("abcd")
+    assert job is not None and job.status == "paused"
+
+
+async def test_job_fired_by_hand_keeps_its_schedule(database: Database, road: Road) -> None:
+    jobs = SqlCronJobs(database, on_fire=TimerFirings(road).fire)
+    later = datetime.now(UTC) + timedelta(days=1)
+    await jobs.add(cron_job(next_fire_at=later))
+    assert await jobs.run_now("abcd") and await jobs.run_now("abcd")
+    assert await history(database) == ["drink tea", "drink tea"]
+    job = await jobs.get("abcd")
+    assert job is not None and job.next_fire_at == later
+    assert road.rounds == ["c", "c"]
+
+
+async def test_sweeper_wakes_for_a_timer_and_survives_a_failing_sweep(database: Database, road: Road) -> None:
+    async def broken() -> float | None:
+        raise StorageUnavailableError("gone")
+
+    firings = TimerFirings(road)
+    soon = datetime.now(UTC) + timedelta(seconds=0.3)
+    await SqlTimers(database).add("c", fire_at=soon, description="soon", temporary=True)
+    sweeper = Sweeper(
+        database,
+        road,
+        AgentSettings(sweep_seconds=600),
+        owner="w1",
+        sweeps=(broken, TimerSweep(database, firings).sweep),
+    )
+    sweeper.start()
+    async with asyncio.timeout(SECONDS):
+        while await history(database) != ["soon"]:
+            await asyncio.sleep(0.01)
+    await sweeper.close()
+
+
+async def test_temporary_timer_may_be_replaced_while_it_fires(database: Database, road: Road) -> None:
+    timers, sweep = SqlTimers(database), TimerSweep(database, TimerFirings(road))
+    for number in range(5):
+        await timers.add("c", fire_at=LONG_AGO, description=f"old {number}", temporary=True)
+        later = datetime.now(UTC) + timedelta(days=1)
+        await asyncio.gather(
+            sweep.sweep(), timers.add("c", fire_at=later, description=f"new {number}", temporary=True)
+        )
+        (waiting,) = await timers.pending("c")
+        assert waiting.description == f"new {number}"
+
+
+@pytest.mark.parametrize("count", [0, 1])
+async def test_pause_until_the_next_timer_is_known(database: Database, road: Road, count: int) -> None:
+    for _ in range(count):
+        await SqlTimers(database).add(
+            "c", fire_at=datetime.now(UTC) + timedelta(hours=1), description="", temporary=False
+        )
+    pause = await TimerSweep(database, TimerFirings(road)).sweep()
+    assert (pause is None) is (count == 0) and (pause is None or 3500 < pause <= 3600)
