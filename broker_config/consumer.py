@@ -17,7 +17,7 @@ from celery.app.task import Context
 from celery.exceptions import NotRegistered
 from celery.worker.consumer import Consumer
 
-from broker_config.transport import LOST, deliveries
+from broker_config.transport import LOST, ClaimChannel, deliveries
 from nekro_agent.errors import MessageRefusedError, OutcomeUnknownError
 
 __all__ = ["AnsweringConsumer"]
@@ -44,6 +44,21 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
                 return self.on_invalid_task(None, message, exc)
 
         return on_task_received
+
+    def call_soon_ack(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Acknowledge at once where a keeper does the work, on whatever thread the task ended.
+
+        Celery hands acknowledgements to the hub. While a lost connection is restored the hub
+        stands still, and a task that ends meanwhile would count as never done.
+        """
+        channel = self.task_consumer.channel if self.task_consumer else None
+        if not isinstance(channel, ClaimChannel) or self.hub is None:
+            return super().call_soon_ack(p, *args, **kwargs)
+        was_full = not channel.qos.can_consume()
+        p(*args, **kwargs)
+        if was_full:
+            self.hub.call_soon(_wake_up)  # it asked for nothing, and may ask again
+        return None
 
     def on_poison(self, message: Any) -> None:
         """Set aside a task that was delivered often enough and never finished."""
@@ -107,6 +122,10 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             self.app.backend.mark_as_failure(task_id, error, request=request)
         except Exception:  # the caller's deadline covers it; the consumer must go on
             logger.exception("cannot answer the caller of task %s", task_id)
+
+
+def _wake_up() -> None:
+    """Do nothing, on the hub: its loop goes round once more."""
 
 
 def _log(kind: str, message: Any, exc: Exception | None) -> None:
