@@ -27,4 +27,5 @@ def configure_logs(*, debug: bool) -> None:
     logger.configure(extra={"name": "nekro"})
     level = "DEBUG" if debug else "WARNING"
     logger.add(sys.stderr, level=level, format=_FORMAT, filter=shown, backtrace=False, diagnose=False)
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    # The drivers tell every statement at DEBUG.
+    logging.basicConfig(level="INFO" if debug else level, format="%(levelname)s %(name)s: %(message)s")
