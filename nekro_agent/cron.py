@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from croniter import croniter
+from croniter import CroniterBadDateError, croniter
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.ports import WorkdayMode
@@ -60,7 +60,10 @@ def next_fire(cron_expr: str, *, timezone: str, workday_mode: WorkdayMode, after
     start = after.astimezone(zone)
     times = croniter(checked_expression(cron_expr), start)
     while True:
-        due: datetime = times.get_next(datetime)
+        try:
+            due: datetime = times.get_next(datetime)
+        except CroniterBadDateError as exc:
+            raise InvalidValueError(f"cron expression {cron_expr!r} never fires") from exc
         if due - start > _HORIZON:
             raise InvalidValueError(f"cron expression {cron_expr!r} with {workday_mode} never fires")
         if _is_wanted(due, workday_mode):

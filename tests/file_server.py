@@ -25,6 +25,10 @@ class FileServer:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.do_GET()
+
             def do_GET(self) -> None:
                 outer.requests.append(self.path)
                 outer.headers.append({key.lower(): value for key, value in self.headers.items()})

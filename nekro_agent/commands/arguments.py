@@ -7,13 +7,13 @@ import re
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from nekro_agent.errors import InvalidValueError
 
-__all__ = ["UNSET", "Arg", "Parameter", "parameters_of", "parse"]
+__all__ = ["UNSET", "Arg", "ArgSpec", "Parameter", "parameters_of", "parse"]
 
 UNSET: Final = object()
 
@@ -23,13 +23,8 @@ _TOKEN = re.compile(
 )
 
 
-class Arg:
+class ArgSpec:
     """Describes a command's parameter, as its default or inside ``Annotated``."""
-
-    # Typed Any, so that ``name: str = Arg("…")`` passes a type checker.
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make the description."""
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -59,13 +54,31 @@ class Arg:
         self.prompt_hint = prompt_hint
 
 
+if TYPE_CHECKING:
+    # Typed Any, so that ``name: str = Arg("…")`` passes a type checker.
+    def Arg(
+        description: str = "",
+        *,
+        default: Any = UNSET,
+        positional: bool = False,
+        greedy: bool = False,
+        choices: list[str] | None = None,
+        range: tuple[Any, Any] | None = None,
+        prompt_hint: str | None = None,
+    ) -> Any:
+        """Describe a command's parameter."""
+
+else:
+    Arg = ArgSpec
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
     """One parameter of a command's function, after the context."""
 
     name: str
     annotation: Any
-    arg: Arg
+    arg: ArgSpec
     default: Any
 
     @property
@@ -105,16 +118,19 @@ def parameters_of(func: Callable[..., Any]) -> list[Parameter]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         annotation = hints.get(parameter.name, str)
-        arg = parameter.default if isinstance(parameter.default, Arg) else None
+        arg = parameter.default if isinstance(parameter.default, ArgSpec) else None
         if typing.get_origin(annotation) is Annotated:
             annotation, *metadata = typing.get_args(annotation)
-            arg = arg or next((item for item in metadata if isinstance(item, Arg)), None)
+            arg = arg or next((item for item in metadata if isinstance(item, ArgSpec)), None)
         default = UNSET if parameter.default is parameter.empty else parameter.default
-        if isinstance(default, Arg) or (default is UNSET and arg is not None):
+        if isinstance(default, ArgSpec) or (default is UNSET and arg is not None):
             default = arg.default if arg is not None else UNSET
         found.append(
             Parameter(
-                name=parameter.name, annotation=annotation, arg=arg or Arg(positional=True), default=default
+                name=parameter.name,
+                annotation=annotation,
+                arg=arg or ArgSpec(positional=True),
+                default=default,
             )
         )
     return found

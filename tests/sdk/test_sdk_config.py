@@ -1,0 +1,119 @@
+"""Plugin configuration and identity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import Field
+
+from nekro_agent import runtime
+from nekro_agent.config import ConfigBase, ExtraField
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.plugin import NekroPlugin
+
+
+@pytest.fixture(autouse=True)
+def data_root(tmp_path: Path) -> Any:
+    runtime.prepare(data_dir=tmp_path)
+    yield tmp_path
+    runtime.prepare(data_dir=None)
+
+
+def mounted(plugin: NekroPlugin) -> type[ConfigBase]:
+    @plugin.mount_config()
+    class Config(ConfigBase):
+        NAME: str = Field("名", title="Title", json_schema_extra=ExtraField(placeholder="p").model_dump())
+        LIMIT: int = 3
+        TAGS: dict[str, list[str]] = Field(default_factory=dict)
+
+    return Config
+
+
+def test_the_file_is_made_at_mount_with_the_defaults(plugin: NekroPlugin, tmp_path: Path) -> None:
+    cls = mounted(plugin)
+    file = tmp_path / "configs" / "Ada.sample.yaml"
+    assert yaml.safe_load(file.read_text("utf-8")) == {"NAME": "名", "LIMIT": 3, "TAGS": {}}
+    assert "名" in file.read_text("utf-8")
+    assert (cls.get_field_title("NAME"), cls.get_field_title("LIMIT")) == ("Title", "LIMIT")
+    assert (cls.get_field_placeholder("NAME"), cls.get_field_placeholder("LIMIT")) == ("p", "")
+
+
+def test_missing_fields_are_added_and_unknown_ones_ignored(plugin: NekroPlugin, tmp_path: Path) -> None:
+    file = tmp_path / "configs" / "Ada.sample.yaml"
+    file.parent.mkdir()
+    file.write_bytes("\ufeffLIMIT: 7\nOLD: x\n".encode())
+    mounted(plugin)
+    config: Any = plugin.get_config()
+    assert (config.LIMIT, config.NAME) == (7, "名")
+    assert yaml.safe_load(file.read_text("utf-8"))["TAGS"] == {}
+    assert config is plugin.get_config()
+
+
+def test_saving_another_instance_keeps_the_one_object(plugin: NekroPlugin, tmp_path: Path) -> None:
+    cls = mounted(plugin)
+    config: Any = plugin.get_config(cls)
+    plugin.save_config(cls(LIMIT=9))
+    assert config.LIMIT == 9 and plugin.get_config() is config
+    with pytest.raises(TypeError, match="save_config needs an instance of Config, not ConfigBase"):
+        plugin.save_config(ConfigBase())
+    assert not [path for path in (tmp_path / "configs").iterdir() if path.name.startswith(".")]
+
+
+def test_two_processes_see_each_others_changes(plugin: NekroPlugin) -> None:
+    cls = mounted(plugin)
+    other = NekroPlugin("sample", "sample", "", "1", "Ada", "")
+    other_config: Any = mounted(other) and other.get_config()
+    mine: Any = plugin.get_config(cls)
+    mine.LIMIT = 8
+    plugin.save_config(mine)
+    assert other.get_config() is other_config and other_config.LIMIT == 8
+    mine.LIMIT = 99  # not saved: nobody else sees it, and nothing takes it away
+    assert other.get_config() is other_config and other_config.LIMIT == 8
+    assert plugin.get_config() is mine and mine.LIMIT == 99
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("LIMIT: [", "is not valid YAML"),
+        ("- a", "must be a mapping, not list"),
+        ("LIMIT: many", "LIMIT: Input"),
+    ],
+)
+def test_a_bad_file_at_mount_is_an_error_that_names_it(
+    plugin: NekroPlugin, tmp_path: Path, text: str, reason: str
+) -> None:
+    file = tmp_path / "configs" / "Ada.sample.yaml"
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(InvalidValueError, match=rf"Ada\.sample\.yaml.*{reason}"):
+        mounted(plugin)
+
+
+def test_without_a_mounted_class_the_error_says_how(plugin: NekroPlugin) -> None:
+    with pytest.raises(InvalidValueError, match="mount_config"):
+        plugin.get_config()
+    with pytest.raises(TypeError, match="none is mounted"):
+        plugin.save_config(ConfigBase())
+    with pytest.raises(InvalidValueError, match="ConfigBase has no file"):
+        ConfigBase().dump_config()
+
+
+@pytest.mark.parametrize("bad", ["", " ", "1a", "a-b", "a.b", "ä", "a b", None, 3])
+def test_module_and_author_names_are_identifiers(bad: Any) -> None:
+    for field in ("module_name", "author"):
+        values = {"name": "n", "module_name": "m", "description": "", "version": "1", "author": "a"}
+        with pytest.raises(InvalidValueError, match=f"{field}="):
+            NekroPlugin(**{**values, field: bad})
+
+
+def test_directories_docs_and_collection_names(plugin: NekroPlugin, tmp_path: Path) -> None:
+    assert plugin.get_plugin_data_dir() == plugin.get_plugin_path() == tmp_path / "plugins/Ada.sample"
+    assert plugin.get_plugin_data_dir().is_dir()
+    assert plugin.get_vector_collection_name("x") == "Ada.sample-x"
+    assert repr(plugin) == "<NekroPlugin Ada.sample 1>"
+    own = NekroPlugin("n", "own", "", "1", "Ada", "")
+    assert own.get_docs() == "Plugin configuration and identity."

@@ -1,0 +1,163 @@
+"""Every import path that published plugins use leads to a thing, and related paths to the same one."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nekro_agent import errors
+from nekro_agent.api.schemas import AgentCtx
+from nekro_agent.methods import SandboxMethodType
+
+PATHS = {
+    "nekro_agent.api": "core message schemas i18n timer recurring_timer signal plugin",
+    "nekro_agent.api.plugin": (
+        "NekroPlugin ConfigBase ExtraField SandboxMethodType SandboxMethod dynamic_import_pkg CmdCtl "
+        "CommandPermission CommandExecutionContext CommandResponse Arg CommandGroup CommandOutputSegment "
+        "CommandOutputSegmentType PluginStore TaskCtl TaskRunner TaskSignal AsyncTaskHandle task"
+    ),
+    "nekro_agent.services.plugin.base": "NekroPlugin ConfigBase SandboxMethodType PluginConfigType",
+    "nekro_agent.services.plugin.schema": "SandboxMethodType",
+    "nekro_agent.services.plugin.task": "task TaskCtl AsyncTaskHandle TaskSignal",
+    "nekro_agent.api.schemas": "AgentCtx ChatMessage ChatType",
+    "nekro_agent.schemas.agent_ctx": "AgentCtx",
+    "nekro_agent.schemas.chat_message": "ChatMessage ChatType",
+    "nekro_agent.schemas.signal": "MsgSignal",
+    "nekro_agent.schemas.i18n": "i18n_text get_text SupportedLang I18nDict",
+    "nekro_agent.api.i18n": "i18n_text get_text SupportedLang I18nDict",
+    "nekro_agent.api.signal": "MsgSignal",
+    "nekro_agent.api.core": "logger config ModelConfigGroup CoreConfig get_sub_logger",
+    "nekro_agent.core": "logger config",
+    "nekro_agent.core.logger": "logger get_sub_logger",
+    "nekro_agent.core.config": "config ModelConfigGroup USER_UPLOAD_DIR SANDBOX_SHARED_HOST_DIR",
+    "nekro_agent.core.core_utils": "ExtraField ConfigBase",
+    "nekro_agent.core.os_env": "OsEnv USER_UPLOAD_DIR SANDBOX_SHARED_HOST_DIR DATA_DIR",
+    "nekro_agent.api.message": "send_text send_image send_file download_from_url push_system ChatMessage",
+    "nekro_agent.services.message_service": "message_service",
+    "nekro_agent.services.message": "message",
+    "nekro_agent.services.message.message": "send_text send_file",
+    "nekro_agent.services.message.message_service": "message_service",
+    "nekro_agent.tools.path_convertor": (
+        "convert_to_host_path convert_filename_to_access_path convert_filename_to_sandbox_upload_path "
+        "convert_filename_to_sandbox_shared_path convert_filepath_to_sandbox_upload_path "
+        "convert_filepath_to_sandbox_shared_path is_url_path get_upload_file_path sanitize_chat_key_for_path "
+        "PathLocation convert_to_container_path convert_filename_to_container_path get_sandbox_path"
+    ),
+    "nekro_agent.tools.common_util": (
+        "download_file download_file_from_bytes limited_text_output calculate_text_similarity "
+        "calculate_file_md5 copy_to_upload_dir"
+    ),
+    "nekro_agent.tools.download": "fetch",
+    "nekro_agent.services.agent.creator": "ContentSegment OpenAIChatMessage",
+    "nekro_agent.services.agent.openai": "gen_openai_chat_response gen_openai_embeddings OpenAIResponse",
+    "nekro_agent.models.db_chat_channel": "DBChatChannel DefaultPreset",
+    "nekro_agent.models.db_chat_message": "DBChatMessage",
+    "nekro_agent.models.db_user": "DBUser",
+    "nekro_agent.models.db_preset": "DBPreset",
+    "nekro_agent.models.db_plugin_data": "DBPluginData",
+    "nekro_agent.services.command.base": "CommandPermission CommandExecutionContext",
+    "nekro_agent.services.command.ctl": "CmdCtl",
+    "nekro_agent.services.command.schemas": (
+        "CommandExecutionContext CommandResponse CommandOutputSegment CommandOutputSegmentType Arg"
+    ),
+    "nekro_agent.services.timer.timer_service": "timer_service",
+    "nekro_agent.api.timer": "set_timer set_temp_timer clear_timers get_timers",
+    "nekro_agent.api.recurring_timer": (
+        "create_cron_job update_job get_job delete_job pause_job resume_job run_now list_jobs "
+        "get_job_summary validate_timezone validate_cron_expr get_job_id"
+    ),
+}
+
+#: Names that have no counterpart here; they import in plugins and raise at use.
+PLACEHOLDERS = [
+    "nekro_agent.api.context", "nekro_agent.api.user", "nekro_agent.api.core.get_qdrant_client",
+    "nekro_agent.api.core.get_qdrant_config", "nekro_agent.services.plugin.collector.plugin_collector",
+    "nekro_agent.adapters.onebot_v11.core.bot.get_bot", "nekro_agent.matchers.command.on_command",
+    "nekro_agent.adapters.onebot_v11.matchers.command.finish_with", "nekro_agent.core.bot.get_bot",
+    "nekro_agent.services.festival_service.festival_service", "nekro_agent.tools.image_utils.anything",
+    "nekro_agent.tools.at_markup.anything", "nekro_agent.tools.message_id.anything",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", PATHS)
+def test_every_name_is_found_at_its_path(module: str) -> None:
+    names = PATHS[module].split()
+    found = importlib.import_module(module)
+    assert [name for name in names if not hasattr(found, name)] == []
+
+
+def test_the_same_thing_at_every_path() -> None:
+    by_name: dict[str, set[int]] = {}
+    for module, names in PATHS.items():
+        for name in names.split():
+            if name[0].isupper() and not name.isupper():
+                by_name.setdefault(name, set()).add(id(getattr(importlib.import_module(module), name)))
+    assert {name: ids for name, ids in by_name.items() if len(ids) > 1} == {}
+
+
+def test_names_without_a_counterpart_import_in_plugins_and_say_so_at_use(tmp_path: Path) -> None:
+    split = [name.rpartition(".") for name in PLACEHOLDERS]
+    imports = "\n".join(f"from {module} import {name} as p{i}" for i, (module, _, name) in enumerate(split))
+    (tmp_path / "uses_all.py").write_text(
+        f"{imports}\nfrom nekro_agent.api.plugin import NekroPlugin\n"
+        "plugin = NekroPlugin('n', 'uses_all', '', '1', 'Ada', '')\n"
+        f"names = [{', '.join(f'p{i}' for i in range(len(PLACEHOLDERS)))}]\n"
+    )
+    from workers.loader import load_plugins, unload_plugins
+
+    loaded = load_plugins([tmp_path], shipped=False, entry_points=False)
+    (record,) = loaded.records
+    assert (record.status.value, record.error) == ("degraded", None)
+    assert record.placeholders == sorted(PLACEHOLDERS)
+    for value, name in zip(sys.modules[loaded.modules[0]].names, PLACEHOLDERS, strict=True):
+        with pytest.raises(errors.PlaceholderUsedError, match=name):
+            value.something() if not callable(value) else value()
+    unload_plugins(loaded)
+
+
+def test_importing_the_sdk_brings_no_server_library() -> None:
+    modules = " ".join(sorted(PATHS))
+    code = (
+        f"import importlib, sys, json\nfor m in {modules.split()!r}: importlib.import_module(m)\n"
+        "print(json.dumps(sorted({m.partition('.')[0] for m in sys.modules})))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    tops = set(json.loads(out.stdout))
+    assert tops.isdisjoint({"celery", "kombu", "redis", "sqlalchemy", "psycopg", "openai", "fastapi"})
+    assert tops.isdisjoint({"broker_config", "storage", "sandbox", "agent", "workers", "cli"})
+
+
+def test_a_context_stays_in_its_process() -> None:
+    ctx = AgentCtx.for_call(chat_key="c:1", user_id="", container_key=None, call_id="x", round_id="r")
+    assert (ctx.container_key, ctx.from_user_id, ctx.call_id, ctx.round_id) == (
+        "sandbox_c%3A1",
+        None,
+        "x",
+        "r",
+    )
+    with pytest.raises(errors.ResultError, match="AgentCtx cannot leave its process"):
+        pickle.dumps(ctx)
+    with pytest.raises(errors.ResultError):
+        copy.copy(ctx).__reduce_ex__(4)
+    v1 = AgentCtx(container_key="box", from_chat_key="c", extra_data={"a": 1})
+    assert (v1.chat_key, v1.from_platform_userid, v1.extra_data) == ("c", None, {"a": 1})
+
+
+def test_progress_reaches_whoever_listens() -> None:
+    seen: list[tuple[float, str]] = []
+    ctx = AgentCtx.for_call(chat_key="c", on_progress=lambda percent, text: seen.append((percent, text)))
+    ctx.report_progress(50, "half")
+    ctx.report_progress(500)
+    AgentCtx.for_call(chat_key="c").report_progress(1)
+    assert seen == [(50.0, "half"), (100.0, "")]
+
+
+def test_method_types_compare_with_their_text() -> None:
+    assert SandboxMethodType.TOOL == "tool" and SandboxMethodType("multimodal_agent").wakes_agent

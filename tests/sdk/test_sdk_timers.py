@@ -1,0 +1,139 @@
+"""Timers: when they fire, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from nekro_agent import cron
+from nekro_agent.api import recurring_timer, timer
+from nekro_agent.errors import InvalidValueError, NotFoundError
+from nekro_agent.ports import WorkdayMode
+from nekro_agent.services.timer.timer_service import timer_service
+from nekro_agent.testing import InMemoryRuntime
+
+CHAT = "chat"
+FRIDAY = datetime(2026, 3, 6, 12, 0, tzinfo=UTC)
+
+
+def due(expression: str, zone: str = "UTC", mode: str = "none", after: datetime = FRIDAY) -> str:
+    found = cron.next_fire(expression, timezone=zone, workday_mode=WorkdayMode(mode), after=after)
+    assert found.tzinfo is UTC
+    return found.strftime("%a %m-%d %H:%M")
+
+
+@pytest.mark.parametrize(
+    ("expression", "zone", "mode", "expected"),
+    [
+        ("0 9 * * *", "UTC", "none", "Sat 03-07 09:00"),
+        ("0 9 * * *", "UTC", "mon_fri", "Mon 03-09 09:00"),
+        ("0 9 * * *", "UTC", "cn_workday", "Mon 03-09 09:00"),
+        ("0 9 * * *", "UTC", "weekend", "Sat 03-07 09:00"),
+        ("0 9 * * *", "Asia/Tokyo", "mon_fri", "Mon 03-09 00:00"),
+        ("0 1 * * *", "Asia/Tokyo", "weekend", "Fri 03-06 16:00"),
+        ("*/15 * * * *", "UTC", "none", "Fri 03-06 12:15"),
+        ("0 0 29 2 *", "UTC", "none", "Tue 02-29 00:00"),
+    ],
+)
+def test_the_next_time_is_that_of_the_zone_and_the_mode(
+    expression: str, zone: str, mode: str, expected: str
+) -> None:
+    assert due(expression, zone, mode) == expected
+
+
+def test_daylight_saving_moves_the_utc_time() -> None:
+    before = datetime(2026, 3, 28, 12, tzinfo=UTC)
+    assert due("0 9 * * *", "Europe/Berlin", after=before - timedelta(days=1)) == "Sat 03-28 08:00"
+    assert due("0 9 * * *", "Europe/Berlin", after=before) == "Sun 03-29 07:00"
+
+
+@pytest.mark.parametrize("bad", ["", "* * * *", "* * * * * *", "61 * * * *", "x y z a b", "@daily", None])
+def test_expressions_that_are_none_are_refused(bad: Any) -> None:
+    with pytest.raises(InvalidValueError, match="cron expression"):
+        recurring_timer.validate_cron_expr(bad)
+
+
+def test_a_day_that_never_comes_is_refused() -> None:
+    with pytest.raises(InvalidValueError):
+        due("0 0 30 2 *")
+    assert recurring_timer.validate_cron_expr(" 0   9 * * 1-5 ") == "0 9 * * 1-5"
+    assert recurring_timer.validate_timezone("Asia/Shanghai") == "Asia/Shanghai"
+    for bad in ("Mars", "", "../etc/passwd", None):
+        with pytest.raises(InvalidValueError, match="time zone"):
+            recurring_timer.validate_timezone(bad)  # type: ignore[arg-type]
+
+
+async def test_a_recurring_timer_is_changed_paused_resumed_and_deleted(world: InMemoryRuntime) -> None:
+    job = await recurring_timer.create_cron_job(
+        CHAT, "0 9 * * *", "morning", "Asia/Tokyo", "mon_fri", title="t"
+    )
+    job_id = recurring_timer.get_job_id(job)
+    changed = await recurring_timer.update_job(job_id, cron_expr="0 10 * * *", event_desc="later")
+    assert (changed.cron_expr, changed.event_desc, changed.title) == ("0 10 * * *", "later", "t")
+    assert changed.next_fire_at is not None and changed.next_fire_at.hour == 1
+    assert (await recurring_timer.pause_job(job_id)).status == "paused"
+    assert (await recurring_timer.update_job(job_id, title="new")).status == "paused"
+    other = await recurring_timer.create_cron_job(CHAT, "0 1 * * *", "night", "UTC")
+    assert [j.job_id for j in await recurring_timer.list_jobs(CHAT, status="active")] == [other.job_id]
+    active, paused, upcoming, recent = await recurring_timer.get_job_summary(CHAT)
+    assert (active, paused, [j.job_id for j in upcoming], recent) == (1, 1, [other.job_id], [])
+    assert (await recurring_timer.resume_job(job_id)).status == "active"
+    assert await recurring_timer.run_now(job_id) is True
+    assert world.messages.triggered == [CHAT]
+    assert await recurring_timer.delete_job(job_id) is True
+    assert await recurring_timer.delete_job(job_id) is False
+    assert await recurring_timer.run_now(job_id) is False
+    assert await recurring_timer.get_job(job_id) is None
+    with pytest.raises(NotFoundError, match="no recurring timer"):
+        await recurring_timer.pause_job(job_id)
+
+
+@pytest.mark.parametrize(
+    "values", [{"chat_key": ""}, {"workday_mode": "holiday"}, {"timezone": "X"}, {"cron_expr": "x"}]
+)
+async def test_wrong_values_of_a_recurring_timer_are_refused(
+    world: InMemoryRuntime, values: dict[str, Any]
+) -> None:
+    good = {"chat_key": CHAT, "cron_expr": "0 9 * * *", "event_desc": "x", "timezone": "UTC"}
+    with pytest.raises(InvalidValueError):
+        await recurring_timer.create_cron_job(**{**good, **values})
+
+
+@pytest.mark.parametrize("trigger_time", ["5", 1.5, True, None, 1, 2**40])
+async def test_times_that_are_none_set_no_timer(world: InMemoryRuntime, trigger_time: Any) -> None:
+    assert await timer.set_timer(CHAT, trigger_time, "x") is False
+    assert await timer.get_timers(CHAT) == []
+
+
+async def test_zero_wakes_now_and_a_negative_time_clears(world: InMemoryRuntime) -> None:
+    assert await timer.set_timer(CHAT, 0, "now") is True
+    assert world.messages.triggered == [CHAT]
+    soon = int(time.time()) + 60
+    await timer.set_timer(CHAT, soon, "a")
+    await timer.set_temp_timer(CHAT, soon, "b")
+    await timer.set_temp_timer(CHAT, -1, "")
+    assert [(t.event_desc, t.temporary, t.trigger_time) for t in await timer.get_timers(CHAT)] == [
+        ("a", False, soon)
+    ]
+    await timer.set_timer(CHAT, -1, "")
+    assert await timer.get_timers(CHAT) == []
+
+
+async def test_the_service_object_overrides_and_calls_back(world: InMemoryRuntime) -> None:
+    soon = int(time.time()) + 60
+    await timer_service.set_timer(CHAT, soon, "a")
+    await timer_service.set_timer(CHAT, soon, "b", override=True)
+    await timer_service.set_timer(CHAT, soon, "t", temporary=True)
+    assert {t.event_desc for t in await timer.get_timers(CHAT)} == {"b", "t"}
+    called = asyncio.Event()
+
+    async def callback() -> None:
+        called.set()
+
+    assert await timer_service.set_timer(CHAT, int(time.time()) + 1, "c", callback=callback) is True
+    await asyncio.wait_for(called.wait(), 10)
+    assert await timer_service.set_timer(CHAT, 1, "past", callback=callback) is False
