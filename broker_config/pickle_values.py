@@ -109,7 +109,10 @@ def _zone_info(args: tuple[Any, ...]) -> ZoneInfo:
     _require(len(args) == 2 and type(args[0]) is str, "a zone's name expected")
     # The name becomes part of a file's path.
     _require(_ZONE.fullmatch(args[0]) is not None, "an unknown zone")
-    return ZoneInfo(args[0])
+    try:
+        return ZoneInfo(args[0])
+    except OSError as exc:
+        raise ValueError("an unknown zone") from exc
 
 
 def _decimal(args: tuple[Any, ...]) -> Decimal:

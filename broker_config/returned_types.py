@@ -119,6 +119,7 @@ _CASTS: Final[dict[str, Callable[[Any], Any]]] = {
     "builtins.dict_values": list,
     # A defaultdict's factory is code, and mostly a lambda, which no pickle can hold.
     "collections.defaultdict": dict,
+    "numpy.generic": lambda scalar: scalar.item(),
     "pydantic.networks._BaseMultiHostUrl": str,
     "pydantic.networks._BaseUrl": str,
     "sqlalchemy.engine.row.Row": tuple,

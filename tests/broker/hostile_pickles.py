@@ -267,6 +267,8 @@ def odd_parts() -> Iterator[tuple[str, bytes]]:
     unpickle = named("builtins", "getattr") + zone + text("_unpickle") + b"\x86R"
     yield "zone by a path", program(unpickle, text("../../etc/passwd"), b"K\1\x86R")
     yield "zone by an absolute path", program(unpickle, text("/etc/passwd"), b"K\1\x86R")
+    yield "zone that is a folder", program(unpickle, text("America"), b"K\1\x86R")
+    yield "zone that is no zone", program(unpickle, text("leapseconds"), b"K\1\x86R")
     yield "zone that does not exist", program(unpickle, text("Mars/Olympus"), b"K\1\x86R")
     yield (
         "another method of ZoneInfo",
