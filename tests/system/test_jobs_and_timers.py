@@ -1,0 +1,216 @@
+"""Background jobs and timers on real workers that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nekro_agent.api import timer
+from nekro_agent.api.plugin import NekroPlugin, TaskCtl, TaskSignal, task
+from nekro_agent.ports import JobState
+from storage.jobs import Job
+from storage.states import RoundState
+from workers.composition import Services
+
+PLUGINS = Path(__file__).parent / "job_plugins"
+SECONDS = 40
+SCRIPT = """
+- when: '.'
+  answer: |
+    ```python
+    send_msg_text(_ck, "noted")
+    ```
+"""
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def database_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database of each kind; the same promises are held to both in ``tests/runtime``."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+    url: str = request.getfixturevalue("postgres_server").create_database()
+    return url
+
+
+@pytest.fixture(scope="module")
+def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    script = tmp_path_factory.mktemp("llm") / "script.yaml"
+    script.write_text(SCRIPT)
+    system = make_fleet(
+        plugins={"dirs": (PLUGINS,)},
+        llm={"script": script},
+        agent={"sweep_seconds": 0.5, "lease_seconds": 2},
+    )
+    system.start("methods", "long", "long", "rounds", "rounds", concurrency=2)
+    return system
+
+
+@pytest.fixture
+async def services(fleet: Any) -> AsyncIterator[Services]:
+    services = fleet.services()
+    await services.start()
+    yield services
+    await services.close()
+
+
+def plugin_of(services: Services) -> NekroPlugin:
+    (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.errands"]
+    return plugin
+
+
+async def eventually(fleet: Any, question: Callable[[], Awaitable[Any]], what: str) -> Any:
+    """Ask until the answer is true; fail with what the workers wrote."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            while not (answer := await question()):
+                await asyncio.sleep(0.05)
+            return answer
+    except TimeoutError:
+        pytest.fail(f"waited {SECONDS} s for {what}\n{fleet.logs()}")
+
+
+def journal(services: Services, name: str) -> list[list[str]]:
+    """What jobs of that name wrote down: words of each line, without the name."""
+    path = plugin_of(services).get_plugin_data_dir() / "journal.txt"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.split()[1:] for line in lines if line.split()[0] == name]
+
+
+async def newest(services: Services, type_: str, name: str) -> Job:
+    async with services.database.read() as tx:
+        job = await tx.jobs.find_latest("tests.errands", type_, name)
+    assert job is not None
+    return job
+
+
+async def kill_worker_of(fleet: Any, services: Services, name: str) -> None:
+    """Wait until the job's first step, then kill the worker that took it and start another."""
+
+    async def first_step() -> list[list[str]]:
+        return journal(services, name)
+
+    (line, *_) = await eventually(fleet, first_step, f"{name} to begin")
+    (worker,) = [worker for worker in fleet.workers if worker.process.pid == int(line[-1])]
+    worker.kill()
+    fleet.start("long", concurrency=2)
+
+
+async def test_job_whose_worker_is_killed_is_started_again_and_ends_once(
+    fleet: Any, services: Services
+) -> None:
+    heard: list[TaskCtl] = []
+    handle = await task.start("walk", "killed", "jobs", plugin_of(services), 2, on_terminal=heard.append)
+    await kill_worker_of(fleet, services, "killed")
+
+    async def second_start() -> bool:
+        return len(journal(services, "killed")) == 2
+
+    await eventually(fleet, second_start, "the second start")
+    assert handle.notify("go 0") and handle.notify("go 1")
+
+    async def told() -> list[TaskCtl]:
+        return heard
+
+    (last,) = await eventually(fleet, told, "the end")
+    assert last == TaskCtl.success("arrived", data={"steps": 2})
+    words = [line[:-1] for line in journal(services, "killed")]
+    assert words == [["step", "0"], ["step", "0"], ["step", "1"], ["end"]]
+    job = await newest(services, "walk", "killed")
+    assert (job.state, job.attempt, job.percent) == (JobState.SUCCEEDED, 2, 100)
+    async with services.database.read() as tx:
+        told_chat = [message.text for message in await tx.messages.newest("jobs", limit=9)]
+    assert told_chat == ["killed walked"]
+
+
+async def test_job_that_must_not_restart_fails_with_its_worker_and_wakes_the_agent(
+    fleet: Any, services: Services
+) -> None:
+    await task.start("pay", "once", "payments", plugin_of(services))
+    await kill_worker_of(fleet, services, "once")
+
+    async def answered() -> bool:
+        async with services.database.read() as tx:
+            rounds = await tx.rounds.newest("payments", limit=9)
+        return [round_.state for round_ in rounds] == [RoundState.DONE]
+
+    await eventually(fleet, answered, "the agent to hear of it")
+    state = task.get_state("pay", "once")
+    assert state is not None and state.signal is TaskSignal.FAIL and "worker died" in state.message
+    assert len(journal(services, "once")) == 1
+
+
+async def test_job_is_started_by_a_method_shown_by_celery_and_cancelled_from_elsewhere(
+    fleet: Any, services: Services
+) -> None:
+    await services.invoke(
+        "begin_walk", ("far", 3), {}, chat_key="jobs", user_id=None, timeout_seconds=SECONDS
+    )
+
+    async def shown() -> bool:
+        job = await newest(services, "walk", "far")
+        found = services.app.AsyncResult(job.id)
+        return found.state == "PROGRESS" and found.info == {"percent": 0, "message": "step 0"}
+
+    await eventually(fleet, shown, "Celery's state")
+    handle = task.get_handle("walk", "far")
+    assert handle is not None and handle.notify("go 0")
+
+    async def second_step() -> bool:
+        return (await newest(services, "walk", "far")).message == "step 1"
+
+    await eventually(fleet, second_step, "the second step")
+    assert await task.cancel("walk", "far")
+
+    async def ended() -> bool:
+        return not task.is_running("walk", "far")
+
+    await eventually(fleet, ended, "the end")
+    assert (await newest(services, "walk", "far")).state is JobState.CANCELLED
+    assert ["end"] not in [line[:-1] for line in journal(services, "far")]
+
+
+async def test_progress_of_a_call_is_a_row_among_the_jobs(fleet: Any, services: Services) -> None:
+    call = asyncio.create_task(
+        services.invoke("fetch_slowly", (), {}, chat_key="jobs", user_id=None, timeout_seconds=SECONDS)
+    )
+
+    async def row() -> Job | None:
+        async with services.database.read() as tx:
+            jobs = await tx.jobs.newest(limit=50)
+        return next((job for job in jobs if job.type == "fetch_slowly"), None)
+
+    job = await eventually(fleet, row, "the row")
+    assert (job.state, job.percent, job.message) == (JobState.RUNNING, 42, "fetching")
+    assert "fetch_slowly" not in [handle.task_type for handle in await task.get_running_tasks()]
+    await plugin_of(services).store.set(store_key="enough", value="1")
+    envelope = await call
+    assert envelope.call_id == job.id
+
+    async def ended() -> bool:
+        found = await row()
+        return found is not None and found.state is JobState.SUCCEEDED
+
+    await eventually(fleet, ended, "the row to end")
+
+
+async def test_timer_fires_once_with_two_sweepers(fleet: Any, services: Services) -> None:
+    # Whole seconds, and a moment for the call itself.
+    due = int(time.time()) + 2
+    assert await timer.set_timer("tea", due, "pour the tea")
+    assert await timer.set_timer("tea", due + 1, "drink the tea")
+
+    async def answered() -> bool:
+        async with services.database.read() as tx:
+            rounds = await tx.rounds.newest("tea", limit=9)
+        return len(rounds) == 2 and all(round_.finished_at is not None for round_ in rounds)
+
+    await eventually(fleet, answered, "both timers")
+    async with services.database.read() as tx:
+        texts = [message.text for message in await tx.messages.newest("tea", limit=9)]
+    assert [text for text in texts if text != "noted"] == ["pour the tea", "drink the tea"]
+    assert await timer.get_timers("tea") == []
