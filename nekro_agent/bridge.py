@@ -12,14 +12,18 @@ Source: the technique of SQLAlchemy's ``greenlet_spawn``, applied around a corou
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Coroutine, Generator
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 
 __all__ = ["Bridged", "can_wait", "wait"]
 
 T = TypeVar("T")
+
+#: Idle greenlets kept per thread: making one costs more than everything else here.
+_MAX_IDLE: Final = 256
 
 
 class _Step(NamedTuple):
@@ -29,8 +33,32 @@ class _Step(NamedTuple):
     is_wait: bool
 
 
+class _End(NamedTuple):
+    """How the coroutine ended."""
+
+    value: Any
+    error: BaseException | None
+
+
 class _Inner(greenlet):  # type: ignore[misc]  # greenlet has no types
-    """Marks the greenlets in which :func:`wait` works."""
+    """Runs one coroutine after another; :func:`wait` works inside."""
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Drive coroutines for ever; each end is handed out like a step."""
+        while True:
+            end = _drive(coroutine)
+            del coroutine
+            coroutine = _hand_out(end)
+
+
+class _Idle(threading.local):
+    """This thread's greenlets that have nothing to do."""
+
+    def __init__(self) -> None:
+        self.greenlets: list[_Inner] = []
+
+
+_idle = _Idle()
 
 
 class Bridged(Generic[T]):
@@ -40,37 +68,52 @@ class Bridged(Generic[T]):
         self._coroutine = coroutine
 
     def __await__(self) -> Generator[Any, Any, T]:
-        inner = _Inner(self._drive)
+        idle = _idle.greenlets
+        inner = idle.pop() if idle else _Inner()
+        inner.parent = getcurrent()
         # One context for both, or context variables set before the call would be invisible inside.
         inner.gr_context = getcurrent().gr_context
-        outcome = inner.switch()
-        while not inner.dead:
-            step = cast("_Step", outcome)
+        outcome = inner.switch(self._coroutine)
+        while isinstance(outcome, _Step):
             try:
-                reply = (yield from step.value.__await__()) if step.is_wait else (yield step.value)
+                reply = (yield from outcome.value.__await__()) if outcome.is_wait else (yield outcome.value)
             except BaseException as exc:  # cancellation included: it belongs to the coroutine
                 inner.parent = getcurrent()
                 outcome = inner.throw(exc)
             else:
                 inner.parent = getcurrent()
                 outcome = inner.switch(reply)
-        return cast("T", outcome)
+        inner.gr_context = None
+        if len(idle) < _MAX_IDLE:
+            idle.append(inner)
+        value, error = cast("_End", outcome)
+        if error is None:
+            return cast("T", value)
+        try:
+            raise error
+        finally:
+            # Its traceback holds this frame: a cycle that would keep the plugin's locals alive.
+            del error, outcome
 
-    def _drive(self) -> T:
-        """Run the coroutine step by step; runs in the inner greenlet."""
-        coroutine = self._coroutine
-        advance: Any = coroutine.send
-        argument: Any = None
-        while True:
-            try:
-                future = advance(argument)
-            except StopIteration as stop:
-                return cast("T", stop.value)
-            try:
-                argument = _hand_out(_Step(future, False))
-                advance = coroutine.send
-            except BaseException as exc:  # thrown in by the task: the coroutine must see it
-                argument, advance = exc, coroutine.throw
+
+def _drive(coroutine: Coroutine[Any, Any, Any]) -> _End:
+    """Run a coroutine step by step; runs in the inner greenlet."""
+    advance: Any = coroutine.send
+    argument: Any = None
+    while True:
+        try:
+            future = advance(argument)
+        except StopIteration as stop:
+            return _End(stop.value, None)
+        except GreenletExit:
+            raise  # the interpreter takes the greenlet down
+        except BaseException as exc:  # whatever it is, the awaiting task gets it
+            return _End(None, exc)
+        try:
+            argument = _hand_out(_Step(future, False))
+            advance = coroutine.send
+        except BaseException as exc:  # thrown in by the task: the coroutine must see it
+            argument, advance = exc, coroutine.throw
 
 
 def can_wait() -> bool:
@@ -89,7 +132,7 @@ def wait(awaitable: Awaitable[T]) -> T:
     return cast("T", _hand_out(_Step(awaitable, True)))
 
 
-def _hand_out(step: _Step) -> Any:
+def _hand_out(step: _Step | _End) -> Any:
     parent = getcurrent().parent
     if parent is None:
         raise RuntimeError("the greenlet of a plugin's coroutine has lost its event loop")
