@@ -94,7 +94,7 @@ def checked_task_options(**options: Any) -> dict[str, Any]:
 
 
 def celery_settings(settings: Settings, *, lane: str | None = None) -> dict[str, Any]:
-    """Every Celery setting that differs from its default; why is told in docs/reliability.md."""
+    """Every Celery setting that differs from its default."""
     broker, results = settings.broker, settings.results
     if broker.url is None:
         raise SettingsError("NEKRO_BROKER__URL is unset and no embedded Redis was resolved")

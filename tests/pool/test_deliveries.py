@@ -20,7 +20,7 @@ from broker_config.transport import DELIVERIES_HEADER
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
 
-BOTH = pytest.mark.parametrize("pool", ["asyncio", "threads"])
+BOTH = pytest.mark.parametrize("pool", ["asyncio", pytest.param("threads", marks=pytest.mark.slow)])
 GET_SECONDS = 20
 
 
@@ -116,6 +116,7 @@ def test_task_that_kills_its_workers_is_set_aside(
     wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgement")
 
 
+@pytest.mark.slow
 def test_each_delivery_to_a_dying_worker_is_counted(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings
 ) -> None:

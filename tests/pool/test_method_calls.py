@@ -208,7 +208,7 @@ async def test_lost_reply_is_read_from_its_result_key(
     assert answer.call_id == call.call_id
 
 
-@pytest.mark.parametrize("pipelined", [True, False])
+@pytest.mark.parametrize("pipelined", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_caller_is_told_when_redis_is_gone_and_goes_on_when_it_returns(
     own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker, pipelined: bool
 ) -> None:

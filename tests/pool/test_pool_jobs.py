@@ -16,6 +16,7 @@ StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
 
 BOTH = pytest.mark.parametrize("pool", ["asyncio", "threads"])
+THREADS_SLOWLY = pytest.mark.parametrize("pool", ["asyncio", pytest.param("threads", marks=pytest.mark.slow)])
 GET_SECONDS = 15
 
 
@@ -31,7 +32,7 @@ def test_aborting_tasks_occupy_no_slot(pool: str, start_worker: StartWorker, sen
     assert send("t.wait", 0).get(GET_SECONDS) == "done"
 
 
-@BOTH
+@THREADS_SLOWLY
 def test_current_task_is_right_in_tasks_that_run_together(
     pool: str, start_worker: StartWorker, send: Send
 ) -> None:
@@ -103,7 +104,7 @@ def test_sigquit_gives_running_tasks_back_to_the_queue(
     wait_for(lambda: worker.ledger().count([result.id, "started"]) == 2, what="the second delivery")
 
 
-@BOTH
+@THREADS_SLOWLY
 def test_drain_time_bounds_a_warm_shutdown(
     pool: str, start_worker: StartWorker, send: Send, make_settings: Callable[..., Any], settings: Any
 ) -> None:
@@ -129,7 +130,7 @@ def test_loops_are_cleaned_up_at_the_end(pool: str, start_worker: StartWorker, s
     assert ["?", "cleaned"] in worker.ledger()
 
 
-@BOTH
+@THREADS_SLOWLY
 def test_pool_describes_itself_and_its_jobs(
     pool: str, start_worker: StartWorker, send: Send, app: NekroApp
 ) -> None:

@@ -1,0 +1,189 @@
+"""What the result backend stores and pushes, and what callers are told about failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import states
+from celery.app.task import Context
+
+from broker_config.app import NekroApp, create_app
+from broker_config.bridge import at_loop_close, await_here, can_await, close_loop_resources, spawn
+from broker_config.failures import failure_from_record
+from broker_config.keys import REPLY_SECONDS, Keys
+from broker_config.settings import Settings
+from broker_config.wire import new_id
+from nekro_agent import errors
+from nekro_agent.errors import (
+    CallCancelledError,
+    CallTimeoutError,
+    MethodFailedError,
+    MethodNotFoundError,
+    NekroError,
+    OutcomeUnknownError,
+)
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    return make_settings()
+
+
+@pytest.fixture
+def app(settings: Settings) -> Iterator[NekroApp]:
+    app = create_app(settings)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(settings.broker.url or "") as client:
+        yield client
+
+
+def test_result_is_stored_and_pushed_to_its_caller(
+    app: NekroApp, settings: Settings, client: redis.Redis
+) -> None:
+    task_id, caller = new_id(), new_id()
+    app.backend.store_result(task_id, {"a": 1}, states.SUCCESS, request=Context(reply_to=caller))
+    reply_key = Keys(prefix=settings.broker.key_prefix).reply(caller)
+    pushed = json.loads(client.lrange(reply_key, 0, -1)[0])
+    assert (pushed["task_id"], pushed["result"]) == (task_id, {"a": 1})
+    assert 0 < client.ttl(reply_key) <= REPLY_SECONDS
+    stored = app.backend.get_key_for_task(task_id)
+    assert json.loads(client.get(stored)) == pushed
+    assert 0 < client.ttl(stored) <= settings.results.expires_seconds
+    assert app.AsyncResult(task_id).result == {"a": 1}
+
+
+@pytest.mark.parametrize("reply_to", [None, "", "x", "../etc", "a" * 33, new_id().upper(), 5])
+def test_nothing_but_a_caller_id_becomes_a_key(
+    app: NekroApp, settings: Settings, client: redis.Redis, reply_to: Any
+) -> None:
+    app.backend.store_result(new_id(), 1, states.SUCCESS, request=Context(reply_to=reply_to))
+    assert not client.keys(f"{settings.broker.key_prefix}reply*")
+
+
+def test_only_a_final_state_is_a_reply(app: NekroApp, settings: Settings, client: redis.Redis) -> None:
+    app.backend.store_result(new_id(), None, states.STARTED, request=Context(reply_to=new_id()))
+    assert not client.keys(f"{settings.broker.key_prefix}reply*")
+
+
+def test_success_is_not_undone(app: NekroApp) -> None:
+    task_id = new_id()
+    app.backend.store_result(task_id, "done", states.SUCCESS)
+    app.backend.mark_as_failure(task_id, ValueError("late"))
+    app.backend.mark_as_revoked(task_id, "terminated")
+    assert app.AsyncResult(task_id).state == states.SUCCESS
+
+
+async def test_results_of_one_loop_are_stored_without_blocking_it(app: NekroApp) -> None:
+    ids = [new_id() for _ in range(300)]
+
+    def store(task_id: str) -> None:
+        assert can_await()
+        app.backend.store_result(task_id, task_id, states.SUCCESS)
+
+    await asyncio.gather(*(spawn(store, task_id) for task_id in ids))
+    await close_loop_resources()
+    for task_id in ids:
+        assert app.AsyncResult(task_id).result == task_id
+
+
+async def test_store_is_repeated_when_redis_returns(
+    own_redis: Any, make_settings: Callable[..., Settings]
+) -> None:
+    app = create_app(make_settings(broker={"url": own_redis.url}))
+    own_redis.kill()
+    storing = asyncio.create_task(spawn(app.backend.store_result, "id", 1, states.SUCCESS))
+    await asyncio.sleep(0.05)
+    await asyncio.to_thread(own_redis.start)
+    await storing
+    await close_loop_resources()
+    assert app.AsyncResult("id").result == 1
+    app.close()
+
+
+async def test_failing_cleanup_stops_no_other() -> None:
+    done = []
+
+    async def good() -> None:
+        done.append("good")
+
+    async def bad() -> None:
+        raise ValueError
+
+    at_loop_close(good)
+    at_loop_close(bad)
+    await close_loop_resources()
+    await close_loop_resources()
+    assert done == ["good"]
+
+
+async def test_synchronous_code_waits_for_a_coroutine() -> None:
+    def body() -> str:
+        return await_here(asyncio.sleep(0, "value"))
+
+    assert not can_await()
+    assert await spawn(body) == "value"
+
+
+def failure(
+    kind: str, *arguments: Any, module: str = "some.plugin", status: str = states.FAILURE
+) -> NekroError:
+    """What a caller gets for a stored exception."""
+    result = {"exc_type": kind, "exc_module": module, "exc_message": list(arguments)}
+    return failure_from_record({"status": status, "result": result})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in errors.__all__ if name not in ("MethodFailedError",)],
+)
+def test_error_of_our_tree_arrives_as_itself_or_as_text(name: str) -> None:
+    error = failure(name, "what happened", module="nekro_agent.errors")
+    assert type(error).__name__ == name or isinstance(error, MethodFailedError)
+    assert "what happened" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (failure("KeyError", "x"), MethodFailedError, "KeyError: x"),
+        (failure("Odd", 1, [2]), MethodFailedError, "Odd: 1, [2]"),
+        (failure("Empty"), MethodFailedError, "Empty"),
+        (failure("system", "rm", module="os"), MethodFailedError, "system: rm"),
+        (failure("MethodNotFoundError", "x", module="evil"), MethodFailedError, "MethodNotFoundError: x"),
+        (failure("NotRegistered", "a.b.c", module="celery.exceptions"), MethodNotFoundError, "a.b.c"),
+        (failure("TimeLimitExceeded", 3, module="billiard.exceptions"), CallTimeoutError, "time limit"),
+        (failure("WorkerLostError", "x", module="billiard.exceptions"), OutcomeUnknownError, "unknown"),
+        (failure("TaskRevokedError", "expired", status=states.REVOKED), CallTimeoutError, "deadline"),
+        (failure("TaskRevokedError", "terminated", status=states.REVOKED), CallCancelledError, "cancelled"),
+        (
+            failure("UnpicklableExceptionWrapper", "a", "Odd", ["x"], "Odd(x)"),
+            MethodFailedError,
+            "UnpicklableExceptionWrapper",
+        ),
+        (failure("UnpickleableExceptionWrapper", "a", "Odd", ["x"], "Odd(x)"), MethodFailedError, "Odd: x"),
+        (
+            failure("MethodFailedError", "KeyError: 'x'", module="nekro_agent.errors"),
+            MethodFailedError,
+            "KeyError: 'x'",
+        ),
+        (failure_from_record({"status": states.FAILURE}), MethodFailedError, "Exception"),
+        (failure_from_record({"status": states.FAILURE, "result": "text"}), MethodFailedError, "Exception"),
+    ],
+)
+def test_stored_failure_becomes_an_error(error: NekroError, kind: type, text: str) -> None:
+    assert type(error) is kind
+    assert text in str(error)
+
+
+def test_endless_message_is_cut() -> None:
+    assert len(str(failure("Long", "x" * 100_000))) < 10_000
