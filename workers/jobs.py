@@ -103,6 +103,8 @@ class SqlJobs:
             job = await transaction.jobs.request_cancel(job_id, reason="cancelled before it started")
             if job.state.is_final:
                 await transaction.job_signals.clear(job_id)
+        if is_call(job):
+            await self._publisher.revoke(job_id)  # no job function looks into the row of a call
         return True
 
     def notify(self, job_id: str, key: str, data: Any) -> bool:

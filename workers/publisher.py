@@ -40,6 +40,10 @@ class EventPublisher:
         send = partial(self._app.send_task, JOB_TASK, args=[job_id], task_id=job_id, queue=Lane.LONG.value)
         await self._publish("job.queued", send)
 
+    async def revoke(self, task_id: str) -> None:
+        """Have a running task stopped, and one that waits dropped, by workers that are up."""
+        await self._publish("task.revoked", partial(self._app.control.revoke, task_id, terminate=True))
+
     async def event(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:
         """Tell whoever listens that something happened in a chat, for example ``message.sent``."""
         await self._publish(name, partial(publish_event, self._app, name, chat_key, body))

@@ -43,6 +43,10 @@ class Road(EventPublisher):
             task = asyncio.ensure_future(self.run_job(job_id))
             self._running.add(task)
 
+    async def revoke(self, task_id: str) -> None:
+        """Note it."""
+        self.events.append(f"revoke {task_id}")
+
     async def event(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:
         """Note it."""
         self.events.append(name)

@@ -45,6 +45,7 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
         plugins={"dirs": (PLUGINS,)},
         llm={"script": script},
         agent={"sweep_seconds": 0.5, "lease_seconds": 2},
+        workers={"drain_seconds": 0.5},
     )
     system.start("methods", "long", "long", "rounds", "rounds", concurrency=2)
     return system
@@ -88,15 +89,20 @@ async def newest(services: Services, type_: str, name: str) -> Job:
     return job
 
 
-async def kill_worker_of(fleet: Any, services: Services, name: str) -> None:
-    """Wait until the job's first step, then kill the worker that took it and start another."""
+async def worker_of(fleet: Any, services: Services, name: str) -> Any:
+    """Wait until the job's first step; returns the worker that took it."""
 
     async def first_step() -> list[list[str]]:
         return journal(services, name)
 
     (line, *_) = await eventually(fleet, first_step, f"{name} to begin")
     (worker,) = [worker for worker in fleet.workers if worker.process.pid == int(line[-1])]
-    worker.kill()
+    return worker
+
+
+async def kill_worker_of(fleet: Any, services: Services, name: str) -> None:
+    """Wait until the job's first step, then kill the worker that took it and start another."""
+    (await worker_of(fleet, services, name)).kill()
     fleet.start("long", concurrency=2)
 
 
@@ -127,6 +133,26 @@ async def test_job_whose_worker_is_killed_is_started_again_and_ends_once(
     assert told_chat == ["killed walked"]
 
 
+async def test_job_of_a_worker_that_is_stopped_goes_on_elsewhere(fleet: Any, services: Services) -> None:
+    handle = await task.start("walk", "moved", "jobs", plugin_of(services), 1)
+    worker = await worker_of(fleet, services, "moved")
+    assert await asyncio.to_thread(worker.stop) == 0
+
+    async def second_start() -> bool:
+        return len(journal(services, "moved")) == 2
+
+    await eventually(fleet, second_start, "the second start")
+    assert handle.notify("go 0")
+
+    async def ended() -> bool:
+        return not task.is_running("walk", "moved")
+
+    await eventually(fleet, ended, "the end")
+    job = await newest(services, "walk", "moved")
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2)
+    fleet.start("long", concurrency=2)
+
+
 async def test_job_that_must_not_restart_fails_with_its_worker_and_wakes_the_agent(
     fleet: Any, services: Services
 ) -> None:
@@ -154,7 +180,7 @@ async def test_job_is_started_by_a_method_shown_by_celery_and_cancelled_from_els
     async def shown() -> bool:
         job = await newest(services, "walk", "far")
         found = services.app.AsyncResult(job.id)
-        return found.state == "PROGRESS" and found.info == {"percent": 0, "message": "step 0"}
+        return (found.state, found.info) == ("PROGRESS", {"percent": 0, "message": "step 0"})
 
     await eventually(fleet, shown, "Celery's state")
     handle = task.get_handle("walk", "far")
