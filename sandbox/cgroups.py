@@ -26,6 +26,8 @@ __all__ = ["Cgroups", "Group", "find_cgroups"]
 _SERVICE_LEAF: Final = "nekro-service"
 _PREFIX: Final = "nekro-run"
 _CPU_PERIOD_MICROSECONDS: Final = 100_000
+#: One count per process: several drivers make groups beside each other.
+_numbers: Final = itertools.count()
 _NEEDED_V2: Final = ("memory", "pids")
 _MEND: Final = (
     "delegate a cgroup to this service (systemd: Delegate=yes) or run it as root;"
@@ -65,10 +67,9 @@ class Cgroups(ABC):
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
-        self._numbers = itertools.count()
 
     def _next_name(self) -> str:
-        return f"{_PREFIX}-{os.getpid()}-{next(self._numbers)}"
+        return f"{_PREFIX}-{os.getpid()}-{next(_numbers)}"
 
     @abstractmethod
     def create(self) -> Group:

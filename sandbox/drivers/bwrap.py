@@ -114,7 +114,13 @@ class BwrapDriver:
                 if group:
                     on_failure.callback(group.remove)
                 pipes = _Pipes(descriptors)
-                launched = await self._launch(spec, pipes, descriptors)
+                ours, theirs = socket.socketpair()
+                on_failure.callback(ours.close)
+                descriptors.callback(theirs.close)
+                command, inherited = self._command_line(spec, pipes, theirs.fileno(), descriptors)
+                launched = await launch(
+                    command, channel=theirs, ours=ours, pass_fds=inherited, environment={}
+                )
             except OSError as exc:
                 raise SandboxUnavailableError(f"bubblewrap could not be started: {exc}") from exc
             try:
@@ -128,9 +134,10 @@ class BwrapDriver:
     async def close(self) -> None:
         """Nothing outlives single sandboxes."""
 
-    async def _launch(self, spec: SandboxSpec, pipes: _Pipes, descriptors: contextlib.ExitStack) -> Launched:
-        ours, theirs = socket.socketpair()
-        descriptors.callback(theirs.close)
+    def _command_line(
+        self, spec: SandboxSpec, pipes: _Pipes, channel_fd: int, descriptors: contextlib.ExitStack
+    ) -> tuple[list[str], list[int]]:
+        """Return the command and the descriptors that it inherits; ``descriptors`` closes them."""
 
         def hold(fd: int) -> int:
             descriptors.callback(os.close, fd)
@@ -156,9 +163,9 @@ class BwrapDriver:
         # By descriptor too: the command line of a process is for everybody on the host to read.
         words = "\0".join(arguments).encode()
         arguments_fd = hold(_memory_file("arguments", words))
-        command = [self.tools.bwrap, "--args", str(arguments_fd), "--", *self._command(spec, theirs.fileno())]
+        command = [self.tools.bwrap, "--args", str(arguments_fd), "--", *self._command(spec, channel_fd)]
         inherited = [fd for fd in (*vars(fds).values(), arguments_fd) if fd is not None]
-        return await launch(command, channel=theirs, ours=ours, pass_fds=inherited, environment={})
+        return command, inherited
 
     def _command(self, spec: SandboxSpec, channel_fd: int) -> list[str]:
         layers = [f"{LAYERS_INSIDE}/{index}" for index in range(len(spec.layers))]

@@ -101,7 +101,16 @@ class _SupervisedDriver:
         """Nothing outlives single sandboxes."""
 
     async def _launch(self, spec: SandboxSpec, home: Path, group: Group | None) -> ProcessSandbox:
-        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as on_failure:
+            ours, theirs = socket.socketpair()
+            on_failure.callback(ours.close)
+            sandbox = await self._start_between(spec, home, group, ours, theirs)
+            on_failure.pop_all()
+        return sandbox
+
+    async def _start_between(
+        self, spec: SandboxSpec, home: Path, group: Group | None, ours: socket.socket, theirs: socket.socket
+    ) -> ProcessSandbox:
         gate_read, gate_write = os.pipe()
         seccomp = filter_fd(self._filter)
         try:

@@ -74,7 +74,7 @@ os.environ["TMPDIR"] = tempfile.tempdir = "/app/shared/tmp"
 sys.argv = [
     "pip", "--isolated", "--no-input", "--no-cache-dir", "--disable-pip-version-check", "install",
     "--quiet", "--no-compile", "--only-binary", ":all:", "--target", TARGET,
-    "--report", "/app/shared/report.json",
+    "--retries", "0", "--report", "/app/shared/report.json",
     "--index-url", f"http://127.0.0.1:{server.server_address[1]}/simple", requirement(),
 ]  # fmt: skip
 runpy.run_module("pip", run_name="__main__", alter_sys=True)

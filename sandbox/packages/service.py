@@ -67,7 +67,9 @@ class PackageService:
         """
         try:
             (text,) = json.loads(call.arguments)
-            built = await self._provide(parse_requirement(str(text)))
+            if not isinstance(text, str):
+                raise TypeError
+            built = await self._provide(parse_requirement(text))
             self._store.choose(container_key, built.digest)
         except (PackageInstallError, SandboxError) as exc:
             return Raised(error_type=type(exc).__name__, message=str(exc))

@@ -117,7 +117,7 @@ print(libc.shmget(0, 4096, 0o1600), ctypes.get_errno())
     "code",
     [
         "import os, time\nwhile True:\n    if os.fork() == 0:\n        time.sleep(30)",
-        "import threading as t, time\nwhile True:\n    t.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+        "from threading import *\nwhile True:\n    Thread(target=Event().wait, daemon=True).start()",
     ],
     ids=["forks", "threads"],
 )

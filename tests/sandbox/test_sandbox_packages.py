@@ -1,0 +1,294 @@
+"""Packages for sandboxed code, from wheels made here and an index on loopback."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import http.server
+import os
+import threading
+import zipfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from sandbox_lab import Areas, Lab, method
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.errors import PackageInstallError
+from sandbox import SandboxManager, StopType
+from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.packages.index import IndexGateway
+from sandbox.packages.layers import LayerStore
+from sandbox.packages.requirement import check_policy, parse_requirement
+
+
+def write_wheel(
+    directory: Path, name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()
+) -> Path:
+    """Make a wheel by hand, offline."""
+    info = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {item}\n" for item in requires)
+    everything = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(
+        f"{path},sha256={_record_hash(text)},{len(text.encode())}\n" for path, text in everything.items()
+    )
+    path = directory / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, text in {**everything, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+            archive.writestr(member, text)
+    return path
+
+
+def _record_hash(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files without a word."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        self.server.requests.append(self.path)  # type: ignore[attr-defined]
+
+
+@dataclass(kw_only=True)
+class Index:
+    """A simple index of wheels."""
+
+    root: Path
+    url: str
+    requests: list[str] = field(default_factory=list)
+
+    def add(self, name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()) -> Path:
+        project = self.root / "simple" / name
+        project.mkdir(parents=True, exist_ok=True)
+        wheel = write_wheel(project, name, version, files, requires)
+        self.write_page(name)
+        return wheel
+
+    def write_page(self, name: str) -> None:
+        project = self.root / "simple" / name
+        links = [
+            f'<a href="{wheel.name}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}">{wheel.name}</a>'
+            for wheel in sorted(project.glob("*.whl"))
+        ]
+        # Not a wheel: must not even be offered.
+        links.append(f'<a href="{name}-9.9.tar.gz">{name}-9.9.tar.gz</a>')
+        (project / "index.html").write_text("<html><body>" + "\n".join(links) + "</body></html>")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    root = tmp_path / "index"
+    (root / "simple").mkdir(parents=True)
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(QuietHandler, directory=str(root))
+    )
+    server.requests = []  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    made = Index(root=root, url=f"http://127.0.0.1:{server.server_port}/simple", requests=server.requests)  # type: ignore[attr-defined]
+    made.add("alpha", "1.0", {"alpha.py": "import beta\nVALUE = beta.BASE + 1\n"}, ["beta>=1"])
+    made.add("beta", "2.0", {"beta/__init__.py": "BASE = 41\n"})
+    yield made
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+async def shop(index: Index, bwrap_driver: BwrapDriver, tmp_path: Path) -> AsyncIterator[Lab]:
+    """A lab that may install everything from the index."""
+    settings = SandboxSettings(package_install="on", package_index=index.url)
+    areas = Areas(root=tmp_path / "data")
+    manager = SandboxManager(settings, areas, packages_dir=tmp_path / "layers", driver=bwrap_driver)
+    await manager.start()
+    yield Lab(settings=settings, areas=areas, manager=manager)
+    await manager.close()
+
+
+async def test_package_is_built_for_the_next_run_and_mounted_read_only(shop: Lab, index: Index) -> None:
+    first = await shop.run("dynamic_importer('alpha>=1')")
+    assert first.error is not None
+    assert first.error.startswith("ImportError: alpha 1.0 has been installed")
+    code = """
+import os
+alpha = dynamic_importer('alpha>=1')
+import beta
+print(alpha.VALUE, alpha.__file__, beta.BASE)
+for path in (alpha.__file__, os.path.dirname(alpha.__file__) + '/planted.py'):
+    for attempt in (lambda: open(path, 'a'), lambda: os.chmod(path, 0o777), lambda: os.unlink(path)):
+        try:
+            attempt()
+            print('changed', path)
+        except OSError as exc:
+            pass
+print(os.statvfs(alpha.__file__).f_flag & os.ST_RDONLY)
+"""
+    second = await shop.run(code)
+    # The last line is attack F13: a layer cannot be written.
+    assert second.output == "42 /opt/layers/0/alpha.py 41\n1\n"
+    assert second.stop_type is StopType.NORMAL
+
+
+async def test_attack_F13_layer_on_disk_is_as_it_was_after_a_run_that_attacked_it(shop: Lab) -> None:
+    await shop.run("dynamic_importer('beta')")
+    before = layer_contents(shop)
+    await shop.run(
+        "import beta, os, shutil\nshutil.rmtree(os.path.dirname(beta.__file__), ignore_errors=True)\n"
+        "open('/opt/layers/0/json.py', 'w')"
+    )
+    assert layer_contents(shop) == before
+
+
+def layer_contents(shop: Lab) -> dict[str, str]:
+    layers = shop.areas.root.parent / "layers" / "layers"
+    return {str(path): path.read_text() for path in layers.rglob("*.py")}
+
+
+async def test_layer_is_built_once_and_chosen_per_container(shop: Lab, index: Index) -> None:
+    await shop.run("dynamic_importer('beta')", chat_key="one")
+    count = len(index.requests)
+    unasked = await shop.run("import beta", chat_key="two")
+    assert unasked.error == "ModuleNotFoundError: No module named 'beta'"
+    asked = await shop.run("dynamic_importer('beta')", chat_key="two")
+    assert asked.error is not None
+    assert "has been installed" in asked.error
+    assert len(index.requests) == count
+    assert (await shop.run("import beta; print(beta.BASE)", chat_key="two")).output == "41\n"
+
+
+async def test_waiting_sandbox_from_before_the_package_is_not_used(shop: Lab) -> None:
+    await shop.manager.prepare(chat_key="chat", container_key="box_chat")
+    await shop.run("dynamic_importer('beta')")
+    await shop.manager.prepare(chat_key="chat", container_key="box_chat")
+    result = await shop.run("import beta; print(beta.BASE)")
+    assert (result.output, result.warm) == ("41\n", True)
+
+
+async def test_module_that_is_there_is_imported_at_once(shop: Lab, index: Index) -> None:
+    result = await shop.run("print(dynamic_importer('json').__name__)")
+    assert (result.output, index.requests) == ("json\n", [])
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("gamma", "No matching distribution found for gamma"),
+        ("beta @ http://127.0.0.1/beta.whl", "only a name and versions"),
+        ("beta[extra]", "only a name and versions"),
+        ("beta; python_version>'3'", "only a name and versions"),
+        ("../beta", "is not a package name"),
+        ("--index-url=http://evil", "is not a package name"),
+        ("beta\n--pre", "is not a package name"),
+        ("x" * 300, "at most 200 characters"),
+    ],
+)
+async def test_request_that_cannot_be_served_is_an_error_with_its_reason(
+    shop: Lab, spec: str, words: str
+) -> None:
+    result = await shop.run(f"dynamic_importer({spec!r})")
+    assert result.error is not None
+    assert result.error.startswith("MethodError: PackageInstallError")
+    assert words in result.error
+
+
+@pytest.mark.parametrize("value", [5, None, ["beta"], {"a": 1}])
+async def test_request_of_another_type_is_refused(shop: Lab, value: object) -> None:
+    result = await shop.run(f"dynamic_importer({value!r}, import_name='nothing')")
+    assert result.error == "TypeError: dynamic_importer takes one package name"
+
+
+async def test_wheel_that_is_not_what_the_index_says_is_refused(shop: Lab, index: Index) -> None:
+    wheel = index.add("delta", "1.0", {"delta.py": ""})
+    write_wheel(wheel.parent, "delta", "1.0", {"delta.py": "EVIL = 1\n"})
+    result = await shop.run("dynamic_importer('delta')")
+    assert result.error is not None
+    assert "its SHA-256 differs" in result.output or "cannot be installed" in result.error
+    assert LayerStore(shop.areas.root.parent / "layers").find(parse_requirement("delta")) is None
+
+
+async def test_without_a_directory_there_are_no_packages(box: Lab) -> None:
+    result = await box.run("dynamic_importer('beta')")
+    assert result.error == "MethodError: PackageInstallError: this service offers no packages"
+
+
+async def test_builder_sees_no_chat_and_no_network(shop: Lab, index: Index) -> None:
+    index.add(
+        "nosy",
+        "1.0",
+        {"nosy.py": "", "nosy-1.0.data/scripts/run": "", "sitecustomize.py": "raise SystemExit('ran')\n"},
+    )
+    result = await shop.run("dynamic_importer('nosy')")
+    # Nothing of a wheel runs while it is installed, so all there is to see is that it went well.
+    assert result.error is not None
+    assert "has been installed" in result.error
+    after = await shop.run("import nosy, sys; print('sitecustomize' in sys.modules)")
+    assert after.output == "False\n"
+
+
+def test_policy_off_and_allow_list() -> None:
+    beta = parse_requirement("Beta_Package >= 2")
+    assert str(beta) == "beta-package>=2"
+    with pytest.raises(PackageInstallError, match="switched off"):
+        check_policy(beta, SandboxSettings(package_install="off"))
+    listed = SandboxSettings(package_install="allow_list", package_allow=["beta.package"])
+    check_policy(beta, listed)
+    with pytest.raises(PackageInstallError, match="allowed: beta-package"):
+        check_policy(parse_requirement("gamma"), listed)
+
+
+@pytest.mark.parametrize("project", ["../../etc", "a/b", "", "x" * 200, "a b", "é"])
+async def test_index_is_asked_for_projects_only(tmp_path: Path, index: Index, project: str) -> None:
+    gateway = IndexGateway(index.url, directory=tmp_path, most_bytes=1000)
+    with pytest.raises(PackageInstallError, match="is not a project name"):
+        await gateway.page(project)
+    assert index.requests == []
+
+
+async def test_downloads_are_counted_over_all_wheels(tmp_path: Path, index: Index) -> None:
+    gateway = IndexGateway(index.url, directory=tmp_path, most_bytes=200)
+    await gateway.page("beta")
+    with pytest.raises(PackageInstallError, match="too large together"):
+        await gateway.wheel(0)
+    with pytest.raises(PackageInstallError, match="no page named"):
+        await gateway.wheel(7)
+
+
+def test_publishing_takes_ordinary_files_only(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "pkg").mkdir(parents=True)
+    (source / "pkg" / "__init__.py").write_text("x = 1")
+    (source / "link.py").symlink_to("/etc/passwd")
+    os.mkfifo(source / "fifo.py")
+    store = LayerStore(tmp_path / "layers")
+    requirement = parse_requirement("pkg")
+    built = store.publish(source, requirement, version="1", wheels={}, most_bytes=1000)
+    assert built.modules == ("pkg",)
+    assert sorted(path.name for path in store.path(built.digest).rglob("*")) == ["__init__.py", "pkg"]
+    assert store.find(requirement) == built
+
+
+def test_container_has_a_bounded_number_of_layers(tmp_path: Path) -> None:
+    store = LayerStore(tmp_path)
+    for number in range(32):
+        store.path(f"d{number}").mkdir(parents=True)
+        store.choose("box", f"d{number}")
+    store.path("more").mkdir()
+    store.choose("box", "d0")
+    with pytest.raises(PackageInstallError, match="no more can be added"):
+        store.choose("box", "more")
+    assert len(store.chosen("box")) == 32
+
+
+async def test_method_of_that_token_is_refused(shop: Lab) -> None:
+    from nekro_agent.errors import SandboxError
+
+    with pytest.raises(SandboxError, match="same token"):
+        await shop.run("", methods=[method("dynamic_importer")])

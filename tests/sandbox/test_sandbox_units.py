@@ -1,0 +1,267 @@
+"""Parts of the sandbox that need no sandbox: output, frames, groups, ownership, verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.errors import SandboxProtocolError
+from sandbox import Limit, StopType
+from sandbox.bridge import BridgeOutcome, ExitReport
+from sandbox.cgroups import find_cgroups
+from sandbox.drivers.base import ExitStatus
+from sandbox.frames import FrameKind, FrameReader, encode_frame
+from sandbox.limits import process_limits
+from sandbox.output import OutputCollector, clean_text
+from sandbox.ownership import prepare_directories, sandbox_uid
+from sandbox.run import judge
+
+
+def collector(keep_bytes: int = 1024, kill_bytes: int = 4096) -> OutputCollector:
+    return OutputCollector(keep_bytes=keep_bytes, kill_bytes=kill_bytes)
+
+
+class TestOutput:
+    def test_everything_is_kept_up_to_the_limit(self) -> None:
+        output = collector()
+        output.feed(b"x" * 1024)
+        assert (output.text(), output.truncated) == ("x" * 1024, False)
+
+    def test_middle_is_left_out_and_counted(self) -> None:
+        output = collector()
+        for piece in (b"h" * 700, b"m" * 5000, b"t" * 300):
+            output.feed(piece)
+        assert output.truncated
+        assert output.text() == f"{'h' * 700}{'m' * 68}\n… 4976 bytes of output left out …\n{'t' * 256}"
+
+    def test_how_output_is_cut_into_pieces_does_not_matter(self) -> None:
+        rng = random.Random(7)
+        data = bytes(rng.randrange(256) for _ in range(3000))
+        whole, pieces = collector(), collector()
+        whole.feed(data)
+        for start in range(0, len(data), 17):
+            pieces.feed(data[start : start + 17])
+        assert whole.text() == pieces.text()
+
+    async def test_flood_is_reported_once_and_drained(self) -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"x" * 100_000)
+        reader.feed_eof()
+        reported: list[None] = []
+        output = collector()
+        await output.pump(reader, on_over_limit=lambda: reported.append(None))
+        assert reported == [None]
+        assert reader.at_eof()
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("plain\ttext\n", "plain\ttext\n"),
+            ("a\r\nb\rc", "a\nb\nc"),
+            ("\x1b[1;31mred\x1b[0m", "red"),
+            ("\x1b]0;title\x07x\x1b]8;;http://a\x1b\\y", "xy"),
+            ("\x1b", ""),
+            ("\x1b[", ""),
+            ("\x00\x07\x08\x7f\x9b1m", "1m"),
+            ("\u202eabc\u2069", "abc"),
+            ("größe 日本 👍", "größe 日本 👍"),
+        ],
+    )
+    def test_terminal_and_control_characters_are_removed(self, text: str, expected: str) -> None:
+        assert clean_text(text) == expected
+
+
+async def read_frames(data: bytes, limits: dict[FrameKind, int]) -> list[tuple[FrameKind, int, bytes]]:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    frames = FrameReader(reader, limits=limits)
+    found = []
+    while (frame := await frames.read()) is not None:
+        found.append((frame.kind, frame.call_id, frame.payload))
+    return found
+
+
+class TestFrames:
+    async def test_frames_round_trip(self) -> None:
+        data = encode_frame(FrameKind.CALL, b"abc", call_id=7) + encode_frame(FrameKind.EXIT)
+        frames = await read_frames(data, {FrameKind.CALL: 3, FrameKind.EXIT: 0})
+        assert frames == [(FrameKind.CALL, 7, b"abc"), (FrameKind.EXIT, 0, b"")]
+
+    @pytest.mark.parametrize("cut", [1, 8, 9, 11])
+    async def test_frame_that_is_cut_off_counts_as_closed(self, cut: int) -> None:
+        assert await read_frames(encode_frame(FrameKind.CALL, b"abc")[:cut], {FrameKind.CALL: 3}) == []
+
+    async def test_random_bytes_are_refused_or_closed_but_never_something_else(self) -> None:
+        rng = random.Random(11)
+        limits = {FrameKind.CALL: 100, FrameKind.EXIT: 100}
+        for _ in range(2000):
+            data = struct.pack(">IBI", rng.choice([0, 4, 5, 50, 2**31]), rng.randrange(10), 1) + bytes(20)
+            try:
+                frames = await read_frames(data, limits)
+            except SandboxProtocolError:
+                continue
+            assert all(kind in limits for kind, _, _ in frames)
+
+
+def good_exit(code: int = 0, limit: str | None = None, error: str | None = None) -> BridgeOutcome:
+    return BridgeOutcome(exit=ExitReport(code=code, error=error, limit=limit))
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("outcome", "code", "killed", "expected"),
+        [
+            (good_exit(), 0, None, (StopType.NORMAL, None)),
+            (good_exit(9), 9, None, (StopType.MANUAL, None)),
+            (good_exit(8), 8, None, (StopType.ERROR, None)),
+            (good_exit(0), 137, None, (StopType.ERROR, None)),
+            (good_exit(0), 9, None, (StopType.ERROR, None)),
+            (good_exit(0, error="x"), 0, None, (StopType.ERROR, None)),
+            (good_exit(1, "memory", "MemoryError"), 1, None, (StopType.ERROR, Limit.MEMORY)),
+            (good_exit(1, "wall", "liar"), 1, None, (StopType.ERROR, None)),
+            (good_exit(1, "nonsense", "liar"), 1, None, (StopType.ERROR, None)),
+            (BridgeOutcome(), 0, None, (StopType.ERROR, None)),
+            (BridgeOutcome(), 128 + 24, None, (StopType.ERROR, Limit.CPU)),
+            (BridgeOutcome(), 128 + 25, None, (StopType.ERROR, Limit.FILE_SIZE)),
+            (BridgeOutcome(limit=Limit.WALL), 137, None, (StopType.TIMEOUT, Limit.WALL)),
+            (good_exit(), 0, Limit.DISK, (StopType.ERROR, Limit.DISK)),
+            (BridgeOutcome(), 137, Limit.OUTPUT, (StopType.ERROR, Limit.OUTPUT)),
+            (BridgeOutcome(stop=StopType.AGENT), 0, None, (StopType.AGENT, None)),
+            (BridgeOutcome(stop=StopType.SECURITY), 137, Limit.MEMORY, (StopType.SECURITY, None)),
+        ],
+    )
+    def test_host_decides(
+        self,
+        outcome: BridgeOutcome,
+        code: int,
+        killed: Limit | None,
+        expected: tuple[StopType, Limit | None],
+    ) -> None:
+        verdict = judge(outcome, ExitStatus(code=code), limit=killed, stopped_by_operator=False)
+        assert verdict[:2] == expected
+
+    def test_kernels_word_names_the_limit_of_a_crash(self) -> None:
+        status = ExitStatus(code=137, limit=Limit.MEMORY)
+        assert judge(BridgeOutcome(), status, limit=None, stopped_by_operator=False)[:2] == (
+            StopType.ERROR,
+            Limit.MEMORY,
+        )
+
+
+def fake_groups(
+    tmp_path: Path, *, controllers: str = "cpu memory pids", enabled: str = ""
+) -> tuple[Path, Path]:
+    """A directory that looks like a delegated cgroup v2, and a /proc/self that points at it."""
+    own = tmp_path / "cgroup" / "service.slice" / "nekro.service"
+    own.mkdir(parents=True)
+    (own / "cgroup.controllers").write_text(controllers)
+    (own / "cgroup.subtree_control").write_text(enabled)
+    (own / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / "cgroup").write_text("0::/service.slice/nekro.service\n")
+    (proc / "mountinfo").write_text(f"25 1 0:22 / {tmp_path / 'cgroup'} rw - cgroup2 cgroup2 rw\n")
+    return own, proc
+
+
+class TestControlGroups:
+    def test_version_2_moves_the_service_aside_and_limits_the_run(self, tmp_path: Path) -> None:
+        own, proc = fake_groups(tmp_path)
+        groups, check = find_cgroups(SandboxSettings(memory_bytes=100 << 20), proc=proc)
+        assert groups is not None
+        assert check.ok
+        assert "cgroup v2" in check.detail
+        assert (own / "nekro-service" / "cgroup.procs").read_text() == str(os.getpid())
+        assert (own / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+        group = groups.create()
+        (path,) = [
+            path for path in own.glob("nekro-run-*") if (path / "memory.max").read_text() and path.exists()
+        ][-1:]
+        assert (path / "memory.max").read_text() == str(100 << 20)
+        assert (path / "memory.swap.max").read_text() == "0"
+        assert (path / "pids.max").read_text() == "64"
+        assert (path / "cpu.max").read_text() == "100000 100000"
+        group.attach(4242)
+        assert (path / "cgroup.procs").read_text() == "4242"
+        assert group.processes() == [4242]
+
+    def test_version_2_reads_limits_and_usage(self, tmp_path: Path) -> None:
+        own, proc = fake_groups(tmp_path, enabled="memory pids")
+        groups, _ = find_cgroups(SandboxSettings(), proc=proc)
+        assert groups is not None
+        group = groups.create()
+        path = max(own.glob("nekro-run-*"), key=lambda found: int(found.name.rsplit("-", 1)[1]))
+        assert group.limit_hit() is None
+        (path / "pids.events").write_text("max 3\n")
+        assert group.limit_hit() is Limit.PIDS
+        (path / "memory.events").write_text("low 0\noom 1\noom_kill 2\n")
+        assert group.limit_hit() is Limit.MEMORY
+        (path / "memory.current").write_text("1000\n")
+        (path / "pids.current").write_text("5\n")
+        (path / "cpu.stat").write_text("usage_usec 2500000\n")
+        usage = group.usage()
+        assert (usage.memory_bytes, usage.processes, usage.cpu_seconds) == (1000, 5, 2.5)
+
+    def test_service_that_moved_before_uses_the_same_parent(self, tmp_path: Path) -> None:
+        own, proc = fake_groups(tmp_path, enabled="memory pids")
+        (own / "nekro-service").mkdir()
+        (proc / "cgroup").write_text("0::/service.slice/nekro.service/nekro-service\n")
+        groups, check = find_cgroups(SandboxSettings(), proc=proc)
+        assert groups is not None
+        assert check.ok
+        assert list(own.glob("nekro-run-*"))
+
+    def test_no_controllers_means_no_groups_and_a_mend(self, tmp_path: Path) -> None:
+        _, proc = fake_groups(tmp_path, controllers="cpu")
+        groups, check = find_cgroups(SandboxSettings(), proc=proc)
+        assert groups is None
+        assert (check.ok, check.needed) == (False, False)
+        assert "no memory and no pids controller" in check.detail
+        assert "Delegate=yes" in check.mend
+
+    def test_groups_of_a_killed_service_are_removed(self, tmp_path: Path) -> None:
+        own, proc = fake_groups(tmp_path, enabled="memory pids")
+        abandoned = own / "nekro-run-4194999-0"
+        abandoned.mkdir()
+        alive = own / f"nekro-run-{os.getpid()}-99999"
+        alive.mkdir()
+        find_cgroups(SandboxSettings(), proc=proc)
+        assert not abandoned.exists()
+        assert alive.exists()
+
+
+class TestOwnership:
+    def test_user_of_a_container_is_stable_and_in_the_pool(self) -> None:
+        settings = SandboxSettings(uid_range_start=300_000, uid_range_size=100)
+        users = {sandbox_uid(f"box{number}", settings=settings) for number in range(500)}
+        assert users <= set(range(300_000, 300_100))
+        assert len(users) > 90
+        assert sandbox_uid("box1", settings=settings) == sandbox_uid("box1", settings=settings)
+
+    @pytest.mark.root
+    def test_directories_are_given_to_the_codes_user(self, tmp_path: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("an ordinary user gives nothing away")
+        shared, uploads = tmp_path / "shared", tmp_path / "uploads"
+        for directory in (shared, uploads):
+            (directory / "deep").mkdir(parents=True)
+            (directory / "deep" / "file").write_text("x")
+            (directory / "deep" / "file").chmod(0o600)
+        prepare_directories(shared_dir=shared, uploads_dir=uploads, uid=12345, settings=SandboxSettings())
+        for path in (shared, shared / "deep", shared / "deep" / "file"):
+            assert path.stat().st_uid == 12345
+        assert shared.stat().st_mode & 0o777 == 0o700
+        assert (uploads / "deep" / "file").stat().st_uid == 0
+        assert (uploads / "deep" / "file").stat().st_mode & 0o777 == 0o604
+
+
+def test_address_space_leaves_room_above_the_memory_limit() -> None:
+    assert process_limits(SandboxSettings(memory_bytes=64 << 20))["AS"] == 1 << 30
+    assert process_limits(SandboxSettings(memory_bytes=1 << 30))["AS"] == 2 << 30
