@@ -277,7 +277,7 @@ class AgentSettings(_Group):
         0, ge=0, description="How long a round waits for more messages of its chat."
     )
     lease_seconds: float = Field(
-        15, ge=1, description="How long a chat stays with a worker that gives no sign of life."
+        15, ge=1, description="How long a chat or a job stays with a worker that gives no sign of life."
     )
     sweep_seconds: float = Field(5, gt=0, description="Period of the sweep that restarts what was lost.")
 

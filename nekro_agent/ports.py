@@ -1,6 +1,6 @@
 """What the SDK needs from the system around it: protocols that a runtime implements.
 
-``workers.runtime`` implements them on SQL and Celery, ``nekro_agent.testing`` in memory;
+``storage`` and ``workers`` implement them on SQL and Celery, ``nekro_agent.testing`` in memory;
 one contract test suite runs on both.
 """
 

@@ -1,7 +1,7 @@
 """The services behind the SDK, bundled; one bundle is bound per process.
 
 Plugins never see this module. The application binds a :class:`Runtime` when it starts
-(``workers.runtime`` on SQL and Celery, ``nekro_agent.testing`` in memory). What plugins
+(``workers.composition`` on SQL and Celery, ``nekro_agent.testing`` in memory). What plugins
 do at import time, before anything is bound, needs the data root only.
 """
 

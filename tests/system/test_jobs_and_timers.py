@@ -19,6 +19,8 @@ from workers.composition import Services
 
 PLUGINS = Path(__file__).parent / "job_plugins"
 SECONDS = 40
+#: Shorter than some of the jobs here: their messages are delivered again while they run.
+VISIBILITY_SECONDS = 3
 SCRIPT = """
 - when: '.'
   answer: |
@@ -46,6 +48,7 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
         llm={"script": script},
         agent={"sweep_seconds": 0.5, "lease_seconds": 2},
         workers={"drain_seconds": 0.5},
+        broker={"visibility_timeout_seconds": VISIBILITY_SECONDS},
     )
     system.start("methods", "long", "long", "rounds", "rounds", concurrency=2)
     return system
@@ -131,6 +134,21 @@ async def test_job_whose_worker_is_killed_is_started_again_and_ends_once(
     async with services.database.read() as tx:
         told_chat = [message.text for message in await tx.messages.newest("jobs", limit=9)]
     assert told_chat == ["killed walked"]
+
+
+@pytest.mark.slow
+async def test_job_that_outlives_its_message_by_far_runs_once(fleet: Any, services: Services) -> None:
+    handle = await task.start("walk", "long", "jobs", plugin_of(services), 1)
+    await worker_of(fleet, services, "long")
+    await asyncio.sleep(4 * VISIBILITY_SECONDS)
+    handle.notify("go 0")
+
+    async def ended() -> bool:
+        return not task.is_running("walk", "long")
+
+    await eventually(fleet, ended, "the end")
+    assert [line[:-1] for line in journal(services, "long")] == [["step", "0"], ["end"]]
+    assert (await newest(services, "walk", "long")).attempt == 1
 
 
 async def test_job_of_a_worker_that_is_stopped_goes_on_elsewhere(fleet: Any, services: Services) -> None:
