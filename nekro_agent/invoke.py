@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel
 
@@ -22,6 +24,9 @@ from nekro_agent.signatures import describe, takes_context_second
 __all__ = ["Outcome", "call_method", "run_callable", "segments_of"]
 
 _log = get_sub_logger("methods")
+
+#: Ordinary functions that may run at the same time in one process.
+_MAX_THREADS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,8 @@ async def run_callable(func: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     """Call plugin code: a coroutine function on this loop, any other function in a thread."""
     if inspect.iscoroutinefunction(func):
         return await Bridged(func(*args, **kwargs))
-    result = await asyncio.to_thread(func, *args, **kwargs)
+    run = functools.partial(contextvars.copy_context().run, func, *args, **kwargs)
+    result = await asyncio.get_running_loop().run_in_executor(_threads(), run)
     # A decorator may have wrapped a coroutine function in a plain one.
     if inspect.iscoroutine(result):
         return await Bridged(result)
@@ -82,6 +88,12 @@ def _fitted(
     except TypeError as exc:
         raise ArgumentError(f"{func.__name__}{describe(func)}: {exc}") from None
     return (ctx, *args), named
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    # Not the loop's own executor: methods that block would keep name resolution and file writes waiting.
+    return ThreadPoolExecutor(max_workers=_MAX_THREADS, thread_name_prefix="nekro-method")
 
 
 @functools.lru_cache(maxsize=4096)
