@@ -10,7 +10,6 @@
     │   ├── ArgumentError
     │   ├── ResultError
     │   ├── InvalidValueError
-    │   ├── FileRefusedError
     │   ├── DownloadError
     │   │   └── DownloadRefusedError
     │   ├── PackageInstallError
@@ -57,7 +56,6 @@ __all__ = [
     "DownloadError",
     "DownloadRefusedError",
     "FencedError",
-    "FileRefusedError",
     "InvalidValueError",
     "LLMError",
     "MessageRefusedError",
@@ -144,26 +142,6 @@ class InvalidValueError(PluginError, ValueError):
     """Plugin code gave the SDK a key, value, path or name that it cannot accept; the message says why."""
 
     code = "invalid_value"
-
-
-class FileRefusedError(PluginError, ValueError):
-    """A path below a shared directory leaves it, follows a link, or names no ordinary file."""
-
-    code = "file_refused"
-
-    def __init__(self, *, path: str, reason: str) -> None:
-        self.path = path
-        self.reason = reason
-        # !a: the name may have been chosen by sandboxed code.
-        super().__init__(f"path {path!a} is refused: {reason}")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle although the constructor takes keywords only."""
-        return _rebuild_file_refused, (self.path, self.reason)
-
-
-def _rebuild_file_refused(path: str, reason: str) -> FileRefusedError:
-    return FileRefusedError(path=path, reason=reason)
 
 
 class DownloadError(PluginError):

@@ -34,6 +34,7 @@ __all__ = [
     "empty_directory",
     "list_files",
     "measure",
+    "mode_of",
     "open_file",
     "read_file",
     "remove_file",
@@ -130,6 +131,25 @@ def open_file(root: Path | int, path: str | PurePath) -> Iterator[BinaryIO]:
         raise
     with os.fdopen(fd, "rb", buffering=0) as file:
         yield file
+
+
+def mode_of(root: Path | int, path: str | PurePath) -> int:
+    """Return the ``st_mode`` of what lies below ``root``, of any kind but a link; it is not opened.
+
+    Raises:
+        InvalidValueError: the path leaves ``root`` or is or follows a link.
+        FileNotFoundError: nothing lies there.
+    """
+    components = split_path(path)
+    with _directory(root) as root_fd:
+        fd = _open_beneath(root_fd, components, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(fd).st_mode
+    finally:
+        os.close(fd)
+    if stat.S_ISLNK(mode):  # what walking answers; openat2 refuses
+        raise _refused("/".join(components), "it leads over a link")
+    return mode
 
 
 def read_file(root: Path | int, path: str | PurePath, *, max_bytes: int) -> bytes:
