@@ -133,7 +133,7 @@ async def test_job_that_blocks_its_thread_keeps_its_claim(
         goes_on.wait(SECONDS)
 
     job_id = await start(jobs)
-    runner = bench.runner(plugin, lease_seconds=0.4)
+    runner = bench.runner(plugin, lease_seconds=1.5)
 
     async def on_its_own_loop() -> JobResult:
         try:
