@@ -7,7 +7,7 @@ plugin calls, and writes the outcome down.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ from sandbox.models import (
     StubResult,
 )
 
-__all__ = ["RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
+__all__ = ["RoundAnswer", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
 
 #: Kept free for the program: an answer that could not run is never asked for.
 _LEAST_RUN_SECONDS: Final = 1.0
@@ -58,6 +58,15 @@ class Sandbox(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoundAnswer:
+    """What the model answered, while nothing of it has run yet."""
+
+    prompt_chars: int
+    llm: LLMAnswer
+    code: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundInput:
     """All that a round starts from.
 
@@ -65,6 +74,7 @@ class RoundInput:
     the turn's earlier rounds, ``observations`` the results that none of them caused.
     ``dispatch`` carries one plugin call to a worker; in the last round of a turn
     (``RoundRunner.is_last``) it must not let a call schedule a follow-up round.
+    ``on_answer`` is awaited before the code runs; when it raises, the code does not run.
     """
 
     round_id: str
@@ -80,6 +90,7 @@ class RoundInput:
     observations: Sequence[Observation] = ()
     #: None means the persona of the settings.
     persona: str | None = None
+    on_answer: Callable[[RoundAnswer], Awaitable[None]] | None = None
     on_output: Callable[[str], None] | None = None
 
 
@@ -132,7 +143,7 @@ class RoundRunner:
         self._llm = llm
         self._sandbox = sandbox
         self._agent = agent_settings
-        self._wall_seconds = sandbox_settings.wall_seconds
+        self._limits = sandbox_settings
         self._prompts = PromptBuilder(agent_settings, sandbox_settings)
         self._redact = redact
 
@@ -156,7 +167,7 @@ class RoundRunner:
             sandbox=self._sandbox,
             prompts=self._prompts,
             redact=self._redact,
-            wall_seconds=self._wall_seconds,
+            limits=self._limits,
             turn_seconds=self._agent.turn_seconds,
         )
         decided = await self._decide(round_input, attempt)
@@ -196,7 +207,7 @@ class _Round:
         sandbox: Sandbox,
         prompts: PromptBuilder,
         redact: Callable[[str], str],
-        wall_seconds: float,
+        limits: SandboxSettings,
         turn_seconds: float,
     ) -> None:
         self._input = round_input
@@ -204,7 +215,7 @@ class _Round:
         self._sandbox = sandbox
         self._prompts = prompts
         self._redact = redact
-        self._wall_seconds = wall_seconds
+        self._limits = limits
         self._turn_seconds = turn_seconds
         self._check_word = new_check_word()
         self._word_in_call = False
@@ -224,6 +235,10 @@ class _Round:
             answer = await self._ask(request)
             extracted = extract_code(answer.text)
         self._answer, self._extracted = answer, extracted
+        if self._input.on_answer is not None:
+            await self._input.on_answer(
+                RoundAnswer(prompt_chars=self._prompt_chars, llm=answer, code=extracted.code)
+            )
         refused = self._refuse(answer, extracted)
         return refused or await self._run(extracted.code)
 
@@ -289,7 +304,7 @@ class _Round:
         return verdict.nothing_to_do() if is_meant else verdict.answer_without_program()
 
     async def _run(self, code: str) -> Verdict:
-        wall_seconds = min(self._wall_seconds, max(self._seconds_left(), _LEAST_RUN_SECONDS))
+        wall_seconds = min(self._limits.wall_seconds, max(self._seconds_left(), _LEAST_RUN_SECONDS))
         self._result = result = await self._sandbox.run(
             RunRequest(
                 run_id=self._input.round_id,
@@ -305,7 +320,7 @@ class _Round:
         if self._word_in_call or reveals_check_word(self._check_word, result.output):
             return verdict.word_revealed()
         self._output = result.output
-        return verdict.judge(result, wall_seconds=wall_seconds)
+        return verdict.judge(result, wall_seconds=wall_seconds, max_calls=self._limits.max_calls)
 
     async def _dispatch(self, call: StubCall) -> StubResult:
         """Pass a call on, unless its arguments would carry the check word out of the sandbox."""

@@ -50,13 +50,15 @@ class Verdict:
     notice: str | None = None
 
 
-def judge(run: RunResult, *, wall_seconds: float) -> Verdict:
+def judge(run: RunResult, *, wall_seconds: float, max_calls: int) -> Verdict:
     """Decide on a run that took place."""
     stop = run.stop_type
-    if stop is StopType.NORMAL:
-        return Verdict(stop_type=stop, reason="The program ended normally.", wants_more=False)
     if stop in (StopType.AGENT, StopType.MULTIMODAL_AGENT):
         return Verdict(stop_type=stop, reason=_STOPPED_AT_CALL, wants_more=True)
+    if run.calls > max_calls:
+        return _calls_used_up(stop, max_calls)
+    if stop is StopType.NORMAL:
+        return Verdict(stop_type=stop, reason="The program ended normally.", wants_more=False)
     if stop is StopType.TIMEOUT:
         reason = f"The program took longer than {wall_seconds:g} seconds, calls included, and was stopped."
         return Verdict(stop_type=stop, reason=reason, wants_more=True)
@@ -121,6 +123,16 @@ def time_used_up(seconds: float, *, stop_type: StopType | None = None, reason: s
         "Send another message if I shall go on."
     )
     return Verdict(stop_type=stop_type, reason=reason, wants_more=False, notice=notice)
+
+
+def _calls_used_up(stop: StopType, max_calls: int) -> Verdict:
+    # Another round would most likely begin the same loop again, with as many effects.
+    notice = (
+        f"I stopped here: my program made more than the {max_calls} method calls that one round may make. "
+        "Send another message if I shall go on."
+    )
+    reason = f"The program was refused further calls after {max_calls}; the turn ended there."
+    return Verdict(stop_type=stop, reason=reason, wants_more=False, notice=notice)
 
 
 def _judge_manual(run: RunResult) -> Verdict:

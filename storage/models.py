@@ -235,6 +235,7 @@ class RoundRow(Base):
     prompt_tokens: Mapped[int | None]
     completion_tokens: Mapped[int | None]
     cost: Mapped[float | None]
+    calls: Mapped[list[dict[str, Any]] | None] = mapped_column(JsonText())
     error: Mapped[str | None]
 
     __table_args__ = (

@@ -2,7 +2,8 @@
 
     REQUESTED ──claim_next──▶ RUNNING ──finish──▶ DONE | FAILED | CANCELLED
         │  ▲                     │
-        │  └──requeue_orphans────┘ (its worker lost the chat's lease; FAILED after too many)
+        │  └──────take_over──────┤ (its worker lost the chat's lease before the LLM answered)
+        │                        ├──take_over──▶ FAILED (too often), CANCELLED (asked to stop)
         ├──claim_next of an older one──▶ MERGED
         └──cancel──▶ CANCELLED
 
@@ -13,8 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cache
 from typing import Any, Final
 
@@ -25,96 +24,14 @@ from storage.chats import ChatRepository
 from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.leases import is_free
 from storage.models import ChatRow, RoundRow
-from storage.repository import Repository, found, is_one_of, new_id
+from storage.repository import Repository, found, is_one_of
+from storage.round_values import ClaimedRound, Round, RoundReport, RoundRequest
 from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind
 from storage.upsert import insert
 
 __all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequest"]
 
 _OPEN: Final = (RoundState.REQUESTED, RoundState.RUNNING)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundRequest:
-    """What asks for a round."""
-
-    chat_key: str
-    trigger_kind: TriggerKind
-    #: Unique for its kind: the second request of one trigger is the first one's round.
-    trigger_id: str
-    id: str = field(default_factory=new_id)
-    #: The turn that the round continues; None begins one, named after the round.
-    turn_id: str | None = None
-    #: Position in its turn, from 1.
-    number: int = 1
-    #: Platform id of the user who began the turn; None if nobody did.
-    user_id: str | None = None
-    #: What the LLM is to see of an AGENT call's result.
-    observation: str | None = None
-    #: Content parts of a MULTIMODAL_AGENT call's result.
-    segments: list[dict[str, Any]] | None = None
-    #: How long the round waits for more triggers of its chat; >= 0.
-    delay_seconds: float = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundReport:
-    """What is known of a round so far; None means "not known" and keeps what was recorded."""
-
-    prompt_chars: int | None = None
-    model: str | None = None
-    answer: str | None = None
-    code: str | None = None
-    stop_type: int | None = None
-    exit_code: int | None = None
-    output: str | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cost: float | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round(RoundReport):
-    """One round, whole."""
-
-    #: Position among all rounds; within a chat, a larger one was requested later.
-    sequence: int
-    id: str
-    chat_key: str
-    turn_id: str
-    number: int
-    trigger_kind: TriggerKind
-    trigger_id: str
-    state: RoundState
-    #: How often it was started.
-    attempt: int
-    fence: int
-    worker: str | None
-    #: Id of the round that took this one along.
-    merged_into: str | None
-    requested_at: datetime
-    not_before: datetime
-    started_at: datetime | None
-    answered_at: datetime | None
-    finished_at: datetime | None
-    cancel_requested_at: datetime | None
-    user_id: str | None
-    observation: str | None
-    segments: list[dict[str, Any]] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClaimedRound:
-    """A round to run now, with the younger ones that it takes along, in order."""
-
-    round: Round
-    merged: tuple[Round, ...]
-
-    @property
-    def triggers(self) -> tuple[Round, ...]:
-        """Everything that this round answers, in order."""
-        return (self.round, *self.merged)
 
 
 class RoundRepository(Repository):
@@ -139,22 +56,21 @@ class RoundRepository(Repository):
     async def claim_next(self, chat_key: str, *, fence: int, worker: str) -> ClaimedRound | None:
         """Start the chat's oldest requested round; the ones that follow it are merged into it.
 
-        What is not due yet waits, unless something younger is due: order comes first. None when
-        nothing is due.
+        Once one of them is due all go along, those that would wait longer too: the prompt shows
+        what they are about. None when nothing is due.
 
         Raises:
             FencedError: the caller does not hold the chat's lease.
-            ConflictError: a round of the chat is running (``requeue_orphans`` was not called).
+            ConflictError: a round of the chat is running (``take_over`` was not called).
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
         requested = and_(_is_open(chat_key), RoundRow.state == RoundState.REQUESTED)
-        newest_due = select(func.max(RoundRow.sequence)).where(requested, RoundRow.not_before <= now())
-        chosen = select(RoundRow.id).where(requested, RoundRow.sequence <= newest_due.scalar_subquery())
-        ids: Sequence[str] = list(
-            (await self._connection.execute(chosen.order_by(RoundRow.sequence))).scalars()
-        )
-        if not ids:
+        is_due = RoundRow.not_before <= now()
+        chosen = select(RoundRow.id, is_due).where(requested).order_by(RoundRow.sequence)
+        waiting = (await self._connection.execute(chosen)).all()
+        if not any(due for _, due in waiting):
             return None
+        ids: Sequence[str] = [round_id for round_id, _ in waiting]
         await self._count(
             update(RoundRow)
             .where(RoundRow.id.in_(ids[1:]))
@@ -200,26 +116,41 @@ class RoundRepository(Repository):
         values = {**_known(report), "state": state, "finished_at": now()}
         return await self._write(round_id, fence=fence, values=values)
 
-    async def requeue_orphans(self, chat_key: str, *, fence: int, max_attempts: int) -> list[Round]:
+    async def take_over(self, chat_key: str, *, fence: int, max_attempts: int) -> list[Round]:
         """Take over running rounds whose worker lost the lease; call it after each acquisition.
 
-        A round that was started ``max_attempts`` times fails instead; returns all as they are now.
+        One that the LLM had not answered is requested again, or FAILED when it was started
+        ``max_attempts`` times; one that was asked to stop is CANCELLED. One that the LLM had
+        answered goes on as RUNNING under the caller's lease, who has to ``finish`` it: its code may
+        have run, and must not run again. Returns all as they are now.
 
         Raises:
             FencedError: the caller does not hold the chat's lease.
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
+        stopping = RoundRow.cancel_requested_at.is_not(None)
+        answered = RoundRow.answered_at.is_not(None)
         is_last = RoundRow.attempt >= max_attempts
+        state = case(
+            (stopping, RoundState.CANCELLED),
+            (answered, RoundState.RUNNING),
+            (is_last, RoundState.FAILED),
+            else_=RoundState.REQUESTED,
+        )
+        error = case(
+            (stopping, "stopped on request; its worker had died"),
+            (answered, RoundRow.error),
+            (is_last, f"its worker died {max_attempts} times; not started again"),
+            else_=RoundRow.error,
+        )
         statement = (
             update(RoundRow)
             .where(_is_open(chat_key), RoundRow.state == RoundState.RUNNING, RoundRow.fence < fence)
             .values(
-                state=case((is_last, RoundState.FAILED), else_=RoundState.REQUESTED),
-                finished_at=case((is_last, now()), else_=None),
-                error=case(
-                    (is_last, f"its worker died {max_attempts} times; not started again"),
-                    else_=RoundRow.error,
-                ),
+                state=state,
+                error=error,
+                finished_at=case((stopping, now()), (answered, None), (is_last, now()), else_=None),
+                fence=case((answered, fence), else_=RoundRow.fence),
             )
             .returning(RoundRow)
         )

@@ -118,7 +118,7 @@ class RoundDrain:
     async def _run_next(self, chat_key: str, fence: int) -> None:
         async with self._database.begin() as transaction:
             rounds = RoundRepository(transaction.connection)
-            await rounds.requeue_orphans(chat_key, fence=fence, max_attempts=MAX_ATTEMPTS)
+            await rounds.take_over(chat_key, fence=fence, max_attempts=MAX_ATTEMPTS)
             claimed = await rounds.claim_next(chat_key, fence=fence, worker=self._owner)
         if claimed is None:
             return

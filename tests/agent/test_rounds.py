@@ -15,9 +15,9 @@ import yaml
 
 from agent.llm import LLMAnswer, LLMRequest, ScriptedClient
 from agent.model import ChatBrief, HistoryMessage, MethodBrief, Observation, PluginBrief, TurnRound
-from agent.rounds import RoundInput, RoundOutcome, RoundRunner
+from agent.rounds import RoundAnswer, RoundInput, RoundOutcome, RoundRunner
 from broker_config.settings import AgentSettings, SandboxSettings
-from nekro_agent.errors import LLMError, SandboxUnavailableError
+from nekro_agent.errors import FencedError, LLMError, SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
 from sandbox import (
@@ -402,3 +402,25 @@ async def test_a_program_that_an_operator_stopped_is_not_started_over(sandbox: S
     assert sandbox.stop("r1")
     outcome = await running
     assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, False)
+
+
+async def test_the_answer_is_told_before_its_code_runs(play: Any) -> None:
+    calls, told = Calls(), []
+
+    async def on_answer(answer: RoundAnswer) -> None:
+        told.append((answer.code, answer.prompt_chars > 0, answer.llm.model, list(calls.seen)))
+
+    await play(code("add(2, 3)"), dispatch=calls, on_answer=on_answer)
+    assert told == [("add(2, 3)", True, "scripted", [])]
+    assert len(calls.seen) == 1
+
+
+async def test_code_does_not_run_when_its_answer_cannot_be_recorded(play: Any) -> None:
+    calls = Calls()
+
+    async def refuse(_: RoundAnswer) -> None:
+        raise FencedError("the chat passed to another worker")
+
+    with pytest.raises(FencedError):
+        await play(code("add(2, 3)"), dispatch=calls, on_answer=refuse)
+    assert calls.seen == []

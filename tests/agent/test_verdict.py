@@ -22,7 +22,7 @@ def result(stop: StopType, **fields: Any) -> RunResult:
 
 @pytest.mark.parametrize("stop", list(StopType))
 def test_only_a_normal_end_leaves_nothing_to_look_at(stop: StopType) -> None:
-    judged = verdict.judge(result(stop, exit_code=9), wall_seconds=60)
+    judged = verdict.judge(result(stop, exit_code=9), wall_seconds=60, max_calls=200)
     assert judged.stop_type is stop
     assert judged.wants_more is (stop is not StopType.NORMAL)
     assert judged.reason.endswith(".")
@@ -30,19 +30,36 @@ def test_only_a_normal_end_leaves_nothing_to_look_at(stop: StopType) -> None:
 
 @pytest.mark.parametrize("limit", list(Limit))
 def test_every_limit_has_words(limit: Limit) -> None:
-    judged = verdict.judge(result(StopType.ERROR, limit=limit, exit_code=137), wall_seconds=60)
+    judged = verdict.judge(result(StopType.ERROR, limit=limit, exit_code=137), wall_seconds=60, max_calls=200)
     assert judged.reason.startswith("The program was stopped at a limit of its sandbox: it ")
 
 
 def test_an_error_is_named_unless_the_output_shows_it() -> None:
     died = result(StopType.ERROR, exit_code=139, error="the process was killed by signal 11")
-    assert verdict.judge(died, wall_seconds=60).reason == (
+    assert verdict.judge(died, wall_seconds=60, max_calls=200).reason == (
         "The program ended with an error (exit code 139): the process was killed by signal 11"
     )
     raised = result(StopType.ERROR, error="KeyError: 1", output="Traceback …\nKeyError: 1\n")
-    assert verdict.judge(raised, wall_seconds=60).reason == "The program ended with an error (exit code 1)."
+    assert (
+        verdict.judge(raised, wall_seconds=60, max_calls=200).reason
+        == "The program ended with an error (exit code 1)."
+    )
 
 
 def test_an_operators_stop_is_not_undone_by_a_new_round() -> None:
-    judged = verdict.judge(result(StopType.MANUAL, exit_code=137), wall_seconds=60)
+    judged = verdict.judge(result(StopType.MANUAL, exit_code=137), wall_seconds=60, max_calls=200)
     assert (judged.stop_type, judged.wants_more) == (StopType.MANUAL, False)
+
+
+@pytest.mark.parametrize("stop", [StopType.NORMAL, StopType.ERROR, StopType.TIMEOUT])
+def test_more_calls_than_a_round_may_make_end_the_turn_with_words(stop: StopType) -> None:
+    judged = verdict.judge(result(stop, calls=201), wall_seconds=60, max_calls=200)
+    assert (judged.stop_type, judged.wants_more) == (stop, False)
+    assert judged.notice is not None and "200 method calls" in judged.notice
+    enough = verdict.judge(result(stop, calls=200), wall_seconds=60, max_calls=200)
+    assert enough.notice is None
+
+
+def test_a_result_that_woke_the_model_is_no_reason_to_stop() -> None:
+    judged = verdict.judge(result(StopType.AGENT, calls=201), wall_seconds=60, max_calls=200)
+    assert (judged.wants_more, judged.notice) == (True, None)

@@ -111,7 +111,9 @@ async def test_second_round_at_once_is_refused_by_the_database(database: Databas
         await _claim(database, fence)
 
 
-async def test_delayed_round_waits_but_never_overtaken(database: Database, fence: int) -> None:
+async def test_delayed_round_waits_and_goes_along_with_one_that_is_due(
+    database: Database, fence: int
+) -> None:
     await _ask(database, _request("1", delay_seconds=60))
     assert await _claim(database, fence) is None
     async with database.read() as tx:
@@ -119,10 +121,11 @@ async def test_delayed_round_waits_but_never_overtaken(database: Database, fence
         assert seconds is not None and 50 < seconds <= 60
         assert await tx.rounds.seconds_until_due("other") is None
         assert await tx.rounds.due_chats(limit=9) == []
-    await _ask(database, _request("2"), _request("3", delay_seconds=60))
+    await _ask(database, _request("2", user_id="u2"), _request("3", delay_seconds=60))
     claimed = await _claim(database, fence)
     assert claimed is not None
-    assert [item.trigger_id for item in claimed.triggers] == ["1", "2"]
+    assert [item.trigger_id for item in claimed.triggers] == ["1", "2", "3"]
+    assert claimed.user_id == "u2"
 
 
 async def test_what_is_known_is_recorded_piece_by_piece(database: Database, fence: int) -> None:
@@ -158,11 +161,11 @@ async def test_worker_that_lost_the_chat_cannot_write(
     for attempt in (
         _finish(database, claimed.round.id, fence, answer="late"),
         _claim(database, fence),
-        _requeue(database, fence),
+        _take_over(database, fence),
     ):
         with pytest.raises(FencedError):
             await attempt
-    assert [item.state for item in await _requeue(database, new)] == [RoundState.REQUESTED]
+    assert [item.state for item in await _take_over(database, new)] == [RoundState.REQUESTED]
     again = await _claim(database, new)
     assert again is not None and again.round.id == claimed.round.id
     assert (again.round.attempt, again.round.answer) == (2, None)
@@ -171,9 +174,9 @@ async def test_worker_that_lost_the_chat_cannot_write(
         await _finish(database, again.round.id, new)
 
 
-async def _requeue(database: Database, fence: int, max_attempts: int = 3) -> list[Round]:
+async def _take_over(database: Database, fence: int, max_attempts: int = 3) -> list[Round]:
     async with database.begin() as tx:
-        return await tx.rounds.requeue_orphans("chat", fence=fence, max_attempts=max_attempts)
+        return await tx.rounds.take_over("chat", fence=fence, max_attempts=max_attempts)
 
 
 async def test_round_that_is_started_again_keeps_what_it_took_along(
@@ -184,7 +187,7 @@ async def test_round_that_is_started_again_keeps_what_it_took_along(
     await _ask(database, _request("3"))
     await let_leases_run_out()
     new = await _lease(database)
-    await _requeue(database, new)
+    await _take_over(database, new)
     again = await _claim(database, new)
     assert again is not None
     assert [item.trigger_id for item in again.triggers] == ["1", "2", "3"]
@@ -198,16 +201,51 @@ async def test_round_that_kills_its_workers_fails_in_the_end(
         assert await _claim(database, fence) is not None
         await let_leases_run_out()
         fence = await _lease(database)
-        (orphan,) = await _requeue(database, fence, max_attempts=2)
+        (orphan,) = await _take_over(database, fence, max_attempts=2)
     assert orphan.state is RoundState.FAILED
     assert "2 times" in (orphan.error or "") and orphan.finished_at is not None
     assert await _claim(database, fence) is None
 
 
+async def test_round_that_was_answered_is_handed_over_instead_of_started_again(
+    database: Database, fence: int, let_leases_run_out: RunOut
+) -> None:
+    await _ask(database, _request("1"))
+    claimed = await _claim(database, fence)
+    assert claimed is not None
+    async with database.begin() as tx:
+        await tx.rounds.record(claimed.round.id, fence=fence, report=RoundReport(answer="", code="x = 1"))
+    await _ask(database, _request("2"))
+    await let_leases_run_out()
+    new = await _lease(database)
+    (orphan,) = await _take_over(database, new, max_attempts=1)
+    assert (orphan.state, orphan.attempt, orphan.fence) == (RoundState.RUNNING, 1, new)
+    assert (orphan.worker, orphan.finished_at) == ("w1", None)
+    with pytest.raises(FencedError):
+        await _finish(database, orphan.id, fence)
+    calls = [{"id": "c1", "lane": "methods"}]
+    assert (await _finish(database, orphan.id, new, calls=calls)).calls == calls
+    second = await _claim(database, new)
+    assert second is not None and second.round.trigger_id == "2"
+
+
+async def test_orphan_that_was_asked_to_stop_is_cancelled(
+    database: Database, fence: int, let_leases_run_out: RunOut
+) -> None:
+    await _ask(database, _request("1"))
+    await _claim(database, fence)
+    async with database.begin() as tx:
+        await tx.rounds.cancel("chat", reason="enough")
+    await let_leases_run_out()
+    (orphan,) = await _take_over(database, await _lease(database))
+    assert orphan.state is RoundState.CANCELLED
+    assert orphan.finished_at is not None and "died" in (orphan.error or "")
+
+
 async def test_own_running_round_is_no_orphan(database: Database, fence: int) -> None:
     await _ask(database, _request("1"))
     await _claim(database, fence)
-    assert await _requeue(database, fence) == []
+    assert await _take_over(database, fence) == []
 
 
 async def test_cancel_ends_what_waits_and_tells_what_runs(database: Database, fence: int) -> None:
