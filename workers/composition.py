@@ -48,7 +48,8 @@ from workers.publisher import EventPublisher
 from workers.records import SqlRecords
 from workers.registry import Registry
 from workers.runs import CodeReport, CodeRuns
-from workers.sweeps import TimerFirings
+from workers.sweeper import Sweeper
+from workers.sweeps import JobSweep, RetentionSweep, TimerFirings, TimerSweep
 
 __all__ = ["CodeReport", "Services"]
 
@@ -217,6 +218,20 @@ class Services:
     def intake(self) -> MessageIntake:
         """Takes messages of people."""
         return MessageIntake(self.database, self.publisher, self.host, self.settings.agent)
+
+    def sweeper(self) -> Sweeper:
+        """Build what finds lost work and fires timers; every worker has one, one at a time sweeps."""
+        return Sweeper(
+            self.database,
+            self.publisher,
+            self.settings.agent,
+            owner=self.node,
+            sweeps=(
+                TimerSweep(self.database, self.firings).sweep,
+                JobSweep(self.database, self.publisher, self.settings.agent).sweep,
+                RetentionSweep(self.database, self.settings.retention).sweep,
+            ),
+        )
 
     async def sandboxes(self) -> SandboxManager:
         """Return the started sandbox manager.

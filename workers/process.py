@@ -116,6 +116,9 @@ class _Home:
     async def _start(self) -> None:
         at_loop_close(self._services.close)
         await self._services.start()
+        sweeper = self._services.sweeper()
+        sweeper.start()
+        at_loop_close(sweeper.close)
         if self._services.role == Lane.ROUNDS.value:
             from workers.rounds_service import RoundsService
 

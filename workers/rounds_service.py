@@ -1,4 +1,4 @@
-"""What only a rounds worker has: the model, the drain, and the sweep that finds lost work."""
+"""What only a rounds worker has: the model, and the drain."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from agent.llm import LLMClient, create_client
 from agent.rounds import RoundRunner
 from workers.round_input import RoundInputs
 from workers.rounds import RoundDrain
-from workers.sweeper import Sweeper
-from workers.sweeps import JobSweep, TimerSweep
 
 if TYPE_CHECKING:
     from workers.composition import Services
@@ -20,10 +18,9 @@ __all__ = ["RoundsService"]
 class RoundsService:
     """Lives as long as the worker's loop."""
 
-    def __init__(self, *, llm: LLMClient, drain: RoundDrain, sweeper: Sweeper) -> None:
+    def __init__(self, *, llm: LLMClient, drain: RoundDrain) -> None:
         self._llm = llm
         self.drain = drain
-        self._sweeper = sweeper
 
     @classmethod
     async def start(cls, services: Services) -> RoundsService:
@@ -51,21 +48,9 @@ class RoundsService:
             settings=settings.agent,
             owner=services.node,
         )
-        sweeper = Sweeper(
-            services.database,
-            services.publisher,
-            settings.agent,
-            owner=services.node,
-            sweeps=(
-                TimerSweep(services.database, services.firings).sweep,
-                JobSweep(services.database, services.publisher, settings.agent).sweep,
-            ),
-        )
-        sweeper.start()
-        return cls(llm=llm, drain=drain, sweeper=sweeper)
+        return cls(llm=llm, drain=drain)
 
     async def close(self) -> None:
-        """Stop sweeping and close the model's connections."""
-        await self._sweeper.close()
+        """Forget delayed announcements and close the model's connections."""
         await self.drain.close()
         await self._llm.close()

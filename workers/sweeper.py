@@ -1,6 +1,7 @@
 """The sweep: finds work that is recorded and got lost on the road, and sends it again.
 
-Every rounds worker has a sweeper; a lease lets one of them sweep at a time.
+Every worker has a sweeper, whatever its lane: a fleet without rounds workers has timers and jobs too.
+A lease lets one of them sweep at a time.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""What the sweep does besides rounds and calls: firing timers, and jobs whose message or worker got lost."""
+"""What the sweep does besides rounds and calls: timers, jobs whose message or worker got lost, old rows."""
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Final
 
 from loguru import logger
 
-from broker_config.settings import AgentSettings
+from broker_config.settings import AgentSettings, RetentionSettings
 from nekro_agent import cron
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.ports import CronJob, MessageKind
 from storage.engine import Database
 from storage.jobs import Job
 from storage.messages import NewMessage
+from storage.retention import delete_expired
 from storage.rounds import RoundRequest
 from storage.states import TriggerKind
 from storage.timer_services import Firing, fire_due
@@ -22,10 +24,12 @@ from workers.job_data import is_call
 from workers.messages import announce_message
 from workers.publisher import EventPublisher
 
-__all__ = ["JobSweep", "TimerFirings", "TimerSweep"]
+__all__ = ["JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep"]
 
 #: Rows that one sweep takes of each kind; the next one goes on.
 _BATCH: Final = 500
+#: How often the sweep looks for rows that ended long ago.
+_RETENTION_SECONDS: Final = 3600.0
 #: How long a job may stand in its queue before its message is taken for lost and sent again.
 _QUEUED_SECONDS: Final = 60.0
 
@@ -94,6 +98,24 @@ def _next_fire_at(job: CronJob) -> datetime | None:
     except InvalidValueError as exc:
         logger.bind(job_id=job.job_id, error=str(exc)).error("recurring_timer_paused")
         return None
+
+
+class RetentionSweep:
+    """Deletes what ended long ago, once an hour."""
+
+    def __init__(self, database: Database, settings: RetentionSettings) -> None:
+        self._database = database
+        self._settings = settings
+        self._next_at = time.monotonic()
+
+    async def sweep(self) -> float | None:
+        """Delete what is due; returns in how many seconds the next look is."""
+        if time.monotonic() >= self._next_at:
+            self._next_at = time.monotonic() + _RETENTION_SECONDS
+            deleted = await delete_expired(self._database, self._settings)
+            if any(deleted.values()):
+                logger.bind(**deleted).info("expired_rows_deleted")
+        return self._next_at - time.monotonic()
 
 
 class JobSweep:

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from runtime_bench import Road
 
-from broker_config.settings import AgentSettings, DatabaseSettings
+from broker_config.settings import AgentSettings, DatabaseSettings, RetentionSettings
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.ports import CronJob, WorkdayMode
 from storage.engine import Database
+from storage.jobs import NewJob
 from storage.states import TriggerKind
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.sweeper import Sweeper
-from workers.sweeps import TimerFirings, TimerSweep
+from workers.sweeps import RetentionSweep, TimerFirings, TimerSweep
 
 SECONDS = 10
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -139,3 +140,23 @@ async def test_pause_until_the_next_timer_is_known(database: Database, road: Roa
         )
     pause = await TimerSweep(database, TimerFirings(road)).sweep()
     assert (pause is None) is (count == 0) and (pause is None or 3500 < pause <= 3600)
+
+
+async def test_old_rows_are_deleted_once_an_hour(database: Database) -> None:
+    async def add_old_job(name: str) -> None:
+        async with database.begin() as tx:
+            job = await tx.jobs.add(NewJob(type="t", task_id=name, plugin_key="a.b", chat_key="c"))
+            await tx.jobs.request_cancel(job.id, reason="")
+            await tx.connection.exec_driver_sql("UPDATE jobs SET updated_at = '2000-01-01 00:00:00.000000'")
+
+    async def names() -> list[str]:
+        async with database.read() as tx:
+            return [job.task_id for job in await tx.jobs.newest(limit=9)]
+
+    sweep = RetentionSweep(database, RetentionSettings())
+    await add_old_job("first")
+    pause = await sweep.sweep()
+    assert await names() == [] and pause is not None and pause > 3000
+    await add_old_job("second")
+    await sweep.sweep()
+    assert await names() == ["second"]
