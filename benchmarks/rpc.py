@@ -35,8 +35,9 @@ examples:
   python -m benchmarks.rpc --only taskiq,nekro-bridge --repetitions 9
   python -m benchmarks.rpc --workers 2 --json bench.json
 
-exit codes: 0 every installed contender was measured, 1 one failed, 2 usage
+exit codes: 0 every installed contender was measured, 1 one failed, 2 usage, 130 interrupted
 """
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +121,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options(sys.argv[1:] if argv is None else argv)
     # A terminated run must stop its servers and workers as an interrupted one does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="rpc-bench-") as directory:
-        run = run_benchmark(options, Path(directory))
+    try:
+        with tempfile.TemporaryDirectory(prefix="rpc-bench-") as directory:
+            run = run_benchmark(options, Path(directory))
+    except KeyboardInterrupt:
+        print("interrupted; everything that was started has been stopped", file=sys.stderr)
+        return _INTERRUPTED
     print(as_text(run))
     if options.json_path is not None:
         options.json_path.write_text(json.dumps(as_data(run), indent=2) + "\n", "utf-8")
