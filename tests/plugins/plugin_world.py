@@ -15,7 +15,7 @@ import pytest
 import spec_blocks
 from file_server import FileServer
 
-from nekro_agent import layout
+from nekro_agent import layout, runtime
 from nekro_agent.invoke import Outcome
 from nekro_agent.policies import DownloadPolicy, PackagePolicy
 from nekro_agent.ports import MessageKind
@@ -24,7 +24,7 @@ from nekro_agent.testing import InMemoryRuntime
 from workers.loader import LoadedPlugins, load_plugins, unload_plugins
 from workers.registry import Registry
 
-__all__ = ["CHAT", "USER", "FileServer", "MemoryWorld", "StartWorld", "World", "shared_dir", "uploads_dir"]
+__all__ = ["CHAT", "USER", "FileServer", "MemoryWorld", "StartWorld", "World", "uploads_dir"]
 
 HERE = Path(__file__).parent
 CHAT = "test-chat"
@@ -34,6 +34,8 @@ USER = "user-1"
 class World(Protocol):
     """A system in which plugins run."""
 
+    #: ``"memory"`` or ``"queue"``.
+    kind: str
     data_dir: Path
 
     async def call(
@@ -58,6 +60,10 @@ class World(Protocol):
         """Texts of the chat's recorded messages of one kind, in order."""
         ...
 
+    async def shared_dir(self, chat_key: str = CHAT) -> Path:
+        """Host directory behind the chat's ``/app/shared``; it exists."""
+        ...
+
     async def woken(self, chat_key: str) -> int:
         """How many follow-up rounds were asked for."""
         ...
@@ -73,6 +79,8 @@ class World(Protocol):
 
 class MemoryWorld:
     """``World`` in memory."""
+
+    kind = "memory"
 
     def __init__(self, loaded: LoadedPlugins, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -108,6 +116,9 @@ class MemoryWorld:
     async def texts(self, chat_key: str, kind: MessageKind) -> list[str]:
         return self.runtime.messages.texts(chat_key, kind)
 
+    async def shared_dir(self, chat_key: str = CHAT) -> Path:
+        return self.runtime.areas.shared_dir(layout.default_container_key(chat_key))
+
     async def woken(self, chat_key: str) -> int:
         return self.runtime.messages.triggered.count(chat_key)
 
@@ -127,6 +138,7 @@ async def start_world(
 ) -> AsyncIterator[StartWorld]:
     """Start a world with the plugins of a folder; import-time code sees its data directory."""
     monkeypatch.setenv("NEKRO_DATA_DIR", str(tmp_path / "data"))
+    runtime.prepare(data_dir=None)  # another test's processes may have fixed it
     async with AsyncExitStack() as stack:
 
         async def start(plugins: Path) -> MemoryWorld:
@@ -139,26 +151,20 @@ async def start_world(
         yield start
 
 
-@pytest.fixture
-async def spec(start_world: StartWorld, tmp_path: Path) -> MemoryWorld:
-    """The plugins of the specification documents."""
+@pytest.fixture(scope="session")
+def spec_plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plugins of the specification documents, as files."""
     if not spec_blocks.SPEC_DIR.is_dir():
         pytest.skip(f"the specification documents are not at {spec_blocks.SPEC_DIR}")
-    directory = tmp_path / "spec_plugins"
-    directory.mkdir()
+    directory = tmp_path_factory.mktemp("spec_plugins")
     spec_blocks.write_plugins(directory)
-    return await start_world(directory)
+    return directory
 
 
 @pytest.fixture
 async def authored(start_world: StartWorld) -> MemoryWorld:
     """The plugins in ``authored/``."""
     return await start_world(HERE / "authored")
-
-
-def shared_dir(world: World, chat_key: str = CHAT) -> Path:
-    """Host directory behind ``/app/shared`` of a chat that has its default container."""
-    return layout.shared_dir(world.data_dir, layout.default_container_key(chat_key))
 
 
 def uploads_dir(world: World, chat_key: str = CHAT) -> Path:

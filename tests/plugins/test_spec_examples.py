@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import spec_blocks
-from plugin_world import CHAT, USER, FileServer, World, shared_dir, uploads_dir
+from plugin_world import CHAT, USER, FileServer, World, uploads_dir
 
-from nekro_agent.errors import ArgumentError
+from nekro_agent.errors import ArgumentError, ResultError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
 
@@ -130,7 +130,7 @@ async def test_exports_are_listed_and_reach_the_sandbox(spec: World, doc: str) -
     assert empty == {"j1": "利用可能なエクスポートファイルがありません", "c1": "暂无导出文件"}[doc]
     answer = (await spec.call(f"spec.{doc}.export_data", "a;b\n", "table.csv")).value
     assert answer.endswith(": /app/shared/table.csv")
-    assert (shared_dir(spec) / "table.csv").read_text() == "a;b\n"
+    assert (await spec.shared_dir() / "table.csv").read_text() == "a;b\n"
     assert (await spec.call(f"spec.{doc}.list_exports")).value.splitlines()[1:] == ["- table.csv"]
 
 
@@ -160,8 +160,7 @@ async def test_only_old_temporary_files_are_removed(spec: World, doc: str) -> No
 @both
 async def test_a_file_of_the_sandbox_is_read_by_the_plugin(spec: World, doc: str) -> None:
     await spec.call(f"spec.{doc}.list_exports")
-    shared_dir(spec).mkdir(parents=True, exist_ok=True)
-    (shared_dir(spec) / "input.txt").write_bytes(b"from the sandbox")
+    (await spec.shared_dir() / "input.txt").write_bytes(b"from the sandbox")
     answer = (await spec.call(f"spec.{doc}.process_user_file", "/app/shared/input.txt")).value
     assert "16" in answer
     (saved,) = (plugin_dir(spec, doc) / "user_uploads").iterdir()
@@ -224,12 +223,13 @@ async def test_a_report_is_readable_at_the_returned_sandbox_path(spec: World) ->
     assert (await spec.call("spec.c2.get_file_content", path)).value == "内容"
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-async def test_an_open_file_is_returned_by_the_wrong_example(spec: World, tmp_path: Path) -> None:
+async def test_an_open_file_cannot_be_returned(spec: World, tmp_path: Path) -> None:
     (tmp_path / "f").touch()
-    # In one process the object arrives; between processes the codec refuses it by type.
-    outcome = await spec.call("spec.c2.get_file_handle", str(tmp_path / "f"))
-    outcome.value.close()
+    if spec.kind == "memory":  # nothing is encoded in one process, so the wrong example works there
+        (await spec.call("spec.c2.get_file_handle", str(tmp_path / "f"))).value.close()
+    else:
+        with pytest.raises(ResultError, match="TextIOWrapper"):
+            await spec.call("spec.c2.get_file_handle", str(tmp_path / "f"))
 
 
 async def test_a_sum_is_called_by_function_name_and_by_label(spec: World) -> None:
@@ -264,7 +264,6 @@ async def test_content_parts_wake_the_agent(spec: World) -> None:
     assert outcome.type is SandboxMethodType.MULTIMODAL_AGENT
     assert [part["type"] for part in outcome.segments or ()] == ["text", "image_url"]
     assert await spec.woken(CHAT) == 1
-    assert await spec.texts(CHAT, MessageKind.SYSTEM) == []
 
 
 async def test_a_users_preference_is_none_until_it_is_stored(spec: World) -> None:

@@ -1,0 +1,196 @@
+"""``World`` on the real system: a worker process, Redis, SQLite; calls travel through the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from plugin_world import CHAT, USER
+
+from broker_config.codec import decode_value, encode_arguments
+from broker_config.settings import Settings
+from broker_config.wire import new_id
+from cli.environment import environment_of
+from nekro_agent import runtime
+from nekro_agent.invoke import Outcome
+from nekro_agent.ports import MessageKind
+from storage.migrate import upgrade
+from workers.composition import Services
+from workers.dispatch import CallScope
+from workers.loader import unload_plugins
+
+START_SECONDS = 40
+CALL_SECONDS = 20
+#: What calls leave in the database and below the data directory.
+TABLES = ("plugin_values", "messages", "rounds", "calls", "chats")
+FOLDERS = ("plugins", "uploads", "sandboxes")
+
+
+class QueueSystem:
+    """One worker process for many tests; each begins with what the plugins' init left behind."""
+
+    def __init__(self, directory: Path, *, redis_url: str, plugins: Path) -> None:
+        self.database = directory / "nekro.db"
+        self._snapshot = directory / "snapshot"
+        self._log = directory / "worker.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.settings = Settings.load(
+            env_file=None,
+            data_dir=directory / "data",
+            broker={"url": redis_url, "key_prefix": f"t{uuid.uuid4().hex}:"},
+            database={"url": f"sqlite:///{self.database}"},
+            plugins={"dirs": (plugins,), "load_shipped": False, "package_install": "off"},
+            security={"signing_key": "test-signing-key"},
+        )
+
+    def prepare(self) -> None:
+        """Migrate, start the worker once, and keep what its plugins' init made."""
+        with ThreadPoolExecutor(1) as thread:  # a fixture of an async test has a running loop already
+            migration = upgrade(self.settings.database, self.settings.data_dir)
+            thread.submit(asyncio.run, migration).result()
+        self.start_worker()
+        for folder in FOLDERS:
+            (self.settings.data_dir / folder).mkdir(exist_ok=True)
+            shutil.copytree(self.settings.data_dir / folder, self._snapshot / folder)
+        with self._connection() as connection:
+            self._rows = connection.execute("SELECT * FROM plugin_values").fetchall()
+
+    def restore(self) -> None:
+        """Bring back the state after init, and the worker if a test stopped it."""
+        with self._connection() as connection:
+            for table in TABLES:
+                connection.execute(f"DELETE FROM {table}")
+            marks = ", ".join("?" * len(self._rows[0])) if self._rows else ""
+            connection.executemany(f"INSERT INTO plugin_values VALUES ({marks})", self._rows)
+        for folder in FOLDERS:
+            shutil.rmtree(self.settings.data_dir / folder, ignore_errors=True)
+            shutil.copytree(self._snapshot / folder, self.settings.data_dir / folder)
+        if self._process is None:
+            self.start_worker()
+
+    def start_worker(self) -> None:
+        """Start the worker and wait until it consumes."""
+        ours, theirs = socket.socketpair()
+        arguments = ["worker", "--lane", "methods", "--name", "spec", "--supervisor-fd", str(theirs.fileno())]
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "cli.main", *arguments],
+                env=environment_of(self.settings),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        theirs.close()
+        ours.settimeout(START_SECONDS)
+        assert ours.recv(4096), f"the worker ended:\n{self._log.read_text()}"
+        self._channel = ours  # closing it would tell the worker that its supervisor has died
+
+    def stop_worker(self) -> None:
+        """Stop the worker warmly: its plugins' cleanup runs."""
+        if self._process is not None:
+            self._process.terminate()
+            assert self._process.wait(START_SECONDS) == 0, self._log.read_text()[-4000:]
+            self._process = None
+            self._channel.close()
+
+    def query(self, statement: str, *values: object) -> list[Any]:
+        """Read rows."""
+        with self._connection() as connection:
+            return connection.execute(statement, values).fetchall()
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(self.database, timeout=10)) as connection, connection:
+            yield connection
+
+
+class QueueWorld:
+    """Implements ``World`` with the services that a command has."""
+
+    kind = "queue"
+
+    def __init__(self, system: QueueSystem, services: Services) -> None:
+        self.data_dir = system.settings.data_dir
+        self._system = system
+        self._services = services
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def opened(cls, system: QueueSystem) -> AsyncIterator[QueueWorld]:
+        """Begin a test on the system."""
+        system.restore()
+        services = Services.load(system.settings, role="cli")
+        try:
+            await services.start()
+            yield cls(system, services)
+        finally:
+            await services.close()
+            unload_plugins(services.loaded)
+            runtime.prepare(data_dir=None)
+
+    async def call(
+        self, name: str, /, *args: Any, chat_key: str = CHAT, user_id: str | None = USER, **kwargs: Any
+    ) -> Outcome:
+        entry = self._services.registry.find(name)
+        envelope = await self._services.dispatcher.invoke(
+            entry,
+            encode_arguments(args, kwargs),
+            CallScope(chat=await self._services.chat(chat_key), user_id=user_id),
+            call_id=new_id(),
+            deadline=datetime.now(UTC) + timedelta(seconds=CALL_SECONDS),
+        )
+        value = envelope.value_bytes()
+        return Outcome(
+            type=envelope.type,
+            value=decode_value(value, max_bytes=1 << 20) if value else None,
+            text=envelope.text,
+            segments=envelope.segments,
+        )
+
+    async def stored(
+        self, plugin_key: str, store_key: str, *, chat_key: str = "", user_key: str = ""
+    ) -> str | None:
+        return await runtime.current().store.get(
+            plugin_key, chat_key=chat_key, user_key=user_key, store_key=store_key
+        )
+
+    async def store(
+        self, plugin_key: str, store_key: str, value: str, *, chat_key: str = "", user_key: str = ""
+    ) -> None:
+        await runtime.current().store.set(
+            plugin_key, chat_key=chat_key, user_key=user_key, store_key=store_key, value=value
+        )
+
+    async def texts(self, chat_key: str, kind: MessageKind) -> list[str]:
+        rows = self._system.query(
+            "SELECT text FROM messages WHERE chat_key = ? AND kind = ? ORDER BY sequence",
+            chat_key,
+            kind.value,
+        )
+        return [text for (text,) in rows]
+
+    async def shared_dir(self, chat_key: str = CHAT) -> Path:
+        chat = await self._services.chat(chat_key)
+        return self._services.areas.shared_dir(chat.container_key)
+
+    async def woken(self, chat_key: str) -> int:
+        return int(self._system.query("SELECT count(*) FROM rounds WHERE chat_key = ?", chat_key)[0][0])
+
+    async def reset(self, chat_key: str) -> None:
+        await self._services.reset_chat(chat_key)
+
+    async def stop(self) -> None:
+        self._system.stop_worker()
