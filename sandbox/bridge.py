@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -257,13 +258,14 @@ def _refused(error_type: str, message: str) -> Raised:
 
 def _encode_error(error: Raised) -> bytes:
     kinds = {ARGUMENT_ERROR: "argument", "CallTimeoutError": "timeout"}
-    return json.dumps(
+    return pickle.dumps(
         {
             "kind": kinds.get(error.error_type, "method"),
             "type": error.error_type[:200],
             "message": error.message[:_ERROR_CHARS],
-        }
-    ).encode()
+        },
+        4,
+    )
 
 
 def _parse_exit(payload: bytes) -> ExitReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import pickle
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -144,7 +144,7 @@ class SandboxRun:
             "limits": process_limits(self._settings),
             "argument_bytes": self._settings.argument_bytes,
         }
-        return json.dumps(run).encode()
+        return pickle.dumps(run, 4)
 
     async def _see_out(self, outcome: BridgeOutcome) -> ExitStatus:
         """Give the code the time that its end allows, then make sure that it is gone."""

@@ -22,13 +22,14 @@ from typing import Final
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
+from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.cgroups import Cgroups, Group, find_cgroups
 from sandbox.drivers.base import Check, SandboxSpec
-from sandbox.drivers.bwrap_args import LAYERS_INSIDE, RUNNER_INSIDE, BwrapFds, bwrap_arguments
+from sandbox.drivers.bwrap_args import LAYERS_INSIDE, BwrapFds, bwrap_arguments
 from sandbox.drivers.bwrap_tools import Tools, find_tools
 from sandbox.drivers.checks import check_of, describe_interpreter
 from sandbox.drivers.hints import explain_start_failure
-from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch, runner_source
+from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
 from sandbox.interpreter import Access, Interpreter, find_interpreter
 from sandbox.seccomp import build_filter, filter_fd
 
@@ -84,7 +85,7 @@ class BwrapDriver:
 
     @cached_property
     def _runner(self) -> bytes:
-        return runner_source().read_bytes()
+        return guest_program(self.interpreter.version)
 
     async def examine(self) -> tuple[Check, ...]:
         """Look at the programs, the interpreter and the kernel's features."""
@@ -179,8 +180,8 @@ class BwrapDriver:
             "-I",
             "-S",
             "-u",
-            RUNNER_INSIDE,
-            json.dumps(config),
+            PROGRAM_INSIDE,
+            encode_config(config),
         ]
         return [*self._become(spec.uid), *python] if self.root_mode else python
 

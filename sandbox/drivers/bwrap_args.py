@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from broker_config.settings import SandboxSettings
+from sandbox.bundle import PROGRAM_INSIDE
 from sandbox.drivers.base import SandboxSpec
 from sandbox.interpreter import SITE_INSIDE, Interpreter
 
-__all__ = ["LAYERS_INSIDE", "RUNNER_INSIDE", "BwrapFds", "bwrap_arguments", "runner_environment"]
+__all__ = ["LAYERS_INSIDE", "BwrapFds", "bwrap_arguments", "runner_environment"]
 
-RUNNER_INSIDE: Final = "/opt/sandbox/runner.py"
 LAYERS_INSIDE: Final = "/opt/layers"
 #: Who the code is inside its own user namespace, in user mode.
 _USER_INSIDE: Final = "65534"
@@ -84,7 +84,7 @@ def bwrap_arguments(
         *_system(interpreter),
         *_proc_and_devices(settings, zero_device=zero_device),
         *_python(interpreter),
-        "--perms", "0444", "--ro-bind-data", str(fds.runner), RUNNER_INSIDE,
+        "--perms", "0444", "--ro-bind-data", str(fds.runner), PROGRAM_INSIDE,
         *_layers(spec.layers),
         *_bind(fds.shared, spec.shared_dir, "/app/shared", read_only=False),
         *_bind(fds.uploads, spec.uploads_dir, "/app/uploads", read_only=True),

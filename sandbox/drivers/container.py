@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -25,9 +24,10 @@ from typing import Final
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
+from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.drivers.base import Check, ExitStatus, SandboxSpec, Usage
-from sandbox.drivers.bwrap_args import LAYERS_INSIDE, RUNNER_INSIDE
-from sandbox.drivers.process import expect_hello, runner_source
+from sandbox.drivers.bwrap_args import LAYERS_INSIDE
+from sandbox.drivers.process import expect_hello
 from sandbox.models import Limit
 from sandbox.seccomp import build_filter
 
@@ -150,7 +150,7 @@ class ContainerDriver:
         layers = [f"{LAYERS_INSIDE}/{index}" for index in range(len(spec.layers))]
         config = {
             "socket": f"{_SOCKET_INSIDE}/bridge.sock",
-            "seccomp": build_filter(strict_memory=False, families=families).hex(),
+            "seccomp": build_filter(strict_memory=False, families=families),
             "path": layers,
             "preload": list(spec.preload),
         }
@@ -174,13 +174,13 @@ class ContainerDriver:
             "--shm-size", str(settings.shm_bytes),
             "--volume", f"{spec.shared_dir}:/app/shared:rw",
             "--volume", f"{spec.uploads_dir}:/app/uploads:ro",
-            "--volume", f"{home / 'runner.py'}:{RUNNER_INSIDE}:ro",
+            "--volume", f"{home / 'runner.py'}:{PROGRAM_INSIDE}:ro",
             "--volume", f"{home / 'door'}:{_SOCKET_INSIDE}:ro",
             *(word for at, path in zip(layers, spec.layers, strict=True)
               for word in ("--volume", f"{path}:{at}:ro")),
             *(word for item in environment.items() for word in ("--env", "=".join(item))),
             "--workdir", "/app", "--entrypoint", "python3",
-            settings.container_image, "-I", "-u", RUNNER_INSIDE, json.dumps(config),
+            settings.container_image, "-I", "-u", PROGRAM_INSIDE, encode_config(config),
         ]  # fmt: skip
 
     async def _remove_abandoned(self) -> None:
@@ -309,7 +309,8 @@ def _runs(pid: str) -> bool:
 
 def _furnish(home: Path, uid: int) -> None:
     home.chmod(0o711)
-    shutil.copyfile(runner_source(), home / "runner.py")
+    # As source: the Python of the image may be of any version.
+    (home / "runner.py").write_bytes(guest_program(None))
     (home / "runner.py").chmod(0o444)
     (home / "door").mkdir(mode=0o700)
     if os.geteuid() == 0:

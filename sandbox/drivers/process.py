@@ -10,7 +10,6 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, cast
 
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
@@ -19,18 +18,13 @@ from sandbox.drivers.base import ExitStatus, SandboxSpec, Usage
 from sandbox.frames import PROTOCOL, FrameKind, FrameReader
 from sandbox.watchdog import processes_beside, usage_of
 
-__all__ = ["Launched", "ProcessSandbox", "expect_hello", "launch", "runner_source"]
+__all__ = ["Launched", "ProcessSandbox", "expect_hello", "launch"]
 
 #: How long a sandbox may take to say HELLO; preloading modules is included.
 HELLO_SECONDS: Final = 15
 _HELLO_BYTES: Final = 1 << 10
 _GONE_SECONDS: Final = 10
 _WORDS_SECONDS: Final = 1
-
-
-def runner_source() -> Path:
-    """Return the runner's file in this package."""
-    return Path(__file__).parent.parent / "guest" / "runner.py"
 
 
 @dataclass(kw_only=True)

@@ -26,11 +26,12 @@ from loguru import logger
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
+from sandbox.bundle import encode_config, guest_program
 from sandbox.cgroups import Cgroups, Group, find_cgroups
 from sandbox.drivers.base import Check, SandboxSpec
 from sandbox.drivers.bwrap_args import runner_environment
 from sandbox.drivers.checks import check_of, describe_interpreter
-from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch, runner_source
+from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
 from sandbox.guest import confine
 from sandbox.interpreter import Access, Interpreter, find_interpreter
 from sandbox.seccomp import build_filter, filter_fd
@@ -88,7 +89,7 @@ class _SupervisedDriver:
         with contextlib.ExitStack() as on_failure:
             home = Path(tempfile.mkdtemp(prefix="nekro-sandbox-"))
             on_failure.callback(shutil.rmtree, home, ignore_errors=True)
-            _furnish(home, spec)
+            _furnish(home, spec, guest_program(self.interpreter.version))
             group = cgroups.create() if cgroups else None
             if group:
                 on_failure.callback(group.remove)
@@ -188,7 +189,7 @@ class _SupervisedDriver:
             "confine": self.confines,
             "readable": [*readable, *_DEVICES],
             "writable": [str(home / "tmp"), str(spec.shared_dir), "/dev/null"],
-            "command": [python, "-I", "-S", "-u", str(home / "runner.py"), json.dumps(runner)],
+            "command": [python, "-I", "-S", "-u", str(home / "runner.py"), encode_config(runner)],
             "environment": environment,
         }
 
@@ -258,10 +259,10 @@ class UnsafeDriver(_SupervisedDriver):
         return await super().start(spec)
 
 
-def _furnish(home: Path, spec: SandboxSpec) -> None:
+def _furnish(home: Path, spec: SandboxSpec, program: bytes) -> None:
     """Make the private directory of one sandbox: runner, working directory, tmp."""
     home.chmod(0o755)
-    shutil.copyfile(runner_source(), home / "runner.py")
+    (home / "runner.py").write_bytes(program)
     (home / "app").mkdir()
     (home / "app" / "shared").symlink_to(spec.shared_dir)
     (home / "app" / "uploads").symlink_to(spec.uploads_dir)

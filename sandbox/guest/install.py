@@ -15,7 +15,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # inside, these are names of the run
-    from sandbox.guest.runner import MethodError
+    from sandbox.guest.channel import MethodError
 
     def index_page(project: str) -> str: ...
     def wheel(number: int) -> str: ...

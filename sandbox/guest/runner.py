@@ -1,340 +1,58 @@
 """Runs one piece of code inside a sandbox and carries its calls to the bridge.
 
 Started as ``python -I -S -u runner.py CONFIG`` with the bridge's socket as a descriptor.
-It reads nothing of this project but CONFIG and one RUN frame, so it can be handed over as
-a single file, and it decides nothing: the host believes neither its frames nor its exit.
+``sandbox.bundle`` makes one file of this package's runner, channel, values and signatures:
+that file is all of this project that exists inside. It decides nothing: the host believes
+neither its frames nor its exit.
 
 The process splits in two. The first stays as pid 1, reaps orphans and passes the other's
 status on; the second runs the code. A pid 1 would ignore signals it sends to itself, and a
 crash would look like a normal end.
+
+Imports here are the C modules below the usual ones (``_pickle``, ``_signal``, ``_thread``):
+the others import ``re`` and ``enum``, which takes as long as everything else of a start.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
-import contextlib
-import io
-import json
-import linecache
 import os
-import pickle
 import resource
-import signal
 import struct
 import sys
-import threading
-import traceback
-import types
-from typing import Any, NoReturn
+from _json import encode_basestring_ascii
+from _pickle import loads
+from _signal import SIGKILL, SIGUSR1, signal  # type: ignore[import-not-found]
+from typing import TYPE_CHECKING
+
+from sandbox.guest.channel import (
+    CHANNEL,
+    EXIT,
+    HELLO,
+    RUN,
+    Channel,
+    MethodError,
+    RunStopped,
+    Stub,
+    finish,
+)
+
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, NoReturn
 
 PROTOCOL = 1
-HELLO, RUN, CALL, RETURN, RAISE, STOP, EXIT = range(1, 8)
-HEADER = struct.Struct(">IBI")
-CHANNEL = 3
 CODE_NAME = "<code>"
-#: After STOP, how long clean-up code (``finally``, ``with``) may still run.
-STOP_GRACE_SECONDS = 0.1
 TRACEBACK_FRAMES = 20
 EXIT_TEXT_CHARS = 4000
 WATCH_MILLISECONDS = 20
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
+#: Error numbers of operating system errors that point at a limit.
+LIMIT_ERRORS = {11: "pids", 12: "memory", 24: "open_files", 27: "file_size", 28: "disk", 122: "disk"}
 
-
-class MethodError(Exception):
-    """A plugin method failed; the message is ``<type>: <message>`` of the plugin's own error."""
-
-
-class MethodTimeoutError(MethodError, TimeoutError):
-    """A plugin method did not answer in time."""
-
-
-class RunStopped(SystemExit):
-    """The run is over; not an ``Exception``, so that ordinary handlers let it pass."""
-
-
-class Opaque:
-    """Stands in for a value whose class is not importable here; keeps what it carried."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Opaque:
-        self = object.__new__(cls)
-        if args:
-            self.__dict__["args"] = args
-        self.__dict__.update(kwargs)
-        return self
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        for part in state if isinstance(state, tuple) else (state,):
-            if isinstance(part, dict):
-                self.__dict__.update({str(key): value for key, value in part.items()})
-            elif part is not None:
-                self.__dict__["state"] = part
-
-    def append(self, item: Any) -> None:
-        """Take an item of a list subclass."""
-        self.__dict__.setdefault("items", []).append(item)
-
-    def add(self, item: Any) -> None:
-        """Take an item of a set subclass."""
-        self.append(item)
-
-    def extend(self, items: Any) -> None:
-        """Take items of a list subclass."""
-        self.__dict__.setdefault("items", []).extend(items)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.__dict__.setdefault("mapping", {})[key] = value
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{key}={value!r}" for key, value in self.__dict__.items())
-        return f"<{type(self).__module__}.{type(self).__qualname__} {fields}>"
-
-
-class _ValueUnpickler(pickle.Unpickler):
-    """Opens a method's value; a class that is missing here becomes an ``Opaque`` of its name."""
-
-    def __init__(self, data: bytes, *, known_only: bool) -> None:
-        super().__init__(io.BytesIO(data))
-        self._known_only = known_only
-
-    def find_class(self, module: str, name: str) -> Any:
-        if not self._known_only or module in {"builtins", "datetime", "decimal", "collections", "uuid"}:
-            try:
-                return super().find_class(module, name)
-            except Exception:  # noqa: S110 - an import may fail in any way; the stand-in is the answer
-                pass
-        return type(name.rpartition(".")[2], (Opaque,), {"__module__": module, "__qualname__": name})
-
-
-def open_value(data: bytes) -> Any:
-    """Unpickle a method's value."""
-    try:
-        return _ValueUnpickler(data, known_only=False).load()
-    except Exception:
-        # The class is here but cannot take this state (another version): show the parts.
-        return _ValueUnpickler(data, known_only=True).load()
-
-
-class Stub:
-    """A plugin method, as code in the sandbox sees it."""
-
-    def __init__(self, channel: Channel, spec: dict[str, Any]) -> None:
-        self._call = channel.call
-        self._token = spec["token"]
-        self._plain = spec["plain"]
-        self._signature_text = spec["signature"]
-        self.__name__ = self.__qualname__ = spec["path"].rpartition(".")[2]
-        self.__module__ = spec["path"].rpartition(".")[0]
-        self.__doc__ = spec["doc"]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self._token, args, kwargs, plain=self._plain)
-
-    def __repr__(self) -> str:
-        return f"<plugin method {self.__module__}.{self.__name__}{self._signature_text}>"
-
-    @property
-    def __signature__(self) -> Any:
-        """The method's signature; built when asked for, because ``inspect`` is slow to import."""
-        return parse_signature(self._signature_text)
-
-
-def parse_signature(text: str) -> Any:
-    """Turn ``(text: str, times: int = 1) -> str`` into an ``inspect.Signature``; annotations stay text."""
-    import ast
-    import inspect
-
-    try:
-        tree = ast.parse(f"def f{text}: pass").body[0]
-    except SyntaxError as exc:
-        raise AttributeError("__signature__") from exc
-    if not isinstance(tree, ast.FunctionDef):
-        raise AttributeError("__signature__")
-    kinds = inspect.Parameter
-    spec = tree.args
-
-    def default(node: ast.expr | None) -> Any:
-        if node is None:
-            return kinds.empty
-        try:
-            return ast.literal_eval(node)
-        except ValueError:
-            return Literal(ast.unparse(node))
-
-    def parameter(arg: ast.arg, kind: Any, value: ast.expr | None = None) -> inspect.Parameter:
-        annotation = ast.unparse(arg.annotation) if arg.annotation else kinds.empty
-        return kinds(arg.arg, kind, default=default(value), annotation=annotation)
-
-    positional: list[tuple[ast.arg, Any]] = [(arg, kinds.POSITIONAL_ONLY) for arg in spec.posonlyargs]
-    positional += [(arg, kinds.POSITIONAL_OR_KEYWORD) for arg in spec.args]
-    padding: list[ast.expr | None] = [None] * (len(positional) - len(spec.defaults))
-    parameters = [
-        parameter(arg, kind, value)
-        for (arg, kind), value in zip(positional, padding + list(spec.defaults), strict=True)
-    ]
-    if spec.vararg:
-        parameters.append(parameter(spec.vararg, kinds.VAR_POSITIONAL))
-    for arg, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
-        parameters.append(parameter(arg, kinds.KEYWORD_ONLY, value))
-    if spec.kwarg:
-        parameters.append(parameter(spec.kwarg, kinds.VAR_KEYWORD))
-    returns = ast.unparse(tree.returns) if tree.returns else inspect.Signature.empty
-    return inspect.Signature(parameters, return_annotation=returns)
-
-
-class Literal:
-    """A default value that only the worker can evaluate; shown as it is written."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-class _Waiter:
-    """One call on its way; the reader thread puts the answer and opens the gate."""
-
-    def __init__(self) -> None:
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self.kind = STOP
-        self.payload = b""
-
-    def answer(self, kind: int, payload: bytes) -> None:
-        self.kind, self.payload = kind, payload
-        self._gate.release()
-
-    def wait(self) -> None:
-        self._gate.acquire()
-
-
-class Channel:
-    """The socket to the bridge. Any thread may call; one thread reads, from the first call on."""
-
-    def __init__(self) -> None:
-        self._send_lock = threading.Lock()
-        self._waiters: dict[int, _Waiter] = {}
-        self._last_id = 0
-        self._reader: threading.Thread | None = None
-        self._stopped = False
-        self.owner = os.getpid()
-        self.argument_bytes = 0
-        self.main_thread_waits = False
-        # A forked child shares the socket and would mix its frames with its parent's.
-        os.register_at_fork(after_in_child=self._leave)
-
-    def _leave(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(CHANNEL)
-
-    def send(self, kind: int, payload: bytes, call_id: int = 0) -> None:
-        """Write one whole frame; blocks while the bridge has enough calls in hand."""
-        data = memoryview(HEADER.pack(len(payload) + 5, kind, call_id) + payload)
-        while data:
-            data = data[os.write(CHANNEL, data) :]
-
-    def receive(self) -> tuple[int, int, bytes]:
-        """Read one whole frame.
-
-        Raises:
-            EOFError: the bridge is gone.
-        """
-        length, kind, call_id = HEADER.unpack(self._exactly(HEADER.size))
-        return kind, call_id, self._exactly(length - 5)
-
-    def _exactly(self, count: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
-            data = os.read(CHANNEL, min(count - len(parts), 1 << 20))
-            if not data:
-                raise EOFError
-            parts += data
-        return bytes(parts)
-
-    def call(self, token: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, plain: bool = False) -> Any:
-        """Call a method and wait for its answer; ``plain`` sends the positional arguments as JSON."""
-        if os.getpid() != self.owner:
-            raise MethodError(
-                "plugin methods can be called from the code's own process only, not from a fork"
-            )
-        arguments = json.dumps(args).encode() if plain else self._encode(args, kwargs)
-        waiter = _Waiter()
-        in_main = threading.current_thread() is threading.main_thread()
-        with self._send_lock:
-            if self._stopped:
-                raise RunStopped(0)
-            if self._reader is None:
-                self._reader = threading.Thread(target=self._read_answers, daemon=True)
-                self._reader.start()
-            self._last_id += 1
-            self._waiters[self._last_id] = waiter
-            self.send(CALL, token.encode() + b"\0" + arguments, self._last_id)
-        self.main_thread_waits = in_main
-        waiter.wait()
-        if in_main:
-            self.main_thread_waits = False
-        return self._open_answer(waiter)
-
-    def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        try:
-            arguments = pickle.dumps((args, kwargs), 4)
-        except Exception as exc:
-            raise TypeError(f"an argument cannot be sent to a plugin: {exc}") from None
-        if len(arguments) > self.argument_bytes:
-            raise TypeError(
-                f"the arguments have {len(arguments)} bytes, at most {self.argument_bytes} can be sent;"
-                " write large data to ./shared and pass its path"
-            )
-        return arguments
-
-    def _open_answer(self, waiter: _Waiter) -> Any:
-        if waiter.kind == RETURN:
-            try:
-                return open_value(waiter.payload)
-            except Exception as exc:
-                raise MethodError(f"the value cannot be opened here: {type(exc).__name__}: {exc}") from None
-        if waiter.kind != RAISE:
-            raise RunStopped(0)
-        error = json.loads(waiter.payload)
-        if error["kind"] == "argument":
-            raise TypeError(error["message"])
-        cls = MethodTimeoutError if error["kind"] == "timeout" else MethodError
-        raise cls(f"{error['type']}: {error['message']}" if error["message"] else error["type"])
-
-    def _read_answers(self) -> None:
-        while True:
-            try:
-                kind, call_id, payload = self.receive()
-            except (EOFError, OSError):
-                os._exit(1)
-            if kind == STOP:
-                self._stop()
-            waiter = self._waiters.pop(call_id, None)
-            if waiter is not None:
-                waiter.answer(kind, payload)
-
-    def _stop(self) -> NoReturn:
-        """Raise ``RunStopped`` in every thread that waits and in the main one, then end the process."""
-        self._stopped = True
-        main_waits = self.main_thread_waits
-        for waiter in list(self._waiters.values()):
-            waiter.answer(STOP, b"")
-        if not main_waits:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-        threading.Event().wait(STOP_GRACE_SECONDS)
-        finish(0)
-
-
-def finish(code: int) -> NoReturn:
-    """Flush and end without running anything more."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the code may have closed or replaced it
-            stream.flush()
-    os._exit(code)
+Module = type(sys)
+Namespace = type(sys.implementation)
 
 
 def namespace_of(channel: Channel, run: dict[str, Any]) -> dict[str, Any]:
@@ -349,9 +67,9 @@ def namespace_of(channel: Channel, run: dict[str, Any]) -> dict[str, Any]:
         # An author called `print` must not take the built-in away; a method's own name may.
         if author not in names and hasattr(builtins, author):
             continue
-        home = names.setdefault(author, types.SimpleNamespace())
+        home = names.setdefault(author, Namespace())
         if not hasattr(home, module):
-            setattr(home, module, types.SimpleNamespace())
+            setattr(home, module, Namespace())
         setattr(getattr(home, module), function, stub)
     names["_ck"] = run["chat_key"]
     names["MethodError"] = MethodError
@@ -367,9 +85,11 @@ def importer_of(channel: Channel) -> Any:
         import importlib
 
         name = import_name or package_spec
-        if name.replace(".", "").isidentifier():
-            with contextlib.suppress(ImportError):
+        try:
+            if all(part.isidentifier() for part in name.split(".")):
                 return importlib.import_module(name)
+        except (ImportError, AttributeError):
+            pass
         answer = channel.call("dynamic_importer", (package_spec,), {}, plain=True)
         if not answer["ready"]:
             raise ImportError(
@@ -381,9 +101,42 @@ def importer_of(channel: Channel) -> Any:
     return dynamic_importer
 
 
-def show_error(exc: BaseException) -> str:
+class SourceKeeper:
+    """Gives ``linecache`` the code's lines when something imports it, which most runs never do."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find ``linecache`` by the ordinary finder and fill it after its import."""
+        if name != "linecache":
+            return None
+        sys.meta_path.remove(self)
+        spec = sys.meta_path[-1].find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_fill(module: ModuleType) -> None:
+                execute(module)
+                lines = self._code.splitlines(keepends=True)
+                module.cache[CODE_NAME] = (len(self._code), None, lines, CODE_NAME)
+
+            spec.loader.exec_module = execute_and_fill  # type: ignore[method-assign]
+        return spec
+
+
+def show_error(exc: BaseException, module: ModuleType) -> str:
     """Print the traceback without the runner's own frames; return its last line."""
+    try:
+        import traceback
+    except Exception:
+        # The code used up the descriptors or the memory that an import needs: take them back.
+        module.__dict__.clear()
+        os.closerange(CHANNEL + 1, 1 << 16)
+        import traceback
+
     report = traceback.TracebackException.from_exception(exc, limit=-TRACEBACK_FRAMES)
+    own_file = show_error.__code__.co_filename
     seen: set[int] = set()
     pending: list[Any] = [report]
     while pending:
@@ -391,10 +144,12 @@ def show_error(exc: BaseException) -> str:
         if part is None or id(part) in seen:
             continue
         seen.add(id(part))
-        part.stack[:] = [frame for frame in part.stack if frame.filename != __file__]
+        part.stack[:] = [frame for frame in part.stack if frame.filename != own_file]
         pending += [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]
-    with contextlib.suppress(Exception):  # the code may have closed or replaced stderr
+    try:  # noqa: SIM105 - contextlib is slow to import
         print("".join(report.format()), end="", file=sys.stderr, flush=True)
+    except Exception:  # noqa: S110 - the code may have closed or replaced stderr
+        pass
     return "".join(report.format_exception_only()).strip()
 
 
@@ -404,10 +159,7 @@ def limit_of(exc: BaseException) -> str | None:
         return "memory"
     if isinstance(exc, RuntimeError) and "start new thread" in str(exc):
         return "pids"
-    if isinstance(exc, OSError):
-        names = {11: "pids", 12: "memory", 24: "open_files", 27: "file_size", 28: "disk", 122: "disk"}
-        return names.get(exc.errno or 0)
-    return None
+    return LIMIT_ERRORS.get(exc.errno or 0) if isinstance(exc, OSError) else None
 
 
 def exit_code_of(exc: SystemExit) -> int:
@@ -420,7 +172,7 @@ def exit_code_of(exc: SystemExit) -> int:
     return 1
 
 
-def execute(code: str, module: types.ModuleType) -> dict[str, Any]:
+def execute(code: str, module: ModuleType) -> dict[str, Any]:
     """Run the code as ``__main__`` to its end, its threads and exit handlers included."""
     report: dict[str, Any] = {"code": 0, "error": None, "limit": None}
     try:
@@ -431,14 +183,24 @@ def execute(code: str, module: types.ModuleType) -> dict[str, Any]:
         report["code"] = exit_code_of(exc)
     except BaseException as exc:
         report.update(code=1, limit=limit_of(exc))
-        report["error"] = show_error(exc)[:EXIT_TEXT_CHARS]
+        report["error"] = show_error(exc, module)[:EXIT_TEXT_CHARS]
     try:
         # As at the end of any script: wait for threads that are no daemons, then exit handlers.
-        threading._shutdown()  # type: ignore[attr-defined]
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
     except BaseException:
         finish(0)
     return report
+
+
+def encode_report(report: dict[str, Any]) -> bytes:
+    """Write the EXIT frame's JSON by hand; ``json`` imports ``re``."""
+    text = {
+        key: "null" if report[key] is None else encode_basestring_ascii(report[key])
+        for key in ("error", "limit")
+    }
+    return f'{{"code": {report["code"]}, "error": {text["error"]}, "limit": {text["limit"]}}}'.encode()
 
 
 def set_limits(limits: dict[str, int]) -> None:
@@ -451,6 +213,11 @@ def set_limits(limits: dict[str, int]) -> None:
         resource.setrlimit(number, (bound, bound + 1 if name == "CPU" and bound == value else bound))
 
 
+def interrupt(signum: int, frame: object) -> NoReturn:
+    """Stop the main thread wherever it is."""
+    raise RunStopped(0)
+
+
 def run_code(config: dict[str, Any]) -> NoReturn:
     """Say HELLO, wait for RUN, run the code, say EXIT."""
     sys.path.extend(config["path"])
@@ -460,38 +227,31 @@ def run_code(config: dict[str, Any]) -> NoReturn:
         except Exception as exc:
             print(f"preloading {name} failed: {type(exc).__name__}: {exc}", file=sys.stderr, flush=True)
     channel = Channel()
-    signal.signal(signal.SIGUSR1, interrupt)
-    hello = {"protocol": PROTOCOL, "python": sys.version.split()[0]}
-    channel.send(HELLO, json.dumps(hello).encode())
+    signal(SIGUSR1, interrupt)
+    channel.send(HELLO, f'{{"protocol": {PROTOCOL}, "python": "{sys.version.split()[0]}"}}'.encode())
     try:
         kind, _, payload = channel.receive()
     except EOFError:
         os._exit(0)
     if kind != RUN:
         os._exit(3)
-    run = json.loads(payload)
+    run = loads(payload)
     channel.argument_bytes = run["argument_bytes"]
     # `-S` skipped the module that adds these.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
-    module = types.ModuleType("__main__")
+    module = Module("__main__")
     module.__dict__.update(namespace_of(channel, run), __builtins__=builtins)
     # The code is what `__main__` means from here on, to pickle and to multiprocessing.
     runner, sys.modules["__main__"] = sys.modules["__main__"], module
     sys.argv = [CODE_NAME]
-    lines = run["code"].splitlines(keepends=True)
-    linecache.cache[CODE_NAME] = (len(run["code"]), None, lines, CODE_NAME)
+    sys.meta_path.insert(0, SourceKeeper(run["code"]))
     set_limits(run["limits"])
     report = execute(run["code"], module)
     del runner
     module.__dict__.clear()  # closes and so flushes what the code left open
     if os.getpid() == channel.owner:  # a fork that reached the end of the code has no say
-        channel.send(EXIT, json.dumps(report).encode())
+        channel.send(EXIT, encode_report(report))
     finish(report["code"])
-
-
-def interrupt(signum: int, frame: object) -> NoReturn:
-    """Stop the main thread wherever it is."""
-    raise RunStopped(0)
 
 
 def reap(child: int, *, watch: bool) -> NoReturn:
@@ -508,7 +268,7 @@ def reap(child: int, *, watch: bool) -> NoReturn:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
         if pid == 0 and bridge_is_gone():
-            os._exit(128 + signal.SIGKILL)
+            os._exit(128 + SIGKILL)
 
 
 def bridge_is_gone() -> bool:
@@ -544,12 +304,12 @@ def open_channel(config: dict[str, Any]) -> int:
 
 def main() -> NoReturn:
     """Take the socket to descriptor 3, close every other one, split in two."""
-    config: dict[str, Any] = json.loads(sys.argv[1])
+    config: dict[str, Any] = loads(bytes.fromhex(sys.argv[1]))
     os.dup2(open_channel(config), CHANNEL)
     os.set_inheritable(CHANNEL, False)
     os.closerange(CHANNEL + 1, 1 << 16)
     if "seccomp" in config:
-        confine(bytes.fromhex(config["seccomp"]))
+        confine(config["seccomp"])
     child = os.fork()
     if child:
         reap(child, watch="socket" in config)

@@ -158,7 +158,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.parent.mkdir()
     path.write_text(
         f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n'
-        "case $1 in info) echo id;; image) echo sha256:0123456789abcdef;; ps) ;; run) echo refused; exit 125;; esac\n"
+        "case $1 in info) echo id;; image) echo sha256:0123456789abcdef;; ps) ;;"
+        " run) echo refused; exit 125;; esac\n"
     )
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")

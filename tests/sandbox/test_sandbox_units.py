@@ -171,6 +171,10 @@ def fake_groups(
     return own, proc
 
 
+def newest_group(own: Path) -> Path:
+    return max(own.glob("nekro-run-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
+
+
 class TestControlGroups:
     def test_version_2_moves_the_service_aside_and_limits_the_run(self, tmp_path: Path) -> None:
         own, proc = fake_groups(tmp_path)
@@ -181,9 +185,7 @@ class TestControlGroups:
         assert (own / "nekro-service" / "cgroup.procs").read_text() == str(os.getpid())
         assert (own / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
         group = groups.create()
-        (path,) = [
-            path for path in own.glob("nekro-run-*") if (path / "memory.max").read_text() and path.exists()
-        ][-1:]
+        path = newest_group(own)
         assert (path / "memory.max").read_text() == str(100 << 20)
         assert (path / "memory.swap.max").read_text() == "0"
         assert (path / "pids.max").read_text() == "64"
@@ -197,7 +199,7 @@ class TestControlGroups:
         groups, _ = find_cgroups(SandboxSettings(), proc=proc)
         assert groups is not None
         group = groups.create()
-        path = max(own.glob("nekro-run-*"), key=lambda found: int(found.name.rsplit("-", 1)[1]))
+        path = newest_group(own)
         assert group.limit_hit() is None
         (path / "pids.events").write_text("max 3\n")
         assert group.limit_hit() is Limit.PIDS

@@ -1,0 +1,70 @@
+"""Makes one file of the runner's modules, to be handed into a sandbox.
+
+Inside there is no package to import from, and every module that Python has to find, read and
+compile is paid at each start. Where the interpreter inside is of this process's own version,
+the file is compiled here, once.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import marshal
+import pickle
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+__all__ = ["PROGRAM_INSIDE", "encode_config", "guest_program"]
+
+#: Where the file appears inside; also what its frames are called.
+PROGRAM_INSIDE: Final = "/opt/sandbox/runner.py"
+_PACKAGE: Final = "sandbox.guest"
+#: In an order in which each one needs only those before it.
+_MODULES: Final = ("signatures", "values", "channel", "runner")
+
+
+@cache
+def guest_program(version: tuple[int, int] | None) -> bytes:
+    """Return the runner as one file: compiled for this version if it is ours, else as source.
+
+    Args:
+        version: of the interpreter inside; None when it is not known.
+    """
+    tree = _merged()
+    if version != sys.version_info[:2] or sys.implementation.name != "cpython":
+        return ast.unparse(tree).encode()
+    code = compile(tree, PROGRAM_INSIDE, "exec", dont_inherit=True, optimize=0)
+    # The layout of a .pyc (PEP 552): magic number, then no flags, no time, no size.
+    return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
+
+
+def encode_config(config: Mapping[str, object]) -> str:
+    """Encode the runner's one argument; it decodes a pickle faster than it imports ``json``."""
+    return pickle.dumps(dict(config), 4).hex()
+
+
+def _merged() -> ast.Module:
+    """Return all modules as one, without their docstrings and their imports of each other."""
+    directory = Path(__file__).parent / "guest"
+    body: list[ast.stmt] = ast.parse("from __future__ import annotations").body
+    for name in _MODULES:
+        tree = ast.parse((directory / f"{name}.py").read_text("utf-8"))
+        body += _without_own_imports(tree.body)
+    return ast.fix_missing_locations(ast.Module(body=body, type_ignores=[]))
+
+
+def _without_own_imports(body: Iterable[ast.stmt]) -> list[ast.stmt]:
+    return [statement for statement in body if not _is_dropped(statement)]
+
+
+def _is_dropped(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.ImportFrom):
+        module = statement.module or ""
+        # `typing` is slow to import and, with annotations as text, needed by type checkers only.
+        return module in ("__future__", "typing") or module.startswith(_PACKAGE)
+    if isinstance(statement, ast.If):
+        return isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
