@@ -102,9 +102,11 @@ class Fleet:
 
     def stop(self) -> None:
         """Stop every worker that still runs."""
-        for worker in self.workers:
-            if worker.process.poll() is None:
-                worker.stop()
+        running = [worker for worker in self.workers if worker.process.poll() is None]
+        for worker in running:
+            worker.process.terminate()
+        for worker in running:
+            worker.stop()
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
