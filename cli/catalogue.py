@@ -25,11 +25,16 @@ class Catalogue:
 def load_catalogue(settings: Settings) -> Catalogue:
     """Import the plugins that the settings name; their init methods do not run."""
     from workers.loader import load_plugins
+    from workers.policies import package_policy
     from workers.registry import Registry
 
     plugins = settings.plugins
     loaded = load_plugins(
-        plugins.dirs, disabled=plugins.disabled, shipped=plugins.load_shipped, data_dir=settings.data_dir
+        plugins.dirs,
+        disabled=plugins.disabled,
+        shipped=plugins.load_shipped,
+        data_dir=settings.data_dir,
+        packages=package_policy(plugins),
     )
     return Catalogue(
         loaded=loaded, registry=Registry(loaded.plugins, long_methods=settings.workers.long_methods)

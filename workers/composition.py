@@ -23,7 +23,7 @@ from nekro_agent import runtime
 from nekro_agent.errors import RuntimeNotBoundError
 from nekro_agent.hooks import PluginHost
 from nekro_agent.methods import Lane
-from nekro_agent.policies import DownloadPolicy, PackagePolicy, StorePolicy
+from nekro_agent.policies import DownloadPolicy, StorePolicy
 from nekro_agent.ports import ChatInfo
 from sandbox.manager import SandboxManager
 from storage.areas import DataAreas
@@ -43,6 +43,7 @@ from workers.jobs import SqlJobs
 from workers.lanes import LaneChooser
 from workers.loader import LoadedPlugins, load_plugins
 from workers.messages import SqlMessages
+from workers.policies import core_config, package_policy
 from workers.progress import CallReports, ProgressAnnouncer
 from workers.publisher import EventPublisher
 from workers.records import SqlRecords
@@ -82,6 +83,7 @@ class Services:
             disabled=settings.plugins.disabled,
             shipped=settings.plugins.load_shipped,
             data_dir=settings.data_dir,
+            packages=package_policy(settings.plugins),
         )
         lane = role if role in list(Lane) else None
         return cls(
@@ -328,7 +330,6 @@ class Services:
                 timeout_seconds=settings.downloads.timeout_seconds,
                 allow_private=tuple(settings.downloads.allow_private),
             ),
-            packages=PackagePolicy(
-                install=settings.plugins.package_install, allow=tuple(settings.plugins.package_allow)
-            ),
+            packages=package_policy(settings.plugins),
+            core=core_config(settings),
         )
