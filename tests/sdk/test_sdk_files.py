@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+import itertools
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from nekro_agent.files import FileSystem
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.staging import call_scope
 from nekro_agent.testing import InMemoryRuntime
 
 
@@ -218,3 +222,43 @@ async def test_private_addresses_are_refused_unless_allowed(
         with pytest.raises(DownloadRefusedError, match=r"127\.0\.0\.1.*NEKRO_DOWNLOADS__ALLOW_PRIVATE"):
             await world.context().fs.mixed_forward_file(url)
     assert file_server.requests == []
+
+
+def test_a_race_with_sandboxed_code_leaks_nothing(fs: FileSystem, tmp_path: Path) -> None:
+    """A file and a directory are exchanged for links all the time while they are read."""
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / "f").write_text("host secret")
+    shared, stop = fs.shared_path, threading.Event()
+
+    def exchange() -> None:
+        for number in itertools.cycle(range(2)):
+            if stop.is_set():
+                return
+            with contextlib.suppress(OSError):
+                (shared / "new").unlink(missing_ok=True)
+                if number:
+                    (shared / "new").symlink_to(tmp_path / "host" / "f")
+                else:
+                    (shared / "new").write_text("own")
+                os.replace(shared / "new", shared / "f")
+                os.rename(shared / "d", shared / "real")
+                os.symlink(tmp_path / "host", shared / "d")
+                os.unlink(shared / "d")
+                os.rename(shared / "real", shared / "d")
+
+    (shared / "d").mkdir()
+    (shared / "d" / "f").write_text("own")
+    writer = threading.Thread(target=exchange)
+    writer.start()
+    contents: set[str] = set()
+    try:
+        for _ in range(1500):
+            for path in ("/app/shared/f", "/app/shared/d/f"):
+                with contextlib.suppress(ValueError, FileNotFoundError), call_scope():
+                    found = fs.get_file(path)
+                    if not found.is_relative_to(shared):
+                        contents.add(found.read_text())
+    finally:
+        stop.set()
+        writer.join()
+    assert "own" in contents and "host secret" not in contents
