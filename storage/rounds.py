@@ -106,14 +106,16 @@ class RoundRepository(Repository):
     async def finish(
         self, round_id: str, *, fence: int, state: RoundState = RoundState.DONE, report: RoundReport
     ) -> Round:
-        """End a running round as DONE, FAILED or CANCELLED.
+        """End a running round as DONE, FAILED or CANCELLED; as CANCELLED if it was asked to stop.
 
         Raises:
             FencedError: the round does not run under this lease any more; nothing was written.
         """
         if state not in FINAL_ROUND_STATES or state is RoundState.MERGED:
             raise ValueError(f"a round does not finish as {state.value!r}")
-        values = {**_known(report), "state": state, "finished_at": now()}
+        asked = RoundRow.cancel_requested_at.is_not(None)
+        ends_as = case((asked, RoundState.CANCELLED), else_=state)
+        values = {**_known(report), "state": ends_as, "finished_at": now()}
         return await self._write(round_id, fence=fence, values=values)
 
     async def take_over(self, chat_key: str, *, fence: int, max_attempts: int) -> list[Round]:

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from loguru import logger
 
-from broker_config.settings import AgentSettings
 from broker_config.wire import Envelope, Invocation
 from nekro_agent.errors import (
     CallCancelledError,
@@ -23,11 +22,10 @@ from nekro_agent.errors import (
 )
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
-from storage.calls import Call, CallRepository, CallRequest, ClaimVerdict
-from storage.chats import ChatRepository
+from storage.calls import Call, CallRequest, ClaimVerdict
 from storage.engine import Database
-from storage.messages import MessageRepository, NewMessage
-from storage.rounds import RoundRepository, RoundRequest
+from storage.messages import NewMessage
+from storage.rounds import RoundRequest
 from storage.states import CallState, TriggerKind
 from storage.transaction import Transaction
 from workers.messages import announce_message
@@ -59,10 +57,9 @@ class HeldClaim:
 class CallClaims:
     """Claims and outcomes of one worker process."""
 
-    def __init__(self, database: Database, publisher: EventPublisher, settings: AgentSettings) -> None:
+    def __init__(self, database: Database, publisher: EventPublisher) -> None:
         self._database = database
         self._publisher = publisher
-        self._debounce_seconds = settings.debounce_seconds
 
     async def claim(self, entry: MethodEntry, invocation: Invocation, *, worker: str) -> HeldClaim:
         """Ask for the right to run a call.
@@ -70,7 +67,8 @@ class CallClaims:
         Raises:
             DuplicateDelivery: another delivery of it is running.
             OutcomeUnknownError: a worker died inside it.
-            MethodFailedError, CallCancelledError: so it ended before.
+            CallCancelledError: its round was stopped, or it was cancelled itself.
+            MethodFailedError: so it ended before.
         """
         request = CallRequest(
             id=invocation.call_id,
@@ -83,9 +81,9 @@ class CallClaims:
         )
         lease_seconds = max(invocation.remaining_seconds(), 0) + CLAIM_MARGIN_SECONDS
         async with self._database.autocommit() as transaction:
-            claim = await CallRepository(transaction.connection).claim(
-                request, worker=worker, lease_seconds=lease_seconds
-            )
+            if await _is_round_stopped(transaction, invocation):
+                raise CallCancelledError(f"call {invocation.call_id}: its round was stopped on request")
+            claim = await transaction.calls.claim(request, worker=worker, lease_seconds=lease_seconds)
         held = HeldClaim(call_id=invocation.call_id, entry=entry, fence=claim.fence)
         if claim.verdict is ClaimVerdict.GRANTED:
             return held
@@ -103,7 +101,7 @@ class CallClaims:
             async with self._database.begin() as transaction:
                 round_id = await self._leave_behind(transaction, claim, invocation, envelope)
                 envelope = envelope.model_copy(update={"round_id": round_id})
-                await CallRepository(transaction.connection).finish(
+                await transaction.calls.finish(
                     claim.call_id, fence=claim.fence, outcome=envelope.model_dump(mode="json")
                 )
         except FencedError as exc:
@@ -117,7 +115,7 @@ class CallClaims:
         message = str(error) if isinstance(error, Exception) else repr(error)
         try:
             async with self._database.begin() as transaction:
-                await CallRepository(transaction.connection).fail(
+                await transaction.calls.fail(
                     claim.call_id, fence=claim.fence, error_type=type(error).__name__, error_message=message
                 )
         except StorageError as exc:
@@ -126,8 +124,8 @@ class CallClaims:
     async def _leave_behind(
         self, transaction: Transaction, claim: HeldClaim, invocation: Invocation, envelope: Envelope
     ) -> str | None:
-        await ChatRepository(transaction.connection).ensure(invocation.chat_key)
-        message, is_new = await MessageRepository(transaction.connection).append_once(
+        await transaction.chats.ensure(invocation.chat_key)
+        message, is_new = await transaction.messages.append_once(
             NewMessage(
                 chat_key=invocation.chat_key,
                 kind=MessageKind.SYSTEM,
@@ -143,12 +141,16 @@ class CallClaims:
             announce_message(transaction, self._publisher, message)
         if not (envelope.type.wakes_agent and invocation.wakes_agent):
             return None
+        # Under the chat's lock, which a request to stop takes as well: either it sees the follow-up
+        # round and cancels it, or it was there first and there is none.
+        if await _is_round_stopped(transaction, invocation):
+            return None
         return await self._request_round(transaction, invocation, envelope)
 
     async def _request_round(
         self, transaction: Transaction, invocation: Invocation, envelope: Envelope
     ) -> str:
-        round_, _ = await RoundRepository(transaction.connection).request(
+        round_, _ = await transaction.rounds.request(
             RoundRequest(
                 chat_key=invocation.chat_key,
                 trigger_kind=TriggerKind.CALL,
@@ -158,11 +160,15 @@ class CallClaims:
                 user_id=invocation.user_id,
                 observation=envelope.text,
                 segments=envelope.segments,
-                delay_seconds=self._debounce_seconds,
             )
         )
         transaction.after_commit(lambda: self._publisher.round_requested(invocation.chat_key))
         return round_.id
+
+
+async def _is_round_stopped(transaction: Transaction, invocation: Invocation) -> bool:
+    round_id = invocation.round_id
+    return round_id is not None and await transaction.rounds.is_cancel_requested(round_id)
 
 
 def _earlier_outcome(call: Call) -> Envelope:

@@ -48,6 +48,8 @@ from workers.progress import CallReports, ProgressAnnouncer
 from workers.publisher import EventPublisher
 from workers.records import SqlRecords
 from workers.registry import Registry
+from workers.round_ledger import RoundLedger
+from workers.round_stop import RoundStopper, StoppedRounds
 from workers.runs import CodeReport, CodeRuns
 from workers.sweeper import Sweeper
 from workers.sweeps import JobSweep, RetentionSweep, TimerFirings, TimerSweep
@@ -193,7 +195,7 @@ class Services:
         return MethodExecutor(
             registry=self.registry,
             signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
-            claims=CallClaims(self.database, self.publisher, self.settings.agent),
+            claims=CallClaims(self.database, self.publisher),
             redactor=self.redactor,
             sandbox_settings=self.settings.sandbox,
             worker_name=self.node,
@@ -219,7 +221,17 @@ class Services:
     @cached_property
     def intake(self) -> MessageIntake:
         """Takes messages of people."""
-        return MessageIntake(self.database, self.publisher, self.host, self.settings.agent)
+        return MessageIntake(self.database, self.publisher, self.host, self.stopper, self.settings.agent)
+
+    @cached_property
+    def ledger(self) -> RoundLedger:
+        """Writes down what happens to rounds."""
+        return RoundLedger(self.database, self.publisher, self.settings.agent, self.redactor)
+
+    @cached_property
+    def stopper(self) -> RoundStopper:
+        """Stops what goes on in a chat."""
+        return RoundStopper(self.database, self.ledger, owner=self.node)
 
     def sweeper(self) -> Sweeper:
         """Build what finds lost work and fires timers; every worker has one, one at a time sweeps."""
@@ -302,9 +314,9 @@ class Services:
         """Take a message of a person: hooks, row, round; returns its id, None if a hook blocked it."""
         return await self.intake.receive(chat_key, text, user_id=user_id, user_name=user_name)
 
-    async def reset_chat(self, chat_key: str) -> None:
-        """Begin a conversation anew: rounds cancelled, reset hooks run, history hidden from the model."""
-        await self.intake.reset(await self.chat(chat_key))
+    async def reset_chat(self, chat_key: str) -> StoppedRounds:
+        """Begin a conversation anew: rounds stopped, reset hooks run, history hidden from the model."""
+        return await self.intake.reset(await self.chat(chat_key))
 
     def _runtime(self) -> runtime.Runtime:
         settings = self.settings

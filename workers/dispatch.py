@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import monotonic
+from typing import Any
+
+from loguru import logger
 
 from broker_config.calls import MethodCaller
 from broker_config.settings import WorkerSettings
 from broker_config.wire import Envelope, Invocation, new_id
-from nekro_agent.errors import ArgumentError, MethodFailedError, NekroError
+from nekro_agent.errors import ArgumentError, BrokerUnavailableError, MethodFailedError, NekroError
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import ChatInfo
 from sandbox.models import (
@@ -62,12 +65,19 @@ class CallRecord:
     call_id: str
     method: str
     type: SandboxMethodType
+    lane: str
+    #: When the caller sent it, by the caller's clock; ``duration_ms`` is from then to its answer.
+    requested_at: datetime
     duration_ms: float
+    #: When the method began and ended, by the worker's clock; None when it failed.
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
     #: None when it succeeded; else ``<type>: <message>`` as the sandbox saw it.
-    error: str | None
+    error: str | None = None
     #: Follow-up round that it scheduled.
-    round_id: str | None
-    worker: str
+    round_id: str | None = None
+    #: "" when nobody told.
+    worker: str = ""
 
 
 class Dispatcher:
@@ -85,9 +95,13 @@ class Dispatcher:
         """Return the stubs of one run and the way their calls take."""
         return RunCalls(self, scope, list(entries), self._registry)
 
+    def lane_of(self, entry: MethodEntry) -> str:
+        """Name of the lane that a method's calls travel on."""
+        return self._lanes.lane_of(entry)
+
     def timeout_seconds(self, entry: MethodEntry) -> float:
         """Longest call of a method, by its lane."""
-        if self._lanes.lane_of(entry) == Lane.LONG.value:
+        if self.lane_of(entry) == Lane.LONG.value:
             return self._settings.long_timeout_seconds
         return self._settings.call_timeout_seconds
 
@@ -122,10 +136,16 @@ class Dispatcher:
             args=base64.b64encode(arguments).decode("ascii"),
         )
         try:
-            return await self._caller.call(invocation, lane=self._lanes.lane_of(entry))
+            return await self._caller.call(invocation, lane=self.lane_of(entry))
         except asyncio.CancelledError:
-            await self._caller.revoke(call_id)
+            await self._revoke(call_id)
             raise
+
+    async def _revoke(self, call_id: str) -> None:
+        try:
+            await self._caller.revoke(call_id)
+        except BrokerUnavailableError as exc:  # its worker stops it at its deadline
+            logger.bind(call_id=call_id, error=str(exc)).warning("call_not_revoked")
 
     async def invoke_once(
         self,
@@ -178,7 +198,7 @@ class RunCalls:
     async def dispatch(self, call: StubCall) -> StubResult:
         """Carry one call of the sandbox; never raises for what a call does wrong."""
         entry = self._entries[call.token]
-        started = monotonic()
+        record = self._recorder(entry, call.call_id)
         deadline = _soonest(call.deadline, self._dispatcher.timeout_seconds(entry))
         try:
             envelope = await self._dispatcher.invoke(
@@ -186,32 +206,39 @@ class RunCalls:
             )
         except NekroError as exc:
             raised = _raised(exc)
-            self._record(entry, call.call_id, started, error=f"{raised.error_type}: {raised.message}")
+            record(error=f"{raised.error_type}: {raised.message}")
             return raised
-        self._record(entry, call.call_id, started, envelope=envelope)
+        except asyncio.CancelledError:
+            record(error="given up: its deadline passed, or its run ended")
+            raise
+        record(
+            started_at=envelope.started_at,
+            finished_at=envelope.finished_at,
+            round_id=envelope.round_id,
+            worker=envelope.worker,
+        )
         stop = _STOPS.get(envelope.type)
         return Stopped(stop=stop) if stop is not None else Returned(value=envelope.value_bytes())
 
-    def _record(
-        self,
-        entry: MethodEntry,
-        call_id: str,
-        started: float,
-        *,
-        envelope: Envelope | None = None,
-        error: str | None = None,
-    ) -> None:
-        self.records.append(
-            CallRecord(
-                call_id=call_id,
-                method=entry.task,
-                type=entry.type,
-                duration_ms=(monotonic() - started) * 1000,
-                error=error,
-                round_id=envelope.round_id if envelope else None,
-                worker=envelope.worker if envelope else "",
+    def _recorder(self, entry: MethodEntry, call_id: str) -> Callable[..., None]:
+        """Begin the record of a call; the function returned ends it with the fields that are known."""
+        requested_at, begin = datetime.now(UTC), monotonic()
+        lane = self._dispatcher.lane_of(entry)
+
+        def record(**known: Any) -> None:
+            self.records.append(
+                CallRecord(
+                    call_id=call_id,
+                    method=entry.task,
+                    type=entry.type,
+                    lane=lane,
+                    requested_at=requested_at,
+                    duration_ms=(monotonic() - begin) * 1000,
+                    **known,
+                )
             )
-        )
+
+        return record
 
 
 def _raised(exc: NekroError) -> Raised:

@@ -11,29 +11,37 @@ from nekro_agent.hooks import PluginHost
 from nekro_agent.ports import ChatInfo, MessageKind
 from nekro_agent.schemas.chat_message import ChatMessage, ChatType
 from nekro_agent.schemas.signal import MsgSignal
-from storage.chats import ChatRepository
 from storage.engine import Database
-from storage.messages import MessageRepository, NewMessage
-from storage.rounds import Round, RoundRepository, RoundRequest
+from storage.messages import NewMessage
+from storage.rounds import RoundRequest
 from storage.states import TriggerKind
 from workers.messages import announce_message
 from workers.publisher import EventPublisher
+from workers.round_stop import RoundStopper, StoppedRounds
 from workers.runs import context_of
 
 __all__ = ["MessageIntake"]
 
 _WAKING: Final = (MsgSignal.CONTINUE, MsgSignal.FORCE_TRIGGER)
+#: How long a reset waits for the running round to stop.
+_RESET_WAIT_SECONDS: Final = 5.0
 
 
 class MessageIntake:
     """Takes what people write and what they ask of a chat as a whole."""
 
     def __init__(
-        self, database: Database, publisher: EventPublisher, host: PluginHost, settings: AgentSettings
+        self,
+        database: Database,
+        publisher: EventPublisher,
+        host: PluginHost,
+        stopper: RoundStopper,
+        settings: AgentSettings,
     ) -> None:
         self._database = database
         self._publisher = publisher
         self._host = host
+        self._stopper = stopper
         self._debounce_seconds = settings.debounce_seconds
 
     async def receive(self, chat_key: str, text: str, *, user_id: str, user_name: str) -> str | None:
@@ -69,26 +77,30 @@ class MessageIntake:
         await self._record(new, wake=signal in _WAKING)
         return message_id
 
-    async def reset(self, chat: ChatInfo) -> list[Round]:
-        """Begin a conversation anew; returns the rounds that were cancelled or asked to stop."""
+    async def reset(self, chat: ChatInfo) -> StoppedRounds:
+        """Begin a conversation anew; returns the rounds that were stopped for it.
+
+        The running one is waited for, so that its last words stay in the old conversation; one
+        whose worker does not answer is left to stop by itself.
+        """
+        stopped = await self._stopper.stop(
+            chat.chat_key, reason="the chat was reset", wait_seconds=_RESET_WAIT_SECONDS
+        )
         async with self._database.begin() as transaction:
-            stopped = await RoundRepository(transaction.connection).cancel(
-                chat.chat_key, reason="the chat was reset"
-            )
-            await ChatRepository(transaction.connection).reset(chat.chat_key)
+            await transaction.chats.reset(chat.chat_key)
         await self._host.channel_reset(context_of(chat, user_id=None))
         return stopped
 
     async def _chat(self, chat_key: str) -> ChatInfo:
         async with self._database.begin() as transaction:
-            return await ChatRepository(transaction.connection).ensure(chat_key)
+            return await transaction.chats.ensure(chat_key)
 
     async def _record(self, new: NewMessage, *, wake: bool) -> None:
         async with self._database.begin() as transaction:
-            row = await MessageRepository(transaction.connection).append(new)
+            row = await transaction.messages.append(new)
             announce_message(transaction, self._publisher, row)
             if wake:
-                await RoundRepository(transaction.connection).request(
+                await transaction.rounds.request(
                     RoundRequest(
                         chat_key=new.chat_key,
                         trigger_kind=TriggerKind.MESSAGE,

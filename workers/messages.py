@@ -6,10 +6,9 @@ from typing import Any, Final
 
 from broker_config.wire import new_id
 from nekro_agent.ports import MessageKind, OutgoingMessage
-from storage.chats import ChatRepository
 from storage.engine import Database
-from storage.messages import Message, MessageRepository, NewMessage
-from storage.rounds import RoundRepository, RoundRequest
+from storage.messages import Message, NewMessage
+from storage.rounds import Round, RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction
 from workers.publisher import EventPublisher
@@ -48,35 +47,50 @@ class SqlMessages:
         return (await self._append(new)).id
 
     async def push_system(self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None) -> str:
-        """Record a system message; with ``trigger_agent`` a round is requested in the same transaction."""
+        """Record a system message; with ``trigger_agent`` a round is requested in the same transaction.
+
+        One that a call pushes continues the turn of the round that runs: an agent that wakes
+        itself with each round meets the turn's limits.
+        """
         new = NewMessage(chat_key=chat_key, kind=MessageKind.SYSTEM, text=text, call_id=call_id)
         return (await self._append(new, wake=trigger_agent)).id
 
     async def wake(self, chat_key: str) -> None:
         """Schedule a round of the chat's agent without a message."""
         async with self._database.begin() as transaction:
-            await ChatRepository(transaction.connection).ensure(chat_key)
-            await self._request_round(transaction, chat_key, TriggerKind.MANUAL, new_id())
+            await transaction.chats.ensure(chat_key)
+            await self._request_round(transaction, chat_key, TriggerKind.MANUAL, new_id(), None)
 
     async def _append(self, new: NewMessage, *, wake: bool = False) -> Message:
         async with self._database.begin() as transaction:
-            await ChatRepository(transaction.connection).ensure(new.chat_key)
-            row = await MessageRepository(transaction.connection).append(new)
+            await transaction.chats.ensure(new.chat_key)
+            row = await transaction.messages.append(new)
             announce_message(transaction, self._publisher, row)
             if wake:
-                await self._request_round(transaction, row.chat_key, TriggerKind.MESSAGE, row.id)
+                cause = None
+                if row.call_id is not None:
+                    cause = await transaction.rounds.find_running(row.chat_key)
+                await self._request_round(transaction, row.chat_key, TriggerKind.MESSAGE, row.id, cause)
         return row
 
     async def _request_round(
-        self, transaction: Transaction, chat_key: str, kind: TriggerKind, trigger_id: str
+        self,
+        transaction: Transaction,
+        chat_key: str,
+        kind: TriggerKind,
+        trigger_id: str,
+        cause: Round | None,
     ) -> None:
         request = RoundRequest(
             chat_key=chat_key,
             trigger_kind=kind,
             trigger_id=trigger_id,
+            turn_id=cause.turn_id if cause else None,
+            number=cause.number + 1 if cause else 1,
+            user_id=cause.user_id if cause else None,
             delay_seconds=self._debounce_seconds,
         )
-        await RoundRepository(transaction.connection).request(request)
+        await transaction.rounds.request(request)
         transaction.after_commit(lambda: self._publisher.round_requested(chat_key))
 
 

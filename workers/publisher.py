@@ -40,20 +40,30 @@ class EventPublisher:
         send = partial(self._app.send_task, JOB_TASK, args=[job_id], task_id=job_id, queue=Lane.LONG.value)
         await self._publish("job.queued", send)
 
-    async def revoke(self, task_id: str) -> None:
-        """Have a running task stopped, and one that waits dropped, by workers that are up."""
-        await self._publish("task.revoked", partial(self._app.control.revoke, task_id, terminate=True))
+    async def revoke(self, *task_ids: str) -> None:
+        """Have running tasks stopped, and those that wait dropped, by workers that are up."""
+        send = partial(self._app.control.revoke, list(task_ids), terminate=True)
+        await self._publish("tasks.revoked", send)
 
     async def event(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:
         """Tell whoever listens that something happened in a chat, for example ``message.sent``."""
         await self._publish(name, partial(publish_event, self._app, name, chat_key, body))
 
+    def tell(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:
+        """As ``event``, for watchers only: returns at once."""
+        send = partial(publish_event, self._app, name, chat_key, dict(body))
+        self._pool.submit(_attempt, name, send)
+
     def close(self) -> None:
-        """Let running publications end and take no more."""
-        self._pool.shutdown(wait=True)
+        """Let running publications end and take no more; what only watchers wait for is dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _publish(self, name: str, send: Callable[[], object]) -> None:
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, send)
-        except Exception as exc:  # the row is committed and the sweep announces it again
-            logger.bind(event=name, error=type(exc).__name__).warning("event_not_published")
+        await asyncio.get_running_loop().run_in_executor(self._pool, _attempt, name, send)
+
+
+def _attempt(name: str, send: Callable[[], object]) -> None:
+    try:
+        send()
+    except Exception as exc:  # the row is committed and the sweep announces it again
+        logger.bind(event=name, error=type(exc).__name__).warning("event_not_published")

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
+from dataclasses import dataclass
 from functools import partial
 
-from agent.model import ChatBrief, HistoryMessage, MethodBrief, Observation, PluginBrief, TurnRound
-from agent.rounds import RoundInput
+from agent.model import ChatBrief, HistoryMessage, MethodBrief, PluginBrief
+from agent.rounds import RoundAnswer, RoundInput
 from broker_config.settings import AgentSettings
 from nekro_agent.invoke import run_callable
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from sandbox.models import StopType
-from storage.calls import CallRepository
-from storage.chats import ChatRepository
+from sandbox.models import Dispatch, StubCall, StubResult
 from storage.engine import Database
-from storage.messages import Message, MessageRepository
-from storage.rounds import ClaimedRound, Round, RoundRepository
-from storage.states import RoundState, TriggerKind
-from storage.transaction import Transaction
-from workers.dispatch import CallScope, Dispatcher
+from storage.messages import Message
+from storage.rounds import ClaimedRound
+from workers.chat_lease import ChatLease
+from workers.dispatch import CallRecord, CallScope, Dispatcher
 from workers.registry import MethodEntry, Registry
 from workers.runs import context_of
+from workers.turns import Turn
 
-__all__ = ["RoundInputs"]
+__all__ = ["PreparedRound", "RoundInputs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRound:
+    """A round that is ready to run; ``calls`` fills while it does."""
+
+    input: RoundInput
+    calls: Sequence[CallRecord]
 
 
 class RoundInputs:
@@ -39,32 +45,40 @@ class RoundInputs:
         self._dispatcher = dispatcher
         self._settings = settings
 
-    async def build(self, claimed: ClaimedRound, *, may_wake: bool) -> RoundInput:
+    async def build(
+        self,
+        claimed: ClaimedRound,
+        lease: ChatLease,
+        *,
+        may_wake: bool,
+        on_answer: Callable[[RoundAnswer], Awaitable[None]],
+    ) -> PreparedRound:
         """Gather everything for one round.
 
         Args:
             may_wake: whether an AGENT result of this round may schedule another one; False in
                 the last round of a turn.
+            on_answer: as in ``RoundInput``.
         """
-        round_ = claimed.round
+        round_, user_id = claimed.round, claimed.user_id
         async with self._database.read() as transaction:
-            chat = await ChatRepository(transaction.connection).get(round_.chat_key)
-            messages = await MessageRepository(transaction.connection).newest(
+            chat = await transaction.chats.get(round_.chat_key)
+            messages = await transaction.messages.newest(
                 round_.chat_key, limit=self._settings.history_messages
             )
-            turn = await _Turn.read(transaction, claimed)
-        ctx = context_of(chat, user_id=round_.user_id)
+            turn = await Turn.read(transaction, claimed)
+        ctx = context_of(chat, user_id=user_id)
         entries = await self._registry.available(ctx)
         scope = CallScope(
             chat=chat,
-            user_id=round_.user_id,
+            user_id=user_id,
             round_id=round_.id,
             turn_id=round_.turn_id,
             round_number=round_.number,
             wakes_agent=may_wake,
         )
         calls = self._dispatcher.for_run(scope, entries)
-        return RoundInput(
+        round_input = RoundInput(
             round_id=round_.id,
             chat=_chat_brief(chat),
             number=round_.number,
@@ -72,10 +86,12 @@ class RoundInputs:
             history=[_history_message(message) for message in messages],
             plugins=self._plugin_briefs(entries, ctx),
             methods=calls.stubs,
-            dispatch=calls.dispatch,
+            dispatch=_guarded(calls.dispatch, lease),
             previous=turn.previous,
             observations=turn.loose,
+            on_answer=on_answer,
         )
+        return PreparedRound(input=round_input, calls=calls.records)
 
     def _plugin_briefs(self, entries: Sequence[MethodEntry], ctx: AgentCtx) -> list[PluginBrief]:
         briefs = []
@@ -102,60 +118,14 @@ class RoundInputs:
         return MethodBrief(name=name, signature=entry.signature, doc=entry.doc, type=entry.type)
 
 
-class _Turn:
-    """The earlier rounds of a turn, with the results that their calls left."""
+def _guarded(dispatch: Dispatch, lease: ChatLease) -> Dispatch:
+    """Let no call out once the chat may be another worker's: a sandbox goes on while its worker is frozen."""
 
-    def __init__(self, *, started_at: datetime, previous: list[TurnRound], loose: list[Observation]) -> None:
-        self.started_at = started_at
-        self.previous = previous
-        self.loose = loose
+    async def guarded(call: StubCall) -> StubResult:
+        await lease.ensure()
+        return await dispatch(call)
 
-    @classmethod
-    async def read(cls, transaction: Transaction, claimed: ClaimedRound) -> _Turn:
-        rounds = RoundRepository(transaction.connection)
-        of_turn = await rounds.rounds_of_turn(claimed.round.turn_id)
-        earlier = [
-            item
-            for item in of_turn
-            if item.state is RoundState.DONE and item.sequence < claimed.round.sequence
-        ]
-        triggers = list(claimed.triggers)
-        for item in earlier:
-            triggers += [item, *await rounds.merged_into(item.id)]
-        by_round: dict[str | None, list[Observation]] = {}
-        for trigger in sorted(triggers, key=lambda item: item.sequence):
-            if trigger.trigger_kind is TriggerKind.CALL:
-                caller, observation = await _observation(transaction, trigger)
-                by_round.setdefault(caller, []).append(observation)
-        previous = [_turn_round(item, by_round.pop(item.id, [])) for item in earlier]
-        first = min((*of_turn, claimed.round), key=lambda item: item.sequence)
-        loose = [observation for observations in by_round.values() for observation in observations]
-        return cls(started_at=first.started_at or first.requested_at, previous=previous, loose=loose)
-
-
-async def _observation(transaction: Transaction, trigger: Round) -> tuple[str | None, Observation]:
-    """Return the round whose code made the call, and what the call left."""
-    call = await CallRepository(transaction.connection).get(trigger.trigger_id)
-    observation = Observation(
-        method=call.method.rpartition(".")[2],
-        type=call.type,
-        text=trigger.observation or "",
-        segments=trigger.segments,
-        call_id=call.id,
-    )
-    return call.round_id, observation
-
-
-def _turn_round(item: Round, observations: Sequence[Observation]) -> TurnRound:
-    return TurnRound(
-        number=item.number,
-        asked_at=item.started_at or item.requested_at,
-        answer=item.answer or "",
-        stop_type=StopType(item.stop_type if item.stop_type is not None else StopType.NORMAL),
-        reason=item.error or "",
-        output=item.output or "",
-        observations=tuple(observations),
-    )
+    return guarded
 
 
 def _chat_brief(chat: ChatInfo) -> ChatBrief:

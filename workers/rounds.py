@@ -1,7 +1,6 @@
 """Draining a chat: one requested round at a time, in order, under the chat's lease.
 
 Whoever holds the lease runs the oldest requested round and takes the younger ones along.
-Every write names the lease's fencing token, so a worker that froze and thaws writes nothing.
 One drain runs one round and hands the chat back: chats share the workers fairly, and any
 worker may take the next round.
 """
@@ -9,38 +8,26 @@ worker may take the next round.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Final
 
 from loguru import logger
 
-from agent.rounds import RoundOutcome, RoundRunner
-from broker_config.redaction import Redactor
+from agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
 from broker_config.settings import AgentSettings
-from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
-from nekro_agent.ports import MessageKind
-from sandbox.models import StopType
-from storage.calls import CallRepository
-from storage.chats import ChatRepository
+from nekro_agent.errors import FencedError, NekroError, StorageError
 from storage.engine import Database
-from storage.messages import MessageRepository, NewMessage
-from storage.rounds import ClaimedRound, RoundReport, RoundRepository, RoundRequest
-from storage.states import RoundState, TriggerKind
-from storage.transaction import Transaction
-from workers.messages import announce_message
+from storage.rounds import ClaimedRound
+from workers.chat_lease import ChatLease
+from workers.dispatch import CallRecord
 from workers.publisher import EventPublisher
 from workers.round_input import RoundInputs
+from workers.round_ledger import RoundLedger
 
 __all__ = ["RoundDrain"]
 
-#: How often a round is started before it is given up: its worker died each time.
-MAX_ATTEMPTS: Final = 3
 #: How often a running round looks whether somebody asked it to stop.
-CANCEL_POLL_SECONDS: Final = 0.5
-
-#: Stop types whose follow-up round was scheduled by the worker that ran the method.
-_WOKEN_BY_CALL: Final = (StopType.AGENT, StopType.MULTIMODAL_AGENT)
+CANCEL_POLL_SECONDS: Final = 0.3
 
 
 class RoundDrain:
@@ -51,224 +38,143 @@ class RoundDrain:
         *,
         database: Database,
         publisher: EventPublisher,
+        ledger: RoundLedger,
         runner: RoundRunner,
         inputs: RoundInputs,
-        redactor: Redactor,
         settings: AgentSettings,
         owner: str,
     ) -> None:
         self._database = database
         self._publisher = publisher
+        self._ledger = ledger
         self._runner = runner
         self._inputs = inputs
-        self._redactor = redactor
         self._settings = settings
         self._owner = owner
-        self._delayed: set[asyncio.Task[None]] = set()
+        self._delayed: dict[str, asyncio.Task[None]] = {}
 
     async def drain(self, chat_key: str) -> None:
         """Run the chat's next round, if it is due and nobody else holds the chat."""
-        async with self._database.autocommit() as transaction:
-            fence = await ChatRepository(transaction.connection).acquire_lease(
-                chat_key, owner=self._owner, lease_seconds=self._settings.lease_seconds
-            )
-        if fence is None:
-            return  # its holder looks again after the release below
+        lease = await ChatLease.acquire(
+            self._database, chat_key, owner=self._owner, lease_seconds=self._settings.lease_seconds
+        )
+        if lease is None:
+            return  # its holder looks again after it gave the chat back
         try:
             with logger.contextualize(chat_key=chat_key):
-                await self._run_next(chat_key, fence)
+                async with lease:
+                    await self._run_next(lease)
         except FencedError:
-            logger.bind(chat_key=chat_key, fence=fence).warning("chat_lease_lost")
+            logger.bind(chat_key=chat_key, fence=lease.fence).warning("chat_lease_lost")
             return
-        finally:
-            await self._release(chat_key, fence)
+        # After the release, not before: a trigger that came while the chat was held found it held,
+        # and this look is what sees its row.
         await self._announce_rest(chat_key)
 
     async def close(self) -> None:
         """Forget announcements that wait for a debounce; the sweep makes them."""
-        for task in self._delayed:
+        tasks = list(self._delayed.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._delayed, return_exceptions=True)
-
-    async def _release(self, chat_key: str, fence: int) -> None:
-        try:
-            async with self._database.autocommit() as transaction:
-                await ChatRepository(transaction.connection).release_lease(chat_key, fence=fence)
-        except StorageUnavailableError as exc:  # the lease runs out by itself
-            logger.bind(chat_key=chat_key, error=str(exc)).warning("chat_lease_not_released")
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _announce_rest(self, chat_key: str) -> None:
-        # After the release, not before: a trigger that came while the lease was held found it held,
-        # and this look is what sees its row.
         async with self._database.read() as transaction:
-            seconds = await RoundRepository(transaction.connection).seconds_until_due(chat_key)
+            seconds = await transaction.rounds.seconds_until_due(chat_key)
         if seconds is None:
             return
         if seconds <= 0:
             await self._publisher.round_requested(chat_key)
-            return
-        task = asyncio.create_task(self._announce_later(chat_key, seconds))
-        self._delayed.add(task)
-        task.add_done_callback(self._delayed.discard)
+        elif chat_key not in self._delayed:
+            # One per chat: the first of a burst is due first, and takes the others along.
+            self._delayed[chat_key] = asyncio.create_task(self._announce_later(chat_key, seconds))
 
     async def _announce_later(self, chat_key: str, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            del self._delayed[chat_key]
         await self._publisher.round_requested(chat_key)
 
-    async def _run_next(self, chat_key: str, fence: int) -> None:
-        async with self._database.begin() as transaction:
-            rounds = RoundRepository(transaction.connection)
-            await rounds.take_over(chat_key, fence=fence, max_attempts=MAX_ATTEMPTS)
-            claimed = await rounds.claim_next(chat_key, fence=fence, worker=self._owner)
-        if claimed is None:
-            return
-        with logger.contextualize(round_id=claimed.round.id):
-            async with self._lease_kept(chat_key, fence) as stopping:
-                await self._carry_out(claimed, fence, stopping)
+    async def _run_next(self, lease: ChatLease) -> None:
+        claimed = await self._ledger.start_next(lease.chat_key, fence=lease.fence, worker=self._owner)
+        if claimed is not None:
+            with logger.contextualize(round_id=claimed.round.id):
+                await self._carry_out(_Attempt(claimed, lease))
 
-    @asynccontextmanager
-    async def _lease_kept(self, chat_key: str, fence: int) -> AsyncIterator[asyncio.Event]:
-        """Renew the lease for the block; the event is set when it passed to somebody else."""
-        lost = asyncio.Event()
-        keeper = asyncio.create_task(self._keep_lease(chat_key, fence, lost))
+    async def _carry_out(self, attempt: _Attempt) -> None:
+        work = asyncio.create_task(self._outcome(attempt))
+        watch = asyncio.create_task(self._wait_for_stop(attempt))
         try:
-            yield lost
-        finally:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
-
-    async def _keep_lease(self, chat_key: str, fence: int, lost: asyncio.Event) -> None:
-        seconds = self._settings.lease_seconds
-        while True:
-            await asyncio.sleep(seconds / 3)
-            try:
-                async with self._database.autocommit() as transaction:
-                    kept = await ChatRepository(transaction.connection).renew_lease(
-                        chat_key, fence=fence, lease_seconds=seconds
-                    )
-            except StorageUnavailableError as exc:
-                logger.bind(error=str(exc)).warning("chat_lease_not_renewed")
-                continue
-            if not kept:
-                lost.set()
-                return
-
-    async def _carry_out(self, claimed: ClaimedRound, fence: int, lost: asyncio.Event) -> None:
-        work = asyncio.create_task(self._outcome(claimed))
-        watch = asyncio.create_task(self._wait_for_stop(claimed.round.id, lost))
-        try:
-            await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
+            attempt.is_stopped = watch in done
         finally:
             if not work.done():
                 work.cancel()
             watch.cancel()
             await asyncio.gather(work, watch, return_exceptions=True)
-        if lost.is_set():
-            raise FencedError(f"the lease on chat {claimed.round.chat_key!r} passed to another worker")
-        if work.cancelled():
-            await self._finish_stopped(claimed, fence)
+        await self._record_end(attempt, work)
+
+    async def _record_end(self, attempt: _Attempt, work: asyncio.Task[RoundOutcome]) -> None:
+        claimed, fence, calls = attempt.claimed, attempt.lease.fence, attempt.calls
+        if attempt.lease.lost.is_set():
+            raise FencedError(f"chat {claimed.round.chat_key!r} passed to another worker")
+        if work.cancelled() and attempt.is_stopped:
+            await self._ledger.stop(claimed, calls, fence=fence)
             return
-        error = work.exception()
+        error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
-            await self._finish(claimed, fence, work.result())
+            await self._ledger.finish(claimed, work.result(), calls, fence=fence)
+        elif isinstance(error, FencedError):
+            raise error
         elif isinstance(error, NekroError):
-            await self._finish_failed(claimed, fence, error)
+            await self._ledger.fail(claimed, error, calls, fence=fence)
         else:
             logger.opt(exception=error).error("round_failed_unexpectedly")
-            await self._finish_failed(
-                claimed, fence, NekroError(f"internal error ({type(error).__name__}); see the worker's log")
-            )
+            internal = NekroError(f"internal error ({type(error).__name__}); see the worker's log")
+            await self._ledger.fail(claimed, internal, calls, fence=fence)
 
-    async def _outcome(self, claimed: ClaimedRound) -> RoundOutcome:
-        round_input = await self._inputs.build(
-            claimed, may_wake=not self._runner.is_last(claimed.round.number)
+    async def _outcome(self, attempt: _Attempt) -> RoundOutcome:
+        claimed = attempt.claimed
+
+        async def on_answer(answer: RoundAnswer) -> None:
+            await self._ledger.answered(claimed, answer, fence=attempt.lease.fence)
+
+        prepared = await self._inputs.build(
+            claimed,
+            attempt.lease,
+            may_wake=not self._runner.is_last(claimed.round.number),
+            on_answer=on_answer,
         )
-        return await self._runner.run(round_input)
+        attempt.calls = prepared.calls
+        return await self._runner.run(prepared.input)
 
-    async def _wait_for_stop(self, round_id: str, lost: asyncio.Event) -> None:
+    async def _wait_for_stop(self, attempt: _Attempt) -> None:
         """Return when the lease is lost or somebody asked the round to stop."""
-        while not lost.is_set():
+        while not await self._is_over(attempt):
             try:
                 async with asyncio.timeout(CANCEL_POLL_SECONDS):
-                    await lost.wait()
+                    await attempt.lease.lost.wait()
             except TimeoutError:
-                async with self._database.read() as transaction:
-                    if await RoundRepository(transaction.connection).is_cancel_requested(round_id):
-                        return
+                pass
 
-    async def _finish(self, claimed: ClaimedRound, fence: int, outcome: RoundOutcome) -> None:
-        round_ = claimed.round
-        async with self._database.begin() as transaction:
-            await RoundRepository(transaction.connection).finish(
-                round_.id, fence=fence, report=_report(outcome)
-            )
-            if outcome.notice is not None:
-                await self._tell(transaction, claimed, outcome.notice, kind=MessageKind.ASSISTANT)
-            if outcome.needs_follow_up and outcome.stop_type not in _WOKEN_BY_CALL:
-                await RoundRepository(transaction.connection).request(
-                    RoundRequest(
-                        chat_key=round_.chat_key,
-                        trigger_kind=TriggerKind.ROUND,
-                        trigger_id=round_.id,
-                        turn_id=round_.turn_id,
-                        number=round_.number + 1,
-                        user_id=round_.user_id,
-                    )
-                )
-        logger.bind(
-            number=round_.number, stop_type=None if outcome.stop_type is None else outcome.stop_type.name
-        ).info("round_done")
-
-    async def _finish_failed(self, claimed: ClaimedRound, fence: int, error: NekroError) -> None:
-        text = self._redactor(str(error))
-        async with self._database.begin() as transaction:
-            await RoundRepository(transaction.connection).finish(
-                claimed.round.id, fence=fence, state=RoundState.FAILED, report=RoundReport(error=text)
-            )
-            notice = f"The agent could not answer: {text}"
-            await self._tell(transaction, claimed, notice, kind=MessageKind.SYSTEM)
-        logger.bind(error=text, error_type=type(error).__name__).error("round_failed")
-
-    async def _finish_stopped(self, claimed: ClaimedRound, fence: int) -> None:
-        async with self._database.begin() as transaction:
-            await RoundRepository(transaction.connection).finish(
-                claimed.round.id,
-                fence=fence,
-                state=RoundState.CANCELLED,
-                report=RoundReport(error="stopped on request"),
-            )
-            await CallRepository(transaction.connection).cancel_round(
-                claimed.round.id, reason="its round was stopped on request"
-            )
-        logger.info("round_cancelled")
-
-    async def _tell(
-        self, transaction: Transaction, claimed: ClaimedRound, text: str, *, kind: MessageKind
-    ) -> None:
-        message, _ = await MessageRepository(transaction.connection).append_once(
-            NewMessage(
-                chat_key=claimed.round.chat_key,
-                kind=kind,
-                text=text,
-                round_id=claimed.round.id,
-                once_key=f"notice:{claimed.round.id}",
-            )
-        )
-        announce_message(transaction, self._publisher, message)
+    async def _is_over(self, attempt: _Attempt) -> bool:
+        if attempt.lease.lost.is_set():
+            return True
+        try:
+            async with self._database.read() as transaction:
+                return await transaction.rounds.is_cancel_requested(attempt.claimed.round.id)
+        except StorageError as exc:  # a round must not end because of the look at it
+            logger.bind(error=str(exc)).warning("stop_request_not_readable")
+            return False
 
 
-def _report(outcome: RoundOutcome) -> RoundReport:
-    llm, run = outcome.llm, outcome.run
-    return RoundReport(
-        prompt_chars=outcome.prompt_chars,
-        model=llm.model if llm else None,
-        answer=outcome.answer,
-        code=outcome.code,
-        stop_type=None if outcome.stop_type is None else int(outcome.stop_type),
-        exit_code=run.exit_code if run else None,
-        output=outcome.output,
-        prompt_tokens=llm.prompt_tokens if llm else None,
-        completion_tokens=llm.answer_tokens if llm else None,
-        cost=llm.cost if llm else None,
-        error=outcome.reason or None,
-    )
+class _Attempt:
+    """One attempt at one round, and the calls it has made by now."""
+
+    def __init__(self, claimed: ClaimedRound, lease: ChatLease) -> None:
+        self.claimed = claimed
+        self.lease = lease
+        #: Whether somebody asked it to stop, or the lease was lost.
+        self.is_stopped = False
+        self.calls: Sequence[CallRecord] = ()

@@ -42,9 +42,9 @@ class RoundsService:
         drain = RoundDrain(
             database=services.database,
             publisher=services.publisher,
+            ledger=services.ledger,
             runner=runner,
             inputs=RoundInputs(services.database, services.registry, services.dispatcher, settings.agent),
-            redactor=services.redactor,
             settings=settings.agent,
             owner=services.node,
         )

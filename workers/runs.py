@@ -11,7 +11,8 @@ from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from sandbox.manager import SandboxManager
 from sandbox.models import RunRequest, StopType
-from workers.dispatch import CallRecord, CallScope, Dispatcher
+from workers.call_story import call_json
+from workers.dispatch import CallScope, Dispatcher
 from workers.registry import Registry
 
 __all__ = ["CodeReport", "CodeRuns", "context_of"]
@@ -69,7 +70,7 @@ class CodeRuns:
             exit_code=result.exit_code,
             output=result.output,
             error=result.error,
-            calls=[_call_json(record) for record in calls.records],
+            calls=[call_json(record) for record in calls.records],
             follow_ups=[
                 {"round_id": record.round_id, "method": record.method}
                 for record in calls.records
@@ -89,14 +90,3 @@ def context_of(chat: ChatInfo, *, user_id: str | None) -> AgentCtx:
         channel_name=chat.channel_name,
         channel_type=chat.channel_type,
     )
-
-
-def _call_json(record: CallRecord) -> dict[str, Any]:
-    return {
-        "id": record.call_id,
-        "method": record.method,
-        "type": record.type.value,
-        "duration_ms": round(record.duration_ms, 3),
-        "worker": record.worker,
-        "error": record.error,
-    }

@@ -1,0 +1,92 @@
+"""The right to run a chat's rounds: taken, renewed while it is held, given back.
+
+Every write of a round names the lease's fencing token, so the database refuses a worker that
+lost the chat. What a round does outside of the database (calls of methods) asks ``ensure``
+first: a worker that froze and thaws finds out before it acts, not at the next renewal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Self
+
+from loguru import logger
+
+from nekro_agent.errors import FencedError, StorageUnavailableError
+from storage.engine import Database
+
+__all__ = ["ChatLease"]
+
+
+class ChatLease:
+    """A chat in this worker's hands for the length of an ``async with`` block."""
+
+    def __init__(self, database: Database, chat_key: str, *, fence: int, lease_seconds: float) -> None:
+        self.chat_key = chat_key
+        self.fence = fence
+        #: Set once the chat passed to another worker.
+        self.lost = asyncio.Event()
+        self._database = database
+        self._lease_seconds = lease_seconds
+        self._renewed_at = time.monotonic()
+        self._keeper: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def acquire(
+        cls, database: Database, chat_key: str, *, owner: str, lease_seconds: float
+    ) -> ChatLease | None:
+        """Take the chat; None when somebody has it, or when there is no such chat."""
+        async with database.autocommit() as transaction:
+            fence = await transaction.chats.acquire_lease(chat_key, owner=owner, lease_seconds=lease_seconds)
+        if fence is None:
+            return None
+        return cls(database, chat_key, fence=fence, lease_seconds=lease_seconds)
+
+    async def __aenter__(self) -> Self:
+        self._keeper = asyncio.create_task(self._keep(), name="nekro-chat-lease")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        try:
+            async with self._database.autocommit() as transaction:
+                await transaction.chats.release_lease(self.chat_key, fence=self.fence)
+        except StorageUnavailableError as exc:  # it runs out by itself
+            logger.bind(chat_key=self.chat_key, error=str(exc)).warning("chat_lease_not_released")
+
+    async def ensure(self) -> None:
+        """Return while the chat is this worker's for certain.
+
+        Raises:
+            FencedError: it passed to another worker.
+            StorageUnavailableError: it may have, and the database does not say.
+        """
+        if not self.lost.is_set() and time.monotonic() - self._renewed_at >= self._lease_seconds:
+            await self._renew()
+        if self.lost.is_set():
+            raise FencedError(f"chat {self.chat_key!r} passed to another worker")
+
+    async def _keep(self) -> None:
+        while not self.lost.is_set():
+            await asyncio.sleep(self._lease_seconds / 3)
+            try:
+                await self._renew()
+            except StorageUnavailableError as exc:
+                logger.bind(chat_key=self.chat_key, error=str(exc)).warning("chat_lease_not_renewed")
+
+    async def _renew(self) -> None:
+        asked_at = time.monotonic()
+        async with self._database.autocommit() as transaction:
+            kept = await transaction.chats.renew_lease(
+                self.chat_key, fence=self.fence, lease_seconds=self._lease_seconds
+            )
+        if kept:
+            self._renewed_at = asked_at
+        else:
+            self.lost.set()

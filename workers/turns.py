@@ -1,0 +1,103 @@
+"""What came before a round: the earlier rounds of its turn, and the results that led to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from agent.model import Observation, TurnRound
+from nekro_agent.methods import SandboxMethodType
+from sandbox.models import StopType
+from storage.calls import Call
+from storage.rounds import ClaimedRound, Round
+from storage.states import RoundState, TriggerKind
+from storage.transaction import Transaction
+
+__all__ = ["Turn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A claimed round's past.
+
+    A round that took triggers along answers several turns; the earlier rounds of all of them
+    are shown, in order, so that the model knows what its results belong to.
+    """
+
+    #: When the turn of the claimed round itself began: its time limit counts from here.
+    started_at: datetime
+    previous: tuple[TurnRound, ...]
+    #: Results that no earlier round caused: of a run from the command line, or of this round's
+    #: own code when it is started again.
+    loose: tuple[Observation, ...]
+
+    @classmethod
+    async def read(cls, transaction: Transaction, claimed: ClaimedRound) -> Turn:
+        """Gather it."""
+        own = await transaction.rounds.rounds_of_turn(claimed.round.turn_id)
+        triggers = [*claimed.triggers, *await _merged_into(transaction, own)]
+        earlier = [
+            item
+            for item in await _rounds_of(transaction, {item.turn_id for item in triggers})
+            if item.state is RoundState.DONE and item.sequence < claimed.round.sequence
+        ]
+        triggers += [*earlier, *await _merged_into(transaction, earlier)]
+        observations = await _observations(transaction, triggers)
+        previous = [
+            _turn_round(item, number, observations.pop(item.id, []))
+            for number, item in enumerate(earlier, start=1)
+        ]
+        first = min((*own, claimed.round), key=lambda item: item.sequence)
+        loose = [observation for left in observations.values() for observation in left]
+        return cls(
+            started_at=first.started_at or first.requested_at, previous=tuple(previous), loose=tuple(loose)
+        )
+
+
+async def _rounds_of(transaction: Transaction, turn_ids: Iterable[str]) -> list[Round]:
+    found = [item for turn_id in turn_ids for item in await transaction.rounds.rounds_of_turn(turn_id)]
+    return sorted(found, key=lambda item: item.sequence)
+
+
+async def _merged_into(transaction: Transaction, rounds: Iterable[Round]) -> list[Round]:
+    return [merged for item in rounds for merged in await transaction.rounds.merged_into(item.id)]
+
+
+async def _observations(
+    transaction: Transaction, triggers: Sequence[Round]
+) -> dict[str | None, list[Observation]]:
+    """Results among the triggers, by the round whose code made the call; in order."""
+    found: dict[str | None, list[Observation]] = {}
+    by_id = {item.id: item for item in triggers}
+    for trigger in sorted(by_id.values(), key=lambda item: item.sequence):
+        if trigger.trigger_kind is not TriggerKind.CALL:
+            continue
+        call = await transaction.calls.find(trigger.trigger_id)
+        caller = None if call is None else call.round_id
+        found.setdefault(caller, []).append(_observation(trigger, call))
+    return found
+
+
+def _observation(trigger: Round, call: Call | None) -> Observation:
+    # Calls are kept for days only, and a fleet may stand still for longer.
+    kind = SandboxMethodType.AGENT if trigger.segments is None else SandboxMethodType.MULTIMODAL_AGENT
+    return Observation(
+        method="" if call is None else call.method.rpartition(".")[2],
+        type=kind if call is None else call.type,
+        text=trigger.observation or "",
+        segments=trigger.segments,
+        call_id=trigger.trigger_id,
+    )
+
+
+def _turn_round(item: Round, number: int, observations: Sequence[Observation]) -> TurnRound:
+    return TurnRound(
+        number=number,
+        asked_at=item.started_at or item.requested_at,
+        answer=item.answer or "",
+        stop_type=StopType(item.stop_type if item.stop_type is not None else StopType.NORMAL),
+        reason=item.error or "",
+        output=item.output or "",
+        observations=tuple(observations),
+    )
