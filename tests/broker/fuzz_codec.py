@@ -163,10 +163,10 @@ def watch(seed: int, seconds: float) -> int:
     tried, accepted = context.Value("q", 0), context.Value("q", 0)
     process = context.Process(target=fuzz, args=(seed, seconds, tried, accepted))
     process.start()
-    before = -1
+    before = 0
     while process.is_alive():
         process.join(STALL_SECONDS)
-        if process.is_alive() and tried.value == before:
+        if process.is_alive() and tried.value == before > 0:
             process.kill()
         before = tried.value
     process.join()

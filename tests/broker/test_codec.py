@@ -44,7 +44,7 @@ from nekro_agent.config import ConfigBase
 from nekro_agent.errors import ArgumentError, ResultError
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from sandbox.guest.runner import Opaque, open_value
+from sandbox.guest.values import Opaque, open_value
 
 MIB = 1 << 20
 TESTS = Path(__file__).parent
