@@ -63,6 +63,7 @@ def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
         "nekro",
         set_as_current=False,
         amqp="broker_config.private_tasks:PrivateAMQP",
+        events="broker_config.task_events:BufferingEvents",
         task_cls="broker_config.private_tasks:PrivateTask",
     )
     app.nekro_settings = settings

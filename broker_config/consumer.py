@@ -17,6 +17,7 @@ from celery.app.task import Context
 from celery.exceptions import NotRegistered
 from celery.worker.consumer import Consumer
 
+from broker_config.task_events import EVENT_SECONDS
 from broker_config.transport import LOST, ClaimChannel, deliveries
 from nekro_agent.errors import MessageRefusedError, OutcomeUnknownError
 
@@ -28,8 +29,11 @@ logger = logging.getLogger(__name__)
 class AnsweringConsumer(Consumer):  # type: ignore[misc]
     """Celery's consumer; set by ``worker_consumer``."""
 
+    _is_flush_due = False
+
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         """Return what takes a delivery: Celery's own, behind a guard against what would stop it."""
+        self._is_flush_due = False  # a lost connection took the hub's plans with it
         handle = super().create_task_handler(*args, **kwargs)
         limit = self.app.nekro_settings.broker.max_deliveries
 
@@ -59,6 +63,19 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         if was_full:
             self.hub.call_soon(_wake_up)  # it asked for nothing, and may ask again
         return None
+
+    def on_send_event_buffered(self) -> None:
+        """Plan to publish task events; called on the thread that sent one."""
+        if self.hub and not self._is_flush_due:
+            self._is_flush_due = True
+            self.hub.call_soon(self._plan_flush)
+
+    def _plan_flush(self) -> None:
+        self.hub.call_later(EVENT_SECONDS, self._flush_buffered)
+
+    def _flush_buffered(self) -> None:
+        self._is_flush_due = False
+        self._flush_events()
 
     def on_poison(self, message: Any) -> None:
         """Set aside a task that was delivered often enough and never finished."""

@@ -73,6 +73,10 @@ def register_plain(app: NekroApp, ledger: Ledger) -> None:
         ledger.write(task_id, "finished")
         return value
 
+    @app.task(name="t.secret")
+    def secret(text: str) -> int:
+        return len(text)
+
     @app.task(name="t.who")
     def who() -> list[str]:
         before = current_task.request.id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -170,3 +171,38 @@ def test_no_more_jobs_run_than_the_limit_allows(start_worker: StartWorker, send:
         running += 1 if event == "started" else -1
         most = max(most, running)
     assert most == 2
+
+
+@BOTH
+def test_events_tell_of_every_task_without_its_arguments(
+    pool: str, start_worker: StartWorker, send: Send, app: NekroApp
+) -> None:
+    start_worker(pool, concurrency=4)
+    seen: dict[str, list[str]] = {}
+    raw: list[str] = []
+
+    def on_event(event: dict[str, Any]) -> None:
+        raw.append(repr(event))
+        if event["type"].startswith("task-"):
+            seen.setdefault(event["uuid"], []).append(event["type"])
+
+    def drain(connection: Any) -> bool:
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.2)
+        return bool(raw)
+
+    with app.connection_for_read() as idle:
+        receiver = app.events.Receiver(idle, handlers={"*": on_event})
+        with receiver.consumer_context() as (connection, _, _):
+            wait_for(lambda: drain(connection), what="a heartbeat, which proves the subscription")
+            results = [send("t.secret", "hunter22") for _ in range(60)]
+            wait_for(
+                lambda: (
+                    drain(connection)
+                    and all("task-succeeded" in seen.get(result.id, []) for result in results)
+                ),
+                what="the events",
+            )
+    expected = ["task-received", "task-started", "task-succeeded"]
+    assert all(seen[result.id] == expected for result in results)
+    assert "hunter22" not in "".join(raw)
