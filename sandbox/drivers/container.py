@@ -15,7 +15,6 @@ import secrets
 import shutil
 import socket
 import struct
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +26,7 @@ from nekro_agent.errors import SandboxUnavailableError
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.drivers.base import Check, ExitStatus, SandboxSpec, Usage
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE
+from sandbox.drivers.homes import make_home, sweep_homes
 from sandbox.drivers.process import expect_hello
 from sandbox.models import Limit
 from sandbox.seccomp import build_filter
@@ -76,6 +76,7 @@ class ContainerDriver:
             mend = "start the engine, or let this user talk to it (group docker, or rootless podman)"
             return (Check(name="container engine", ok=False, detail=words, mend=mend),)
         await self._remove_abandoned()
+        await asyncio.to_thread(sweep_homes)
         image = self._settings.container_image
         code, words = await _ask(engine, "image", "inspect", "--format", "{{.Id}}", image)
         return (
@@ -94,8 +95,7 @@ class ContainerDriver:
         Raises:
             SandboxUnavailableError: the engine refused, or the container did not say HELLO.
         """
-        # Short, because a Unix socket's path ends at 107 bytes.
-        home = Path(tempfile.mkdtemp(prefix="nekro-"))
+        home = make_home()
         name = f"nekro-{secrets.token_hex(8)}"
         try:
             return await self._start(spec, home, name)

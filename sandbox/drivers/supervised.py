@@ -17,7 +17,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -31,6 +30,7 @@ from sandbox.cgroups import Cgroups, Group, find_cgroups
 from sandbox.drivers.base import Check, SandboxSpec
 from sandbox.drivers.bwrap_args import runner_environment
 from sandbox.drivers.checks import check_of, describe_interpreter
+from sandbox.drivers.homes import make_home, sweep_homes
 from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
 from sandbox.guest import confine
 from sandbox.interpreter import Access, Interpreter, find_interpreter
@@ -87,7 +87,7 @@ class _SupervisedDriver:
             )
         cgroups, _ = self._cgroups
         with contextlib.ExitStack() as on_failure:
-            home = Path(tempfile.mkdtemp(prefix="nekro-sandbox-"))
+            home = make_home()
             on_failure.callback(shutil.rmtree, home, ignore_errors=True)
             _furnish(home, spec, guest_program(self.interpreter.version))
             group = cgroups.create() if cgroups else None
@@ -205,6 +205,7 @@ class LandlockDriver(_SupervisedDriver):
         return await asyncio.to_thread(self._examine)
 
     def _examine(self) -> tuple[Check, ...]:
+        sweep_homes()
         version = confine.landlock_version()
         return (
             Check(

@@ -89,7 +89,7 @@ class LayerBuilder:
         Raises:
             PackageInstallError: it cannot be installed; the message ends with the installer's words.
         """
-        base = self._store.root / "building" / secrets.token_hex(8)
+        base = self._store.new_work_dir()
         spec = self._spec(base)
         try:
             gateway = IndexGateway(self._index(), directory=spec.uploads_dir, most_bytes=_MOST_BYTES)

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from nekro_agent.errors import PackageInstallError
 from nekro_agent.tools import safe_files
+from sandbox.drivers.homes import abandoned
 from sandbox.packages.requirement import Requirement
 
 __all__ = ["Built", "LayerStore"]
@@ -50,6 +51,14 @@ class LayerStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+
+    def new_work_dir(self) -> Path:
+        """Return a path below ``building`` that nobody has; remove what killed services left there."""
+        building = self.root / "building"
+        building.mkdir(parents=True, exist_ok=True)
+        for path in abandoned(building, ""):
+            shutil.rmtree(path, ignore_errors=True)
+        return building / f"{os.getpid()}-{secrets.token_hex(8)}"
 
     def find(self, requirement: Requirement) -> Built | None:
         """Return what the requirement was built into, if it was and the layer still exists."""
@@ -101,8 +110,8 @@ class LayerStore:
         Raises:
             PackageInstallError: there is nothing to import in it.
         """
-        staging = self.root / "building" / f"publish-{secrets.token_hex(8)}"
-        staging.mkdir(parents=True)
+        staging = self.new_work_dir()
+        staging.mkdir()
         try:
             digest = _copy_tree(source, staging, most_bytes=most_bytes)
             modules = _importable(staging, requirement.name)

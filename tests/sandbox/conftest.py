@@ -31,7 +31,7 @@ def bwrap_driver() -> BwrapDriver:
 @pytest.fixture
 async def box(bwrap_driver: BwrapDriver, tmp_path: Path) -> AsyncIterator[Lab]:
     """A lab with default settings."""
-    async with lab(tmp_path, driver=bwrap_driver) as made:
+    async with lab(tmp_path, use=bwrap_driver) as made:
         yield made
 
 

@@ -168,12 +168,12 @@ class Lab:
 
 
 @asynccontextmanager
-async def lab(root: Path, *, driver: SandboxDriver | None = None, **settings: Any) -> Any:
+async def lab(root: Path, *, use: SandboxDriver | None = None, **settings: Any) -> Any:
     """Build a lab on a started manager and close it."""
     chosen = SandboxSettings(**settings)
     areas = Areas(root=root)
     # A driver of these settings, unproven: the proof is a test of its own.
-    manager = SandboxManager(chosen, areas, driver=driver or build_driver(chosen))
+    manager = SandboxManager(chosen, areas, driver=use or build_driver(chosen))
     await manager.start()
     try:
         yield Lab(settings=chosen, areas=areas, manager=manager)

@@ -235,7 +235,7 @@ async def test_attack_K7_host_user_is_neither_root_nor_in_root_mode_the_services
     bwrap_driver: BwrapDriver, tmp_path: Path
 ) -> None:
     seen: list[set[int]] = []
-    async with lab(tmp_path, driver=bwrap_driver) as box:
+    async with lab(tmp_path, use=bwrap_driver) as box:
 
         def look() -> None:
             (run,) = box.manager._running.values()
@@ -267,7 +267,7 @@ for path in glob.glob("/proc/*/environ") + glob.glob("/proc/*/cmdline"):
     except OSError:
         pass
 """
-    async with lab(tmp_path, driver=bwrap_driver) as box:
+    async with lab(tmp_path, use=bwrap_driver) as box:
         result = await box.run(code)
     assert "s3cr3t-value" not in result.output
     assert "/opt/sandbox/runner.py" in result.output

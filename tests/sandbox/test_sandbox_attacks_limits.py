@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -386,7 +387,9 @@ def leftovers() -> dict[str, object]:
         "mounts": Path("/proc/self/mountinfo").read_text().count("\n"),
         "groups": [group for group in groups if f"-{os.getpid()}-" in group],
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "directories": sorted(path.name for path in Path("/tmp").glob("nekro-*")),
+        "directories": sorted(
+            path.name for path in Path(tempfile.gettempdir()).glob(f"nekro-box-{os.getpid()}-*")
+        ),
         "children": host_children(),
     }
 

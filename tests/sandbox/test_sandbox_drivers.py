@@ -19,6 +19,7 @@ from nekro_agent.errors import SandboxUnavailableError
 from sandbox import Limit, StopType, describe
 from sandbox.drivers.base import SandboxSpec
 from sandbox.drivers.container import ContainerDriver
+from sandbox.drivers.homes import make_home, sweep_homes
 from sandbox.drivers.supervised import UNSAFE_SWITCH, LandlockDriver, UnsafeDriver
 from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
 from sandbox.ownership import sandbox_uid
@@ -45,7 +46,7 @@ async def fenced(tmp_path: Path) -> AsyncIterator[Lab]:
         _ = driver.interpreter
     except SandboxUnavailableError as exc:
         pytest.skip(str(exc))
-    async with lab(tmp_path, driver=driver) as box:
+    async with lab(tmp_path, use=driver) as box:
         yield box
 
 
@@ -103,9 +104,9 @@ async def test_landlock_enforces_limits(fenced: Lab) -> None:
 
 
 async def test_landlock_leaves_no_directory_behind(fenced: Lab) -> None:
-    before = set(Path("/tmp").glob("nekro-sandbox-*"))
+    before = set(Path("/tmp").glob("nekro-box-*"))
     await fenced.run("print(1)")
-    assert set(Path("/tmp").glob("nekro-sandbox-*")) <= before
+    assert set(Path("/tmp").glob("nekro-box-*")) <= before
 
 
 async def test_landlock_is_described_as_degraded(fenced: Lab) -> None:
@@ -142,7 +143,7 @@ async def test_unsafe_driver_runs_with_both_switches_and_warns(
         _ = driver.interpreter
     except SandboxUnavailableError as exc:
         pytest.skip(str(exc))
-    async with lab(tmp_path, driver=driver) as box:
+    async with lab(tmp_path, use=driver) as box:
         result = await box.run("import os; print(echo(2), os.getuid() != 0, os.path.exists('/etc/passwd'))")
     assert (result.stop_type, result.driver) == (StopType.NORMAL, "unsafe")
     # Even without isolation, code does not run as root.
@@ -214,7 +215,7 @@ from sandbox.drivers.supervised import LandlockDriver
 from sandbox_lab import lab
 
 async def main():
-    async with lab(Path({root!r}), driver=LandlockDriver(SandboxSettings(driver="landlock"))) as box:
+    async with lab(Path({root!r}), use=LandlockDriver(SandboxSettings(driver="landlock"))) as box:
         box.handlers["started"] = lambda: print("started", flush=True)
         await box.run("import time\\nstarted()\\ntime.sleep(60)", chat_key="killed")
 
@@ -242,3 +243,12 @@ async def test_landlock_processes_end_with_a_killed_service(fenced: Lab, tmp_pat
         service.stdout.close()
     user = sandbox_uid("box_killed", settings=fenced.settings)
     wait_until(lambda: host_processes(user) == [], what="the processes of the killed service to end")
+
+
+def test_directories_of_killed_services_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("nekro-box-4194999-abc", "nekro-box-x", "other-4194999-abc"):
+        (tmp_path / name).mkdir()
+    mine = make_home()
+    sweep_homes()
+    assert {path.name for path in tmp_path.iterdir()} == {"nekro-box-x", "other-4194999-abc", mine.name}

@@ -39,7 +39,7 @@ async def prepare(box: Lab, chat_key: str = "chat") -> None:
 
 
 async def test_prepared_sandbox_is_used_once(driver: CountingDriver, tmp_path: Path) -> None:
-    async with lab(tmp_path, driver=driver) as box:
+    async with lab(tmp_path, use=driver) as box:
         await prepare(box)
         results = [await box.run("print(1)") for _ in range(2)]
     assert [(result.warm, result.output) for result in results] == [(True, "1\n"), (False, "1\n")]
@@ -47,27 +47,27 @@ async def test_prepared_sandbox_is_used_once(driver: CountingDriver, tmp_path: P
 
 
 async def test_preparing_twice_starts_one(driver: CountingDriver, tmp_path: Path) -> None:
-    async with lab(tmp_path, driver=driver) as box:
+    async with lab(tmp_path, use=driver) as box:
         await asyncio.gather(prepare(box), prepare(box))
         assert len(driver.started) == 1
 
 
 async def test_prepared_sandbox_serves_its_own_chat_only(driver: CountingDriver, tmp_path: Path) -> None:
-    async with lab(tmp_path, driver=driver) as box:
+    async with lab(tmp_path, use=driver) as box:
         await prepare(box, "one")
         assert not (await box.run("", chat_key="two")).warm
         assert (await box.run("print(_ck)", chat_key="one")).output == "one\n"
 
 
 async def test_number_of_waiting_sandboxes_is_bounded(driver: CountingDriver, tmp_path: Path) -> None:
-    async with lab(tmp_path, driver=driver, max_concurrent=2) as box:
+    async with lab(tmp_path, use=driver, max_concurrent=2) as box:
         for number in range(4):
             await prepare(box, f"chat{number}")
         assert len(driver.started) == 2
 
 
 async def test_waiting_sandbox_ends_when_it_is_too_old(driver: CountingDriver, tmp_path: Path) -> None:
-    async with lab(tmp_path, driver=driver, warm_seconds=0.2) as box:
+    async with lab(tmp_path, use=driver, warm_seconds=0.2) as box:
         await prepare(box)
         (sandbox,) = driver.started
         await asyncio.wait_for(sandbox.wait(), 10)
@@ -75,13 +75,13 @@ async def test_waiting_sandbox_ends_when_it_is_too_old(driver: CountingDriver, t
 
 
 async def test_no_time_to_wait_prepares_nothing(driver: CountingDriver, tmp_path: Path) -> None:
-    async with lab(tmp_path, driver=driver, warm_seconds=0) as box:
+    async with lab(tmp_path, use=driver, warm_seconds=0) as box:
         await prepare(box)
         assert driver.started == []
 
 
 async def test_waiting_sandbox_that_died_is_replaced(driver: CountingDriver, tmp_path: Path) -> None:
-    async with lab(tmp_path, driver=driver) as box:
+    async with lab(tmp_path, use=driver) as box:
         await prepare(box)
         driver.started[0].kill()
         await driver.started[0].wait()
@@ -97,7 +97,7 @@ async def test_preloaded_modules_are_there_before_the_code(driver: CountingDrive
 
 
 async def test_closing_the_manager_ends_waiting_sandboxes(driver: CountingDriver, tmp_path: Path) -> None:
-    async with lab(tmp_path, driver=driver) as box:
+    async with lab(tmp_path, use=driver) as box:
         await prepare(box)
     assert not driver.started[0].alive
 
@@ -105,7 +105,7 @@ async def test_closing_the_manager_ends_waiting_sandboxes(driver: CountingDriver
 async def test_failed_preparation_is_met_again_by_the_run(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
     broken = BwrapDriver(bwrap_driver._settings)
     broken.__dict__["_runner"] = b"raise SystemExit('broken')"
-    async with lab(tmp_path, driver=broken) as box:
+    async with lab(tmp_path, use=broken) as box:
         await prepare(box)
         with pytest.raises(SandboxUnavailableError, match="broken"):
             await box.run("")

@@ -83,7 +83,7 @@ def test_links_and_files_beside_the_directories_are_left_alone(tmp_path: Path) -
 async def test_manager_empties_what_is_idle_but_not_under_a_run(
     bwrap_driver: BwrapDriver, tmp_path: Path
 ) -> None:
-    async with lab(tmp_path, driver=bwrap_driver, shared_idle_seconds=0.5) as box:
+    async with lab(tmp_path, use=bwrap_driver, shared_idle_seconds=0.5) as box:
         await box.run("open('shared/old.txt', 'w')", chat_key="idle")
         swept = asyncio.Event()
 

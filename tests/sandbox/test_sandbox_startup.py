@@ -223,7 +223,7 @@ async def test_attack_U7_unsafe_driver_needs_its_second_switch(
     with pytest.raises(SandboxUnavailableError, match="second switch"):
         await SandboxManager(settings, Areas(root=tmp_path)).start()
     # Nor past the manager's choice.
-    async with lab(tmp_path, driver=build_driver(settings)) as box:
+    async with lab(tmp_path, use=build_driver(settings)) as box:
         with pytest.raises(SandboxUnavailableError, match=UNSAFE_SWITCH):
             await box.run("print(1)")
 
@@ -253,7 +253,7 @@ async def test_broken_runner_is_reported_with_what_it_printed(
 ) -> None:
     broken = BwrapDriver(SandboxSettings())
     broken.__dict__["_runner"] = b"raise SystemExit('the runner is broken')"
-    async with lab(tmp_path, driver=broken) as box:
+    async with lab(tmp_path, use=broken) as box:
         with pytest.raises(SandboxUnavailableError, match="the runner is broken"):
             await box.run("print(1)")
 
