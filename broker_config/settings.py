@@ -166,6 +166,20 @@ class DownloadSettings(_Group):
         (),
         description="Hosts or networks (CIDR) that may be fetched although private, loopback or link-local.",
     )
+    connections: int = Field(4, ge=1, le=16, description="Connections to one server for one large file.")
+    parallel_min_bytes: int = Field(
+        64 << 20, ge=1 << 20, description="Size from which a file is fetched over several connections."
+    )
+    tries: int = Field(5, ge=1, description="Tries in a row that bring nothing new before a download fails.")
+    retry_seconds: float = Field(
+        0.5, gt=0, description="Pause before a broken download goes on; doubles with each try in vain."
+    )
+    keep_partial_days: float = Field(
+        3, gt=0, description="How long an unfinished download waits for somebody who goes on with it."
+    )
+    lease_seconds: float = Field(
+        15, ge=1, description="How long a download stays with a worker that gives no sign of life."
+    )
 
 
 class SandboxSettings(_Group):

@@ -20,15 +20,23 @@ class StorePolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadPolicy:
-    """Limits of downloads by URL.
-
-    ``timeout_seconds`` is the longest silence of a server. ``allow_private`` lists host names
-    and networks (CIDR) that may be fetched although private, loopback or link-local.
-    """
+    """Limits of downloads by URL, and how they are carried out."""
 
     max_bytes: int = 20 << 30
+    #: Longest silence of a server.
     timeout_seconds: float = 60
+    #: Host names and networks (CIDR) that may be fetched although private, loopback or link-local.
     allow_private: tuple[str, ...] = ()
+    #: Connections to one server for one large file.
+    connections: int = 4
+    #: What counts as large.
+    parallel_min_bytes: int = 64 << 20
+    #: Tries in a row that bring nothing new.
+    tries: int = 5
+    #: Pause before the second try; doubles.
+    retry_seconds: float = 0.5
+    #: How long an unfinished file waits for somebody who goes on with it.
+    keep_partial_seconds: float = 3 * 86_400
 
 
 @dataclass(frozen=True, kw_only=True)

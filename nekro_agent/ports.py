@@ -17,6 +17,10 @@ __all__ = [
     "ChatInfo",
     "CronJob",
     "CronJobs",
+    "DownloadClaim",
+    "DownloadReport",
+    "DownloadStatus",
+    "Downloads",
     "FileAreas",
     "JobInfo",
     "JobRequest",
@@ -373,4 +377,75 @@ class Records(Protocol):
         self, *, plugin_key: str | None, store_key: str | None, chat_key: str | None, limit: int
     ) -> list[PluginValue]:
         """Return stored values; None does not narrow."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadReport:
+    """How a download ended: what it brought, or what was wrong."""
+
+    size_bytes: int = 0
+    sha256: str = ""
+    content_type: str | None = None
+    #: Where the content came from, after redirects.
+    final_url: str = ""
+    #: None when it succeeded.
+    error: str | None = None
+    #: Whether the same request may succeed later.
+    retryable: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadStatus:
+    """The newest download to a target."""
+
+    #: What it fetches, and what it checks: downloads with another key have another outcome.
+    request: str
+    #: Counts the claims on the target.
+    fence: int
+    done_bytes: int
+    whole_bytes: int | None
+    #: None while it runs, and after its worker died.
+    report: DownloadReport | None
+
+
+class DownloadClaim(Protocol):
+    """The right to download to a target; kept alive by whoever gave it."""
+
+    @property
+    def previous(self) -> DownloadStatus | None:
+        """The download to the target before this one."""
+        ...
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the right passed to somebody else, or may have; no I/O."""
+        ...
+
+    def progress(self, done_bytes: int, whole_bytes: int | None) -> None:
+        """Let others see how far it is; returns at once, written soon."""
+        ...
+
+    async def confirm(self) -> None:
+        """Check once more, before the target is replaced.
+
+        Raises:
+            FencedError: the right passed to somebody else.
+        """
+        ...
+
+    async def end(self, report: DownloadReport | None) -> None:
+        """Give the right back; None when another try is to go on with what is there."""
+        ...
+
+
+class Downloads(Protocol):
+    """One download per target across the fleet."""
+
+    async def claim(self, target: Path, *, request: str) -> DownloadClaim | None:
+        """Take the right to download to ``target``; None when somebody else has it."""
+        ...
+
+    async def status(self, target: Path) -> DownloadStatus | None:
+        """Return how far the download to ``target`` is, or how it ended; None when there never was one."""
         ...

@@ -18,6 +18,7 @@ from nekro_agent.errors import RuntimeNotBoundError
 from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy
 from nekro_agent.ports import (
     CronJobs,
+    Downloads,
     FileAreas,
     Jobs,
     KeyValueStore,
@@ -55,6 +56,8 @@ class Runtime:
     cron_jobs: CronJobs | None = None
     jobs: Jobs | None = None
     records: Records | None = None
+    #: None: downloads to one target exclude each other within this process only.
+    download_claims: Downloads | None = None
     #: Runs the plugins' ``on_system_message`` hooks; None where no plugins are loaded.
     hooks: SystemMessageHooks | None = None
     store_policy: StorePolicy = field(default_factory=StorePolicy)

@@ -58,6 +58,10 @@ def _serves(known: ModelInfo, url: str, sha256: str) -> bool:
     return known.url == url and sha256.lower() in ("", known.sha256) and _file(known).is_file()
 
 
+def _size(count: int | None) -> str:
+    return "unknown size" if count is None else f"{count / (1 << 20):.1f} MiB"
+
+
 @long_running
 @plugin.mount_sandbox_method(SandboxMethodType.BEHAVIOR, "Download a model", "Download a model file.")
 async def download_model(_ctx: AgentCtx, model_url: str, model_name: str, sha256: str = "") -> str:
@@ -79,7 +83,14 @@ async def download_model(_ctx: AgentCtx, model_url: str, model_name: str, sha256
     if known is not None and _serves(known, model_url, sha256):
         return f"Model {model_name!r} is already here ({known.size_bytes} bytes)."
     relative = f"models/{model_name}.model"
-    result = await fetch(model_url, plugin.get_plugin_data_dir() / relative, sha256=sha256 or None)
+
+    def show(done_bytes: int, whole_bytes: int | None) -> None:
+        percent = 100 * done_bytes / whole_bytes if whole_bytes else 0
+        _ctx.report_progress(percent, f"{_size(done_bytes)} of {_size(whole_bytes)}")
+
+    result = await fetch(
+        model_url, plugin.get_plugin_data_dir() / relative, sha256=sha256 or None, progress=show
+    )
     info = ModelInfo(
         name=model_name,
         url=model_url,

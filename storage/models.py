@@ -30,6 +30,7 @@ __all__ = [
     "CallRow",
     "ChatRow",
     "CronJobRow",
+    "DownloadRow",
     "JobRow",
     "JobSignalRow",
     "LeaseColumns",
@@ -367,3 +368,19 @@ class LeaseRow(LeaseColumns, Base):
     __tablename__ = "leases"
 
     name: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+
+
+class DownloadRow(LeaseColumns, Base):
+    """The newest download to a file, and who is at it."""
+
+    __tablename__ = "downloads"
+
+    #: SHA-256 of ``target``, which may be longer than an index entry.
+    digest: Mapped[bytes] = mapped_column(primary_key=True)
+    target: Mapped[str]
+    #: What decides the outcome: who asks for the same may share it.
+    request: Mapped[str]
+    done_bytes: Mapped[int] = mapped_column(BigInteger(), default=0)
+    whole_bytes: Mapped[int | None] = mapped_column(BigInteger())
+    report: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
+    updated_at: Mapped[datetime] = mapped_column(index=True)

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from storage.call_progress import CallProgressRepository
 from storage.calls import CallRepository
 from storage.chats import ChatRepository
+from storage.downloads import DownloadRepository
 from storage.job_signals import JobSignalRepository
 from storage.jobs import JobRepository
 from storage.leases import LeaseRepository
@@ -49,6 +50,11 @@ class Repositories:
     def cron_jobs(self) -> CronJobRepository:
         """Recurring timers."""
         return CronJobRepository(self._runner)
+
+    @cached_property
+    def downloads(self) -> DownloadRepository:
+        """Downloads by target."""
+        return DownloadRepository(self._runner)
 
     @cached_property
     def jobs(self) -> JobRepository:

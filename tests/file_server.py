@@ -16,7 +16,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 class FileServer:
     """Serves what a test adds, on a loopback port, and remembers what was asked for."""
 
-    policy = DownloadPolicy(allow_private=("127.0.0.0/8",), timeout_seconds=5)
+    policy = DownloadPolicy(allow_private=("127.0.0.0/8",), timeout_seconds=5, tries=2, retry_seconds=0.01)
 
     def __init__(self) -> None:
         self.requests: list[str] = []

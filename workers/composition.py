@@ -34,6 +34,7 @@ from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.background import BackgroundLoop
 from workers.claims import CallClaims
 from workers.dispatch import Dispatcher
+from workers.downloads import DownloadSweep, SqlDownloads
 from workers.executor import MethodExecutor
 from workers.initialisation import start_plugins
 from workers.intake import MessageIntake
@@ -243,6 +244,7 @@ class Services:
             sweeps=(
                 TimerSweep(self.database, self.firings).sweep,
                 JobSweep(self.database, self.publisher, self.settings.agent).sweep,
+                DownloadSweep(self.database, self.settings.downloads, data_dir=self.settings.data_dir).sweep,
                 RetentionSweep(self.database, self.settings.retention).sweep,
             ),
         )
@@ -331,6 +333,13 @@ class Services:
             cron_jobs=SqlCronJobs(self.database, on_fire=self.firings.fire),
             jobs=SqlJobs(self.database, self.background, self.publisher),
             records=SqlRecords(self.database),
+            download_claims=SqlDownloads(
+                self.database,
+                self.background,
+                data_dir=settings.data_dir,
+                owner=self.node,
+                lease_seconds=settings.downloads.lease_seconds,
+            ),
             hooks=self.host,
             store_policy=StorePolicy(
                 max_value_bytes=settings.store.max_value_bytes,
@@ -341,6 +350,11 @@ class Services:
                 max_bytes=settings.downloads.max_bytes,
                 timeout_seconds=settings.downloads.timeout_seconds,
                 allow_private=tuple(settings.downloads.allow_private),
+                connections=settings.downloads.connections,
+                parallel_min_bytes=settings.downloads.parallel_min_bytes,
+                tries=settings.downloads.tries,
+                retry_seconds=settings.downloads.retry_seconds,
+                keep_partial_seconds=settings.downloads.keep_partial_days * 86_400,
             ),
             packages=package_policy(settings.plugins),
             core=core_config(settings),

@@ -1,4 +1,4 @@
-"""Downloads: streamed to disk, limited, and never to an address that plugins must not reach."""
+"""Downloads: complete files or none, resumed after cuts and crashes, one per target across the fleet."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import asyncio
 import hashlib
 import os
 import re
-import secrets
-import urllib.parse
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import httpcore
-
 from nekro_agent import runtime
-from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError
+from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError, InvalidValueError
 from nekro_agent.policies import DownloadPolicy
-from nekro_agent.tools.addresses import AddressPolicy, CheckedBackend
+from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
+from nekro_agent.tools.addresses import AddressPolicy
+from nekro_agent.tools.download_claims import LocalDownloads
+from nekro_agent.tools.download_http import Interrupted, Source, checked_url
+from nekro_agent.tools.download_part import PartFile, PartState, remove_stale
+from nekro_agent.tools.download_transfer import Content, Transfer, in_thread
 
 __all__ = ["Download", "Progress", "fetch"]
 
-_MAX_REDIRECTS: Final = 10
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-_WRITE_BYTES: Final = 1 << 20
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-#: Headers that must not follow a redirect to another host.
-_PRIVATE_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
+_LONGEST_NAME_BYTES: Final = 255
+#: How often one who waits for another's download looks how far it is.
+_LOOK_SECONDS: Final = 0.25
 
 #: Called with the bytes received so far and the whole size, None while it is unknown.
 Progress = Callable[[int, int | None], None]
+
+#: Where no runtime offers claims of a fleet.
+_local = LocalDownloads()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,26 @@ class Download:
     content_type: str | None
     #: Where the content came from, after redirects.
     url: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """What ``fetch`` was asked for, with the limits that apply."""
+
+    url: str
+    target: Path
+    sha256: str | None
+    max_bytes: int
+    headers: Mapping[str, str]
+    progress: Progress
+    addresses: AddressPolicy
+    policy: DownloadPolicy
+
+    @property
+    def request(self) -> str:
+        """What decides the outcome: who asks for the same may share it."""
+        parts = (self.url, self.sha256, self.max_bytes, sorted(self.headers.items()))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 async def fetch(
@@ -59,6 +80,10 @@ async def fetch(
 ) -> Download:
     """Fetch ``url`` into the file ``dest``, which appears complete or not at all.
 
+    A connection that breaks is taken up where it broke; so is a download whose process died, when
+    somebody asks for it again. While another worker downloads to the same ``dest``, this one waits:
+    it shares the progress and, if both asked for the same, the outcome.
+
     Args:
         dest: a file path; its directory is created, a file there is replaced at the end.
         sha256: expected digest in hexadecimal; None accepts any content.
@@ -69,178 +94,194 @@ async def fetch(
 
     Raises:
         DownloadRefusedError: scheme, address, size or digest is not acceptable.
-        DownloadError: the server could not be reached, refused, or broke off.
-        InvalidValueError: ``dest`` is a directory or ``sha256`` is no digest.
+        DownloadError: the server could not be reached, refused, or broke off too often; or the
+            file cannot be written.
+        InvalidValueError: ``dest`` is a directory or no file name, or ``sha256`` is no digest.
     """
     if sha256 is not None and not _SHA256.fullmatch(sha256):
         raise InvalidValueError(f"sha256={sha256!r} is not a digest of 64 hexadecimal digits")
-    target = _checked_target(dest)
     policy = runtime.current().downloads if runtime.is_bound() else DownloadPolicy()
-    limit = policy.max_bytes if max_bytes is None else min(max_bytes, policy.max_bytes)
-    silence = timeout_seconds or policy.timeout_seconds
-    admitted = AddressPolicy(policy.allow_private if allow_private is None else allow_private)
-    async with (
-        httpcore.AsyncConnectionPool(network_backend=CheckedBackend(admitted)) as pool,
-        _open_url(pool, url, silence, dict(headers or {})) as (final_url, response),
-    ):
-        whole = _announced_size(response)
-        if whole is not None and whole > limit:
-            raise DownloadRefusedError(f"{final_url} has {whole} bytes, the limit is {limit}")
-        with _PartFile(target) as part:
-            await _receive(response, part, limit, whole, progress, final_url)
-            part.finish(sha256, final_url)
-        return Download(
-            path=target,
-            size_bytes=part.size_bytes,
-            sha256=part.hexdigest(),
-            content_type=_header(response, b"content-type"),
-            url=final_url,
-        )
+    checked_url(url)
+    order = _Order(
+        url=url,
+        target=_checked_target(dest),
+        sha256=sha256.lower() if sha256 else None,
+        max_bytes=policy.max_bytes if max_bytes is None else min(max_bytes, policy.max_bytes),
+        headers=dict(headers or {}),
+        progress=progress or _ignore,
+        addresses=AddressPolicy(policy.allow_private if allow_private is None else allow_private),
+        policy=policy if timeout_seconds is None else replace(policy, timeout_seconds=timeout_seconds),
+    )
+    return await _alone(order, _claims())
+
+
+async def _alone(order: _Order, claims: Downloads) -> Download:
+    """Download when nobody else does; else wait, and share what the other one brings."""
+    waits_since: int | None = None
+    while True:
+        claim = await claims.claim(order.target, request=order.request)
+        status = await claims.status(order.target) if claim is None else claim.previous
+        report = None if waits_since is None else _shared(order, status, since=waits_since)
+        if claim is not None and report is None:
+            try:
+                return await _claimed(order, claim)
+            except FencedError:
+                continue  # this process stood still so long that another one took over
+        if claim is not None:
+            await claim.end(report)
+        if report is not None:
+            return _result(order, report)
+        if status is not None:
+            waits_since = status.fence if waits_since is None else waits_since
+            order.progress(status.done_bytes, status.whole_bytes)
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _shared(order: _Order, status: DownloadStatus | None, *, since: int) -> DownloadReport | None:
+    """Return how a download ended that was not over when the wait for it began, if it was the same one."""
+    if status is None or status.report is None or status.fence < since or status.request != order.request:
+        return None
+    is_there = order.target.is_file() and order.target.stat().st_size == status.report.size_bytes
+    return status.report if is_there or status.report.error is not None else None
+
+
+async def _claimed(order: _Order, claim: DownloadClaim) -> Download:
+    """Download under a claim, which is given back with the outcome.
+
+    Raises:
+        FencedError: the claim passed to another worker, which goes on with what is on disk.
+    """
+    report: DownloadReport | None = None
+    try:
+        report = await _download(order, claim)
+        return _result(order, report)
+    except DownloadError as exc:
+        report = DownloadReport(error=str(exc), retryable=exc.retryable)
+        raise
+    finally:
+        await claim.end(report)
+
+
+async def _download(order: _Order, claim: DownloadClaim) -> DownloadReport:
+    await in_thread(_remove_stale, order)
+    part = PartFile(order.target)
+    state = await in_thread(part.open)
+    keep = False
+    transfer: Transfer | None = None
+    try:
+        if state is not None and not _fits(state, order):
+            await in_thread(part.restart)
+            state = None
+        async with _source(order) as source:
+            transfer = _transfer(order, claim, source, part, state)
+            content = await transfer.run()
+        await in_thread(part.verify, order.sha256, content.url)
+        await claim.confirm()
+        await in_thread(part.publish)
+        return _report(part, content)
+    except FencedError:
+        keep = True  # it is the other worker's now
+        raise
+    except (asyncio.CancelledError, DownloadError) as exc:
+        keep = await _saved(part, transfer, exc)
+        raise
+    finally:
+        part.close(keep=keep)
+
+
+async def _saved(part: PartFile, transfer: Transfer | None, exc: BaseException) -> bool:
+    """Record what is on disk for the next try; False when none can use it."""
+    is_passing = isinstance(exc, asyncio.CancelledError) or isinstance(exc.__cause__, Interrupted)
+    state = transfer.state if transfer is not None and is_passing else None
+    if state is None:
+        return False
+    try:
+        await in_thread(part.save, state)
+    except DownloadError:
+        return False
+    return True
+
+
+def _source(order: _Order) -> Source:
+    return Source(
+        order.url,
+        addresses=order.addresses,
+        silence_seconds=order.policy.timeout_seconds,
+        connections=max(1, order.policy.connections),
+        headers=order.headers,
+    )
+
+
+def _transfer(
+    order: _Order, claim: DownloadClaim, source: Source, part: PartFile, state: PartState | None
+) -> Transfer:
+    def on_progress(done_bytes: int, whole_bytes: int | None) -> None:
+        if claim.is_lost:
+            raise FencedError(f"the download to {order.target.name!r} passed to another worker")
+        claim.progress(done_bytes, whole_bytes)
+        order.progress(done_bytes, whole_bytes)
+
+    return Transfer(
+        source,
+        part,
+        policy=order.policy,
+        max_bytes=order.max_bytes,
+        sha256=order.sha256,
+        state=state,
+        on_progress=on_progress,
+    )
+
+
+def _fits(state: PartState, order: _Order) -> bool:
+    """Whether what is on disk is the beginning of what is asked for."""
+    return (
+        state.url == order.url
+        and state.whole_bytes <= order.max_bytes
+        and (state.sha256 == order.sha256 or (state.sha256 is None and state.validator is not None))
+    )
+
+
+def _report(part: PartFile, content: Content) -> DownloadReport:
+    return DownloadReport(
+        size_bytes=part.spans.total,
+        sha256=part.hexdigest,
+        content_type=content.content_type,
+        final_url=content.url,
+    )
+
+
+def _result(order: _Order, report: DownloadReport) -> Download:
+    """Turn a report into what ``fetch`` returns or raises."""
+    if report.error is not None:
+        raise (DownloadError if report.retryable else DownloadRefusedError)(report.error)
+    return Download(
+        path=order.target,
+        size_bytes=report.size_bytes,
+        sha256=report.sha256,
+        content_type=report.content_type,
+        url=report.final_url,
+    )
 
 
 def _checked_target(dest: Path | str) -> Path:
+    if "\0" in str(dest):
+        raise InvalidValueError(f"download target {str(dest)!r} contains a zero character")
     target = Path(dest).absolute()
+    if len(os.fsencode(target.name)) > _LONGEST_NAME_BYTES:
+        raise InvalidValueError(f"download target {target.name[:100]!r}… is no name that a file can have")
     if target.is_dir():
         raise InvalidValueError(f"download target {target.name!r} is a directory; name a file in it")
     return target
 
 
-class _PartFile:
-    """A temporary file beside the target, renamed over it when complete and removed otherwise."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._path = target.with_name(f".{target.name[:100]}.{secrets.token_hex(6)}.part")
-        self._hash = hashlib.sha256()
-        self.size_bytes = 0
-
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("xb")
-        except OSError as exc:
-            raise DownloadError(f"cannot write {target.name!r}: {exc.strerror}") from exc
-
-    def __enter__(self) -> _PartFile:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
-
-    def write(self, data: bytes) -> None:
-        """Append; blocking, meant for a thread."""
-        try:
-            self._file.write(data)
-        except OSError as exc:
-            raise DownloadError(f"cannot write {self._target.name!r}: {exc.strerror}") from exc
-        self._hash.update(data)
-        self.size_bytes += len(data)
-
-    def hexdigest(self) -> str:
-        """SHA-256 of what was written."""
-        return self._hash.hexdigest()
-
-    def finish(self, sha256: str | None, url: str) -> None:
-        """Check the digest and move the file to its final name."""
-        if sha256 is not None and self.hexdigest() != sha256.lower():
-            raise DownloadRefusedError(
-                f"{url}: content has SHA-256 {self.hexdigest()}, expected {sha256.lower()}"
-            )
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._path.replace(self._target)
+def _claims() -> Downloads:
+    claims = runtime.current().download_claims if runtime.is_bound() else None
+    return _local if claims is None else claims
 
 
-async def _receive(
-    response: httpcore.Response,
-    part: _PartFile,
-    limit: int,
-    whole: int | None,
-    progress: Progress | None,
-    url: str,
-) -> None:
-    """Stream the body to disk in large pieces; writing and hashing happen off the event loop."""
-    buffer = bytearray()
-    try:
-        async for chunk in response.aiter_stream():
-            buffer += chunk
-            if part.size_bytes + len(buffer) > limit:
-                raise DownloadRefusedError(f"{url} sends more than the limit of {limit} bytes")
-            if len(buffer) >= _WRITE_BYTES:
-                await asyncio.to_thread(part.write, bytes(buffer))
-                buffer.clear()
-                if progress is not None:
-                    progress(part.size_bytes, whole)
-    except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as exc:
-        raise DownloadError(
-            f"{url} broke off after {part.size_bytes + len(buffer)} bytes: {_reason(exc)}"
-        ) from exc
-    await asyncio.to_thread(part.write, bytes(buffer))
-    if progress is not None:
-        progress(part.size_bytes, whole)
+def _remove_stale(order: _Order) -> None:
+    remove_stale(order.target.parent, older_seconds=order.policy.keep_partial_seconds)
 
 
-@asynccontextmanager
-async def _open_url(
-    pool: httpcore.AsyncConnectionPool, url: str, silence: float, headers: dict[str, str]
-) -> AsyncIterator[tuple[str, httpcore.Response]]:
-    """Follow redirects, each checked like the first URL, and yield the final response."""
-    timeouts = {"connect": silence, "read": silence, "write": silence, "pool": silence}
-    for _ in range(_MAX_REDIRECTS + 1):
-        url, host = _checked_url(url)
-        request_headers = {
-            "Host": urllib.parse.urlsplit(url).netloc,
-            "User-Agent": "nekro-workers",
-            "Accept": "*/*",
-            # Sizes, digests and resuming speak of the stored bytes, not of a compressed transfer.
-            "Accept-Encoding": "identity",
-            **headers,
-        }
-        try:
-            async with pool.stream(
-                "GET", url, headers=list(request_headers.items()), extensions={"timeout": timeouts}
-            ) as response:
-                location = _header(response, b"location")
-                if response.status not in _REDIRECTS or location is None:
-                    if response.status != 200:
-                        raise DownloadError(f"{url} answered {response.status}")
-                    yield url, response
-                    return
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as exc:
-            raise DownloadError(f"{url} cannot be fetched: {_reason(exc)}") from exc
-        url = urllib.parse.urljoin(url, location)
-        if _checked_url(url)[1] != host:
-            headers = {k: v for k, v in headers.items() if k.lower() not in _PRIVATE_HEADERS}
-    raise DownloadError(f"{url}: more than {_MAX_REDIRECTS} redirects")
-
-
-def _checked_url(url: str) -> tuple[str, str]:
-    """Return a URL that may be fetched at all, in ASCII, and its host."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        port = f":{parts.port}" if parts.port else ""
-        host = (parts.hostname or "").encode("ascii" if ":" in (parts.hostname or "") else "idna").decode()
-    except ValueError as exc:
-        raise DownloadRefusedError(f"{url!r} is not a URL: {exc}") from exc
-    if parts.scheme not in ("http", "https") or not host:
-        raise DownloadRefusedError(f"{url!r} is no http:// or https:// URL")
-    bracketed = f"[{host}]" if ":" in host else host
-    path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
-    query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~?")
-    return urllib.parse.urlunsplit((parts.scheme, bracketed + port, path, query, "")), host
-
-
-def _announced_size(response: httpcore.Response) -> int | None:
-    text = _header(response, b"content-length")
-    return int(text) if text is not None and text.isdigit() else None
-
-
-def _header(response: httpcore.Response, name: bytes) -> str | None:
-    for key, value in response.headers:
-        if key.lower() == name:
-            return value.decode("latin-1")
-    return None
-
-
-def _reason(exc: Exception) -> str:
-    return str(exc) or type(exc).__name__
+def _ignore(done_bytes: int, whole_bytes: int | None) -> None:
+    """Nobody wants to know."""

@@ -22,6 +22,7 @@ _TABLES = (
     "job_signals",
     "method_marks",
     "leases",
+    "downloads",
 )
 
 
@@ -37,6 +38,7 @@ def upgrade() -> None:
     _create_job_signals()
     _create_method_marks()
     _create_leases()
+    _create_downloads()
 
 
 def downgrade() -> None:
@@ -353,3 +355,21 @@ def _create_leases() -> None:
         sa.Column("fence", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_leases")),
     )
+
+
+def _create_downloads() -> None:
+    op.create_table(
+        "downloads",
+        sa.Column("digest", sa.LargeBinary(), nullable=False),
+        sa.Column("target", sa.Text(), nullable=False),
+        sa.Column("request", sa.Text(), nullable=False),
+        sa.Column("done_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("whole_bytes", sa.BigInteger(), nullable=True),
+        sa.Column("report", sa.Text(), nullable=True),
+        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("owner", sa.Text(), nullable=True),
+        sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("fence", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_downloads")),
+    )
+    op.create_index(op.f("ix_downloads_updated_at"), "downloads", ["updated_at"])

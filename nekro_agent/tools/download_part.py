@@ -1,0 +1,291 @@
+"""The unfinished file of a download, and beside it what is needed to go on after a crash."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nekro_agent.errors import DownloadError, DownloadRefusedError
+
+__all__ = ["PartFile", "PartState", "Spans", "remove_stale", "remove_unfinished"]
+
+_HASH_BYTES: Final = 4 << 20
+_STATE_BYTES: Final = 1 << 20
+_PART_NAME: Final = re.compile(r"\..+\.[0-9a-f]{12}\.part(\.json|\.new)?", re.DOTALL)
+
+
+class Spans:
+    """Which bytes are there: disjoint ranges ``[start, end)`` in order. Safe to use from several threads."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
+        self._lock = threading.Lock()
+        self._spans: list[tuple[int, int]] = []
+        for start, end in spans:
+            self.add(start, end)
+
+    def add(self, start: int, end: int) -> None:
+        """Add a range."""
+        if start >= end:
+            return
+        with self._lock:
+            merged = []
+            for span in self._spans:
+                if span[1] < start or span[0] > end:
+                    merged.append(span)
+                else:
+                    start, end = min(start, span[0]), max(end, span[1])
+            self._spans = sorted([*merged, (start, end)])
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._spans = []
+
+    def copy(self) -> list[tuple[int, int]]:
+        """Return the ranges."""
+        with self._lock:
+            return list(self._spans)
+
+    @property
+    def total(self) -> int:
+        """How many bytes are there."""
+        return sum(end - start for start, end in self.copy())
+
+    @property
+    def prefix(self) -> int:
+        """How many bytes are there from the beginning without a gap."""
+        spans = self.copy()
+        return spans[0][1] if spans and spans[0][0] == 0 else 0
+
+    def missing(self, whole: int) -> list[tuple[int, int]]:
+        """Return the gaps below ``whole``, in order."""
+        gaps, position = [], 0
+        for start, end in self.copy():
+            if position < start:
+                gaps.append((position, min(start, whole)))
+            position = max(position, end)
+        if position < whole:
+            gaps.append((position, whole))
+        return [gap for gap in gaps if gap[0] < gap[1]]
+
+
+class PartState(BaseModel):
+    """What is known of the content, and which bytes are on disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    url: str
+    sha256: str | None
+    validator: str | None
+    whole_bytes: int
+    done: list[tuple[int, int]]
+
+
+class PartFile:
+    """The temporary file beside a target. Methods block, except where they say otherwise.
+
+    Both names follow from the target's, so that the next attempt finds them, in whatever process
+    or host it runs. The directory may be one that sandboxed code writes to: files are opened without
+    following links, and one that another user or a second name leads to is not taken over.
+    """
+
+    def __init__(self, target: Path) -> None:
+        digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()[:12]
+        self._target = target
+        short = os.fsencode(target.name)[:100].decode("utf-8", "ignore")
+        self._path = target.with_name(f".{short}.{digest}.part")
+        self._state_path = self._path.with_name(f"{self._path.name}.json")
+        self._file = -1
+        self._hash_lock = threading.Lock()
+        self._hash = hashlib.sha256()
+        self._hashed = 0
+        self.spans = Spans()
+
+    def open(self) -> PartState | None:
+        """Open what an earlier attempt left and return its state, or begin anew and return None.
+
+        Raises:
+            DownloadError: the directory cannot be written to.
+        """
+        try:
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+            state = self._read_state()
+            if state is not None and self._take_over(state):
+                return state
+            self._begin()
+        except OSError as exc:
+            raise self._cannot_write(exc) from exc
+        return None
+
+    def restart(self) -> None:
+        """Forget the content."""
+        with self._hash_lock:
+            self._state_path.unlink(missing_ok=True)
+            os.ftruncate(self._file, 0)
+            self.spans.clear()
+            self._hash, self._hashed = hashlib.sha256(), 0
+
+    def require_space(self, whole_bytes: int) -> None:
+        """Check that what is missing fits on the disk.
+
+        Raises:
+            DownloadError: it does not.
+        """
+        missing, free = whole_bytes - self.spans.total, shutil.disk_usage(self._target.parent).free
+        if missing > free:
+            raise DownloadError(
+                f"cannot write {self._target.name!r}: {missing} bytes are to come, "
+                f"the disk has {free} bytes free"
+            )
+
+    def write(self, offset: int, data: bytes | bytearray) -> None:
+        """Write at a place.
+
+        Raises:
+            DownloadError: the disk is full, for example.
+        """
+        view, position = memoryview(data), offset
+        try:
+            while view:
+                count = os.pwrite(self._file, view, position)
+                view, position = view[count:], position + count
+        except OSError as exc:
+            raise self._cannot_write(exc) from exc
+        self.spans.add(offset, position)
+
+    def save(self, state: PartState) -> None:
+        """Record which bytes are on disk; they are, when this returns.
+
+        Raises:
+            DownloadError: it cannot be written.
+        """
+        new = self._path.with_name(f"{self._path.name}.new")
+        try:
+            os.fdatasync(self._file)
+            new.unlink(missing_ok=True)
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(state.model_dump_json())
+            new.replace(self._state_path)
+        except OSError as exc:
+            raise self._cannot_write(exc) from exc
+
+    def hash_more(self) -> bool:
+        """Hash up to some mebibytes that are there without a gap; False when there are none."""
+        with self._hash_lock:
+            size = min(self.spans.prefix - self._hashed, _HASH_BYTES)
+            if size <= 0:
+                return False
+            data = os.pread(self._file, size, self._hashed)
+            if not data:
+                raise DownloadError(f"the unfinished file of {self._target.name!r} was cut by somebody")
+            self._hash.update(data)
+            self._hashed += len(data)
+            return True
+
+    @property
+    def hexdigest(self) -> str:
+        """SHA-256 of what was hashed so far."""
+        return self._hash.hexdigest()
+
+    def verify(self, sha256: str | None, url: str) -> None:
+        """Hash what is left, and check the digest.
+
+        Raises:
+            DownloadRefusedError: it is another one than was expected.
+        """
+        while self.hash_more():
+            pass
+        if sha256 is not None and self.hexdigest != sha256:
+            raise DownloadRefusedError(f"{url}: content has SHA-256 {self.hexdigest}, expected {sha256}")
+
+    def publish(self) -> None:
+        """Move the file to its final name.
+
+        Raises:
+            DownloadError: it cannot be moved there.
+        """
+        try:
+            os.fsync(self._file)
+            self._path.replace(self._target)
+        except OSError as exc:
+            raise self._cannot_write(exc) from exc
+        self._state_path.unlink(missing_ok=True)
+
+    def close(self, *, keep: bool) -> None:
+        """Close the file, and remove it unless a later attempt is to go on with it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        if not keep:
+            for path in (self._state_path, self._path):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def _read_state(self) -> PartState | None:
+        try:
+            descriptor = os.open(self._state_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:  # none, or a link that somebody put there
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            try:
+                return PartState.model_validate_json(file.read(_STATE_BYTES))
+            except ValidationError:
+                return None
+
+    def _take_over(self, state: PartState) -> bool:
+        try:
+            self._file = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        found = os.fstat(self._file)
+        end = max((end for _, end in state.done), default=0)
+        is_ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
+        if not is_ours or found.st_size < end or end > state.whole_bytes:
+            os.close(self._file)
+            self._file = -1
+            return False
+        self.spans = Spans(state.done)
+        return True
+
+    def _begin(self) -> None:
+        self._state_path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.open(self._path, flags, 0o666)
+
+    def _cannot_write(self, exc: OSError) -> DownloadError:
+        reason = "the disk is full" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else exc.strerror
+        return DownloadError(f"cannot write {self._target.name!r}: {reason}")
+
+
+def remove_unfinished(target: Path) -> None:
+    """Remove what a download that nobody goes on with left beside its target. Blocks."""
+    PartFile(target).close(keep=False)
+
+
+def remove_stale(directory: Path, *, older_seconds: float) -> int:
+    """Remove unfinished files that nobody went on with; returns how many. Blocks."""
+    oldest, removed = time.time() - older_seconds, 0
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if not _PART_NAME.fullmatch(entry.name):
+                continue
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                    os.unlink(entry.path)
+                    removed += 1
+    return removed

@@ -1,0 +1,385 @@
+"""Bringing the bytes of one URL into a ``PartFile``, in segments, and again after a cut."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from nekro_agent.errors import DownloadError, DownloadRefusedError
+from nekro_agent.policies import DownloadPolicy
+from nekro_agent.tools.download_http import Answer, Interrupted, Source
+from nekro_agent.tools.download_part import PartFile, PartState
+
+__all__ = ["Content", "Transfer", "in_thread"]
+
+T = TypeVar("T")
+
+_WRITE_BYTES: Final = 1 << 20
+#: Segments are at least and at most so large; small enough that connections end together.
+_LEAST_SEGMENT_BYTES: Final = 4 << 20
+_MOST_SEGMENT_BYTES: Final = 64 << 20
+#: How often it is recorded which bytes are there: what a crash costs at most.
+_SAVE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What the server told of the content."""
+
+    #: Where it came from, after redirects.
+    url: str
+    content_type: str | None
+
+
+class _StartOver(Exception):
+    """What is on disk is of no use: the content changed, or the server sends no ranges."""
+
+
+@dataclass
+class _Segment:
+    position: int
+    #: None: until the server has sent all.
+    end: int | None
+
+    @property
+    def is_done(self) -> bool:
+        return self.end is not None and self.position >= self.end
+
+
+class Transfer:
+    """One try to bring the content; ``run`` it once."""
+
+    def __init__(
+        self,
+        source: Source,
+        part: PartFile,
+        *,
+        policy: DownloadPolicy,
+        max_bytes: int,
+        sha256: str | None,
+        state: PartState | None,
+        on_progress: Callable[[int, int | None], None],
+    ) -> None:
+        """Take what to transfer with.
+
+        Args:
+            state: what an earlier try left in ``part``; None when it is empty.
+            on_progress: called with the bytes that are there and the whole size; what it raises
+                ends the transfer.
+        """
+        self._source = source
+        self._part = part
+        self._policy = policy
+        self._max_bytes = max_bytes
+        self._sha256 = sha256
+        self._on_progress = on_progress
+        self._validator = state.validator if state else None
+        self._whole = state.whole_bytes if state else None
+        #: Until the server shows that it does not.
+        self._sends_ranges = True
+        self._accepts_ranges = False
+        self._patience = _Patience(policy)
+        self._grown = asyncio.Event()
+        if part.spans.total:
+            self._grown.set()
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a later try can use what is on disk."""
+        return self._whole is not None and self._can_resume and self._part.spans.total > 0
+
+    @property
+    def state(self) -> PartState | None:
+        """What a later try needs to go on; None when it cannot."""
+        if self._whole is None or not self.may_go_on:
+            return None
+        return PartState(
+            url=self._source.url,
+            sha256=self._sha256,
+            validator=self._validator,
+            whole_bytes=self._whole,
+            done=self._part.spans.copy(),
+        )
+
+    async def run(self) -> Content:
+        """Bring everything and hash it.
+
+        Raises:
+            DownloadError: the server could not be reached, refused, broke off too often, or sends
+                something else each time.
+            DownloadRefusedError: too large, or not acceptable.
+        """
+        keepers = [asyncio.create_task(self._hash_along()), asyncio.create_task(self._save_now_and_then())]
+        try:
+            return await _first_failure_or_result(self._run(), *keepers)
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+    async def _run(self) -> Content:
+        while True:
+            try:
+                return await self._attempt()
+            except _StartOver as exc:
+                await in_thread(self._part.restart)
+                await self._patience.after(exc, held_bytes=0)
+            except Interrupted as exc:
+                await self._after_cut(exc)
+
+    async def _attempt(self) -> Content:
+        """Ask for what is missing, or for everything, and bring it in."""
+        gaps = self._part.spans.missing(self._whole) if self._whole is not None else []
+        if self._whole is not None and not gaps and self._part.spans.total == self._whole:
+            return Content(url=self._source.url, content_type=None)
+        start = gaps[0][0] if gaps else 0
+        async with self._source.open(start=start, validator=self._validator if start else None) as answer:
+            await self._admit(answer, start)
+            await self._bring(answer, start)
+        if self._whole is None:
+            self._whole = self._part.spans.prefix
+        if self._part.spans.total != self._whole:
+            raise Interrupted(f"sent {self._part.spans.total} of {self._whole} bytes")
+        self._on_progress(self._whole, self._whole)
+        return Content(url=answer.url, content_type=answer.content_type)
+
+    async def _admit(self, answer: Answer, start: int) -> None:
+        """Check what the first answer of an attempt promises, and remember it.
+
+        Raises:
+            _StartOver: it is not what the bytes on disk belong to.
+        """
+        self._patience.has_answer = True
+        if start and (answer.status != 206 or self._is_other(answer)):
+            self._reject(answer)
+        if answer.status == 416:
+            raise DownloadError(f"{answer.url} answered 416")
+        if answer.start != start:
+            raise DownloadError(f"{answer.url} sends bytes from {answer.start}, asked for from {start}")
+        if answer.whole_bytes is not None and answer.whole_bytes > self._max_bytes:
+            raise DownloadRefusedError(
+                f"{answer.url} has {answer.whole_bytes} bytes, the limit is {self._max_bytes}"
+            )
+        self._validator = answer.validator
+        self._whole = answer.whole_bytes
+        self._accepts_ranges = self._sends_ranges and answer.accepts_ranges is True
+        if self._whole is not None:
+            await in_thread(self._part.require_space, self._whole)
+
+    def _is_other(self, answer: Answer) -> bool:
+        return answer.whole_bytes != self._whole or (
+            self._validator is not None and answer.validator != self._validator
+        )
+
+    def _reject(self, answer: Answer) -> None:
+        if answer.status == 200 and not self._is_other(answer):
+            self._sends_ranges = False
+            raise _StartOver(f"{answer.url} ignores ranges")
+        self._validator = self._whole = None
+        raise _StartOver(f"{answer.url} changes while it is fetched")
+
+    async def _bring(self, answer: Answer, start: int) -> None:
+        segments = self._segments(start)
+        waiting = iter(segments[1:])
+
+        async def work(first: tuple[_Segment, Answer] | None = None) -> None:
+            if first is not None:
+                await self._complete(*first)
+            for segment in waiting:
+                await self._complete(segment)
+
+        workers = min(self._policy.connections, len(segments))
+        await _together(work((segments[0], answer)), *(work() for _ in range(workers - 1)))
+
+    def _segments(self, start: int) -> list[_Segment]:
+        """Split what is missing, if that is much and the server is known to send ranges."""
+        if self._whole is None:
+            return [_Segment(start, None)]
+        gaps = self._part.spans.missing(self._whole)
+        missing = sum(end - begin for begin, end in gaps)
+        if len(gaps) <= 1 and not self._is_worth_splitting(missing):
+            return [_Segment(start, self._whole)]
+        share = missing // (4 * self._policy.connections)
+        size = min(max(share, _LEAST_SEGMENT_BYTES), _MOST_SEGMENT_BYTES)
+        return [
+            _Segment(begin, min(begin + size, end)) for gap, end in gaps for begin in range(gap, end, size)
+        ] or [_Segment(start, self._whole)]
+
+    def _is_worth_splitting(self, missing: int) -> bool:
+        return (
+            self._policy.connections > 1
+            and missing >= self._policy.parallel_min_bytes
+            and self._can_resume
+            and self._accepts_ranges
+        )
+
+    async def _complete(self, segment: _Segment, answer: Answer | None = None) -> None:
+        """Bring one segment in, over as many connections as it takes."""
+        while True:
+            try:
+                if answer is not None:
+                    await self._receive(segment, answer)
+                elif not segment.is_done:
+                    await self._receive_more(segment)
+                return
+            except Interrupted as exc:
+                if not self._can_resume or segment.end is None:
+                    raise
+                await self._patience.after(exc, held_bytes=self._part.spans.total)
+                answer = None
+
+    async def _receive_more(self, segment: _Segment) -> None:
+        async with self._source.open(
+            start=segment.position, end=segment.end, validator=self._validator
+        ) as answer:
+            if answer.status != 206 or self._is_other(answer):
+                self._reject(answer)
+            if answer.start != segment.position:
+                raise DownloadError(
+                    f"{answer.url} sends bytes from {answer.start}, asked for from {segment.position}"
+                )
+            await self._receive(segment, answer)
+
+    async def _receive(self, segment: _Segment, answer: Answer) -> None:
+        """Stream a body to disk; what has come is written also when the server breaks off."""
+        buffer = bytearray()
+        try:
+            async for chunk in answer.chunks():
+                buffer += chunk
+                self._check_size(segment.position + len(buffer), answer.url)
+                if len(buffer) >= _WRITE_BYTES or self._reaches_end(segment, buffer):
+                    await self._write(segment, buffer)
+                    buffer = bytearray()
+                if segment.is_done and answer.end != segment.end:
+                    return  # the rest is for other connections
+        finally:
+            if buffer:
+                await self._write(segment, buffer)
+            if answer.end != segment.end:
+                # At once: the next request of this worker needs the connection's place.
+                await answer.response.aclose()
+        if not segment.is_done and segment.end is not None:
+            raise Interrupted(f"the body ended after {segment.position} bytes")
+
+    @staticmethod
+    def _reaches_end(segment: _Segment, buffer: bytearray) -> bool:
+        return segment.end is not None and segment.position + len(buffer) >= segment.end
+
+    def _check_size(self, size: int, url: str) -> None:
+        if self._whole is None and size > self._max_bytes:
+            raise DownloadRefusedError(f"{url} sends more than the limit of {self._max_bytes} bytes")
+
+    async def _write(self, segment: _Segment, buffer: bytearray) -> None:
+        data = buffer if segment.end is None else buffer[: segment.end - segment.position]
+        await in_thread(self._part.write, segment.position, data)
+        segment.position += len(data)
+        self._grown.set()
+        self._on_progress(self._part.spans.total, self._whole)
+
+    async def _after_cut(self, exc: Interrupted) -> None:
+        held = self._part.spans.total
+        reason = exc if not held else Interrupted(f"{self._source.url} broke off after {held} bytes: {exc}")
+        await self._patience.after(reason, held_bytes=held)
+        if self._whole is None or not self._can_resume:
+            await in_thread(self._part.restart)
+
+    @property
+    def _can_resume(self) -> bool:
+        # Without a validator the digest tells whether what was put together is one content.
+        return self._sends_ranges and (self._validator is not None or self._sha256 is not None)
+
+    async def _hash_along(self) -> None:
+        while True:
+            await self._grown.wait()
+            self._grown.clear()
+            while await in_thread(self._part.hash_more):
+                pass
+
+    async def _save_now_and_then(self) -> None:
+        saved: PartState | None = None
+        while True:
+            await asyncio.sleep(_SAVE_SECONDS)
+            state = self.state
+            if state is not None and state != saved:
+                await in_thread(self._part.save, state)
+                saved = state
+
+
+class _Patience:
+    """How often a transfer tries again: a number of tries in a row that bring nothing new."""
+
+    def __init__(self, policy: DownloadPolicy) -> None:
+        self._policy = policy
+        self._failures = 0
+        self._best = 0
+        self._paused_until = 0.0
+        #: A server that never answered is not asked again: the caller decides.
+        self.has_answer = False
+
+    async def after(self, reason: Exception, *, held_bytes: int) -> None:
+        """Pause before the next try.
+
+        Raises:
+            DownloadError: there is none.
+        """
+        if held_bytes > self._best:
+            self._best, self._failures = held_bytes, 0
+        else:
+            self._failures += 1
+        if not self.has_answer or self._failures >= self._policy.tries:
+            raise DownloadError(str(reason)) from reason
+        pause = min(self._policy.retry_seconds * 2**self._failures, _LONGEST_PAUSE_SECONDS)
+        # Connections that broke together pause together.
+        self._paused_until = max(self._paused_until, time.monotonic() + pause)
+        await asyncio.sleep(self._paused_until - time.monotonic())
+
+
+async def _together(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run all; when one fails the others are cancelled, and its error is raised as it is."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _first_failure_or_result(
+    work: Coroutine[Any, Any, Content], *keepers: asyncio.Task[None]
+) -> Content:
+    """Return what ``work`` returns, unless a keeper fails before."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task, *keepers], return_when=asyncio.FIRST_COMPLETED)
+        for keeper in keepers:
+            if keeper.done():
+                keeper.result()
+        return await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Run a blocking function in a thread; also when cancelled, return only after it has ended.
+
+    Otherwise the file that it works on would be closed under it.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()
+        raise

@@ -1,0 +1,208 @@
+"""One download per target across the fleet: the SDK's ``Downloads`` on rows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+
+from broker_config.settings import DownloadSettings
+from nekro_agent.errors import FencedError, StorageError
+from nekro_agent.ports import DownloadReport, DownloadStatus
+from nekro_agent.tools.download_part import remove_unfinished
+from storage.downloads import DownloadRecord
+from storage.engine import Database
+from workers.background import BackgroundLoop
+
+__all__ = ["DownloadSweep", "SqlDownloads"]
+
+#: How often the others are told how far a download is.
+_TELL_SECONDS: Final = 0.5
+#: How often, and with what pause, the end is written while the database is away.
+_END_TRIES: Final = 10
+_END_PAUSE_SECONDS: Final = 1.0
+_BATCH: Final = 100
+
+
+class SqlDownloads:
+    """Implements ``nekro_agent.ports.Downloads``; one instance per process.
+
+    Claims are kept on the background loop, so that a plugin that blocks its own keeps them.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        background: BackgroundLoop,
+        *,
+        data_dir: Path,
+        owner: str,
+        lease_seconds: float,
+    ) -> None:
+        self._database = database
+        self._background = background
+        self._data_dir = data_dir
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+
+    async def claim(self, target: Path, *, request: str) -> SqlDownloadClaim | None:
+        """Take the right to download to ``target``; None when somebody else has it."""
+        name = self._name(target)
+        claimed_at = time.monotonic()
+        async with self._database.begin() as transaction:
+            granted = await transaction.downloads.claim(
+                name, request=request, owner=self._owner, lease_seconds=self._lease_seconds
+            )
+        if granted is None:
+            return None
+        fence, previous = granted
+        claim = SqlDownloadClaim(
+            self._database,
+            target=name,
+            fence=fence,
+            previous=None if previous is None else _status(previous),
+            lease_seconds=self._lease_seconds,
+            held_until=claimed_at + self._lease_seconds,
+        )
+        claim.start(self._background)
+        return claim
+
+    async def status(self, target: Path) -> DownloadStatus | None:
+        """Return how far the download to ``target`` is, or how it ended."""
+        async with self._database.read() as transaction:
+            record = await transaction.downloads.find(self._name(target))
+        return None if record is None else _status(record)
+
+    def _name(self, target: Path) -> str:
+        # Hosts of a fleet may mount the shared volume at different places.
+        is_below = target.is_relative_to(self._data_dir)
+        return str(target.relative_to(self._data_dir) if is_below else target)
+
+
+class SqlDownloadClaim:
+    """Implements ``nekro_agent.ports.DownloadClaim``."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        target: str,
+        fence: int,
+        previous: DownloadStatus | None,
+        lease_seconds: float,
+        held_until: float,
+    ) -> None:
+        self.previous = previous
+        self._database = database
+        self._target = target
+        self._fence = fence
+        self._lease_seconds = lease_seconds
+        #: By this process's clock, from before the database counted: never later than there.
+        self._held_until = held_until
+        self._progress: tuple[int, int | None] = (0, None)
+        self._keeper: Future[None] | None = None
+
+    def start(self, background: BackgroundLoop) -> None:
+        """Keep the claim from now on."""
+        self._keeper = background.submit(self._keep())
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the right passed to somebody else, or may have: this process may have stood still."""
+        return time.monotonic() >= self._held_until
+
+    def progress(self, done_bytes: int, whole_bytes: int | None) -> None:
+        """Let others see how far it is."""
+        self._progress = (done_bytes, whole_bytes)
+
+    async def confirm(self) -> None:
+        """Check once more.
+
+        Raises:
+            FencedError: the right passed to somebody else.
+        """
+        await self._write()
+
+    async def end(self, report: DownloadReport | None) -> None:
+        """Give the right back; the claim of a process that stood still may be another's by now."""
+        await asyncio.shield(self._end(report))
+
+    async def _end(self, report: DownloadReport | None) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+        values = None if report is None else asdict(report)
+        for _ in range(_END_TRIES):
+            try:
+                async with self._database.autocommit() as transaction:
+                    await transaction.downloads.end(self._target, fence=self._fence, report=values)
+                return
+            except FencedError:
+                return
+            except StorageError as exc:
+                logger.bind(target=self._target, error=str(exc)).warning("download_end_not_recorded")
+            await asyncio.sleep(_END_PAUSE_SECONDS)
+
+    async def _keep(self) -> None:
+        told, kept_at = self._progress, time.monotonic()
+        while True:
+            await asyncio.sleep(min(_TELL_SECONDS, self._lease_seconds / 3))
+            if self._progress == told and time.monotonic() < kept_at + self._lease_seconds / 3:
+                continue
+            told, kept_at = self._progress, time.monotonic()
+            try:
+                await self._write()
+            except FencedError:
+                self._held_until = 0.0
+                logger.bind(target=self._target, fence=self._fence).warning("download_claim_lost")
+                return
+            except StorageError as exc:  # the claim may outlive it; ``is_lost`` counts on
+                logger.bind(target=self._target, error=str(exc)).warning("download_claim_not_kept")
+
+    async def _write(self) -> None:
+        began, (done_bytes, whole_bytes) = time.monotonic(), self._progress
+        async with self._database.autocommit() as transaction:
+            await transaction.downloads.keep(
+                self._target,
+                fence=self._fence,
+                lease_seconds=self._lease_seconds,
+                done_bytes=done_bytes,
+                whole_bytes=whole_bytes,
+            )
+        self._held_until = began + self._lease_seconds
+
+
+class DownloadSweep:
+    """Removes unfinished files that nobody goes on with, and rows of ended downloads."""
+
+    def __init__(self, database: Database, settings: DownloadSettings, *, data_dir: Path) -> None:
+        self._database = database
+        self._keep_seconds = settings.keep_partial_days * 86_400
+        self._data_dir = data_dir
+
+    async def sweep(self) -> float | None:
+        """Do what is due; when there is more is not known."""
+        async with self._database.read() as transaction:
+            idle = await transaction.downloads.idle(idle_seconds=self._keep_seconds, limit=_BATCH)
+        for record in idle:
+            async with self._database.autocommit() as transaction:
+                is_ours = await transaction.downloads.forget(record)
+            if is_ours and record.report is None:
+                # One that begins now finds the file gone, or keeps it open and finishes under its name.
+                await asyncio.to_thread(remove_unfinished, self._data_dir / record.target)
+                logger.bind(target=record.target).info("unfinished_download_removed")
+        return None
+
+
+def _status(record: DownloadRecord) -> DownloadStatus:
+    return DownloadStatus(
+        request=record.request,
+        fence=record.fence,
+        done_bytes=record.done_bytes,
+        whole_bytes=record.whole_bytes,
+        report=None if record.report is None else DownloadReport(**record.report),
+    )
