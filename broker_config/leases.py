@@ -27,6 +27,10 @@ __all__ = ["LeaseKeeper", "LeaseStep"]
 
 #: A lease is renewed this many times before it would run out.
 RENEWALS_PER_TIMEOUT: Final = 3
+#: How long acknowledgements gather; a worker that dies meanwhile has these tasks run again.
+ACK_SECONDS: Final = 0.01
+#: Acknowledgements that are sent without waiting for more.
+MAX_ACKS: Final = 256
 #: Pause before acknowledgements are sent again after an error.
 RETRY_SECONDS: Final = 0.5
 #: How long a stopping worker tries to get its last acknowledgements through.
@@ -91,7 +95,8 @@ class LeaseKeeper:
         prefix = channel.global_keyprefix
         with self._changed:
             self._acks.append((f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}", tag))
-            self._changed.notify()
+            if len(self._acks) in (1, MAX_ACKS):
+                self._changed.notify()
 
     def close(self) -> None:
         """Send the last acknowledgements, give back what was never done, end the thread."""
@@ -124,6 +129,9 @@ class LeaseKeeper:
             with self._changed:
                 if not self._acks and not self._is_closing:
                     self._changed.wait(max(0.0, renew_at - time.monotonic()))
+                if self._acks and not self._is_closing:
+                    # A thread that woke for each would take the interpreter from the tasks.
+                    self._changed.wait_for(self._is_due, ACK_SECONDS)
                 acks, self._acks, closing = self._acks, [], self._is_closing
             if closing and give_up_at is None:
                 give_up_at = time.monotonic() + CLOSE_SECONDS
@@ -144,6 +152,9 @@ class LeaseKeeper:
                 continue
             if closing and not self._acks:
                 return
+
+    def _is_due(self) -> bool:
+        return self._is_closing or len(self._acks) >= MAX_ACKS
 
     def _send(self, acks: list[tuple[str, str, str]]) -> None:
         if not acks:
