@@ -40,6 +40,7 @@ from sandbox import (
 )
 from sandbox.drivers.base import SandboxDriver
 from sandbox.drivers.selection import build_driver
+from sandbox.ownership import sandbox_uid
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: Any user but root and the pool's will do.
@@ -114,6 +115,7 @@ class Lab:
     settings: SandboxSettings
     areas: Areas
     manager: SandboxManager
+    name: str = field(default_factory=lambda: uuid4().hex)
     handlers: dict[str, Handler] = field(default_factory=dict)
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     reports: list[Any] = field(default_factory=list)
@@ -134,7 +136,7 @@ class Lab:
         values: dict[str, Any] = {
             "run_id": uuid4().hex,
             "chat_key": chat_key,
-            "container_key": f"box_{chat_key}",
+            "container_key": self.container(chat_key),
             "code": code,
             "methods": [method(name) for name in self.handlers],
             "dispatch": self.dispatch,
@@ -164,11 +166,29 @@ class Lab:
         return Returned(value=pickle.dumps(result, 4))
 
     def shared(self, chat_key: str = "chat") -> Path:
-        return self.areas.shared_dir(f"box_{chat_key}")
+        return self.areas.shared_dir(self.container(chat_key))
+
+    def container(self, chat_key: str = "chat") -> str:
+        """Container key of a chat; its own in every lab, so that tests beside each other share no user."""
+        return f"box-{self.name}-{chat_key}"
+
+    def user(self, chat_key: str = "chat") -> int:
+        """Host user of a chat's code."""
+        return (
+            sandbox_uid(self.container(chat_key), settings=self.settings)
+            if os.geteuid() == 0
+            else os.geteuid()
+        )
+
+    async def prepare(self, chat_key: str = "chat") -> None:
+        """Start a sandbox to wait for a chat's code."""
+        await self.manager.prepare(chat_key=chat_key, container_key=self.container(chat_key))
 
 
 @asynccontextmanager
-async def lab(root: Path, *, use: SandboxDriver | None = None, **settings: Any) -> Any:
+async def lab(
+    root: Path, *, use: SandboxDriver | None = None, name: str | None = None, **settings: Any
+) -> Any:
     """Build a lab on a started manager and close it."""
     chosen = SandboxSettings(**settings)
     areas = Areas(root=root)
@@ -176,7 +196,7 @@ async def lab(root: Path, *, use: SandboxDriver | None = None, **settings: Any) 
     manager = SandboxManager(chosen, areas, driver=use or build_driver(chosen))
     await manager.start()
     try:
-        yield Lab(settings=chosen, areas=areas, manager=manager)
+        yield Lab(settings=chosen, areas=areas, manager=manager, name=name or uuid4().hex)
     finally:
         await manager.close()
 

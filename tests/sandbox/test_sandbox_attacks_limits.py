@@ -25,7 +25,6 @@ from sandbox_lab import (
 
 from sandbox import Limit, StopType
 from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.ownership import sandbox_uid
 from sandbox.quota import Quota
 
 MEMORY = {"memory_bytes": 128 << 20}
@@ -60,14 +59,9 @@ for _ in range(40):
 """
 
 
-def user_of(box: Lab, chat_key: str = "chat") -> int:
-    """Host user of a chat's code."""
-    return sandbox_uid(f"box_{chat_key}", settings=box.settings) if os.geteuid() == 0 else os.geteuid()
-
-
 def nothing_runs(box: Lab) -> bool:
     """Whether no process of the chat's code is left; only root mode can tell it by the user."""
-    return os.geteuid() != 0 or host_processes(user_of(box)) == []
+    return os.geteuid() != 0 or host_processes(box.user()) == []
 
 
 def carry_out(request: dict[str, Any], mode: str) -> dict[str, Any]:
@@ -342,9 +336,9 @@ sys.path.insert(0, {tests!r})
 from sandbox_lab import lab
 
 async def main():
-    async with lab(Path({root!r})) as box:
+    async with lab(Path({root!r}), name={name!r}) as box:
         box.handlers["started"] = lambda: print("started", flush=True)
-        await box.manager.prepare(chat_key="waits", container_key="box_waits")
+        await box.prepare("waits")
         await box.run({code!r})
 
 asyncio.run(main())
@@ -355,7 +349,7 @@ async def test_attack_L11_killed_service_leaves_no_process_behind(box: Lab, tmp_
     if os.geteuid() != 0:
         pytest.skip("needs root mode, where the code's host user tells its processes from others")
     program = SERVICE.format(
-        tests=str(Path(__file__).parent), root=str(tmp_path / "service"), code=FORKS_AND_WAITS
+        tests=str(Path(__file__).parent), root=str(tmp_path / "service"), code=FORKS_AND_WAITS, name=box.name
     )
     service = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -365,7 +359,7 @@ async def test_attack_L11_killed_service_leaves_no_process_behind(box: Lab, tmp_
     assert service.stdout is not None
     try:
         assert service.stdout.readline() == b"started\n"
-        users = [user_of(box), user_of(box, "waits")]
+        users = [box.user(), box.user("waits")]
         assert all(len(host_processes(user)) > 1 for user in users)
     finally:
         os.kill(service.pid, signal.SIGKILL)
@@ -417,7 +411,7 @@ async def test_attack_L12_many_runs_leave_nothing_behind(box: Lab, runs: int) ->
     before = leftovers()
     for number in range(runs):
         if number % 2:
-            await box.manager.prepare(chat_key="chat", container_key="box_chat")
+            await box.prepare()
         await box.run(endings[number % len(endings)])
     assert leftovers() == before
     assert nothing_runs(box)

@@ -159,7 +159,7 @@ async def test_container_refuses_the_attacks(contained: Lab) -> None:
 
 
 async def test_container_is_warm_when_prepared(contained: Lab) -> None:
-    await contained.manager.prepare(chat_key="chat", container_key="box_chat")
+    await contained.prepare()
     assert (await contained.run("print(1)")).warm
 
 

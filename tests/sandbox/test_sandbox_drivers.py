@@ -7,7 +7,8 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,31 +23,29 @@ from sandbox.drivers.container import ContainerDriver
 from sandbox.drivers.homes import make_home, sweep_homes
 from sandbox.drivers.supervised import UNSAFE_SWITCH, LandlockDriver, UnsafeDriver
 from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
-from sandbox.ownership import sandbox_uid
 from sandbox.probe import probe
 
 
-def open_to_others(directory: Path) -> None:
-    """Open pytest's own directories: these drivers go by the paths of the host."""
-    for path in (directory, *directory.parents):
-        if path.stat().st_uid == os.geteuid() and path.name.startswith("pytest"):
-            path.chmod(0o755)
-    directory.chmod(0o755)
+@pytest.fixture
+def open_dir() -> Iterator[Path]:
+    """A directory that every user may enter: these drivers go by the paths of the host."""
+    with tempfile.TemporaryDirectory(prefix="nekro-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture
-async def fenced(tmp_path: Path) -> AsyncIterator[Lab]:
+async def fenced(open_dir: Path) -> AsyncIterator[Lab]:
     """A lab on the landlock driver."""
     if landlock_version() < LEAST_LANDLOCK:
         pytest.skip(f"the kernel's Landlock is version {landlock_version()}, {LEAST_LANDLOCK} is needed")
-    open_to_others(tmp_path)
     settings = SandboxSettings(driver="landlock")
     driver = LandlockDriver(settings)
     try:
         _ = driver.interpreter
     except SandboxUnavailableError as exc:
         pytest.skip(str(exc))
-    async with lab(tmp_path, use=driver) as box:
+    async with lab(open_dir, use=driver) as box:
         yield box
 
 
@@ -93,7 +92,7 @@ if os.fork() == 0:
     for end in ("", "while True: pass", "agent()"):
         await fenced.run(code + end, wall_seconds=1)
         if os.geteuid() == 0:
-            assert host_processes(sandbox_uid("box_chat", settings=fenced.settings)) == []
+            assert host_processes(fenced.user()) == []
 
 
 async def test_landlock_enforces_limits(fenced: Lab) -> None:
@@ -131,19 +130,18 @@ async def test_old_landlock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_unsafe_driver_runs_with_both_switches_and_warns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
     sink = logger.add(warnings.append, level="WARNING")
     monkeypatch.setenv(UNSAFE_SWITCH, "1")
     settings = SandboxSettings(driver="unsafe", python=Path("/usr/bin/python3"))
-    open_to_others(tmp_path)
     driver = UnsafeDriver(settings)
     try:
         _ = driver.interpreter
     except SandboxUnavailableError as exc:
         pytest.skip(str(exc))
-    async with lab(tmp_path, use=driver) as box:
+    async with lab(open_dir, use=driver) as box:
         result = await box.run("import os; print(echo(2), os.getuid() != 0, os.path.exists('/etc/passwd'))")
     assert (result.stop_type, result.driver) == (StopType.NORMAL, "unsafe")
     # Even without isolation, code does not run as root.
@@ -215,7 +213,8 @@ from sandbox.drivers.supervised import LandlockDriver
 from sandbox_lab import lab
 
 async def main():
-    async with lab(Path({root!r}), use=LandlockDriver(SandboxSettings(driver="landlock"))) as box:
+    driver = LandlockDriver(SandboxSettings(driver="landlock"))
+    async with lab(Path({root!r}), use=driver, name={name!r}) as box:
         box.handlers["started"] = lambda: print("started", flush=True)
         await box.run("import time\\nstarted()\\ntime.sleep(60)", chat_key="killed")
 
@@ -223,12 +222,12 @@ asyncio.run(main())
 """
 
 
-async def test_landlock_processes_end_with_a_killed_service(fenced: Lab, tmp_path: Path) -> None:
+async def test_landlock_processes_end_with_a_killed_service(fenced: Lab) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root mode, where the code's host user tells its processes from others")
-    root = tmp_path / "service"
-    root.mkdir()
-    program = SUPERVISOR.format(tests=str(Path(__file__).parent), root=str(root))
+    program = SUPERVISOR.format(
+        tests=str(Path(__file__).parent), root=str(fenced.areas.root), name=fenced.name
+    )
     service = subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
@@ -241,8 +240,10 @@ async def test_landlock_processes_end_with_a_killed_service(fenced: Lab, tmp_pat
         os.kill(service.pid, signal.SIGKILL)
         service.wait(10)
         service.stdout.close()
-    user = sandbox_uid("box_killed", settings=fenced.settings)
+    user = fenced.user("killed")
     wait_until(lambda: host_processes(user) == [], what="the processes of the killed service to end")
+    sweep_homes()
+    assert not list(Path(tempfile.gettempdir()).glob(f"nekro-box-{service.pid}-*"))
 
 
 def test_directories_of_killed_services_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,9 +165,9 @@ async def test_layer_is_built_once_and_chosen_per_container(shop: Lab, index: In
 
 
 async def test_waiting_sandbox_from_before_the_package_is_not_used(shop: Lab) -> None:
-    await shop.manager.prepare(chat_key="chat", container_key="box_chat")
+    await shop.prepare()
     await shop.run("dynamic_importer('beta')")
-    await shop.manager.prepare(chat_key="chat", container_key="box_chat")
+    await shop.prepare()
     result = await shop.run("import beta; print(beta.BASE)")
     assert (result.output, result.warm) == ("41\n", True)
 

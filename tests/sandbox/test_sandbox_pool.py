@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from sandbox_lab import Lab, lab
+from sandbox_lab import lab
 
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox import StopType
@@ -34,13 +34,9 @@ def driver(bwrap_driver: BwrapDriver) -> CountingDriver:
     return CountingDriver(bwrap_driver)
 
 
-async def prepare(box: Lab, chat_key: str = "chat") -> None:
-    await box.manager.prepare(chat_key=chat_key, container_key=f"box_{chat_key}")
-
-
 async def test_prepared_sandbox_is_used_once(driver: CountingDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, use=driver) as box:
-        await prepare(box)
+        await box.prepare()
         results = [await box.run("print(1)") for _ in range(2)]
     assert [(result.warm, result.output) for result in results] == [(True, "1\n"), (False, "1\n")]
     assert len(driver.started) == 2
@@ -48,13 +44,13 @@ async def test_prepared_sandbox_is_used_once(driver: CountingDriver, tmp_path: P
 
 async def test_preparing_twice_starts_one(driver: CountingDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, use=driver) as box:
-        await asyncio.gather(prepare(box), prepare(box))
+        await asyncio.gather(box.prepare(), box.prepare())
         assert len(driver.started) == 1
 
 
 async def test_prepared_sandbox_serves_its_own_chat_only(driver: CountingDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, use=driver) as box:
-        await prepare(box, "one")
+        await box.prepare("one")
         assert not (await box.run("", chat_key="two")).warm
         assert (await box.run("print(_ck)", chat_key="one")).output == "one\n"
 
@@ -62,13 +58,13 @@ async def test_prepared_sandbox_serves_its_own_chat_only(driver: CountingDriver,
 async def test_number_of_waiting_sandboxes_is_bounded(driver: CountingDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, use=driver, max_concurrent=2) as box:
         for number in range(4):
-            await prepare(box, f"chat{number}")
+            await box.prepare(f"chat{number}")
         assert len(driver.started) == 2
 
 
 async def test_waiting_sandbox_ends_when_it_is_too_old(driver: CountingDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, use=driver, warm_seconds=0.2) as box:
-        await prepare(box)
+        await box.prepare()
         (sandbox,) = driver.started
         await asyncio.wait_for(sandbox.wait(), 10)
         assert not (await box.run("print(1)")).warm
@@ -76,13 +72,13 @@ async def test_waiting_sandbox_ends_when_it_is_too_old(driver: CountingDriver, t
 
 async def test_no_time_to_wait_prepares_nothing(driver: CountingDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, use=driver, warm_seconds=0) as box:
-        await prepare(box)
+        await box.prepare()
         assert driver.started == []
 
 
 async def test_waiting_sandbox_that_died_is_replaced(driver: CountingDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, use=driver) as box:
-        await prepare(box)
+        await box.prepare()
         driver.started[0].kill()
         await driver.started[0].wait()
         result = await box.run("print(1)")
@@ -91,14 +87,14 @@ async def test_waiting_sandbox_that_died_is_replaced(driver: CountingDriver, tmp
 
 async def test_preloaded_modules_are_there_before_the_code(driver: CountingDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, preload=["fractions"]) as box:
-        await prepare(box)
+        await box.prepare()
         result = await box.run("import sys; print('fractions' in sys.modules)")
     assert (result.warm, result.output) == (True, "True\n")
 
 
 async def test_closing_the_manager_ends_waiting_sandboxes(driver: CountingDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, use=driver) as box:
-        await prepare(box)
+        await box.prepare()
     assert not driver.started[0].alive
 
 
@@ -106,7 +102,7 @@ async def test_failed_preparation_is_met_again_by_the_run(bwrap_driver: BwrapDri
     broken = BwrapDriver(bwrap_driver._settings)
     broken.__dict__["_runner"] = b"raise SystemExit('broken')"
     async with lab(tmp_path, use=broken) as box:
-        await prepare(box)
+        await box.prepare()
         with pytest.raises(SandboxUnavailableError, match="broken"):
             await box.run("")
 
