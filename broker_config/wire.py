@@ -147,7 +147,8 @@ class Signer:
     def _parse(payload: dict[str, Any]) -> Invocation:
         if payload.get("version") != WIRE_VERSION:
             raise MessageRefusedError(
-                f"message refused: version {payload.get('version')!r}, this worker speaks {WIRE_VERSION}; upgrade the older side"
+                f"message refused: version {payload.get('version')!r}, this worker speaks {WIRE_VERSION}; "
+                "upgrade the older side"
             )
         try:
             return Invocation.model_validate(payload)

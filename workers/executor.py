@@ -17,7 +17,7 @@ from broker_config.codec import decode_arguments, encode_value
 from broker_config.redaction import Redactor
 from broker_config.settings import SandboxSettings
 from broker_config.wire import Envelope, Invocation, Signer
-from nekro_agent.errors import CallTimeoutError
+from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.invoke import Outcome, call_method
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -140,7 +140,11 @@ class MethodExecutor:
     def _envelope(self, invocation: Invocation, outcome: Outcome, started_at: datetime) -> Envelope:
         value = None
         if outcome.type in (SandboxMethodType.TOOL, SandboxMethodType.BEHAVIOR):
-            value = encode_value(outcome.value, max_bytes=self._return_bytes)
+            try:
+                value = encode_value(outcome.value, max_bytes=self._return_bytes)
+            except ResultError as exc:
+                # Its words may quote what the value's own code raised.
+                raise redacted(exc, self._redactor) from None
         return Envelope.of(
             call_id=invocation.call_id,
             type=outcome.type,

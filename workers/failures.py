@@ -17,10 +17,25 @@ _PLAIN_TYPES = (int, float, str, bytes, bool, list, dict, tuple, set)
 
 
 def redacted(exc: Exception, redactor: Redactor) -> Exception:
-    """Return ``exc`` itself, or a stand-in of the same wording when its text holds something sensitive."""
-    text = str(exc)
-    clean = redactor(text)
-    return exc if clean == text else MethodFailedError(type(exc).__name__, clean)
+    """Return ``exc`` itself, or a stand-in of the same wording when something sensitive is in its chain.
+
+    Celery stores the traceback of the whole chain, so a secret in the text of a cause counts too.
+    Raise a stand-in ``from None``.
+    """
+    if all(redactor(str(link)) == str(link) for link in _chain(exc)):
+        return exc
+    return MethodFailedError(type(exc).__name__, redactor(str(exc)))
+
+
+def _chain(exc: BaseException) -> list[BaseException]:
+    links: list[BaseException] = []
+    waiting: list[BaseException | None] = [exc]
+    while waiting:
+        link = waiting.pop()
+        if link is not None and link not in links:
+            links.append(link)
+            waiting += [link.__cause__, link.__context__]
+    return links
 
 
 def explained(

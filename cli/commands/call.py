@@ -14,7 +14,7 @@ from cli.output import to_plain
 from cli.presence import awaited_with_workers
 from cli.running import run_async
 from cli.system import CALL_LANES, open_services
-from nekro_agent.errors import MethodFailedError, NekroError, UsageError
+from nekro_agent.errors import ArgumentError, MethodFailedError, NekroError, UsageError
 
 if TYPE_CHECKING:
     from broker_config.wire import Envelope
@@ -126,7 +126,13 @@ def value_of(envelope: Envelope, *, max_bytes: int) -> object:
     if envelope.type.wakes_agent:
         return envelope.segments if envelope.segments is not None else envelope.text
     data = envelope.value_bytes()
-    return decode_value(data, max_bytes=max_bytes) if data else None
+    if not data:
+        return None
+    try:
+        return decode_value(data, max_bytes=max_bytes)
+    except ArgumentError as exc:
+        # The call itself went well: its value is for a sandbox, where its class may be opened.
+        return f"<{len(data)} bytes; {exc}>"
 
 
 def describe_error(error: NekroError) -> dict[str, str]:

@@ -1,0 +1,120 @@
+"""Signed invocations: what passes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_config.wire import Envelope, Invocation, Signer, new_id
+from nekro_agent.errors import MessageRefusedError
+from nekro_agent.methods import SandboxMethodType
+
+SIGNER = Signer.from_text("key")
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+def invocation(**changes: Any) -> Invocation:
+    values: dict[str, Any] = {
+        "call_id": new_id(),
+        "method": "a.b.c",
+        "chat_key": "chat",
+        "container_key": "sandbox_1",
+        "issued_at": NOW,
+        "deadline": NOW + timedelta(seconds=30),
+        "args": "gAQu",
+    }
+    return Invocation(**values | changes)
+
+
+def sent(body: dict[str, Any]) -> dict[str, Any]:
+    """The body as it comes out of JSON at the other end."""
+    return json.loads(json.dumps(body))
+
+
+@given(chat_key=st.text(), user_id=st.none() | st.text())
+def test_what_was_signed_comes_back_equal(chat_key: str, user_id: str | None) -> None:
+    original = invocation(chat_key=chat_key, user_id=user_id)
+    assert SIGNER.verify(sent(SIGNER.sign(original)), task_name="a.b.c") == original
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("chat_key", "other"),
+        ("user_id", "root"),
+        ("method", "a.b.d"),
+        ("deadline", "2030-01-01T00:00:00Z"),
+        ("args", ""),
+    ],
+)
+def test_an_altered_field_breaks_the_signature(field: str, value: str) -> None:
+    body = sent(SIGNER.sign(invocation()))
+    body["invocation"][field] = value
+    with pytest.raises(MessageRefusedError, match="signature"):
+        SIGNER.verify(body)
+
+
+def test_another_key_is_refused_and_the_setting_named() -> None:
+    with pytest.raises(MessageRefusedError, match="SIGNING_KEY"):
+        Signer.from_text("other").verify(sent(SIGNER.sign(invocation())))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        [],
+        "text",
+        {},
+        {"invocation": {}},
+        {"signature": "00"},
+        {"invocation": [], "signature": "00"},
+        {"invocation": {}, "signature": 7},
+    ],
+)
+def test_a_body_of_another_shape_is_refused(body: object) -> None:
+    with pytest.raises(MessageRefusedError):
+        SIGNER.verify(body)
+
+
+def test_a_message_signed_for_one_task_is_refused_by_another() -> None:
+    with pytest.raises(MessageRefusedError, match=r"signed for a\.b\.c, sent to a\.b\.other"):
+        SIGNER.verify(sent(SIGNER.sign(invocation())), task_name="a.b.other")
+
+
+def resigned(payload: dict[str, Any]) -> dict[str, Any]:
+    """Sign a payload that no ``Invocation`` can hold, as a worker of another version would."""
+    return {"invocation": payload, "signature": SIGNER._digest(payload)}
+
+
+def test_another_version_is_refused_and_both_are_named() -> None:
+    payload = sent(SIGNER.sign(invocation()))["invocation"] | {"version": 2}
+    with pytest.raises(MessageRefusedError, match="version 2, this worker speaks 1"):
+        SIGNER.verify(resigned(payload))
+
+
+def test_an_unknown_or_missing_field_is_refused_by_name() -> None:
+    payload = sent(SIGNER.sign(invocation()))["invocation"]
+    with pytest.raises(MessageRefusedError, match="surprise"):
+        SIGNER.verify(resigned(payload | {"surprise": 1}))
+    del payload["chat_key"]
+    with pytest.raises(MessageRefusedError, match="chat_key"):
+        SIGNER.verify(resigned(payload))
+
+
+def test_arguments_that_are_no_base64_are_refused() -> None:
+    with pytest.raises(MessageRefusedError, match="base64"):
+        invocation(args="not base64!").argument_bytes()
+
+
+def test_an_envelope_carries_bytes_through_json() -> None:
+    envelope = Envelope.of(
+        call_id="1", type=SandboxMethodType.TOOL, value=b"\x80\x04N.", started_at=NOW, finished_at=NOW
+    )
+    again = Envelope.model_validate(json.loads(envelope.model_dump_json()))
+    assert again == envelope and again.value_bytes() == b"\x80\x04N."

@@ -1,0 +1,66 @@
+"""What a plugin's exception becomes on its way out."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_config.redaction import Redactor
+from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+from nekro_agent.api.schemas import AgentCtx
+from nekro_agent.errors import MethodFailedError
+from workers.failures import explained, redacted
+from workers.registry import MethodEntry, Registry
+
+REDACTOR = Redactor(["hunter22"])
+
+
+@pytest.fixture
+def entry() -> MethodEntry:
+    plugin = NekroPlugin("P", "p", "", "1", "tests", "")
+
+    @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "f")
+    async def f(_ctx: AgentCtx, count: int, ratio: float = 1.0, name: str = "") -> None:
+        """Do nothing."""
+
+    return Registry([plugin]).find("f")
+
+
+def test_an_ordinary_exception_stays_itself() -> None:
+    error = ValueError("no such city")
+    assert redacted(error, REDACTOR) is error
+
+
+def test_a_secret_in_the_text_is_replaced_and_the_type_kept() -> None:
+    shown = redacted(ValueError("key hunter22 refused"), REDACTOR)
+    assert isinstance(shown, MethodFailedError)
+    assert (shown.error_type, shown.error_message) == ("ValueError", "key [secret] refused")
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_a_secret_in_a_cause_counts_because_tracebacks_show_it(explicit: bool) -> None:
+    try:
+        try:
+            raise KeyError("hunter22")
+        except KeyError as cause:
+            if explicit:
+                raise RuntimeError("no access") from cause
+            raise RuntimeError("no access")  # noqa: B904 - the implicit context is what is tested
+    except RuntimeError as exc:
+        shown = redacted(exc, REDACTOR)
+    assert str(shown) == "RuntimeError: no access"
+    assert shown.__cause__ is None and shown.__context__ is None
+
+
+def test_a_type_error_names_the_arguments_of_another_type(entry: MethodEntry) -> None:
+    shown = explained(TypeError("unsupported operand"), entry, ["3"], {"name": 7})
+    assert str(shown) == (
+        "TypeError: unsupported operand (argument count is str, the signature says int; "
+        "argument name is int, the signature says str)"
+    )
+
+
+def test_fitting_arguments_and_other_errors_get_no_hint(entry: MethodEntry) -> None:
+    own = TypeError("inside")
+    assert explained(own, entry, [3], {"ratio": 2}) is own
+    key = KeyError("x")
+    assert explained(key, entry, ["3"], {}) is key
