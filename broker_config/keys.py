@@ -4,6 +4,8 @@
     list, gone ``REPLY_SECONDS`` after the last push: finished results for one ``MethodCaller``.
 ``<prefix>dead``
     list, until somebody drops it: raw messages that no worker can read, newest first.
+``<prefix>watcher:<id>``
+    string, gone a minute after its last renewal: somebody reads the queue ``watch.<id>``.
 ``<prefix>unacked.<lane>``, ``…_index``, ``…_mutex``
     hash, sorted set, string, written by the transport: deliveries that workers of a lane hold.
 
@@ -48,6 +50,10 @@ class Keys:
     def dead(self) -> str:
         """List of malformed messages, newest first."""
         return f"{self.prefix}{DEAD_KEY}"
+
+    def watcher(self, watcher_id: str) -> str:
+        """Sign of life of one ``broker_config.watching.EventWatcher``."""
+        return f"{self.prefix}watcher:{watcher_id}"
 
     @staticmethod
     def unacked(lane: str) -> dict[str, str]:

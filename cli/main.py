@@ -42,6 +42,8 @@ COMMANDS: Final = (
     Command(name="chat", summary="talk to the agent"),
     Command(name="send", summary="send one message into a chat, as a user"),
     Command(name="history", summary="show the messages of a chat, and how its rounds went"),
+    Command(name="tail", summary="show what happens in a chat, as it happens"),
+    Command(name="cancel", summary="stop what the agent is doing in a chat"),
     Command(name="reset", summary="reset a chat: its plugins forget it"),
     Command(name="methods", summary="list the methods that code may call"),
     Command(name="plugins", summary="list plugins and their faults; make a new one; purge data"),

@@ -227,7 +227,7 @@ class Services:
     @cached_property
     def ledger(self) -> RoundLedger:
         """Writes down what happens to rounds."""
-        return RoundLedger(self.database, self.publisher, self.settings.agent, self.redactor)
+        return RoundLedger(self.database, self.publisher, self.settings.agent, redact=self.redactor)
 
     @cached_property
     def stopper(self) -> RoundStopper:

@@ -57,12 +57,18 @@ class RoundLedger:
         database: Database,
         publisher: EventPublisher,
         settings: AgentSettings,
-        redactor: Callable[[str], str],
+        *,
+        redact: Callable[[str], str] = str,
     ) -> None:
+        """Take what to write with.
+
+        Args:
+            redact: takes secrets and host paths out of errors that the chat is told.
+        """
         self._database = database
         self._publisher = publisher
         self._settings = settings
-        self._redactor = redactor
+        self._redact = redact
 
     async def start_next(self, chat_key: str, *, fence: int, worker: str) -> ClaimedRound | None:
         """End what a dead worker left behind, then start the chat's next round; None when none is due.
@@ -137,7 +143,7 @@ class RoundLedger:
         Raises:
             FencedError: the lease was lost.
         """
-        report = RoundReport(error=self._redactor(str(error)), calls=_calls(calls))
+        report = RoundReport(error=self._redact(str(error)), calls=_calls(calls))
 
         async def write(transaction: Transaction) -> Round:
             ended = await self._end(transaction, claimed, report, fence=fence, state=RoundState.FAILED)

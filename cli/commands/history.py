@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key, positive_int
-from cli.output import one_line
+from cli.round_story import calls_of, describe_round, tell_round
 from cli.running import run_async
 from cli.turns import newest_messages, newest_rounds
 from nekro_agent.errors import NotFoundError
@@ -27,9 +27,10 @@ examples:
   nekro history cli --limit 5 --json
 
 `--json` prints a list of messages {id, at, kind, sender, text, data, call_id, plugin}; with --trace an
-object {messages, rounds}. Messages from before a reset are shown with --all only.
+object {messages, rounds}, each round with what asked for it, prompt size, model, tokens, cost, code, calls
+{id, method, type, lane, worker, requested_at, started_at, finished_at, duration_ms, error, follow_up},
+output and stop type. Messages from before a reset are shown with --all only.
 """
-_TEXT_COLUMNS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
     parser.add_argument(
-        "--trace", action="store_true", help="also the rounds: trigger, worker, stop type, code"
+        "--trace", action="store_true", help="also the rounds: prompt, model, cost, code, calls, stop type"
     )
     parser.add_argument(
         "--limit",
@@ -63,23 +64,25 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Args, deps: Deps) -> int:
     """Print the chat."""
-    messages, rounds = run_async(_read(args, deps.load_settings()))
+    messages, rounds, calls = run_async(_read(args, deps.load_settings()))
     if args.json:
         listed = [describe_message(message) for message in messages]
-        traced = [describe_round(entry) for entry in rounds]
+        traced = [describe_round(entry, calls[entry.id]) for entry in rounds]
         deps.output.json({"messages": listed, "rounds": traced} if args.trace else listed)
         return 0
     for message in messages:
         speaker = message.sender_name or message.sender_id or message.kind.value
         deps.output.data(f"{message.created_at:%Y-%m-%d %H:%M:%S}  {speaker}: {_text(message)}")
-    if args.trace:
+    for entry in rounds:
         deps.output.data("")
-        rows = [_row(entry) for entry in rounds]
-        deps.output.table(("TURN", "ROUND", "TRIGGER", "STATE", "STOP", "SECONDS", "WORKER", "WHAT"), rows)
+        for line in tell_round(entry, calls[entry.id]):
+            deps.output.data(line)
     return 0
 
 
-async def _read(args: Args, settings: Settings) -> tuple[Sequence[Message], Sequence[Round]]:
+async def _read(
+    args: Args, settings: Settings
+) -> tuple[Sequence[Message], Sequence[Round], Mapping[str, Sequence[dict[str, Any]]]]:
     from storage.chats import ChatRepository
     from storage.engine import Database
     from storage.migrate import require_migrated
@@ -92,9 +95,10 @@ async def _read(args: Args, settings: Settings) -> tuple[Sequence[Message], Sequ
                 raise NotFoundError(f"there is no chat {args.chat_key!r}; `nekro send` begins one")
         messages = await newest_messages(database, args.chat_key, limit=args.limit, with_past=args.all)
         rounds = await newest_rounds(database, args.chat_key, limit=args.limit) if args.trace else []
+        calls = await calls_of(database, rounds)
     finally:
         await database.dispose()
-    return messages, rounds
+    return messages, rounds, calls
 
 
 def describe_message(message: Message) -> dict[str, Any]:
@@ -109,51 +113,6 @@ def describe_message(message: Message) -> dict[str, Any]:
         "call_id": message.call_id,
         "plugin": message.plugin_key,
     }
-
-
-def describe_round(entry: Round) -> dict[str, Any]:
-    """Return one round as ``--json --trace`` prints it."""
-    return {
-        "id": entry.id,
-        "turn": entry.turn_id,
-        "number": entry.number,
-        "trigger": entry.trigger_kind.value,
-        "state": entry.state.value,
-        "stop_type": _stop_name(entry),
-        "worker": entry.worker,
-        "requested_at": entry.requested_at,
-        "started_at": entry.started_at,
-        "finished_at": entry.finished_at,
-        "model": entry.model,
-        "answer": entry.answer,
-        "code": entry.code,
-        "output": entry.output,
-        "observation": entry.observation,
-        "error": entry.error,
-    }
-
-
-def _row(entry: Round) -> tuple[object, ...]:
-    lasted = ""
-    if entry.started_at is not None and entry.finished_at is not None:
-        lasted = f"{(entry.finished_at - entry.started_at).total_seconds():.2f}"
-    what = entry.error or (entry.output or "").strip() or (entry.answer or "").strip()
-    return (
-        entry.turn_id[:8],
-        entry.number,
-        entry.trigger_kind.value,
-        entry.state.value,
-        _stop_name(entry) or "",
-        lasted,
-        entry.worker,
-        one_line(what, limit=_TEXT_COLUMNS),
-    )
-
-
-def _stop_name(entry: Round) -> str | None:
-    from sandbox.models import StopType
-
-    return None if entry.stop_type is None else StopType(entry.stop_type).name
 
 
 def _text(message: Message) -> str:

@@ -15,8 +15,8 @@ _EPILOG = """\
 examples:
   nekro reset group_1
 
-The history begins anew (`nekro history --all` still shows the old one), rounds that wait are cancelled, and
-the plugins' reset hooks run.
+What goes on in the chat is stopped as `nekro cancel` stops it, the history begins anew
+(`nekro history --all` still shows the old one), and the plugins' reset hooks run.
 """
 
 

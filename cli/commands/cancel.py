@@ -1,0 +1,101 @@
+"""`nekro cancel`: stop what the agent is doing in a chat."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from broker_config.settings import Settings
+from cli.command import Deps, add_json, chat_key, positive_seconds
+from cli.running import run_async
+from nekro_agent.errors import ServiceError
+
+if TYPE_CHECKING:
+    from workers.round_stop import StoppedRounds
+
+__all__ = ["Args", "register", "run"]
+
+_EPILOG = """\
+examples:
+  nekro cancel group_1
+  nekro cancel group_1 --seconds 60 --json
+
+Rounds that wait are cancelled. The one that runs is stopped: its sandbox is killed and its calls are
+revoked, which cancels their coroutines on the workers; the command returns once that is recorded. What was
+done by then stays done. `--json` prints {cancelled, stopped, still_running}, each a list of rounds
+{id, number, state, worker}.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro cancel`."""
+
+    chat_key: str
+    seconds: float
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
+    parser.add_argument(
+        "--seconds",
+        metavar="S",
+        type=positive_seconds,
+        default=10.0,
+        help="how long to wait until the running round has stopped (default: %(default)g)",
+    )
+    add_json(parser)
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Stop the chat's rounds."""
+    report = run_async(_stop(args, deps.load_settings()))
+    if args.json:
+        deps.output.json({name: _rounds(report, name) for name in ("cancelled", "stopped", "still_running")})
+    elif report.stopped or report.cancelled:
+        deps.output.words(f"stopped {len(report.stopped)} running, cancelled {len(report.cancelled)} waiting")
+    elif not report.still_running:
+        deps.output.words(f"nothing goes on in chat {args.chat_key}")
+    if report.still_running:
+        item = report.still_running[0]
+        raise ServiceError(
+            f"round {item.id} on {item.worker} has not stopped within {args.seconds:g} s; it was asked to,"
+            " and does as soon as its worker reads that or its lease runs out"
+        )
+    return 0
+
+
+async def _stop(args: Args, settings: Settings) -> StoppedRounds:
+    # Without a system of its own: the request is a row, and whoever runs the round reads it.
+    from broker_config.app import create_app
+    from broker_config.embedded import resolve_settings
+    from storage.engine import Database
+    from storage.migrate import require_migrated
+    from workers.publisher import EventPublisher
+    from workers.round_ledger import RoundLedger
+    from workers.round_stop import RoundStopper
+
+    settings = resolve_settings(settings)
+    await require_migrated(settings.database, settings.data_dir)
+    database = Database(settings.database, settings.data_dir)
+    publisher = EventPublisher(create_app(settings))
+    try:
+        ledger = RoundLedger(database, publisher, settings.agent)
+        stopper = RoundStopper(database, ledger, owner=f"cli@{socket.gethostname()}:{os.getpid()}")
+        return await stopper.stop(args.chat_key, reason="cancelled on request", wait_seconds=args.seconds)
+    finally:
+        publisher.close()
+        await database.dispose()
+
+
+def _rounds(report: StoppedRounds, name: str) -> list[dict[str, object]]:
+    return [
+        {"id": item.id, "number": item.number, "state": item.state.value, "worker": item.worker}
+        for item in getattr(report, name)
+    ]

@@ -1,0 +1,148 @@
+"""`nekro tail`: a chat's events as they happen."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from broker_config.settings import Settings
+from cli.command import Deps, chat_key, positive_int, positive_seconds
+from cli.output import one_line, to_plain
+from cli.ownership import require_running
+from cli.presence import require_broker
+from cli.running import run_async
+from nekro_agent.errors import BrokerUnavailableError
+
+if TYPE_CHECKING:
+    from broker_config.watching import EventWatcher, WatchedEvent
+    from storage.engine import Database
+
+__all__ = ["Args", "register", "run"]
+
+_EPILOG = """\
+examples:
+  nekro tail group_1
+  nekro tail group_1 --json --count 3
+  nekro tail group_1 --seconds 60
+
+Binds a queue of its own to the exchange `agent.events` and prints what comes: round.requested,
+round.started, round.ended, message.added. Nothing of the past is shown (`nekro history` does that), and
+nothing is held up by it: when more than 1000 events wait for it, they are dropped and counted. Ctrl-C,
+--count and --seconds end it with exit code 0. `--json` prints one object per line: {at, event, chat_key, …}.
+"""
+_POLL_SECONDS: Final = 0.1
+#: How long the broker may be away before the command gives up.
+_AWAY_SECONDS: Final = 30.0
+_TEXT_COLUMNS: Final = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro tail`."""
+
+    chat_key: str
+    count: int | None
+    seconds: float | None
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
+    parser.add_argument("--count", metavar="N", type=positive_int, help="end after N events")
+    parser.add_argument("--seconds", metavar="S", type=positive_seconds, help="end after S seconds")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Print events until told to stop."""
+    settings = deps.load_settings()
+    if settings.broker.url is None:
+        require_running(settings.data_dir)
+    else:
+        require_broker(settings)
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+        run_async(_tail(args, settings, deps))
+    return 0
+
+
+async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
+    from broker_config.app import create_app
+    from broker_config.embedded import resolve_settings
+    from broker_config.watching import EventWatcher
+    from storage.engine import Database
+
+    settings = resolve_settings(settings)
+    database = Database(settings.database, settings.data_dir)
+    shown = 0
+    try:
+        with EventWatcher(create_app(settings), settings.broker, chat_key=args.chat_key) as watcher:
+            deps.output.words(f"watching chat {args.chat_key}; Ctrl-C ends")
+            async for event in _events(watcher, deps, seconds=args.seconds):
+                deps.output.data(await _line(event, args, database))
+                shown += 1
+                if shown == args.count:
+                    return
+    finally:
+        await database.dispose()
+
+
+async def _events(watcher: EventWatcher, deps: Deps, *, seconds: float | None) -> AsyncIterator[WatchedEvent]:
+    """Yield events as they come, until ``seconds`` are over."""
+    end = time.monotonic() + seconds if seconds is not None else float("inf")
+    answered_at, told = time.monotonic(), 0
+    while time.monotonic() < end:
+        try:
+            events = await asyncio.to_thread(watcher.poll)
+            answered_at = time.monotonic()
+        except BrokerUnavailableError:
+            if time.monotonic() - answered_at > _AWAY_SECONDS:
+                raise
+            events = []
+        for event in events:
+            yield event
+        if watcher.dropped > told:
+            deps.output.words(f"{watcher.dropped - told} events came too fast and are not shown")
+            told = watcher.dropped
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _line(event: WatchedEvent, args: Args, database: Database) -> str:
+    body = dict(event.body)
+    if event.name == "message.added":
+        body |= await _message(database, str(body.get("id", "")))
+    at = datetime.now(UTC)
+    if args.json:
+        values = {"at": at, "event": event.name, "chat_key": args.chat_key, **body}
+        return json.dumps(to_plain(values), ensure_ascii=False)
+    return f"{at:%H:%M:%S}  {event.name:<16}  {_words(event.name, body)}".rstrip()
+
+
+async def _message(database: Database, message_id: str) -> dict[str, Any]:
+    """Return what the event leaves to the row: who wrote what."""
+    async with database.read() as transaction:
+        message = await transaction.messages.find(message_id)
+    if message is None:
+        return {}
+    return {"sender": message.sender_name or message.sender_id, "text": message.text}
+
+
+def _words(name: str, body: dict[str, Any]) -> str:
+    """Say an event of ours in one line; a stranger's shows its body."""
+    if name == "message.added":
+        return one_line(
+            f"{body.get('sender') or body.get('kind')}: {body.get('text', '')}", limit=_TEXT_COLUMNS
+        )
+    if name in ("round.started", "round.ended"):
+        parts = [f"round {body.get('number')}", body.get("trigger"), body.get("state"), body.get("stop_type")]
+        parts += [f"on {body['worker']}" if body.get("worker") else None]
+        return one_line("  ".join(str(part) for part in parts if part), limit=_TEXT_COLUMNS)
+    return one_line(json.dumps(body, ensure_ascii=False), limit=_TEXT_COLUMNS) if body else ""
