@@ -1,0 +1,246 @@
+"""What a sandbox costs: ``python -m benchmarks.sandbox --help``.
+
+Starts to the first output, cold and warm, with and without numpy; the round trip of a call
+between sandboxed code and the bridge; and what a series of runs leaves behind on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import uvloop
+
+from benchmarks.harness.machine import BUSY_LOAD_PER_CORE, describe_machine
+from broker_config.settings import SandboxSettings
+from nekro_agent.errors import SandboxUnavailableError
+from nekro_agent.methods import SandboxMethodType
+from sandbox import (
+    Returned,
+    RunRequest,
+    RunResult,
+    SandboxManager,
+    StubCall,
+    StubMethod,
+    StubResult,
+    describe,
+)
+from storage.areas import DataAreas
+
+__all__ = ["Leftovers", "main"]
+
+_CHAT: Final = "bench"
+_CONTAINER: Final = "bench"
+_HELLO: Final = "print('hello')"
+_NUMPY: Final = "import numpy\nprint(numpy.arange(3).sum())"
+_CALLS: Final = """
+import json, time
+seconds = []
+for _ in range({count}):
+    begin = time.perf_counter()
+    echo({argument})
+    seconds.append(time.perf_counter() - begin)
+print(json.dumps(seconds))
+"""
+_ENDINGS: Final = (_HELLO, "1 / 0", "import os; os.abort()", "echo(1)", "while True: print('x' * 9999)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftovers:
+    """What runs could leave on the host, counted."""
+
+    processes: int
+    mounts: int
+    groups: int
+    descriptors: int
+    directories: int
+
+    @classmethod
+    def now(cls, directory: Path) -> Leftovers:
+        """Count what belongs to this process."""
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        groups = [path for path in Path("/sys/fs/cgroup").glob(f"**/nekro-run-{os.getpid()}-*")]
+        boxes = Path(tempfile.gettempdir()).glob(f"nekro-box-{os.getpid()}-*")
+        return cls(
+            processes=len(children),
+            mounts=Path("/proc/self/mountinfo").read_text().count("\n"),
+            groups=len(groups),
+            descriptors=len(os.listdir("/proc/self/fd")),
+            directories=sum(1 for _ in directory.rglob("*")) + sum(1 for _ in boxes),
+        )
+
+
+class Bench:
+    """One manager, and the figures taken on it."""
+
+    def __init__(self, settings: SandboxSettings, directory: Path) -> None:
+        self.settings = settings
+        self.directory = directory
+        self.manager = SandboxManager(settings, DataAreas(directory))
+
+    async def __aenter__(self) -> Bench:
+        await self.manager.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.manager.close()
+
+    async def run(self, code: str, *, warm: bool = False) -> tuple[RunResult, float, float]:
+        """Run once; returns the result, seconds to the first output and seconds to the end."""
+        if warm:
+            await self.manager.prepare(chat_key=_CHAT, container_key=_CONTAINER)
+        first: list[float] = []
+        begin = time.perf_counter()
+        result = await self.manager.run(
+            RunRequest(
+                run_id=uuid4().hex,
+                chat_key=_CHAT,
+                container_key=_CONTAINER,
+                code=code,
+                methods=[_method()],
+                dispatch=_echo,
+                on_output=lambda text: first.append(time.perf_counter()),
+            )
+        )
+        end = time.perf_counter()
+        return result, (first[0] if first else end) - begin, end - begin
+
+    async def starts(self, code: str, *, count: int, warm: bool) -> tuple[list[float], list[float]]:
+        """Seconds to first output and to the end, ``count`` times."""
+        firsts, wholes = [], []
+        for number in range(count + 2):
+            result, first, whole = await self.run(code, warm=warm)
+            if result.stop_type != 0:
+                raise SandboxUnavailableError(f"the code did not run: {result.output or result.error}")
+            if number >= 2:  # the first ones fill caches
+                firsts.append(first)
+                wholes.append(whole)
+        return firsts, wholes
+
+    async def calls(self, *, count: int, argument: str) -> list[float]:
+        """Seconds of calls one after the other, as the code saw them."""
+        result, _, _ = await self.run(_CALLS.format(count=count, argument=argument), warm=True)
+        seconds: list[float] = json.loads(result.output)
+        return seconds[count // 10 :]
+
+    async def leftovers(self, *, count: int) -> tuple[Leftovers, Leftovers]:
+        """What there is before and after ``count`` runs that end in every way."""
+        await self.run(_HELLO)
+        before = Leftovers.now(self.directory)
+        for number in range(count):
+            await self.run(_ENDINGS[number % len(_ENDINGS)], warm=number % 2 == 0)
+        return before, Leftovers.now(self.directory)
+
+
+def _method() -> StubMethod:
+    return StubMethod(
+        token="echo",
+        name="echo",
+        path="bench.tools.echo",
+        signature="(value)",
+        doc=None,
+        type=SandboxMethodType.TOOL,
+    )
+
+
+async def _echo(call: StubCall) -> StubResult:
+    return Returned(value=pickle.dumps(None, 4))
+
+
+def _row(name: str, repetitions: Sequence[Sequence[float]], *, scale: float, unit: str) -> str:
+    """One line: median of the repetitions' medians with their range, and the 95th percentile of all."""
+    medians = [statistics.median(values) * scale for values in repetitions]
+    everything = sorted(value * scale for values in repetitions for value in values)
+    p95 = everything[int(len(everything) * 0.95)]
+    spread = f"{min(medians):.2f}–{max(medians):.2f}"
+    return f"{name:44} {statistics.median(medians):8.2f} {spread:>15} {p95:8.2f}  {unit}"
+
+
+async def _measure(options: argparse.Namespace) -> int:
+    cases: list[tuple[str, SandboxSettings, str]] = [("plain", SandboxSettings(), _HELLO)]
+    if find_spec("numpy") is not None:
+        named = SandboxSettings(python=Path(sys.executable), preload=("numpy",))
+        cases.append(("numpy", named, _NUMPY))
+    for name, settings, code in cases:
+        await _measure_starts(name, settings, code, options)
+    return await _measure_rest(options)
+
+
+async def _measure_starts(
+    name: str, settings: SandboxSettings, code: str, options: argparse.Namespace
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        async with Bench(settings, Path(directory)) as bench:
+            for warm in (False, True):
+                kind = "warm" if warm else "cold"
+                taken = [
+                    await bench.starts(code, count=options.runs, warm=warm)
+                    for _ in range(options.repetitions)
+                ]
+                firsts, wholes = zip(*taken, strict=True)
+                print(_row(f"{name}, {kind}: to the first output", firsts, scale=1e3, unit="ms"))
+                print(_row(f"{name}, {kind}: to the result, all cleaned up", wholes, scale=1e3, unit="ms"))
+
+
+async def _measure_rest(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as directory:
+        settings = SandboxSettings(max_calls=options.calls + 1)
+        async with Bench(settings, Path(directory)) as bench:
+            for label, argument in (("64 B", "'x' * 32"), ("16 KiB", "b'x' * 16384")):
+                seconds = [
+                    await bench.calls(count=options.calls, argument=argument)
+                    for _ in range(options.repetitions)
+                ]
+                print(_row(f"call round trip, {label} argument", seconds, scale=1e6, unit="µs"))
+            before, after = await bench.leftovers(count=options.leave_runs)
+    print(f"left behind by {options.leave_runs} runs (processes, mounts, groups, descriptors, directories):")
+    print(f"  before {before}")
+    print(f"  after  {after}")
+    return 0 if before == after else 1
+
+
+async def _describe() -> bool:
+    machine = describe_machine("not used")
+    print(f"machine: {machine.cores} cores, {machine.cpu}, {machine.kernel}, {machine.python}")
+    print(f"load at the start: {machine.load_1m:.2f}", end="")
+    busy = machine.load_1m > BUSY_LOAD_PER_CORE * machine.cores
+    print("  (busy: take no figure from this run)" if busy else "")
+    capability = await describe(SandboxSettings())
+    for check in capability.checks:
+        print(f"{'ok ' if check.ok else 'NO '} {check.name}: {check.detail} {check.mend}".rstrip())
+    return capability.ok
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sandbox",
+        description="Measure sandbox starts, call round trips, and what runs leave behind.",
+        epilog="exit codes: 0 nothing was left behind, 1 something was, 2 usage, 7 no sandbox here",
+    )
+    parser.add_argument("--runs", type=int, default=40, help="runs per repetition (40)")
+    parser.add_argument("--repetitions", type=int, default=5, help="repetitions of every figure (5)")
+    parser.add_argument("--calls", type=int, default=2000, help="calls per repetition (2000)")
+    parser.add_argument("--leave-runs", type=int, default=200, help="runs of the leftovers check (200)")
+    options = parser.parse_args(argv)
+    if not uvloop.run(_describe()):
+        return 7
+    print(f"\n{options.runs} runs x {options.repetitions} repetitions")
+    print(f"{'':44} {'median':>8} {'least–greatest':>15} {'p95':>8}")
+    return uvloop.run(_measure(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
