@@ -43,6 +43,8 @@ from workers.job_runner import JobRunner
 from workers.jobs import SqlJobs
 from workers.lanes import LaneChooser
 from workers.loader import LoadedPlugins, load_plugins
+from workers.loop_watchdog import LoopWatchdog
+from workers.marks import MethodMarks
 from workers.messages import SqlMessages
 from workers.policies import core_config, package_policy
 from workers.progress import CallReports, ProgressAnnouncer
@@ -110,6 +112,8 @@ class Services:
         if self.role in (Lane.ROUNDS.value, "cli"):
             self._caller = MethodCaller(self.app, self.settings)
             await self._caller.start()
+        if self.watchdog is not None:
+            self.watchdog.start()
         if self.role != "cli":
             await start_plugins(self.host, self.loaded, self.database, owner=self.node)
         logger.bind(role=self.role, methods=len(self.registry)).debug("services_started")
@@ -118,6 +122,8 @@ class Services:
         """End what ``start`` began; safe to call when it failed half-way."""
         if self.role != "cli":
             await self.host.stop()
+        if self.watchdog is not None:
+            self.watchdog.stop()
         if self._sandboxes is not None:
             await self._sandboxes.close()
         if self._caller is not None:
@@ -191,6 +197,19 @@ class Services:
         return LaneChooser(pinned_plugins=self.settings.workers.pinned_plugins)
 
     @cached_property
+    def marks(self) -> MethodMarks:
+        """Methods that the watchdog or an operator sent to another lane."""
+        return MethodMarks(self.database, self.background, self.lanes)
+
+    @cached_property
+    def watchdog(self) -> LoopWatchdog | None:
+        """Watches the loop that methods run on; None where each has a thread."""
+        if self.role in (Lane.LONG.value, Lane.ROUNDS.value, "cli"):
+            return None
+        seconds = self.settings.workers.block_warn_seconds
+        return LoopWatchdog(warn_seconds=seconds, on_block=self.marks.record)
+
+    @cached_property
     def executor(self) -> MethodExecutor:
         """Runs calls on a worker."""
         return MethodExecutor(
@@ -201,6 +220,7 @@ class Services:
             sandbox_settings=self.settings.sandbox,
             worker_name=self.node,
             reports=CallReports(self.database, self.background, self.announcer, worker_name=self.node),
+            watchdog=self.watchdog,
         )
 
     @cached_property
@@ -212,7 +232,9 @@ class Services:
         """
         if self._caller is None:
             raise RuntimeNotBoundError(f"a process of role {self.role} does not call methods")
-        return Dispatcher(self._caller, self.registry, self.lanes, self.settings.workers)
+        return Dispatcher(
+            self._caller, self.registry, self.lanes, self.settings.workers, refresh=self.marks.refresh
+        )
 
     @cached_property
     def runs(self) -> CodeRuns:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -84,12 +84,24 @@ class Dispatcher:
     """Sends calls to workers; one instance serves all sandboxes of a process."""
 
     def __init__(
-        self, caller: MethodCaller, registry: Registry, lanes: LaneChooser, settings: WorkerSettings
+        self,
+        caller: MethodCaller,
+        registry: Registry,
+        lanes: LaneChooser,
+        settings: WorkerSettings,
+        *,
+        refresh: Callable[[], Awaitable[None]],
     ) -> None:
+        """Take what to send with.
+
+        Args:
+            refresh: brings ``lanes`` up to date; awaited before each call, so mostly it does nothing.
+        """
         self._caller = caller
         self._registry = registry
         self._lanes = lanes
         self._settings = settings
+        self.refresh = refresh
 
     def for_run(self, scope: CallScope, entries: Iterable[MethodEntry]) -> RunCalls:
         """Return the stubs of one run and the way their calls take."""
@@ -161,6 +173,7 @@ class Dispatcher:
         Args:
             timeout_seconds: None means the limit of the method's lane.
         """
+        await self.refresh()
         seconds = self.timeout_seconds(entry) if timeout_seconds is None else timeout_seconds
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
         deadline = datetime.now(UTC) + timedelta(seconds=seconds)
@@ -198,6 +211,7 @@ class RunCalls:
     async def dispatch(self, call: StubCall) -> StubResult:
         """Carry one call of the sandbox; never raises for what a call does wrong."""
         entry = self._entries[call.token]
+        await self._dispatcher.refresh()
         record = self._recorder(entry, call.call_id)
         deadline = _soonest(call.deadline, self._dispatcher.timeout_seconds(entry))
         try:

@@ -21,6 +21,7 @@ from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.invoke import Outcome, call_method
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
+from workers.loop_watchdog import LoopWatchdog
 from workers.claims import CallClaims
 from workers.failures import explained, redacted
 from workers.progress import CallReports
@@ -40,6 +41,7 @@ class MethodExecutor:
         claims: CallClaims,
         redactor: Redactor,
         sandbox_settings: SandboxSettings,
+        watchdog: LoopWatchdog | None = None,
         worker_name: str,
         reports: CallReports,
     ) -> None:
@@ -49,6 +51,7 @@ class MethodExecutor:
         self._redactor = redactor
         self._argument_bytes = sandbox_settings.argument_bytes
         self._return_bytes = sandbox_settings.return_bytes
+        self._watchdog = watchdog
         self._worker_name = worker_name
         self._reports = reports
 
@@ -129,7 +132,10 @@ class MethodExecutor:
             on_progress=on_progress,
         )
         try:
-            return await call_method(entry.method, ctx, args, kwargs)
+            work = call_method(entry.method, ctx, args, kwargs)
+            if self._watchdog is None:
+                return await work
+            return await self._watchdog.follow(entry, work, remaining_seconds=invocation.remaining_seconds())
         except Exception as exc:
             shown = redacted(explained(exc, entry, args, kwargs), self._redactor)
             if shown is exc:

@@ -77,6 +77,7 @@ class RoundInputs:
             round_number=round_.number,
             wakes_agent=may_wake,
         )
+        await self._dispatcher.refresh()
         calls = self._dispatcher.for_run(scope, entries)
         round_input = RoundInput(
             round_id=round_.id,

@@ -54,6 +54,7 @@ class CodeRuns:
         manager = await self._sandboxes()
         entries = await self._registry.available(context_of(chat, user_id=user_id))
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=wakes_agent)
+        await self._dispatcher.refresh()
         calls = self._dispatcher.for_run(scope, entries)
         result = await manager.run(
             RunRequest(

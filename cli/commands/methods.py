@@ -1,29 +1,40 @@
-"""`nekro methods`: the catalogue."""
+"""`nekro methods`: the catalogue, and which lane each method runs in."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from broker_config.settings import Settings
 from cli.catalogue import load_catalogue
 from cli.command import Deps, add_json
 from cli.output import one_line
+from cli.running import run_async
+from nekro_agent.errors import StorageUnavailableError, UsageError
+from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
-    from workers.registry import MethodEntry
+    from storage.marks import MethodMark
+    from workers.registry import MethodEntry, Registry
 
 __all__ = ["Args", "register", "run"]
 
 _DOC_COLUMNS = 60
+#: Lanes that a method can be sent to.
+_LANES: Final = (Lane.METHODS, Lane.LONG)
 
 _EPILOG = """\
 examples:
   nekro methods
   nekro methods Nekro.notes
   nekro methods --json
+  nekro methods pin Ada.weather.forecast long
+  nekro methods unpin Ada.weather.forecast
 
-`--json` prints a list of {name, task, plugin, type, lane, signature, doc}.
+A method that blocks its event loop is sent to lane `long` by the watchdog; LANE then shows `long!` and
+the reason stands below. `pin` decides it for good, `unpin` forgets both. Running systems follow in a second.
+`--json` prints a list of {name, task, plugin, type, lane, lane_reason, signature, doc}.
 """
 
 
@@ -31,7 +42,7 @@ examples:
 class Args:
     """Arguments of `nekro methods`."""
 
-    filter: str
+    words: list[str]
     json: bool
 
 
@@ -39,15 +50,40 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EPILOG
     parser.add_argument(
-        "filter", nargs="?", default="", metavar="TEXT", help="only methods whose full name contains it"
+        "words",
+        nargs="*",
+        metavar="TEXT",
+        help="only methods whose full name contains it; or `pin METHOD methods|long`, `unpin METHOD`",
     )
     add_json(parser)
 
 
 def run(args: Args, deps: Deps) -> int:
-    """List the methods that code may call."""
-    registry = load_catalogue(deps.load_settings()).registry
-    listed = [describe(entry) for entry in registry.enabled() if args.filter in entry.task]
+    """List the methods that code may call, or decide where one runs."""
+    settings = deps.load_settings()
+    registry = load_catalogue(settings).registry
+    match args.words:
+        case []:
+            return _list(registry, "", args, deps, settings)
+        case ["pin", name, lane]:
+            return run_async(_pin(settings, registry, name, lane, deps))
+        case ["unpin", name]:
+            return run_async(_unpin(settings, registry, name, deps))
+        case [text] if text not in ("pin", "unpin"):
+            return _list(registry, text, args, deps, settings)
+    raise UsageError(
+        "say `nekro methods [TEXT]`, `nekro methods pin METHOD methods|long` or `… unpin METHOD`"
+    )
+
+
+def _list(registry: Registry, text: str, args: Args, deps: Deps, settings: Settings) -> int:
+    marks = run_async(_marks(settings))
+    pinned = settings.workers.pinned_plugins
+    listed = [
+        describe(entry, marks.get(entry.task), pinned=entry.plugin.key in pinned)
+        for entry in registry.enabled()
+        if text in entry.task
+    ]
     if args.json:
         deps.output.json(listed)
         return 0
@@ -55,7 +91,7 @@ def run(args: Args, deps: Deps) -> int:
         (
             m["name"],
             m["type"],
-            m["lane"],
+            m["lane"] + ("!" if m["lane_reason"] else ""),
             m["signature"],
             m["plugin"],
             one_line(_first_line(m["doc"]), limit=60),
@@ -63,22 +99,79 @@ def run(args: Args, deps: Deps) -> int:
         for m in listed
     ]
     deps.output.table(("NAME", "TYPE", "LANE", "SIGNATURE", "PLUGIN", "WHAT IT DOES"), rows)
+    for method in listed:
+        if method["lane_reason"]:
+            deps.output.words(f"{method['task']} runs in lane {method['lane']}: {method['lane_reason']}")
     for warning in registry.warnings:
         deps.output.words(f"warning: {warning}")
     return 0
 
 
-def describe(entry: MethodEntry) -> dict[str, Any]:
+def describe(entry: MethodEntry, mark: MethodMark | None = None, *, pinned: bool = False) -> dict[str, Any]:
     """Return one method as ``--json`` prints it."""
+    lane = mark.lane if mark is not None else entry.lane
     return {
         "name": entry.name,
         "task": entry.task,
         "plugin": entry.plugin.key,
         "type": entry.type.value,
-        "lane": entry.lane.value,
+        "lane": f"pinned.{entry.plugin.key}" if pinned else lane.value,
+        "lane_reason": f"{mark.reason} ({mark.source.value})" if mark is not None and not pinned else None,
         "signature": entry.signature,
         "doc": entry.doc,
     }
+
+
+async def _marks(settings: Settings) -> dict[str, MethodMark]:
+    """Read the marks; a system that never ran has none."""
+    from storage.engine import Database
+    from storage.migrate import require_migrated
+
+    try:
+        await require_migrated(settings.database, settings.data_dir)
+    except StorageUnavailableError:
+        return {}
+    database = Database(settings.database, settings.data_dir)
+    try:
+        async with database.read() as transaction:
+            return {mark.method: mark for mark in await transaction.marks.all()}
+    finally:
+        await database.dispose()
+
+
+async def _pin(settings: Settings, registry: Registry, name: str, lane: str, deps: Deps) -> int:
+    from storage.engine import Database
+    from storage.migrate import require_migrated
+
+    if lane not in _LANES:
+        raise UsageError(f"there is no lane {lane!r} for methods; choose methods or long")
+    entry = registry.find(name)
+    await require_migrated(settings.database, settings.data_dir)
+    database = Database(settings.database, settings.data_dir)
+    try:
+        async with database.autocommit() as transaction:
+            await transaction.marks.pin(entry.task, lane=Lane(lane), reason="pinned by an operator")
+    finally:
+        await database.dispose()
+    deps.output.words(f"{entry.task} runs in lane {lane} from now on")
+    return 0
+
+
+async def _unpin(settings: Settings, registry: Registry, name: str, deps: Deps) -> int:
+    from storage.engine import Database
+    from storage.migrate import require_migrated
+
+    entry = registry.find(name)
+    await require_migrated(settings.database, settings.data_dir)
+    database = Database(settings.database, settings.data_dir)
+    try:
+        async with database.autocommit() as transaction:
+            was_marked = await transaction.marks.clear(entry.task)
+    finally:
+        await database.dispose()
+    back = f"{entry.task} runs in lane {entry.lane.value} again"
+    deps.output.words(back if was_marked else f"{entry.task} was not marked")
+    return 0
 
 
 def _first_line(text: str | None) -> str:

@@ -1,0 +1,101 @@
+"""The watchdog of event loops: what it sees, what it leaves alone, and what follows from it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nekro_agent.methods import SandboxMethodType
+from nekro_agent.plugin import NekroPlugin
+from workers.loop_watchdog import Blocking, LoopWatchdog
+from workers.registry import MethodEntry, Registry
+
+
+def entry_of(function: Callable[..., Any]) -> MethodEntry:
+    plugin = NekroPlugin("W", "watched", "", "1", "tests", "")
+    plugin.mount_sandbox_method(SandboxMethodType.TOOL, "x", "")(function)
+    (entry,) = Registry([plugin])
+    return entry
+
+
+async def watched(function: Callable[[], Any], *, warn_seconds: float = 0.1) -> tuple[Any, list[Blocking]]:
+    seen: list[Blocking] = []
+    watchdog = LoopWatchdog(warn_seconds=warn_seconds, on_block=seen.append, exits=False)
+    watchdog.start()
+    try:
+        result = await asyncio.gather(
+            watchdog.follow(entry_of(function), function(), remaining_seconds=5),  # type: ignore[arg-type]
+            return_exceptions=True,
+        )
+    finally:
+        watchdog.stop()
+    return result[0], seen
+
+
+async def test_a_blocking_method_is_seen_while_it_blocks_with_its_stack() -> None:
+    async def fetch_badly() -> str:
+        """Blocks."""
+        await asyncio.sleep(0)
+        time.sleep(0.5)
+        return "done"
+
+    result, (blocking,) = await watched(fetch_badly)
+    assert result == "done"
+    assert blocking.entry.task == "tests.watched.fetch_badly" and 0.1 <= blocking.seconds < 0.6
+    assert blocking.where.startswith("test_long_watchdog.py:") and blocking.where.endswith("fetch_badly")
+    assert "time.sleep(0.5)" in blocking.stack
+
+
+async def test_waiting_is_not_blocking_and_errors_pass() -> None:
+    async def wait() -> None:
+        """Waits."""
+        await asyncio.sleep(0.4)
+        raise ValueError("own error")
+
+    result, seen = await watched(wait)
+    assert isinstance(result, ValueError) and seen == []
+
+
+async def test_a_followed_method_can_be_cancelled_and_catches_it() -> None:
+    cleaned = asyncio.Event()
+
+    async def wait() -> None:
+        """Waits."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.set()
+
+    watchdog = LoopWatchdog(warn_seconds=1, on_block=lambda _: None, exits=False)
+
+    async def call() -> None:
+        await watchdog.follow(entry_of(wait), wait(), remaining_seconds=5)
+
+    task = asyncio.create_task(call())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cleaned.is_set()
+
+
+async def test_a_process_that_stood_still_does_not_blame_its_methods() -> None:
+    """When the watchdog's own thread was late, the time counts from then on."""
+    released = threading.Event()
+
+    async def hold_everything() -> None:
+        """Takes both, the loop and the time of the watchdog."""
+        deadline = time.monotonic() + 0.15
+        while time.monotonic() < deadline:
+            pass
+        released.set()
+
+    _, seen = await watched(hold_everything, warn_seconds=0.5)
+    assert released.is_set() and seen == []

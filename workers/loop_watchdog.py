@@ -1,0 +1,168 @@
+"""Noticing methods that block their event loop: a thread looks at what runs there, and for how long.
+
+The loop's own thread cannot: while ``requests.get`` or ``time.sleep`` holds it, nothing else runs on it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from loguru import logger
+
+from workers.registry import MethodEntry
+
+__all__ = ["Blocking", "LoopWatchdog"]
+
+T = TypeVar("T")
+
+_LOOKS_PER_WARNING: Final = 4
+#: How late the watchdog's own thread may be.
+_LATE_SECONDS: Final = 0.1
+_FRAMES: Final = 12
+#: A method that blocks again is reported again after this time.
+_REPEAT_SECONDS: Final = 30.0
+#: How long beyond its call's deadline a method may hold the loop; then the process ends, because
+#: nothing can stop the method and nothing else runs.
+_GIVE_UP_SECONDS: Final = 10.0
+_GIVE_UP_EXIT: Final = 70
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocking:
+    """A method that was seen to block."""
+
+    entry: MethodEntry
+    #: So far; it may go on.
+    seconds: float
+    #: Innermost frame: ``file:line in function``.
+    where: str
+    #: The stack, as a traceback shows it.
+    stack: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """A coroutine's run from one ``await`` that waits to the next."""
+
+    entry: MethodEntry
+    began_at: float
+    #: By the same clock: when the loop is given up.
+    give_up_at: float
+
+
+class LoopWatchdog:
+    """Watches the calls of one event loop; ``follow`` them on it, ``start`` it from it."""
+
+    def __init__(
+        self, *, warn_seconds: float, on_block: Callable[[Blocking], None], exits: bool = True
+    ) -> None:
+        """Take what to do.
+
+        Args:
+            warn_seconds: blocking time that is reported.
+            on_block: called on the watchdog's thread.
+            exits: whether the process ends when a method holds the loop far beyond its deadline.
+        """
+        self._warn_seconds = warn_seconds
+        self._on_block = on_block
+        self._exits = exits
+        self._step: _Step | None = None
+        self._loop_thread = 0
+        self._reported: dict[str, float] = {}
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to watch the loop of the calling thread."""
+        self._loop_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="nekro-watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(1)
+
+    @types.coroutine
+    def follow(
+        self, entry: MethodEntry, work: Coroutine[Any, Any, T], *, remaining_seconds: float
+    ) -> Generator[Any, Any, T]:
+        """Await a method's coroutine so that each of its steps can be seen from outside.
+
+        Args:
+            remaining_seconds: until the call's deadline.
+        """
+        give_up_at = time.monotonic() + max(remaining_seconds, 0) + _GIVE_UP_SECONDS
+        error: BaseException | None = None
+        while True:
+            self._step = _Step(entry=entry, began_at=time.monotonic(), give_up_at=give_up_at)
+            try:
+                awaited = work.send(None) if error is None else work.throw(error)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            finally:
+                self._step = None
+            try:
+                yield awaited
+                error = None
+            except GeneratorExit:
+                work.close()
+                raise
+            except BaseException as exc:
+                error = exc
+
+    def _watch(self) -> None:
+        pause = self._warn_seconds / _LOOKS_PER_WARNING
+        looked_at = awake_since = time.monotonic()
+        while not self._stopped.wait(pause):
+            now, step = time.monotonic(), self._step
+            if now - looked_at > 2 * pause + _LATE_SECONDS:
+                # This thread stood still too: the process was frozen or starved, the method is innocent.
+                awake_since = now
+            looked_at = now
+            if step is None:
+                continue
+            seconds = now - max(step.began_at, awake_since)
+            if seconds >= self._warn_seconds:
+                self._report(step, seconds)
+            if self._exits and now >= step.give_up_at and seconds >= _GIVE_UP_SECONDS:
+                self._give_up(step)
+
+    def _report(self, step: _Step, seconds: float) -> None:
+        last = self._reported.get(step.entry.task)
+        if last is not None and time.monotonic() - last < _REPEAT_SECONDS:
+            return
+        frame = sys._current_frames().get(self._loop_thread)
+        if frame is None or self._step is not step:
+            return
+        self._reported[step.entry.task] = time.monotonic()
+        frames = traceback.extract_stack(frame)[-_FRAMES:]
+        innermost = frames[-1]
+        blocking = Blocking(
+            entry=step.entry,
+            seconds=seconds,
+            where=f"{os.path.basename(innermost.filename)}:{innermost.lineno} in {innermost.name}",
+            stack="".join(traceback.format_list(frames)),
+        )
+        try:
+            self._on_block(blocking)
+        except Exception:  # the watch goes on, whatever reporting does
+            logger.exception("blocking_method_not_recorded")
+
+    def _give_up(self, step: _Step) -> None:
+        logger.bind(
+            plugin=step.entry.plugin.key, method=step.entry.task, seconds=time.monotonic() - step.began_at
+        ).critical("event_loop_lost")
+        # Nothing else runs here any more. What this process holds is delivered again elsewhere; the
+        # call itself is not, its deadline has passed.
+        os._exit(_GIVE_UP_EXIT)

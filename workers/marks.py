@@ -1,0 +1,63 @@
+"""Methods that run in another lane than their plugin says: written by the watchdog, read by who calls."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from loguru import logger
+
+from nekro_agent.errors import StorageError
+from nekro_agent.methods import Lane
+from storage.engine import Database
+from workers.background import BackgroundLoop
+from workers.lanes import LaneChooser
+from workers.loop_watchdog import Blocking
+
+__all__ = ["MethodMarks"]
+
+#: How old the marks may be that a call is routed by.
+_FRESH_SECONDS: Final = 1.0
+
+
+class MethodMarks:
+    """The marks of the database, and this process's view of them."""
+
+    def __init__(self, database: Database, background: BackgroundLoop, lanes: LaneChooser) -> None:
+        self._database = database
+        self._background = background
+        self._lanes = lanes
+        self._read_at: float | None = None
+
+    async def refresh(self) -> None:
+        """Take over what others marked; routes stay as they are while the database is away."""
+        now = time.monotonic()
+        if self._read_at is not None and now - self._read_at < _FRESH_SECONDS:
+            return
+        self._read_at = now
+        try:
+            async with self._database.read() as transaction:
+                marks = await transaction.marks.all()
+        except StorageError as exc:
+            logger.bind(error=str(exc)).warning("method_marks_not_read")
+            return
+        self._lanes.update_marks({mark.method: mark.lane.value for mark in marks})
+
+    def record(self, blocking: Blocking) -> None:
+        """Send a method that blocks to lane ``long`` from now on; callable from any thread."""
+        entry = blocking.entry
+        log = logger.bind(plugin=entry.plugin.key, method=entry.task, seconds=round(blocking.seconds, 3))
+        log.warning(f"method_blocks_event_loop\n{blocking.stack}")
+        if self._lanes.lane_of(entry) == Lane.METHODS.value:
+            reason = f"blocked an event loop for {blocking.seconds:.1f} s at {blocking.where}"
+            self._background.submit(self._mark(entry.task, reason))
+
+    async def _mark(self, method: str, reason: str) -> None:
+        try:
+            async with self._database.autocommit() as transaction:
+                is_marked = await transaction.marks.mark_blocking(method, lane=Lane.LONG, reason=reason)
+        except StorageError as exc:  # it will be seen to block again
+            logger.bind(method=method, error=str(exc)).warning("method_mark_not_written")
+            return
+        if is_marked:
+            logger.bind(method=method, lane=Lane.LONG.value).warning("method_moved_to_another_lane")
