@@ -1,0 +1,163 @@
+"""A system in processes of its own: workers on the test's Redis and database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_config.settings import Settings
+from cli.environment import environment_of
+from cli.system import migrate
+from workers.composition import Services
+
+START_SECONDS = 40
+STOP_SECONDS = 40
+COMMAND_SECONDS = 50
+
+
+class Worker:
+    """One `nekro worker` process with the ready handshake of `nekro up`."""
+
+    def __init__(self, settings: Settings, log: Path, *, lane: str, concurrency: int | None) -> None:
+        self.log = log
+        self.lane = lane
+        self._ours, theirs = socket.socketpair()
+        arguments = ["worker", "--lane", lane, "--name", log.stem, "--supervisor-fd", str(theirs.fileno())]
+        if concurrency is not None:
+            arguments += ["--concurrency", str(concurrency)]
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "cli.main", *arguments],
+                env=environment_of(settings),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        theirs.close()
+
+    def wait_ready(self) -> str:
+        """Wait until it consumes; returns its Celery node name."""
+        self._ours.settimeout(START_SECONDS)
+        line = self._ours.recv(4096)
+        assert line, f"{self.log.stem} ended before it was ready:\n{self.log.read_text()}"
+        return str(json.loads(line)["node"])
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL and reap."""
+        self.process.kill()
+        self.process.wait(STOP_SECONDS)
+        self._ours.close()
+
+    def stop(self) -> int:
+        """SIGTERM and reap; returns the exit code."""
+        self.process.terminate()
+        try:
+            return self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            pytest.fail(f"{self.log.stem} did not stop:\n{self.log.read_text()[-4000:]}")
+        finally:
+            self._ours.close()
+
+
+class Fleet:
+    """Workers on one broker and one database."""
+
+    def __init__(self, settings: Settings, directory: Path) -> None:
+        self.settings = settings
+        self._directory = directory
+        self.workers: list[Worker] = []
+
+    def start(
+        self, *lanes: str, concurrency: int | None = None, settings: Settings | None = None
+    ) -> list[Worker]:
+        """Start one worker per lane named, and wait until all consume."""
+        started = []
+        for lane in lanes:
+            log = self._directory / f"{lane}-{len(self.workers)}.log"
+            worker = Worker(settings or self.settings, log, lane=lane, concurrency=concurrency)
+            self.workers.append(worker)
+            started.append(worker)
+        for worker in started:
+            worker.wait_ready()
+        return started
+
+    def services(self) -> Services:
+        """Services of this test's process, as a command would have them; start and close them."""
+        return Services.load(self.settings, role="cli")
+
+    def worker_of(self, node: str | None) -> Worker:
+        """The worker that rows name ``<role>@<host>:<pid>``."""
+        assert node is not None
+        return next(worker for worker in self.workers if worker.pid == int(node.rpartition(":")[2]))
+
+    def command(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a `nekro` command on this system."""
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "cli.main", *arguments],
+            env=environment_of(self.settings), stdin=subprocess.DEVNULL, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+        )  # fmt: skip
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a `nekro` command on this system to its end."""
+        process = self.command(*arguments)
+        try:
+            out, err = process.communicate(timeout=COMMAND_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            pytest.fail(f"nekro {' '.join(arguments)} did not end\n{process.communicate()[1]}\n{self.logs()}")
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def logs(self) -> str:
+        """Everything that the workers wrote, for messages of failures."""
+        return "\n".join(f"--- {w.log.stem}\n{w.log.read_text()[-3000:]}" for w in self.workers)
+
+    def stop(self) -> None:
+        """Stop every worker that still runs."""
+        running = [worker for worker in self.workers if worker.process.poll() is None]
+        for worker in running:
+            worker.thaw()
+            worker.process.terminate()
+        for worker in running:
+            worker.stop()
+
+
+def build_fleet(directory: Path, redis_url: str, database_url: str, **overrides: Any) -> Fleet:
+    """Make a fleet without workers, with a key prefix of its own and a migrated database."""
+    values: dict[str, Any] = {
+        "data_dir": directory / "data",
+        "broker": {"url": redis_url, "key_prefix": f"t{uuid.uuid4().hex}:"},
+        "database": {"url": database_url},
+        "security": {"signing_key": "test-signing-key"},
+        "workers": {"drain_seconds": 10},
+    }
+    for name, value in overrides.items():
+        values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
+    settings = Settings.load(env_file=None, **values)
+    asyncio.run(migrate(settings))
+    return Fleet(settings, directory)
