@@ -56,6 +56,7 @@ from workers.round_stop import RoundStopper, StoppedRounds
 from workers.runs import CodeReport, CodeRuns
 from workers.sweeper import Sweeper
 from workers.sweeps import JobSweep, RetentionSweep, TimerFirings, TimerSweep
+from workers.watch_sweep import WatchSweep
 
 __all__ = ["CodeReport", "Services"]
 
@@ -268,6 +269,7 @@ class Services:
                 JobSweep(self.database, self.publisher, self.settings.agent).sweep,
                 DownloadSweep(self.database, self.settings.downloads, data_dir=self.settings.data_dir).sweep,
                 RetentionSweep(self.database, self.settings.retention).sweep,
+                WatchSweep(self.app, self.settings.broker).sweep,
             ),
         )
 

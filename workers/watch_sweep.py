@@ -1,0 +1,35 @@
+"""The sweep's part for `agent.events`: queues whose watcher was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from celery import Celery
+from loguru import logger
+
+from broker_config.settings import BrokerSettings
+from broker_config.watching import drop_abandoned
+
+__all__ = ["WatchSweep"]
+
+_PERIOD_SECONDS: Final = 60.0
+
+
+class WatchSweep:
+    """Drops abandoned queues once a minute."""
+
+    def __init__(self, app: Celery, settings: BrokerSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._next_at = time.monotonic()
+
+    async def sweep(self) -> float | None:
+        """Drop what is abandoned; returns in how many seconds the next look is."""
+        if time.monotonic() >= self._next_at:
+            self._next_at = time.monotonic() + _PERIOD_SECONDS
+            dropped = await asyncio.to_thread(drop_abandoned, self._app, self._settings)
+            if dropped:
+                logger.bind(queues=dropped).info("abandoned_watchers_dropped")
+        return self._next_at - time.monotonic()
