@@ -1,0 +1,57 @@
+"""The page on security names tests that exist, and no attack of the list is left out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sandbox import Limit
+
+REPOSITORY = Path(__file__).parents[2]
+#: Attacks that this package must meet; the rest of R is the codec's and the worker's.
+OURS = (
+    *(f"R{number}" for number in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)),
+    *(f"S{number}" for number in range(1, 6)),
+    *(f"F{number}" for number in range(1, 14)),
+    *(f"N{number}" for number in range(1, 9)),
+    *(f"K{number}" for number in range(1, 11)),
+    *(f"L{number}" for number in range(1, 13)),
+    *(f"U{number}" for number in range(1, 8)),
+)
+
+
+@pytest.fixture(scope="module")
+def tested() -> set[str]:
+    """Attack ids in the names of tests, the ones that share a test included."""
+    found: set[str] = set()
+    for path in REPOSITORY.glob("tests/**/test_*.py"):
+        for name in re.findall(r"def test_attack_((?:[A-Z]\d+_)+)", path.read_text()):
+            found.update(name.strip("_").split("_"))
+    return found
+
+
+def ids_of(text: str) -> set[str]:
+    """Ids such as R3 and ranges such as R5–R9."""
+    found = set()
+    for letter, first, last in re.findall(r"\b([RSFNKLU])(\d+)(?:–[RSFNKLU](\d+))?\b", text):
+        found.update(f"{letter}{number}" for number in range(int(first), int(last or first) + 1))
+    return found
+
+
+def test_every_attack_of_the_list_is_tried(tested: set[str]) -> None:
+    assert set(OURS) - tested == set()
+
+
+def test_page_on_security_names_tests_that_exist(tested: set[str]) -> None:
+    text = (REPOSITORY / "docs" / "security.md").read_text()
+    assert ids_of(text) - tested - {"R4"} == set()
+    for path in re.findall(r"`(tests/[\w/.]+)`", text):
+        assert (REPOSITORY / path).exists(), path
+
+
+def test_every_limit_is_on_the_page() -> None:
+    text = (REPOSITORY / "docs" / "security.md").read_text()
+    for limit in Limit:
+        assert f"`{limit}`" in text, limit
