@@ -193,6 +193,12 @@ class Bridge:
         except (ConnectionError, RuntimeError):
             # The socket is closed: the reading side is about to say so.
             pass
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not the run was cancelled but the call, by somebody else: its caller must hear of it.
+            await self._reply(call_id, _refused("CallCancelledError", "the call was cancelled"))
         except TimeoutError:
             self._end(
                 BridgeOutcome(

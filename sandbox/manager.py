@@ -7,10 +7,12 @@ A sandbox serves one run and is gone.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+import time
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
 
+from broker_config.metrics import metrics
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import FileAreas
@@ -52,7 +54,8 @@ class SandboxManager:
         self._packages: PackageService | None = None
         self._pool = WarmPool(most=settings.max_concurrent, seconds=settings.warm_seconds)
         self._slots = asyncio.Semaphore(settings.max_concurrent)
-        self._containers: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        #: Weak, because there may be many chats over time and few that run.
+        self._containers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._running: dict[str, SandboxRun] = {}
         self._cleaner = SharedCleaner(idle_seconds=settings.shared_idle_seconds)
 
@@ -106,14 +109,21 @@ class SandboxManager:
             raise SandboxError("two methods of a run have the same token")
         if len(request.code.encode("utf-8", "surrogatepass")) > _CODE_BYTES:
             raise SandboxError(f"the code has more than {_CODE_BYTES} bytes")
-        async with self._containers[request.container_key], self._slots:
+        turn = self._containers.setdefault(request.container_key, asyncio.Lock())
+        async with turn, self._slots:
+            begin = time.monotonic()
             sandbox, warm = await self._sandbox_for(request)
+            start = "warm" if warm else "cold"
+            metrics().sandbox_starts.labels(start).inc()
+            metrics().sandbox_start_seconds.labels(start).observe(time.monotonic() - begin)
             run = SandboxRun(
                 sandbox, request, settings=self._settings, driver=self._started_driver.name, warm=warm
             )
             self._running[request.run_id] = run
             try:
-                return await run.execute(methods=methods, dispatch=self._dispatch(request, sandbox))
+                result = await run.execute(methods=methods, dispatch=self._dispatch(request, sandbox))
+                metrics().sandbox_runs.labels(result.stop_type.name).inc()
+                return result
             finally:
                 del self._running[request.run_id]
 

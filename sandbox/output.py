@@ -11,6 +11,8 @@ import codecs
 import re
 from collections.abc import Callable
 
+from loguru import logger
+
 __all__ = ["OutputCollector", "clean_text"]
 
 _CHUNK_BYTES = 64 << 10
@@ -69,15 +71,23 @@ class OutputCollector:
         """Take the next bytes."""
         self.total_bytes += len(data)
         if self._on_output is not None and not self.over_limit:
-            text = clean_text(self._decoder.decode(data))
-            if text:
-                self._on_output(text)
+            self._pass_on(self._on_output, data)
         room = self._head_bytes - len(self._head)
         if room > 0:
             self._head += data[:room]
             data = data[room:]
         self._tail += data
         del self._tail[: -self._tail_bytes]
+
+    def _pass_on(self, on_output: Callable[[str], None], data: bytes) -> None:
+        text = clean_text(self._decoder.decode(data))
+        try:
+            if text:
+                on_output(text)
+        except Exception as exc:
+            # Whoever watches must not end the run; its output is kept all the same.
+            logger.warning("sandbox.output_watcher_failed error={!r}", exc)
+            self._on_output = None
 
     def text(self) -> str:
         """Return the cleaned text; where the middle is missing, a line says how many bytes."""

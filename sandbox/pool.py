@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from loguru import logger
 
-from nekro_agent.errors import SandboxUnavailableError
 from sandbox.drivers.base import Sandbox
 
 __all__ = ["WarmPool"]
@@ -65,7 +64,8 @@ class WarmPool:
         entry.expiry.cancel()
         try:
             sandbox = await asyncio.shield(entry.starting)
-        except SandboxUnavailableError:
+        except Exception:
+            # Whatever it was, the run that starts its own sandbox meets it again.
             return None
         except asyncio.CancelledError:
             self._retire(entry)

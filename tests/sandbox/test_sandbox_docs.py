@@ -34,7 +34,7 @@ def tested() -> set[str]:
 
 def ids_of(text: str) -> set[str]:
     """Ids such as R3 and ranges such as R5–R9."""
-    found = set()
+    found: set[str] = set()
     for letter, first, last in re.findall(r"\b([RSFNKLU])(\d+)(?:–[RSFNKLU](\d+))?\b", text):
         found.update(f"{letter}{number}" for number in range(int(first), int(last or first) + 1))
     return found

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import uvloop
 from sandbox_lab import Lab, lab, method
 
 from nekro_agent.errors import SandboxError
@@ -360,6 +361,32 @@ async def test_output_is_given_while_the_code_runs(box: Lab) -> None:
     result = await box.run("print('early')\nprint(wait())", on_output=on_output)
     assert result.output == "early\nTrue\n"
     assert "".join(pieces) == result.output
+
+
+async def test_watcher_of_output_that_fails_does_not_end_the_run(box: Lab) -> None:
+    def on_output(text: str) -> None:
+        raise ValueError(text)
+
+    result = await box.run("for i in range(3000):\n    print(i)", on_output=on_output)
+    assert (result.stop_type, result.output[-5:]) == (StopType.NORMAL, "2999\n")
+
+
+async def test_call_that_somebody_else_cancels_is_an_error_at_its_line(box: Lab) -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    box.handlers["cancelled"] = cancelled
+    result = await box.run("cancelled()")
+    assert result.error == "MethodError: CallCancelledError: the call was cancelled"
+
+
+async def test_runs_on_uvloop_in_a_thread(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
+    async def run() -> str:
+        async with lab(tmp_path, use=bwrap_driver) as box:
+            await box.prepare()
+            return str((await box.run("print(echo(1))")).output)
+
+    assert await asyncio.to_thread(uvloop.run, run()) == "((1,), {})\n"
 
 
 async def test_operator_stop_is_manual(box: Lab) -> None:
