@@ -17,6 +17,7 @@ from celery.app.task import Context
 from celery.exceptions import NotRegistered
 from celery.worker.consumer import Consumer
 
+from broker_config.metrics import metrics
 from broker_config.task_events import EVENT_SECONDS
 from broker_config.transport import LOST, ClaimChannel, deliveries
 from nekro_agent.errors import MessageRefusedError, OutcomeUnknownError
@@ -146,6 +147,7 @@ def _wake_up() -> None:
 
 
 def _log(kind: str, message: Any, exc: Exception | None) -> None:
+    metrics().messages_refused.labels(kind).inc()
     headers = message.headers if isinstance(message.headers, dict) else {}
     logger.error(
         "refused %s message: task=%r id=%r content_type=%r bytes=%d reason=%s",

@@ -20,6 +20,7 @@ from celery.worker import state
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from broker_config.metrics import metrics
 from broker_config.transport import LOST, ClaimChannel
 from broker_config.urls import client_url
 
@@ -189,6 +190,7 @@ class LeaseKeeper:
             for tag in {raw.decode() for raw in lost} - self._lost - self._acknowledged():
                 # Restored while this process was frozen or cut off: another worker has it.
                 logger.error("lost the lease of delivery %s (task %s)", tag, held[tag].headers.get("id"))
+                metrics().leases_lost.labels("delivery").inc()
                 self._lost.add(tag)
 
     def _acknowledged(self) -> set[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -25,6 +26,7 @@ __all__ = [
     "DownloadSettings",
     "LLMSettings",
     "LogSettings",
+    "MetricsSettings",
     "PluginSettings",
     "ResultSettings",
     "RetentionSettings",
@@ -336,6 +338,19 @@ class LogSettings(_Group):
     json_lines: bool = Field(False, description="One JSON object per line instead of text.")
 
 
+class MetricsSettings(_Group):
+    """Figures for Prometheus, and probes over HTTP."""
+
+    port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Port of each worker's `/metrics`, `/livez` and `/readyz`; a taken one makes it try the "
+        "next. 0 opens none.",
+    )
+    address: str = Field("127.0.0.1", description="Address that these listen on.")
+
+
 class Settings(BaseSettings):
     """All settings; ``Settings.load()`` is the only way to read the environment."""
 
@@ -364,6 +379,7 @@ class Settings(BaseSettings):
     workers: WorkerSettings = WorkerSettings()
     security: SecuritySettings = SecuritySettings()
     log: LogSettings = LogSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -403,8 +419,12 @@ class Settings(BaseSettings):
 
     def secret_values(self) -> tuple[str, ...]:
         """Every configured secret as plain text, for redaction; never log this."""
-        secrets = (self.llm.api_key, self.security.signing_key)
-        return tuple(s.get_secret_value() for s in secrets if s is not None and s.get_secret_value())
+        secrets = [
+            s.get_secret_value() for s in (self.llm.api_key, self.security.signing_key) if s is not None
+        ]
+        urls = (self.broker.url, self.results.url, self.database.url)
+        passwords = [unquote(urlsplit(url).password or "") for url in urls if url is not None]
+        return tuple(secret for secret in (*secrets, *passwords) if secret)
 
 
 def known_variables() -> Iterator[tuple[str, str, Any]]:

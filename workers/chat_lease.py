@@ -14,6 +14,7 @@ from typing import Self
 
 from loguru import logger
 
+from broker_config.metrics import metrics
 from nekro_agent.errors import FencedError, StorageUnavailableError
 from storage.engine import Database
 
@@ -88,5 +89,6 @@ class ChatLease:
             )
         if kept:
             self._renewed_at = asked_at
-        else:
+        elif not self.lost.is_set():
+            metrics().leases_lost.labels("chat").inc()
             self.lost.set()

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from loguru import logger
-
 from broker_config.codec import decode_arguments, encode_value
 from broker_config.redaction import Redactor
 from broker_config.settings import SandboxSettings
@@ -21,9 +19,9 @@ from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.invoke import Outcome, call_method
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from workers.loop_watchdog import LoopWatchdog
 from workers.claims import CallClaims
 from workers.failures import explained, redacted
+from workers.loop_watchdog import LoopWatchdog
 from workers.progress import CallReports
 from workers.registry import MethodEntry, Registry
 
@@ -41,9 +39,9 @@ class MethodExecutor:
         claims: CallClaims,
         redactor: Redactor,
         sandbox_settings: SandboxSettings,
-        watchdog: LoopWatchdog | None = None,
         worker_name: str,
         reports: CallReports,
+        watchdog: LoopWatchdog | None = None,
     ) -> None:
         self._registry = registry
         self._signer = signer
@@ -51,9 +49,9 @@ class MethodExecutor:
         self._redactor = redactor
         self._argument_bytes = sandbox_settings.argument_bytes
         self._return_bytes = sandbox_settings.return_bytes
-        self._watchdog = watchdog
         self._worker_name = worker_name
         self._reports = reports
+        self._watchdog = watchdog
 
     async def execute(self, body: object, *, task_name: str) -> dict[str, Any]:
         """Run the method that a message body asks for; returns the envelope as JSON data.
@@ -74,13 +72,10 @@ class MethodExecutor:
                 f"{invocation.method}: the deadline of call {invocation.call_id} passed in the queue"
             )
         entry = self._registry.find(invocation.method)
-        with logger.contextualize(
-            call_id=invocation.call_id, method=invocation.method, chat_key=invocation.chat_key
-        ):
-            if entry.type is SandboxMethodType.TOOL:
-                envelope = await self._run(entry, invocation)
-            else:
-                envelope = await self._run_once(entry, invocation)
+        if entry.type is SandboxMethodType.TOOL:
+            envelope = await self._run(entry, invocation)
+        else:
+            envelope = await self._run_once(entry, invocation)
         return envelope.model_dump(mode="json")
 
     async def _run(self, entry: MethodEntry, invocation: Invocation) -> Envelope:

@@ -16,6 +16,7 @@ from typing import Any
 
 from loguru import logger
 
+from broker_config.metrics import metrics
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.jobs import TaskCtl
 from storage.engine import Database
@@ -128,5 +129,7 @@ class JobKeeper:
 
     def _end(self, cause: StopCause) -> None:
         if self.cause is None:
+            if cause is StopCause.LOST:
+                metrics().leases_lost.labels("job").inc()
             self.cause = cause
             self._stop(cause)

@@ -10,14 +10,19 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final
 
 from celery import bootsteps
+from celery.worker import state
 from loguru import logger
 
 from broker_config.bridge import at_loop_close
+from broker_config.metrics import start_metrics
 from broker_config.settings import Settings
-from nekro_agent.core.logger import configure
 from nekro_agent.errors import NekroError, SettingsError
 from nekro_agent.methods import Lane
 from workers.composition import Services
+from workers.health import Health
+from workers.logs import configure_logs
+from workers.monitor import Monitor
+from workers.observation import observe_tasks
 from workers.pool_jobs import LoopThread
 from workers.tasks import register_drain, register_jobs, register_methods
 
@@ -38,17 +43,21 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
     Raises:
         NekroError: the services could not start; nothing was consumed.
     """
-    configure(level=settings.log.level, json_lines=settings.log.json_lines)
+    node = f"{name or f'{lane}-{os.getpid()}'}@{socket.gethostname()}"
+    configure_logs(settings, lane=lane, worker=node)
+    if settings.metrics.port:
+        start_metrics().worker.labels(lane, node).set(1)
     services = Services.load(settings, role=lane)
     register_methods(services)
-    home = _Home(services)
+    health = Health(lane=lane, worker=node, database=services.database)
+    home = _Home(services, health)
     if lane == Lane.ROUNDS.value:
         register_drain(services.app, home.drain)
     if lane == Lane.LONG.value:
         register_jobs(services)
     services.app.steps["worker"].add(_step(home))
     worker = services.app.Worker(
-        hostname=f"{name or f'{lane}-{os.getpid()}'}@{socket.gethostname()}",
+        hostname=node,
         pool_cls=THREAD_POOL if lane == Lane.LONG.value else ASYNCIO_POOL,
         concurrency=concurrency or _concurrency(services.settings, lane),
         queues=[lane],
@@ -59,8 +68,9 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
         quiet=True,
     )
     services.announcer.hostname = worker.hostname
-    worker.start()
-    home.close()
+    with Monitor(settings.metrics, lane=lane, live=health.live, ready=health.ready), observe_tasks():
+        worker.start()
+        home.close()
     if home.failure is not None:
         raise home.failure
     return int(worker.exitcode or 0)
@@ -80,20 +90,21 @@ def _concurrency(settings: Settings, lane: str) -> int:
 class _Home:
     """Where the services live: the asyncio pool's loop, or a loop of their own beside threads."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, health: Health) -> None:
         self._services = services
+        self._health = health
         self._own_thread: LoopThread | None = None
         self._drain: Any = None
         #: Why the services did not start; the worker stops then.
         self.failure: NekroError | None = None
 
-    def open(self, pool: Any) -> None:
+    def open(self, worker: Any) -> None:
         """Start the services before the first message is consumed.
 
         Raises:
             NekroError: they did not start.
         """
-        loop = getattr(pool, "loop", None)
+        loop = getattr(worker.pool, "loop", None)
         if loop is None:
             self._own_thread = LoopThread("nekro-home")
             self._own_thread.start()
@@ -103,6 +114,7 @@ class _Home:
         except NekroError as exc:
             self.failure = exc
             raise
+        self._health.started(loop, consumes=lambda: _why_it_consumes_nothing(worker))
 
     def drain(self) -> Any:
         """The drain of lane ``rounds``; tasks run only after it was made."""
@@ -135,13 +147,22 @@ def _step(home: _Home) -> type[bootsteps.StartStopStep]:
 
         def start(self, worker: Any) -> None:
             try:
-                home.open(worker.pool)
+                home.open(worker)
             except NekroError as exc:
                 # As an exit and not an error: Celery would log a traceback of its own.
                 logger.bind(error=str(exc)).error("worker_cannot_start")
                 raise SystemExit(1) from exc
 
     return ServicesStep
+
+
+def _why_it_consumes_nothing(worker: Any) -> str | None:
+    if state.should_stop is not None or state.should_terminate is not None:
+        return "the worker is stopping"
+    consumer = worker.consumer
+    if consumer is None or consumer.connection is None or consumer.task_consumer is None:
+        return "the worker has no connection to its broker"
+    return None
 
 
 def _wait(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:

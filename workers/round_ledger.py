@@ -14,6 +14,7 @@ from loguru import logger
 
 from agent import verdict
 from agent.rounds import RoundAnswer, RoundOutcome
+from broker_config.metrics import metrics
 from broker_config.settings import AgentSettings
 from nekro_agent.errors import NekroError, StorageUnavailableError
 from nekro_agent.methods import SandboxMethodType
@@ -284,9 +285,18 @@ class RoundLedger:
         }
 
         async def tell() -> None:
+            if event == ROUND_ENDED:
+                _count(item)
             self._publisher.tell(event, item.chat_key, body)
 
         transaction.after_commit(tell)
+
+
+def _count(ended: Round) -> None:
+    stop_type = "none" if ended.stop_type is None else StopType(ended.stop_type).name
+    metrics().rounds.labels(ended.state.value, stop_type).inc()
+    if ended.started_at is not None and ended.finished_at is not None:
+        metrics().round_seconds.observe((ended.finished_at - ended.started_at).total_seconds())
 
 
 async def _woken_by(transaction: Transaction, rows: Sequence[Call]) -> StopType | None:

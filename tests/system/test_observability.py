@@ -1,0 +1,116 @@
+"""What operators see of real workers: logs, figures, probes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from nekro_agent.errors import MethodFailedError
+
+CHAT = "watched-chat"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Observed:
+    """A worker of lane ``methods`` with an endpoint and JSON lines."""
+
+    def __init__(self, fleet: Any, port: int) -> None:
+        self.fleet, self.port = fleet, port
+        (self.worker,) = fleet.start("methods")
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, exc.read().decode()
+
+    def figure(self, name: str, **labels: str) -> float:
+        families = text_string_to_metric_families(self.get("/metrics")[1])
+        samples = (sample for family in families for sample in family.samples)
+        wanted = labels.items()
+        return sum(s.value for s in samples if s.name == name and wanted <= s.labels.items())
+
+    async def ended(self, call_id: str) -> list[dict[str, Any]]:
+        """Lines of a call, once it has ended: its caller hears of that a moment earlier."""
+        async with asyncio.timeout(10):
+            while True:
+                lines = [line for line in self.lines() if line.get("call_id") == call_id]
+                if any(line["event"] == "call_ended" for line in lines):
+                    return lines
+                await asyncio.sleep(0.01)
+
+    def lines(self) -> list[dict[str, Any]]:
+        text: str = self.worker.log.read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def observed(make_fleet: Callable[..., Any]) -> Observed:
+    port = free_port()
+    return Observed(make_fleet(metrics={"port": port}, log={"json_lines": True}), port)
+
+
+async def call(observed: Observed, method: str, *args: Any) -> str:
+    """Call a method; returns the call's id."""
+    services = observed.fleet.services()
+    await services.start()
+    try:
+        envelope = await services.invoke(method, args, {}, chat_key=CHAT, user_id="u", timeout_seconds=20)
+        return str(envelope.call_id)
+    finally:
+        await services.close()
+
+
+async def test_a_call_leaves_one_line_with_its_ids_and_no_argument(observed: Observed) -> None:
+    call_id = await call(observed, "length", b"argument-in-confidence")
+    lines = await observed.ended(call_id)
+    assert [line["event"] for line in lines] == ["call_ended"]
+    assert lines[0]["method"] == "tests.probe.length" and lines[0]["chat_key"] == CHAT
+    assert lines[0]["outcome"] == "ok" and 0 < lines[0]["seconds"] < 10
+    assert lines[0]["lane"] == "methods" and lines[0]["worker"].startswith("methods-0@")
+    assert "in-confidence" not in observed.worker.log.read_text()
+
+
+async def test_a_failure_shows_its_traceback_under_its_call_and_no_secret(observed: Observed) -> None:
+    with pytest.raises(MethodFailedError):
+        await call(observed, "fail_with", "test-signing-key is the key")
+    (first, *_) = [line for line in observed.lines() if line.get("method") == "tests.probe.fail_with"]
+    failed = await observed.ended(first["call_id"])
+    assert [line["logger"] for line in failed] == ["celery.app.trace", "nekro"]
+    assert failed[0]["call_id"] == failed[1]["call_id"] and failed[0]["chat_key"] == CHAT
+    assert "in fail_with" in failed[0]["exception"] and "[secret] is the key" in failed[0]["exception"]
+    assert failed[1]["outcome"] == "method_failed"
+    assert "test-signing-key" not in observed.worker.log.read_text()
+
+
+async def test_figures_count_calls_by_method_and_outcome(observed: Observed) -> None:
+    before = observed.figure("nekro_calls_total", method="tests.probe.add", outcome="ok")
+    await observed.ended(await call(observed, "add", 1, 2))
+    assert observed.figure("nekro_calls_total", method="tests.probe.add", outcome="ok") == before + 1
+    assert observed.figure("nekro_call_seconds_count", method="tests.probe.add") == before + 1
+    assert observed.figure("nekro_call_wait_seconds_count") > 0
+    assert observed.figure("nekro_calls_in_flight") == 0
+    assert observed.figure("nekro_worker_info", lane="methods") == 1
+    assert observed.figure("process_resident_memory_bytes") > 1 << 20
+
+
+def test_a_worker_that_is_ready_says_so_and_one_that_stops_no_longer(observed: Observed) -> None:
+    assert observed.get("/livez")[0] == 200
+    status, body = observed.get("/readyz")
+    assert (status, json.loads(body)["faults"]) == (200, [])
+    assert observed.get("/elsewhere")[0] == 404

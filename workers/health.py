@@ -1,0 +1,104 @@
+"""Whether a worker lives, and whether it can take a call.
+
+*Live*: its event loop turns. A worker that is not must be restarted. *Ready*: it lives, its
+services have started, it consumes from its broker, its database answers and nobody has told
+it to stop. A worker that is not ready needs no restart: it becomes ready, or it is stopping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nekro_agent.errors import NekroError
+from storage.engine import Database
+
+__all__ = ["Health", "Report"]
+
+#: How long a loop may take to answer; far beyond what the watchdog reports as blocked.
+LOOP_SECONDS: Final = 10.0
+DATABASE_SECONDS: Final = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """An answer to a probe; ``faults`` is empty when all is well."""
+
+    lane: str
+    worker: str
+    faults: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the probe passes."""
+        return not self.faults
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer's body."""
+        return {"ok": self.ok, "lane": self.lane, "worker": self.worker, "faults": list(self.faults)}
+
+
+class Health:
+    """Answers for one worker process, from any thread but its loop's."""
+
+    def __init__(self, *, lane: str, worker: str, database: Database) -> None:
+        self._lane = lane
+        self._worker = worker
+        self._database = database
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._consumes: Callable[[], str | None] = lambda: "the worker is starting"
+
+    def started(self, loop: asyncio.AbstractEventLoop, *, consumes: Callable[[], str | None]) -> None:
+        """The services run.
+
+        Args:
+            loop: where they live.
+            consumes: says why no message would be taken now; None means that one would.
+        """
+        self._loop = loop
+        self._consumes = consumes
+
+    def live(self) -> Report:
+        """Whether the loop turns; a worker that starts or stops counts as live."""
+        return self._report(self._loop_fault())
+
+    def ready(self) -> Report:
+        """Whether a call would be taken now, and its rows be written."""
+        if self._loop is None:
+            return self._report(self._consumes())
+        fault = self._loop_fault()
+        return self._report(fault, self._consumes(), None if fault else self._database_fault(self._loop))
+
+    def _loop_fault(self) -> str | None:
+        if self._loop is None or self._loop.is_closed():
+            return None
+        turned = concurrent.futures.Future[None]()
+        try:
+            self._loop.call_soon_threadsafe(turned.set_result, None)
+            turned.result(LOOP_SECONDS)
+        except TimeoutError:
+            return f"the event loop has not turned for {LOOP_SECONDS:.0f} s"
+        except RuntimeError:  # it was closed meanwhile: the worker stops
+            return None
+        return None
+
+    def _database_fault(self, loop: asyncio.AbstractEventLoop) -> str | None:
+        asked = asyncio.run_coroutine_threadsafe(self._ask_database(), loop)
+        try:
+            asked.result(DATABASE_SECONDS)
+        except TimeoutError:
+            asked.cancel()
+            return f"the database has not answered for {DATABASE_SECONDS:.0f} s"
+        except NekroError as exc:
+            return f"the database does not answer: {exc}"
+        return None
+
+    async def _ask_database(self) -> None:
+        async with self._database.read() as transaction:
+            await transaction.connection.exec_driver_sql("SELECT 1")
+
+    def _report(self, *faults: str | None) -> Report:
+        return Report(lane=self._lane, worker=self._worker, faults=tuple(f for f in faults if f))

@@ -1,0 +1,109 @@
+"""What is written down and counted about each task, whatever it runs and however it ends.
+
+On Celery's own signals, which frame everything: the body, the storing of its result and
+Celery's log of its failure. Between them every log record of the task carries its call,
+method, chat and round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from celery import signals, states
+from loguru import logger
+
+from broker_config.metrics import metrics
+from broker_config.topology import DRAIN_TASK, JOB_TASK
+from nekro_agent.errors import MethodFailedError, NekroError
+
+__all__ = ["observe_tasks", "outcome_of"]
+
+_KEY: Final = "nekro_observation"
+#: Names of an ``Invocation`` that logs show. As the message says: the executor refuses a forged one,
+#: and the log of that refusal is the better for them.
+_FIELDS: Final = ("chat_key", "round_id")
+_LONGEST_FIELD: Final = 200
+
+
+class _Observation:
+    """One task, from before its body to after everything."""
+
+    def __init__(self, task_id: str, name: str, fields: dict[str, str], issued_at: datetime | None) -> None:
+        self._name = name
+        self._is_round = name == DRAIN_TASK
+        self._context = logger.contextualize(**fields)
+        self._context.__enter__()
+        self._begin = time.monotonic()
+        metrics().calls_in_flight.inc()
+        if issued_at is not None:
+            waited = (datetime.now(UTC) - issued_at).total_seconds()
+            metrics().call_wait_seconds.observe(max(0.0, waited))
+
+    def end(self, outcome: str) -> None:
+        """Count and log the end."""
+        seconds = time.monotonic() - self._begin
+        metrics().calls_in_flight.dec()
+        if not self._is_round:  # a look at a chat; its rounds are counted and logged as rounds
+            metrics().calls.labels(self._name, outcome).inc()
+            metrics().call_seconds.labels(self._name).observe(seconds)
+            logger.bind(outcome=outcome, seconds=round(seconds, 6)).info("call_ended")
+        with contextlib.suppress(ValueError):  # left behind by a coroutine that would not end
+            self._context.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def observe_tasks() -> Iterator[None]:
+    """Observe every task that this process runs while the block lasts."""
+    signals.task_prerun.connect(_begin, weak=False)
+    signals.task_postrun.connect(_end, weak=False)
+    try:
+        yield
+    finally:
+        signals.task_prerun.disconnect(_begin)
+        signals.task_postrun.disconnect(_end)
+
+
+def outcome_of(state: str | None, result: object) -> str:
+    """Name how a task ended: ok, duplicate, stopped, or the code of an error (``method_failed``: its own)."""
+    if state == states.SUCCESS:
+        return "ok"
+    if state == states.IGNORED:
+        return "duplicate" if type(result).__name__ == "Ignore" else "stopped"
+    return result.code if isinstance(result, NekroError) else MethodFailedError.code
+
+
+def _begin(sender: Any, task_id: str, args: Any, **_: Any) -> None:
+    claimed = _claimed(args)
+    fields = {"call_id": task_id, "method": sender.name}
+    if sender.name in (DRAIN_TASK, JOB_TASK):
+        fields = {"task_id": task_id}
+    for name in _FIELDS:
+        value = claimed.get(name)
+        if isinstance(value, str):
+            fields[name] = value[:_LONGEST_FIELD]
+    observation = _Observation(task_id, sender.name, fields, _issued_at(claimed))
+    setattr(sender.request, _KEY, observation)
+
+
+def _end(sender: Any, retval: object, state: str | None, **_: Any) -> None:
+    observation: _Observation | None = getattr(sender.request, _KEY, None)
+    if observation is not None:
+        observation.end(outcome_of(state, retval))
+
+
+def _claimed(args: Any) -> dict[str, Any]:
+    body = args[0] if args else None
+    invocation = body.get("invocation") if isinstance(body, dict) else None
+    return invocation if isinstance(invocation, dict) else {}
+
+
+def _issued_at(claimed: dict[str, Any]) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(claimed["issued_at"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return moment if moment.tzinfo is not None else None
