@@ -6,25 +6,20 @@ Here every path is relative to a directory that the host made, and the kernel wa
 following a single link: by ``openat2`` where it exists, else component by component. What is
 opened must be an ordinary file with one name; reading stops at a limit that the caller gives,
 because the size of a file that somebody is writing means nothing.
-
-Source: openat2(2), ``RESOLVE_BENEATH``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
-import platform
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path, PurePath
 from typing import BinaryIO, Final
 
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.tools.safe_open import DIRECTORY, directory, open_beneath, refused, split_path
 
 __all__ = [
     "Entry",
@@ -43,18 +38,10 @@ __all__ = [
     "walk",
 ]
 
-#: Deeper paths are refused, not walked.
-MAX_DEPTH: Final = 32
 _CHUNK_BYTES: Final = 1 << 20
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Without O_NONBLOCK, opening a FIFO would wait for whoever planted it.
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-_OPENAT2: Final = 437
-#: RESOLVE_NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS and BENEATH.
-_RESOLVE: Final = 0x01 | 0x02 | 0x04 | 0x08
-_RACES: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,36 +65,6 @@ class Node:
     name: str
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-def _refused(path: str, reason: str) -> InvalidValueError:
-    return InvalidValueError(f"{path!a} is refused: {reason}")
-
-
-def split_path(path: str | PurePath) -> tuple[str, ...]:
-    """Return the components of a relative path.
-
-    Raises:
-        InvalidValueError: it is empty, absolute, too deep, or holds ``..`` or a NUL.
-    """
-    text = os.fspath(path)
-    if "\0" in text:
-        # Before anything else: C code would see a shorter path than was checked.
-        raise _refused(text, "it holds a NUL character")
-    if text.startswith("/"):
-        raise _refused(text, "it is absolute")
-    components = tuple(part for part in text.split("/") if part not in ("", "."))
-    if not components:
-        raise _refused(text, "it names no file")
-    if ".." in components:
-        raise _refused(text, "it leads upwards")
-    if len(components) > MAX_DEPTH:
-        raise _refused(text, f"it is deeper than {MAX_DEPTH} directories")
-    return components
-
-
 @contextlib.contextmanager
 def open_file(root: Path | int, path: str | PurePath) -> Iterator[BinaryIO]:
     """Open an ordinary file below ``root`` for reading.
@@ -122,8 +79,8 @@ def open_file(root: Path | int, path: str | PurePath) -> Iterator[BinaryIO]:
         FileNotFoundError: there is no such file.
     """
     components = split_path(path)
-    with _directory(root) as root_fd:
-        fd = _open_beneath(root_fd, components, _READ)
+    with directory(root) as root_fd:
+        fd = open_beneath(root_fd, components, _READ)
     try:
         _check_ordinary(os.fstat(fd), "/".join(components))
     except InvalidValueError:
@@ -141,14 +98,14 @@ def mode_of(root: Path | int, path: str | PurePath) -> int:
         FileNotFoundError: nothing lies there.
     """
     components = split_path(path)
-    with _directory(root) as root_fd:
-        fd = _open_beneath(root_fd, components, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with directory(root) as root_fd:
+        fd = open_beneath(root_fd, components, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         mode = os.fstat(fd).st_mode
     finally:
         os.close(fd)
     if stat.S_ISLNK(mode):  # what walking answers; openat2 refuses
-        raise _refused("/".join(components), "it leads over a link")
+        raise refused("/".join(components), "it leads over a link")
     return mode
 
 
@@ -193,7 +150,7 @@ def create_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO) 
         InvalidValueError: the path leaves ``root`` or one of its directories is a link.
     """
     *parents, name = split_path(path)
-    with _directory(root) as root_fd:
+    with directory(root) as root_fd:
         owner = os.fstat(root_fd)
         parent_fd = _make_directories(root_fd, parents, owner)
         try:
@@ -237,8 +194,8 @@ def remove_file(root: Path | int, path: str | PurePath) -> None:
         FileNotFoundError: there is no such name.
     """
     *parents, name = split_path(path)
-    with _directory(root) as root_fd:
-        parent_fd = _open_beneath(root_fd, tuple(parents), _DIRECTORY) if parents else os.dup(root_fd)
+    with directory(root) as root_fd:
+        parent_fd = open_beneath(root_fd, tuple(parents), DIRECTORY) if parents else os.dup(root_fd)
     try:
         os.unlink(name, dir_fd=parent_fd)
     finally:
@@ -251,7 +208,7 @@ def empty_directory(root: Path | int) -> int:
     Raises:
         OSError: something cannot be removed; the rest is removed nevertheless.
     """
-    with _directory(root) as root_fd:
+    with directory(root) as root_fd:
         return _remove_children(root_fd)
 
 
@@ -261,7 +218,7 @@ def take_ownership(root: Path | int, *, uid: int, gid: int, max_entries: int) ->
     Links are given away themselves, never what they point at.
     """
     me = os.geteuid()
-    with _directory(root) as root_fd:
+    with directory(root) as root_fd:
         if os.fstat(root_fd).st_uid != uid:
             os.fchown(root_fd, uid, gid)
         for node in walk(root_fd, max_entries=max_entries):
@@ -277,12 +234,12 @@ def walk(root: Path | int, *, max_entries: int) -> Iterator[Node]:
     whoever writes there can make more of them than anybody wants to see.
     """
     left = max_entries
-    with _directory(root) as root_fd:
+    with directory(root) as root_fd:
         pending: list[tuple[str, ...]] = [()]
         while pending:
             parents = pending.pop()
             try:
-                fd = _open_beneath(root_fd, parents, _DIRECTORY) if parents else os.dup(root_fd)
+                fd = open_beneath(root_fd, parents, DIRECTORY) if parents else os.dup(root_fd)
             except (OSError, InvalidValueError):
                 continue
             try:
@@ -299,84 +256,12 @@ def walk(root: Path | int, *, max_entries: int) -> Iterator[Node]:
                 os.close(fd)
 
 
-@contextlib.contextmanager
-def _directory(root: Path | int) -> Iterator[int]:
-    if isinstance(root, int):
-        yield root
-        return
-    fd = os.open(root, _DIRECTORY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _open_beneath(root_fd: int, components: tuple[str, ...], flags: int) -> int:
-    try:
-        return (_by_openat2 if _has_openat2() else _by_walk)(root_fd, components, flags)
-    except OSError as exc:
-        reasons = {
-            errno.ELOOP: "it leads over a link",
-            errno.EXDEV: "it leads out of its directory",
-            errno.ENXIO: "it is not an ordinary file",
-            errno.ENOTDIR: "it leads over something that is not a directory",
-            errno.ENAMETOOLONG: "one of its names is too long",
-        }
-        if exc.errno in reasons:
-            raise _refused("/".join(components), reasons[exc.errno]) from exc
-        raise
-
-
-def _by_openat2(root_fd: int, components: tuple[str, ...], flags: int) -> int:
-    how = _OpenHow(flags, 0, _RESOLVE)
-    path = os.fsencode("/".join(components))
-    libc = _libc()
-    for _ in range(_RACES):
-        fd: int = libc.syscall(_OPENAT2, root_fd, path, ctypes.byref(how), ctypes.sizeof(how))
-        if fd >= 0:
-            return fd
-        number = ctypes.get_errno()
-        if number != errno.EAGAIN:  # somebody renames while we walk: the kernel asks to try again
-            raise OSError(number, os.strerror(number), "/".join(components))
-    raise OSError(errno.ELOOP, "renamed all the time", "/".join(components))
-
-
-def _by_walk(root_fd: int, components: tuple[str, ...], flags: int) -> int:
-    *parents, name = components
-    fd = os.dup(root_fd)
-    try:
-        for parent in parents:
-            inner = os.open(parent, _DIRECTORY, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-        return os.open(name, flags, dir_fd=fd)
-    finally:
-        os.close(fd)
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-@cache
-def _has_openat2() -> bool:
-    """Whether the kernel has the call and nothing (a container's seccomp profile) denies it."""
-    if platform.machine() not in ("x86_64", "aarch64"):
-        return False
-    how = _OpenHow(_DIRECTORY, 0, _RESOLVE)
-    fd: int = _libc().syscall(_OPENAT2, -100, b".", ctypes.byref(how), ctypes.sizeof(how))
-    if fd >= 0:
-        os.close(fd)
-    return fd >= 0
-
-
 def _check_ordinary(info: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(info.st_mode):
-        raise _refused(path, "it is not an ordinary file")
+        raise refused(path, "it is not an ordinary file")
     if info.st_nlink != 1:
         # A second name could be one that its writer must not read or change.
-        raise _refused(path, "it has more than one name (hard link) or none")
+        raise refused(path, "it has more than one name (hard link) or none")
 
 
 def _capped(file: BinaryIO, max_bytes: int, path: str) -> Iterator[bytes]:
@@ -384,7 +269,7 @@ def _capped(file: BinaryIO, max_bytes: int, path: str) -> Iterator[bytes]:
     while chunk := file.read(min(_CHUNK_BYTES, left + 1)):
         left -= len(chunk)
         if left < 0:
-            raise _refused(path, f"it has more than {max_bytes} bytes")
+            raise refused(path, f"it has more than {max_bytes} bytes")
         yield chunk
 
 
@@ -394,7 +279,7 @@ def _make_directories(root_fd: int, parents: list[str], owner: os.stat_result) -
         for name in parents:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o755, dir_fd=fd)
-            inner = _open_beneath(fd, (name,), _DIRECTORY)
+            inner = open_beneath(fd, (name,), DIRECTORY)
             os.close(fd)
             fd = inner
             _adopt(fd, owner)
@@ -430,7 +315,7 @@ def _remove(parent_fd: int, name: str) -> int:
         return 1
     except (IsADirectoryError, PermissionError):
         pass
-    fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
+    fd = os.open(name, DIRECTORY, dir_fd=parent_fd)
     try:
         removed = _remove_children(fd)
     finally:
