@@ -77,10 +77,18 @@ def _make_file(url: URL) -> None:
     path = Path(url.database or "")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # SQLite gives its log files the permissions of this one.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        # SQLite gives its log files the permissions of this one. One that exists must not be opened
+        # here: closing it would drop the locks of every connection that this process has to it, and
+        # another process could then take the log away from under them.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError as exc:
+        if not path.is_file() or not os.access(path, os.R_OK | os.W_OK):
+            raise _cannot_open(path, "it is no file that this user may write") from exc
     except OSError as exc:
-        raise StorageUnavailableError(
-            f"cannot open {path} for SQLite ({exc.strerror}); "
-            "choose another NEKRO_DATA_DIR or NEKRO_DATABASE__URL"
-        ) from exc
+        raise _cannot_open(path, exc.strerror) from exc
+
+
+def _cannot_open(path: Path, reason: str | None) -> StorageUnavailableError:
+    return StorageUnavailableError(
+        f"cannot open {path} for SQLite ({reason}); choose another NEKRO_DATA_DIR or NEKRO_DATABASE__URL"
+    )

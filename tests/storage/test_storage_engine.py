@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -237,6 +239,26 @@ def test_sqlite_file_is_its_owner_s_alone(tmp_path: Path) -> None:
 def _fresh(tmp_path: Path) -> Database:
     asyncio.run(upgrade(DatabaseSettings(), tmp_path / "private"))
     return Database(DatabaseSettings(), tmp_path / "private")
+
+
+async def test_another_engine_of_the_process_leaves_the_locks_of_the_first_alone(
+    tmp_path: Path, migrated_copy: Any
+) -> None:
+    """Else the last process to leave takes the log away from under connections that still write to it."""
+    settings = migrated_copy("sqlite")
+    file = settings.url.removeprefix("sqlite:///")
+    first, second = Database(settings, tmp_path), Database(settings, tmp_path)
+    try:
+        assert await _names(first) == []  # its connection stays in the pool
+        assert await _names(second) == []
+        await second.dispose()
+        leaving = (
+            f"import sqlite3; c = sqlite3.connect({file!r}); c.execute('PRAGMA user_version'); c.close()"
+        )
+        subprocess.run([sys.executable, "-c", leaving], check=True, timeout=20)
+        assert Path(f"{file}-wal").exists()
+    finally:
+        await first.dispose()
 
 
 async def test_transaction_that_takes_too_long_is_ended(tmp_path: Path, migrated_settings: Any) -> None:
