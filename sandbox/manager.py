@@ -7,6 +7,7 @@ A sandbox serves one run and is gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,8 @@ from sandbox.shared_area import Hold, SharedCleaner
 __all__ = ["SandboxManager"]
 
 _CODE_BYTES: Final = 1 << 20
+#: How long running code may take to be gone when the manager closes.
+_CLOSE_SECONDS: Final = 10
 
 
 class SandboxManager:
@@ -74,9 +77,13 @@ class SandboxManager:
         self._cleaner.start()
 
     async def close(self) -> None:
-        """End every run and every waiting sandbox."""
+        """End every run and every waiting sandbox, and start no more."""
         for run in list(self._running.values()):
             run.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                for _ in range(self._settings.max_concurrent):
+                    await self._slots.acquire()
         await self._cleaner.close()
         if self._packages is not None:
             await self._packages.close()
@@ -125,7 +132,7 @@ class SandboxManager:
                 metrics().sandbox_runs.labels(result.stop_type.name).inc()
                 return result
             finally:
-                del self._running[request.run_id]
+                self._running.pop(request.run_id, None)
 
     def stop(self, run_id: str) -> bool:
         """End a run by an operator's wish (stop type MANUAL); False when it does not run here."""

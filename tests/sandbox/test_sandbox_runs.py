@@ -399,6 +399,16 @@ async def test_operator_stop_is_manual(box: Lab) -> None:
     assert not box.manager.stop("r1")
 
 
+async def test_closing_the_manager_ends_what_runs(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
+    async with lab(tmp_path, use=bwrap_driver) as box:
+        started = asyncio.Event()
+        box.handlers["started"] = started.set
+        running = asyncio.create_task(box.run("started()\nwhile True: pass"))
+        await asyncio.wait_for(started.wait(), 10)
+    assert running.done()
+    assert running.result().stop_type is StopType.MANUAL
+
+
 async def test_cancelled_run_kills_its_sandbox(box: Lab) -> None:
     started = asyncio.Event()
     box.handlers["started"] = started.set
