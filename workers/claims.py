@@ -2,12 +2,14 @@
 
 The claim makes a repeated delivery harmless. The outcome, the text in the chat's history and
 the follow-up round are one transaction: after a crash either all of them are there or none.
+The plugins' hooks see the text before that transaction begins, and may drop it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Protocol
 
 from loguru import logger
 
@@ -20,26 +22,52 @@ from nekro_agent.errors import (
     OutcomeUnknownError,
     StorageError,
 )
-from nekro_agent.methods import SandboxMethodType
-from nekro_agent.ports import MessageKind
+from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.ports import MessageKind, SystemMessageHooks
 from storage.calls import Call, CallRequest, ClaimVerdict
 from storage.engine import Database
 from storage.messages import NewMessage
 from storage.rounds import RoundRequest
 from storage.states import CallState, TriggerKind
 from storage.transaction import Transaction
+from workers.detached import settle
 from workers.messages import announce_message
 from workers.publisher import EventPublisher
-from workers.registry import MethodEntry
 
-__all__ = ["CallClaims", "DuplicateDelivery", "HeldClaim"]
+__all__ = ["CallClaims", "Claimable", "DuplicateDelivery", "HeldClaim"]
 
 #: How long a claim outlives its call's deadline, for recording how the call ended.
 CLAIM_MARGIN_SECONDS: Final = 15.0
+#: Longest run of the hooks for one text, within that margin; a text that they did not judge is kept.
+HOOKS_SECONDS: Final = 10.0
 
 
 class DuplicateDelivery(Exception):
     """Another delivery of the same call is running; this one must leave no trace."""
+
+
+class Claimable(Protocol):
+    """What a call runs: a sandbox method, or a command."""
+
+    @property
+    def name(self) -> str:
+        """Name of the function or command, for the history."""
+        ...
+
+    @property
+    def plugin_key(self) -> str:
+        """Plugin that it belongs to."""
+        ...
+
+    @property
+    def type(self) -> SandboxMethodType:
+        """What becomes of the result."""
+        ...
+
+    @property
+    def lane(self) -> Lane:
+        """Where it asks to run."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +75,7 @@ class HeldClaim:
     """The right to run a call, or what became of it already."""
 
     call_id: str
-    entry: MethodEntry
+    subject: Claimable
     #: Fencing token; 0 when ``envelope`` is set.
     fence: int = 0
     #: What an earlier delivery returned; the method must not run again.
@@ -57,11 +85,12 @@ class HeldClaim:
 class CallClaims:
     """Claims and outcomes of one worker process."""
 
-    def __init__(self, database: Database, publisher: EventPublisher) -> None:
+    def __init__(self, database: Database, publisher: EventPublisher, hooks: SystemMessageHooks) -> None:
         self._database = database
         self._publisher = publisher
+        self._hooks = hooks
 
-    async def claim(self, entry: MethodEntry, invocation: Invocation, *, worker: str) -> HeldClaim:
+    async def claim(self, subject: Claimable, invocation: Invocation, *, worker: str) -> HeldClaim:
         """Ask for the right to run a call.
 
         Raises:
@@ -73,10 +102,10 @@ class CallClaims:
         request = CallRequest(
             id=invocation.call_id,
             method=invocation.method,
-            type=entry.type,
+            type=subject.type,
             chat_key=invocation.chat_key,
             round_id=invocation.round_id,
-            lane=entry.lane.value,
+            lane=subject.lane.value,
             deadline=invocation.deadline,
         )
         lease_seconds = max(invocation.remaining_seconds(), 0) + CLAIM_MARGIN_SECONDS
@@ -84,12 +113,12 @@ class CallClaims:
             if await _is_round_stopped(transaction, invocation):
                 raise CallCancelledError(f"call {invocation.call_id}: its round was stopped on request")
             claim = await transaction.calls.claim(request, worker=worker, lease_seconds=lease_seconds)
-        held = HeldClaim(call_id=invocation.call_id, entry=entry, fence=claim.fence)
+        held = HeldClaim(call_id=invocation.call_id, subject=subject, fence=claim.fence)
         if claim.verdict is ClaimVerdict.GRANTED:
             return held
         if claim.verdict is ClaimVerdict.BUSY or claim.call is None:
             raise DuplicateDelivery(invocation.call_id)
-        return HeldClaim(call_id=invocation.call_id, entry=entry, envelope=_earlier_outcome(claim.call))
+        return HeldClaim(call_id=invocation.call_id, subject=subject, envelope=_earlier_outcome(claim.call))
 
     async def finish(self, claim: HeldClaim, invocation: Invocation, envelope: Envelope) -> Envelope:
         """Record a returned call with everything that follows from it; returns the envelope to send.
@@ -97,13 +126,19 @@ class CallClaims:
         Raises:
             OutcomeUnknownError: the claim was lost meanwhile; nothing was written.
         """
+        text = envelope.text
+        if text is not None and await self._is_dropped(invocation.chat_key, text):
+            text = None
         try:
             async with self._database.begin() as transaction:
-                round_id = await self._leave_behind(transaction, claim, invocation, envelope)
+                if text is not None:
+                    await self._record_text(transaction, claim, invocation, text)
+                round_id = await self._follow_up(transaction, invocation, envelope)
                 envelope = envelope.model_copy(update={"round_id": round_id})
-                await transaction.calls.finish(
+                ended = await transaction.calls.finish(
                     claim.call_id, fence=claim.fence, outcome=envelope.model_dump(mode="json")
                 )
+                await settle(transaction, self._publisher, ended)
         except FencedError as exc:
             raise OutcomeUnknownError(
                 f"call {claim.call_id}: the claim was lost while the method ran; its effect may have happened"
@@ -115,32 +150,47 @@ class CallClaims:
         message = str(error) if isinstance(error, Exception) else repr(error)
         try:
             async with self._database.begin() as transaction:
-                await transaction.calls.fail(
+                ended = await transaction.calls.fail(
                     claim.call_id, fence=claim.fence, error_type=type(error).__name__, error_message=message
                 )
+                await settle(transaction, self._publisher, ended)
         except StorageError as exc:
             logger.bind(call_id=claim.call_id, error=type(exc).__name__).warning("call_failure_not_recorded")
 
-    async def _leave_behind(
-        self, transaction: Transaction, claim: HeldClaim, invocation: Invocation, envelope: Envelope
-    ) -> str | None:
+    async def _is_dropped(self, chat_key: str, text: str) -> bool:
+        try:
+            async with asyncio.timeout(HOOKS_SECONDS):
+                return await self._hooks.on_system_message(chat_key, text)
+        except TimeoutError:
+            logger.bind(chat_key=chat_key, seconds=HOOKS_SECONDS).warning("system_message_hooks_too_slow")
+            return False
+
+    async def _record_text(
+        self, transaction: Transaction, claim: HeldClaim, invocation: Invocation, text: str
+    ) -> None:
         await transaction.chats.ensure(invocation.chat_key)
         message, is_new = await transaction.messages.append_once(
             NewMessage(
                 chat_key=invocation.chat_key,
                 kind=MessageKind.SYSTEM,
-                text=_history_text(envelope),
+                text=text,
                 call_id=invocation.call_id,
                 round_id=invocation.round_id,
-                plugin_key=claim.entry.plugin.key,
-                data={"method": claim.entry.name},
+                plugin_key=claim.subject.plugin_key,
+                data={"method": claim.subject.name},
                 once_key=f"observation:{invocation.call_id}",
             )
         )
         if is_new:
             announce_message(transaction, self._publisher, message)
+
+    async def _follow_up(
+        self, transaction: Transaction, invocation: Invocation, envelope: Envelope
+    ) -> str | None:
         if not (envelope.type.wakes_agent and invocation.wakes_agent):
             return None
+        await transaction.chats.ensure(invocation.chat_key)
+        await transaction.chats.lock(invocation.chat_key)
         # Under the chat's lock, which a request to stop takes as well: either it sees the follow-up
         # round and cancels it, or it was there first and there is none.
         if await _is_round_stopped(transaction, invocation):
@@ -155,7 +205,8 @@ class CallClaims:
                 chat_key=invocation.chat_key,
                 trigger_kind=TriggerKind.CALL,
                 trigger_id=invocation.call_id,
-                turn_id=invocation.turn_id,
+                # A call that outlived its code begins a turn: the old one's time may be over.
+                turn_id=invocation.turn_id if invocation.waited_seconds_left() > 0 else None,
                 number=invocation.round_number + 1,
                 user_id=invocation.user_id,
                 observation=envelope.text,
@@ -186,15 +237,3 @@ def _error_of(call: Call) -> NekroError:
         f"call {call.id} of {call.method}: a worker died inside it, so its effect may or may not have "
         "happened; check before you repeat it"
     )
-
-
-def _history_text(envelope: Envelope) -> str:
-    if envelope.type is not SandboxMethodType.MULTIMODAL_AGENT:
-        return envelope.text or ""
-    return "\n".join(map(_part_text, envelope.segments or []))
-
-
-def _part_text(part: dict[str, Any]) -> str:
-    if part.get("type") == "text":
-        return str(part.get("text", ""))
-    return f"[{part.get('type', 'part')}]"

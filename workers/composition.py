@@ -216,7 +216,7 @@ class Services:
         return MethodExecutor(
             registry=self.registry,
             signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
-            claims=CallClaims(self.database, self.publisher),
+            claims=CallClaims(self.database, self.publisher, self.host),
             redactor=self.redactor,
             sandbox_settings=self.settings.sandbox,
             worker_name=self.node,

@@ -40,6 +40,11 @@ class MethodEntry:
     lane: Lane
 
     @property
+    def plugin_key(self) -> str:
+        """Key of the plugin that it belongs to."""
+        return self.plugin.key
+
+    @property
     def type(self) -> SandboxMethodType:
         """What becomes of the result."""
         return self.method.method_type

@@ -139,9 +139,9 @@ class InMemoryRuntime:
             yield response
 
     async def _record(self, outcome: Outcome, ctx: AgentCtx) -> None:
-        if outcome.text is not None:
-            await self.messages.push_system(
-                ctx.chat_key, outcome.text, trigger_agent=outcome.type.wakes_agent, call_id=ctx.call_id
-            )
-        elif outcome.segments is not None:
-            self.messages.triggered.append(ctx.chat_key)
+        text, wakes = outcome.text, outcome.type.wakes_agent
+        if text is not None and not await self.host.on_system_message(ctx.chat_key, text):
+            await self.messages.push_system(ctx.chat_key, text, trigger_agent=wakes, call_id=ctx.call_id)
+        elif wakes:
+            # A text that a hook dropped, or content parts: no record, but the agent goes on.
+            await self.messages.wake(ctx.chat_key)

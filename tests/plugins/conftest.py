@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from file_server import file_server
-from plugin_world import StartWorld, World, authored, spec_plugins, start_world
+from plugin_world import AUTHORED, StartWorld, World, authored, spec_plugins, start_world
 from queue_world import QueueSystem, QueueWorld
 
 from nekro_agent.core.logger import configure
@@ -16,18 +16,41 @@ from nekro_agent.core.logger import configure
 __all__ = ["authored", "file_server", "spec_plugins", "start_world"]
 
 
+StartSystem = Callable[..., QueueSystem]
+
+
 @pytest.fixture(scope="session")
-def queue_system(
-    tmp_path_factory: pytest.TempPathFactory, redis_server: Any, spec_plugins: Path
-) -> Iterator[QueueSystem]:
-    """A worker process with the documents' plugins."""
-    system = QueueSystem(tmp_path_factory.mktemp("queue"), redis_url=redis_server.url, plugins=spec_plugins)
-    system.prepare()
-    yield system
-    system.stop_worker()
+def start_system(tmp_path_factory: pytest.TempPathFactory, redis_server: Any) -> Iterator[StartSystem]:
+    """Start a worker process with plugins; it lasts for the session."""
+    systems: list[QueueSystem] = []
+
+    def start(*plugins: Path, database_url: str | None = None) -> QueueSystem:
+        directory = tmp_path_factory.mktemp("queue")
+        system = QueueSystem(
+            directory, redis_url=redis_server.url, plugins=plugins, database_url=database_url
+        )
+        systems.append(system)
+        system.prepare()
+        return system
+
+    yield start
+    for system in systems:
+        system.close()
 
 
-@pytest.fixture(params=["memory", "queue"])
+@pytest.fixture(scope="session")
+def spec_on_sqlite(start_system: StartSystem, spec_plugins: Path) -> QueueSystem:
+    """A worker process with the documents' plugins, on SQLite."""
+    return start_system(spec_plugins)
+
+
+@pytest.fixture(scope="session")
+def spec_on_postgres(start_system: StartSystem, spec_plugins: Path, postgres_server: Any) -> QueueSystem:
+    """The same on PostgreSQL."""
+    return start_system(spec_plugins, database_url=postgres_server.create_database())
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def spec(
     request: pytest.FixtureRequest, spec_plugins: Path, start_world: StartWorld
 ) -> AsyncIterator[World]:
@@ -35,7 +58,23 @@ async def spec(
     if request.param == "memory":
         yield await start_world(spec_plugins)
         return
-    async with QueueWorld.opened(request.getfixturevalue("queue_system")) as world:
+    async with QueueWorld.opened(request.getfixturevalue(f"spec_on_{request.param}")) as world:
+        yield world
+
+
+@pytest.fixture(scope="session")
+def authored_system(start_system: StartSystem) -> QueueSystem:
+    """One worker process with every plugin in ``authored/``."""
+    return start_system(AUTHORED)
+
+
+@pytest.fixture(params=["memory", "queue"])
+async def anywhere(request: pytest.FixtureRequest, start_world: StartWorld) -> AsyncIterator[World]:
+    """The plugins in ``authored/``, in memory and through the real queue."""
+    if request.param == "memory":
+        yield await start_world(AUTHORED)
+        return
+    async with QueueWorld.opened(request.getfixturevalue("authored_system")) as world:
         yield world
 
 

@@ -24,9 +24,9 @@ from nekro_agent.testing import InMemoryRuntime
 from workers.loader import LoadedPlugins, load_plugins, unload_plugins
 from workers.registry import Registry
 
-__all__ = ["CHAT", "USER", "FileServer", "MemoryWorld", "StartWorld", "World", "uploads_dir"]
+__all__ = ["AUTHORED", "CHAT", "USER", "FileServer", "MemoryWorld", "StartWorld", "World", "uploads_dir"]
 
-HERE = Path(__file__).parent
+AUTHORED = Path(__file__).parent / "authored"
 CHAT = "test-chat"
 USER = "user-1"
 
@@ -37,6 +37,9 @@ class World(Protocol):
     #: ``"memory"`` or ``"queue"``.
     kind: str
     data_dir: Path
+    #: The plugins as this process sees them.
+    loaded: LoadedPlugins
+    registry: Registry
 
     async def call(
         self, name: str, /, *args: Any, chat_key: str = CHAT, user_id: str | None = USER, **kwargs: Any
@@ -164,7 +167,7 @@ def spec_plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def authored(start_world: StartWorld) -> MemoryWorld:
     """The plugins in ``authored/``."""
-    return await start_world(HERE / "authored")
+    return await start_world(AUTHORED)
 
 
 def uploads_dir(world: World, chat_key: str = CHAT) -> Path:

@@ -1,4 +1,4 @@
-"""``World`` on the real system: a worker process, Redis, SQLite; calls travel through the queue."""
+"""``World`` on the real system: a worker process, Redis, a database; calls travel through the queue."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import shutil
 import socket
-import sqlite3
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy
 from plugin_world import CHAT, USER
 
 from broker_config.codec import decode_value, encode_arguments
-from broker_config.settings import Settings
+from broker_config.settings import DatabaseSettings, Settings
 from broker_config.wire import new_id
 from cli.environment import environment_of
 from nekro_agent import runtime
@@ -33,15 +33,30 @@ from workers.loader import unload_plugins
 START_SECONDS = 40
 CALL_SECONDS = 20
 #: What calls leave in the database and below the data directory.
-TABLES = ("plugin_values", "messages", "rounds", "calls", "chats")
-FOLDERS = ("plugins", "uploads", "sandboxes")
+TABLES = (
+    "plugin_values",
+    "messages",
+    "rounds",
+    "calls",
+    "job_signals",
+    "jobs",
+    "timers",
+    "cron_jobs",
+    "chats",
+)
+FOLDERS = ("plugins", "configs", "uploads", "sandboxes")
 
 
 class QueueSystem:
     """One worker process for many tests; each begins with what the plugins' init left behind."""
 
-    def __init__(self, directory: Path, *, redis_url: str, plugins: Path) -> None:
-        self.database = directory / "nekro.db"
+    def __init__(
+        self, directory: Path, *, redis_url: str, plugins: Sequence[Path], database_url: str | None = None
+    ) -> None:
+        url = database_url or f"sqlite:///{directory / 'nekro.db'}"
+        self._engine = sqlalchemy.create_engine(
+            url.replace("postgresql://", "postgresql+psycopg://"), poolclass=sqlalchemy.NullPool
+        )
         self._snapshot = directory / "snapshot"
         self._log = directory / "worker.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -49,8 +64,9 @@ class QueueSystem:
             env_file=None,
             data_dir=directory / "data",
             broker={"url": redis_url, "key_prefix": f"t{uuid.uuid4().hex}:"},
-            database={"url": f"sqlite:///{self.database}"},
-            plugins={"dirs": (plugins,), "load_shipped": False, "package_install": "off"},
+            database=DatabaseSettings(url=url),
+            downloads={"allow_private": ("127.0.0.0/8",)},
+            plugins={"dirs": tuple(plugins), "load_shipped": False, "package_install": "off"},
             security={"signing_key": "test-signing-key"},
         )
 
@@ -63,16 +79,18 @@ class QueueSystem:
         for folder in FOLDERS:
             (self.settings.data_dir / folder).mkdir(exist_ok=True)
             shutil.copytree(self.settings.data_dir / folder, self._snapshot / folder)
-        with self._connection() as connection:
-            self._rows = connection.execute("SELECT * FROM plugin_values").fetchall()
+        self._rows = [dict(row._mapping) for row in self.query("SELECT * FROM plugin_values")]
 
     def restore(self) -> None:
         """Bring back the state after init, and the worker if a test stopped it."""
-        with self._connection() as connection:
+        with self._engine.begin() as connection:
             for table in TABLES:
-                connection.execute(f"DELETE FROM {table}")
-            marks = ", ".join("?" * len(self._rows[0])) if self._rows else ""
-            connection.executemany(f"INSERT INTO plugin_values VALUES ({marks})", self._rows)
+                connection.execute(sqlalchemy.text(f"DELETE FROM {table}"))
+            if self._rows:
+                names = ", ".join(self._rows[0])
+                marks = ", ".join(f":{name}" for name in self._rows[0])
+                statement = f"INSERT INTO plugin_values ({names}) VALUES ({marks})"
+                connection.execute(sqlalchemy.text(statement), self._rows)
         for folder in FOLDERS:
             shutil.rmtree(self.settings.data_dir / folder, ignore_errors=True)
             shutil.copytree(self._snapshot / folder, self.settings.data_dir / folder)
@@ -106,15 +124,15 @@ class QueueSystem:
             self._process = None
             self._channel.close()
 
-    def query(self, statement: str, *values: object) -> list[Any]:
-        """Read rows."""
-        with self._connection() as connection:
-            return connection.execute(statement, values).fetchall()
+    def close(self) -> None:
+        """Stop the worker and let go of the database."""
+        self.stop_worker()
+        self._engine.dispose()
 
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(sqlite3.connect(self.database, timeout=10)) as connection, connection:
-            yield connection
+    def query(self, statement: str, **values: object) -> list[Any]:
+        """Read rows."""
+        with self._engine.connect() as connection:
+            return list(connection.execute(sqlalchemy.text(statement), values))
 
 
 class QueueWorld:
@@ -126,6 +144,8 @@ class QueueWorld:
         self.data_dir = system.settings.data_dir
         self._system = system
         self._services = services
+        self.loaded = services.loaded
+        self.registry = services.registry
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -176,9 +196,9 @@ class QueueWorld:
 
     async def texts(self, chat_key: str, kind: MessageKind) -> list[str]:
         rows = self._system.query(
-            "SELECT text FROM messages WHERE chat_key = ? AND kind = ? ORDER BY sequence",
-            chat_key,
-            kind.value,
+            "SELECT text FROM messages WHERE chat_key = :chat AND kind = :kind ORDER BY sequence",
+            chat=chat_key,
+            kind=kind.value,
         )
         return [text for (text,) in rows]
 
@@ -187,7 +207,9 @@ class QueueWorld:
         return self._services.areas.shared_dir(chat.container_key)
 
     async def woken(self, chat_key: str) -> int:
-        return int(self._system.query("SELECT count(*) FROM rounds WHERE chat_key = ?", chat_key)[0][0])
+        return int(
+            self._system.query("SELECT count(*) FROM rounds WHERE chat_key = :chat", chat=chat_key)[0][0]
+        )
 
     async def reset(self, chat_key: str) -> None:
         await self._services.reset_chat(chat_key)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugin_world import CHAT, USER, FileServer, MemoryWorld
+from plugin_world import CHAT, USER, FileServer, MemoryWorld, World
 
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.errors import InvalidValueError, PlaceholderUsedError, ResultError
@@ -35,107 +35,107 @@ async def test_every_plugin_loads_and_one_is_degraded(authored: MemoryWorld) -> 
     assert authored.runtime.failures == []
 
 
-async def test_bytes_and_containers_arrive_as_they_are(authored: MemoryWorld) -> None:
+async def test_bytes_and_containers_arrive_as_they_are(anywhere: World) -> None:
     files = {"b": b"\x00\xff", "a": b""}
-    digests = (await authored.call("digest_files", files)).value
+    digests = (await anywhere.call("digest_files", files)).value
     assert [d["name"] for d in digests] == ["a", "b"]
     assert digests[1]["sha256"] == hashlib.sha256(b"\x00\xff").hexdigest()
-    joined = await authored.call("join_bytes", [b"1", b"2"], how="re.versed", separator=b"-")
+    joined = await anywhere.call("join_bytes", [b"1", b"2"], how="re.versed", separator=b"-")
     assert joined.value == b"2-1"
-    assert authored.registry.find("join_bytes").signature == (
+    assert anywhere.registry.find("join_bytes").signature == (
         "(parts: List[bytes], how: Literal['plain', 're.versed'] = 'plain', **options: Any) -> bytes"
     )
 
 
-async def test_loose_results_become_texts(authored: MemoryWorld) -> None:
-    assert (await authored.call("agent_dict", "q")).text == "{'query': 'q', 'hits': 2}"
-    behavior = await authored.call("behavior_bool", True)
+async def test_loose_results_become_texts(anywhere: World) -> None:
+    assert (await anywhere.call("agent_dict", "q")).text == "{'query': 'q', 'hits': 2}"
+    behavior = await anywhere.call("behavior_bool", True)
     assert (behavior.value, behavior.text) == (False, "False")
-    assert (await authored.call("behavior_none")).text == "None"
-    assert await authored.texts(CHAT, MessageKind.SYSTEM) == ["{'query': 'q', 'hits': 2}", "False", "None"]
-    assert await authored.woken(CHAT) == 1
+    assert (await anywhere.call("behavior_none")).text == "None"
+    assert await anywhere.texts(CHAT, MessageKind.SYSTEM) == ["{'query': 'q', 'hits': 2}", "False", "None"]
+    assert await anywhere.woken(CHAT) == 1
 
 
-async def test_all_shapes_of_multimodal_results_are_taken(authored: MemoryWorld) -> None:
-    message = (await authored.call("multimodal_message")).segments
+async def test_all_shapes_of_multimodal_results_are_taken(anywhere: World) -> None:
+    message = (await anywhere.call("multimodal_message")).segments
     assert message is not None
     assert [part["type"] for part in message] == ["text", "image_url"]
-    assert (await authored.call("multimodal_part")).segments == [{"type": "text", "text": "only text"}]
+    assert (await anywhere.call("multimodal_part")).segments == [{"type": "text", "text": "only text"}]
     with pytest.raises(ResultError, match=r"multimodal_number must return content parts.*returned int"):
-        await authored.call("multimodal_number")
+        await anywhere.call("multimodal_number")
 
 
-async def test_a_context_declared_second_can_be_called_both_ways(authored: MemoryWorld) -> None:
-    assert (await authored.call("run_console", "ls")).value == f"ls in {CHAT}"
-    assert (await authored.call("run_console", command="ls")).value == f"ls in {CHAT}"
-    assert authored.registry.find("run_console").signature == "(command: str) -> str"
-    assert (await authored.call("other_name", 7)).value == f"{CHAT}:7"
+async def test_a_context_declared_second_can_be_called_both_ways(anywhere: World) -> None:
+    assert (await anywhere.call("run_console", "ls")).value == f"ls in {CHAT}"
+    assert (await anywhere.call("run_console", command="ls")).value == f"ls in {CHAT}"
+    assert anywhere.registry.find("run_console").signature == "(command: str) -> str"
+    assert (await anywhere.call("other_name", 7)).value == f"{CHAT}:7"
 
 
 async def test_ordinary_functions_do_not_hold_the_event_loop(
-    authored: MemoryWorld, file_server: FileServer
+    anywhere: World, file_server: FileServer
 ) -> None:
-    slow = asyncio.create_task(authored.call("slow_thread_name", 0.2))
+    slow = asyncio.create_task(anywhere.call("slow_thread_name", 0.2))
     await asyncio.sleep(0)
-    assert (await authored.call("other_name", 1)).value and not slow.done()
+    assert (await anywhere.call("other_name", 1)).value and not slow.done()
     assert (await slow).value != "MainThread"
     url = file_server.add("/page", b"x")
-    assert (await authored.call("fetch_status", url)).value == 200
+    assert (await anywhere.call("fetch_status", url)).value == 200
 
 
-async def test_module_state_lasts_between_calls(authored: MemoryWorld) -> None:
-    assert (await authored.call("send_once", "a")).value is True
-    assert (await authored.call("send_once", "a")).value is False
-    await asyncio.gather(*(authored.call("roll") for _ in range(20)))
-    assert (await authored.call("announce_roll")).text == "announced 22"
-    assert await authored.texts(CHAT, MessageKind.ASSISTANT) == ["a", "rolled 22"]
+async def test_module_state_lasts_between_calls(anywhere: World) -> None:
+    assert (await anywhere.call("send_once", "a")).value is True
+    assert (await anywhere.call("send_once", "a")).value is False
+    await asyncio.gather(*(anywhere.call("roll") for _ in range(20)))
+    assert (await anywhere.call("announce_roll")).text == "announced 22"
+    assert await anywhere.texts(CHAT, MessageKind.ASSISTANT) == ["a", "rolled 22"]
 
 
-async def test_a_background_loop_keeps_running_between_calls(authored: MemoryWorld) -> None:
-    first = (await authored.call("wait_for_tick")).value
-    assert (await authored.call("wait_for_tick")).value > first
-    await authored.stop()
-    assert await authored.stored("Ada.background_loop", "stopped_after") == "True"
+async def test_a_background_loop_keeps_running_between_calls(anywhere: World) -> None:
+    first = (await anywhere.call("wait_for_tick")).value
+    assert (await anywhere.call("wait_for_tick")).value > first
+    await anywhere.stop()
+    assert await anywhere.stored("Ada.background_loop", "stopped_after") == "True"
 
 
-async def test_packages_of_the_environment_are_there_at_import(authored: MemoryWorld) -> None:
-    answer = (await authored.call("parse_yaml", "a: 1")).value
+async def test_packages_of_the_environment_are_there_at_import(anywhere: World) -> None:
+    answer = (await anywhere.call("parse_yaml", "a: 1")).value
     assert answer == {"content": {"a": 1}, "client": "httpx"}
 
 
-async def test_the_data_directory_is_there_at_import(authored: MemoryWorld) -> None:
-    places = (await authored.call("where")).value
-    assert places["root"] == str(authored.data_dir)
+async def test_the_data_directory_is_there_at_import(anywhere: World) -> None:
+    places = (await anywhere.call("where")).value
+    assert places["root"] == str(anywhere.data_dir)
     assert Path(places["state"]).parent == Path(places["same"])
-    assert places["same"] == str(authored.data_dir / "plugins" / "Ada.path_at_import")
+    assert places["same"] == str(anywhere.data_dir / "plugins" / "Ada.path_at_import")
 
 
-async def test_a_byte_order_mark_does_no_harm(authored: MemoryWorld) -> None:
-    assert (await authored.call("greet_bom", "世界")).value == "你好，世界"
-    assert (await authored.call("问候", "世界")).value == "你好，世界"
+async def test_a_byte_order_mark_does_no_harm(anywhere: World) -> None:
+    assert (await anywhere.call("greet_bom", "世界")).value == "你好，世界"
+    assert (await anywhere.call("问候", "世界")).value == "你好，世界"
 
 
-async def test_a_method_without_docstring_is_callable(authored: MemoryWorld) -> None:
-    assert (await authored.call("undocumented", 4)).value == 8
-    assert authored.registry.find("undocumented").doc is None
+async def test_a_method_without_docstring_is_callable(anywhere: World) -> None:
+    assert (await anywhere.call("undocumented", 4)).value == 8
+    assert anywhere.registry.find("undocumented").doc is None
 
 
-async def test_unknown_constructor_arguments_are_ignored(authored: MemoryWorld) -> None:
-    answer = (await authored.call("identity")).value
+async def test_unknown_constructor_arguments_are_ignored(anywhere: World) -> None:
+    answer = (await anywhere.call("identity")).value
     assert answer == ["Ada.unknown_keywords", "1.0", "https://example.com", True, []]
 
 
-async def test_configuration_is_one_object_and_a_file(authored: MemoryWorld) -> None:
-    file = authored.data_dir / "configs" / "Ada.configured.yaml"
-    assert (await authored.call("show_config")).value == {"limit": 3, "names": ["a"], "same": True}
-    assert (await authored.call("raise_limit")).text == "4"
+async def test_configuration_is_one_object_and_a_file(anywhere: World) -> None:
+    file = anywhere.data_dir / "configs" / "Ada.configured.yaml"
+    assert (await anywhere.call("show_config")).value == {"limit": 3, "names": ["a"], "same": True}
+    assert (await anywhere.call("raise_limit")).text == "4"
     assert "LIMIT: 4" in file.read_text("utf-8")
     file.write_text("LIMIT: 9\nNAMES: [x, y]\n", "utf-8")  # what another process would save
-    assert (await authored.call("show_config")).value == {"limit": 9, "names": ["x", "y"], "same": True}
+    assert (await anywhere.call("show_config")).value == {"limit": 9, "names": ["x", "y"], "same": True}
     file.write_text("LIMIT: 0\n", "utf-8")
-    assert (await authored.call("show_config")).value["limit"] == 9
+    assert (await anywhere.call("show_config")).value["limit"] == 9
     file.write_text("LIMIT: [\n", "utf-8")
-    assert (await authored.call("show_config")).value["limit"] == 9
+    assert (await anywhere.call("show_config")).value["limit"] == 9
 
 
 async def test_message_hooks_decide_and_prompts_are_injected(authored: MemoryWorld) -> None:
@@ -156,6 +156,21 @@ async def test_message_hooks_decide_and_prompts_are_injected(authored: MemoryWor
     assert await authored.woken(CHAT) == 1
     await authored.reset(CHAT)
     assert await authored.stored("Ada.message_hooks", "last", chat_key=CHAT) is None
+
+
+async def test_hooks_see_the_texts_of_methods_and_may_drop_the_record_not_the_round(anywhere: World) -> None:
+    for method in ("note_down", "study"):
+        for text in ("noise of a method", f"signal of {method}"):
+            outcome = await anywhere.call(method, text)
+            assert outcome.text == text  # the caller gets it all the same
+    assert await anywhere.texts(CHAT, MessageKind.SYSTEM) == ["signal of note_down", "signal of study"]
+    assert await anywhere.woken(CHAT) == 2
+
+
+async def test_content_parts_wake_the_agent_and_leave_no_record(anywhere: World) -> None:
+    await anywhere.call("multimodal_message")
+    assert await anywhere.texts(CHAT, MessageKind.SYSTEM) == []
+    assert await anywhere.woken(CHAT) == 1
 
 
 def context(**values: Any) -> CommandExecutionContext:
@@ -275,34 +290,34 @@ async def test_timers_fire_once_and_the_temporary_one_is_replaced(authored: Memo
     assert await authored.woken(CHAT) == 2
 
 
-async def test_a_recurring_timer_needs_a_valid_expression_and_zone(authored: MemoryWorld) -> None:
-    job_id = (await authored.call("daily", "0 9 * * *", "morning")).value
+async def test_a_recurring_timer_needs_a_valid_expression_and_zone(anywhere: World) -> None:
+    job_id = (await anywhere.call("daily", "0 9 * * *", "morning")).value
     assert 4 <= len(job_id) <= 12 and job_id.isalnum()
     with pytest.raises(InvalidValueError, match="is not valid: minute, hour"):
-        await authored.call("daily", "0 9 * *", "x")
+        await anywhere.call("daily", "0 9 * *", "x")
     with pytest.raises(InvalidValueError, match="'Mars/Base' does not exist"):
-        await authored.call("daily", "0 9 * * *", "x", zone="Mars/Base")
+        await anywhere.call("daily", "0 9 * * *", "x", zone="Mars/Base")
 
 
-async def test_missing_parts_are_named_and_the_rest_works(authored: MemoryWorld) -> None:
-    record = next(r for r in authored.loaded.records if r.key == "Ada.degraded")
+async def test_missing_parts_are_named_and_the_rest_works(anywhere: World) -> None:
+    record = next(r for r in anywhere.loaded.records if r.key == "Ada.degraded")
     assert "nekro_agent.api.core.get_qdrant_client" in record.placeholders
     assert "nekro_agent.services.workspace.manager.WorkspaceService" in record.placeholders
     assert not any("something_new" in name for name in record.placeholders)
-    assert (await authored.call("fine")).value == "fine, better=None"
+    assert (await anywhere.call("fine")).value == "fine, better=None"
     for method, name in [
         ("search_vectors", "nekro_agent.api.core.get_qdrant_client"),
         ("open_workspace", "nekro_agent.services.workspace.manager.WorkspaceService"),
         ("make_mine", "nekro_agent.services.workspace.models.BaseWorkspace"),
     ]:
         with pytest.raises(PlaceholderUsedError, match=name):
-            await authored.call(method)
+            await anywhere.call(method)
 
 
-async def test_older_import_paths_lead_to_the_same_things(authored: MemoryWorld) -> None:
-    answer = (await authored.call("legacy_summary", "a/b.txt")).value
+async def test_older_import_paths_lead_to_the_same_things(anywhere: World) -> None:
+    answer = (await anywhere.call("legacy_summary", "a/b.txt")).value
     assert answer == ["/app/uploads/b.txt", True, "xxxx...xxx", True, "yes", None]
-    assert await authored.texts(CHAT, MessageKind.SYSTEM) == ["noted"]
+    assert await anywhere.texts(CHAT, MessageKind.SYSTEM) == ["noted"]
 
 
 async def test_routers_and_webhooks_are_collected_and_switches_run(authored: MemoryWorld) -> None:
@@ -320,6 +335,6 @@ async def test_routers_and_webhooks_are_collected_and_switches_run(authored: Mem
     assert module_of(authored, "Ada.web_parts").SWITCHES == ["off", "on"]
 
 
-async def test_all_layouts_of_code_are_found(authored: MemoryWorld) -> None:
-    assert (await authored.call("doubled", 4)).value == 8
-    assert (await authored.call("report")).value == "Kyoto: sunny"
+async def test_all_layouts_of_code_are_found(anywhere: World) -> None:
+    assert (await anywhere.call("doubled", 4)).value == 8
+    assert (await anywhere.call("report")).value == "Kyoto: sunny"

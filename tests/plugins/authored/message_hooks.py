@@ -47,3 +47,15 @@ async def on_reset(_ctx: AgentCtx):
 async def push(_ctx: AgentCtx, text: str, wake: bool = False) -> None:
     """Push a system message."""
     await _ctx.push_system(text, trigger_agent=wake)
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.AGENT, "研究")
+async def study(_ctx: AgentCtx, text: str) -> str:
+    """Wake the agent with a text."""
+    return text
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.BEHAVIOR, "记录")
+async def note_down(_ctx: AgentCtx, text: str) -> str:
+    """Put a text into the history."""
+    return text
