@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -43,6 +44,13 @@ def other_user(bwrap_driver: BwrapDriver) -> None:
     expected = f"python{sys.version_info.major}.{sys.version_info.minor}"
     if not SYSTEM_PYTHON.exists() or SYSTEM_PYTHON.resolve().name != expected:
         pytest.skip(f"needs a system Python {expected}, to which this environment's packages fit")
+
+
+@pytest.fixture
+def own_packages() -> None:
+    """Needs packages that belong to the interpreter, which then brings them along."""
+    if not Path(sysconfig.get_paths()["purelib"], "pydantic").is_dir():
+        pytest.skip("this interpreter's packages come by PYTHONPATH, not by an installation")
 
 
 @pytest.fixture

@@ -328,6 +328,7 @@ async def test_packages_of_the_service_are_not_visible(box: Lab) -> None:
     assert (result.stop_type, result.output) == (StopType.NORMAL, "")
 
 
+@pytest.mark.usefixtures("own_packages")
 async def test_named_interpreter_brings_its_packages(tmp_path: Path) -> None:
     async with lab(tmp_path, python=Path(sys.executable)) as box:
         result = await box.run("import pydantic; print(pydantic.__file__)")

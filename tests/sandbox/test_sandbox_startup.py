@@ -62,6 +62,7 @@ async def test_attack_U1_missing_bubblewrap_is_refused_with_the_package_to_insta
     )
 
 
+@pytest.mark.usefixtures("own_packages")
 async def test_attack_U2_denied_namespaces_are_refused_with_the_mend(
     bwrap_driver: BwrapDriver, tmp_path: Path
 ) -> None:
