@@ -310,7 +310,7 @@ class WorkerSettings(_Group):
         (), description="Patterns (`author.module.function`, `*`) routed to lane `long`."
     )
     pinned_plugins: CommaList = Field((), description="Plugin keys that run on one owner in the fleet.")
-    call_timeout_seconds: float = Field(30, gt=0, description="Longest call in lane `methods`.")
+    call_timeout_seconds: float = Field(120, gt=0, description="Longest call in lane `methods`.")
     long_timeout_seconds: float = Field(6 * 3600, gt=0, description="Longest call in lane `long`.")
     drain_seconds: float = Field(30, gt=0, description="How long a stopping worker waits for running calls.")
     task_events: bool = Field(
@@ -323,6 +323,12 @@ class WorkerSettings(_Group):
 
 class SecuritySettings(_Group):
     """Secrets of the installation."""
+    wait_seconds: float = Field(
+        30, gt=0, description="How long code waits for a call, which then goes on without it as a job."
+    )
+    long_wait_seconds: float = Field(
+        0, ge=0, description="The same in lane `long`, for methods that are no TOOL; 0: code never waits."
+    )
 
     signing_key: SecretStr | None = Field(
         None, description="Key that signs invocations; unset means a random one kept in the data directory."

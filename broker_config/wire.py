@@ -57,6 +57,9 @@ class Invocation(_Wire):
     wakes_agent: bool = Field(True, description="Whether an AGENT result schedules a follow-up round.")
     issued_at: AwareDatetime
     deadline: AwareDatetime
+    waits_until: AwareDatetime | None = Field(
+        None, description="When its caller ceases to wait and the call becomes a job; None: at the deadline."
+    )
     args: str = Field(description="base64 of a protocol 4 pickle of `(args, kwargs)`, plain values only.")
 
     def argument_bytes(self) -> bytes:
@@ -69,6 +72,11 @@ class Invocation(_Wire):
             return base64.b64decode(self.args, validate=True)
         except (binascii.Error, ValueError) as exc:
             raise MessageRefusedError(f"call {self.call_id}: arguments are not base64") from exc
+
+    def waited_seconds_left(self) -> float:
+        """Seconds for which the caller goes on to wait; negative when it may have left."""
+        end = self.deadline if self.waits_until is None else self.waits_until
+        return (end - datetime.now(UTC)).total_seconds()
 
     def remaining_seconds(self) -> float:
         """Seconds until the deadline; negative when it has passed."""

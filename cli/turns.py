@@ -21,6 +21,7 @@ __all__ = [
     "newest_messages",
     "newest_rounds",
     "require_model",
+    "wait_for_jobs",
     "wait_for_quiet",
 ]
 
@@ -104,5 +105,26 @@ async def wait_for_quiet(database: Database, chat_key: str, *, seconds: float) -
             raise ServiceError(
                 f"chat {chat_key}: round {first.number} is still {first.state} after {seconds:.0f} s"
                 + (f" on {first.worker}" if first.worker else "; does a worker serve lane rounds?")
+            )
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def wait_for_jobs(database: Database, chat_key: str, *, seconds: float) -> None:
+    """Return when no background job and no detached call of the chat runs.
+
+    Raises:
+        ServiceError: one still does after ``seconds``; the message says which.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        async with database.read() as transaction:
+            open_jobs = await transaction.jobs.newest(limit=1, chat_key=chat_key, open_only=True)
+        if not open_jobs:
+            return
+        if time.monotonic() > deadline:
+            job = open_jobs[0]
+            raise ServiceError(
+                f"chat {chat_key}: job {job.id} ({job.type}) is still {job.state} after {seconds:.0f} s; "
+                "`nekro jobs` shows it"
             )
         await asyncio.sleep(_POLL_SECONDS)

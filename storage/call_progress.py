@@ -7,7 +7,9 @@ call, or when its lease runs out because the call's worker died.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar
+
+from sqlalchemy.dialects.postgresql import Insert
 
 from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now
@@ -19,12 +21,13 @@ from storage.upsert import insert
 
 __all__ = ["CallProgress", "CallProgressRepository"]
 
-_FENCE: Final = 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class CallProgress:
     """How far a call is."""
+
+    #: Nobody claims such a row; this is its token for ``JobRepository``.
+    fence: ClassVar[int] = 1
 
     call_id: str
     #: The function's name.
@@ -42,9 +45,25 @@ class CallProgress:
 class CallProgressRepository(Repository):
     """Rows of ``jobs`` that show calls."""
 
+    async def begin(self, progress: CallProgress) -> None:
+        """Record that a call runs; one that has reported already stays as it is."""
+        new = self._insert(progress)
+        await self._connection.execute(new.on_conflict_do_nothing(index_elements=[JobRow.id]))
+
     async def show(self, progress: CallProgress) -> None:
         """Record how far a call is; a call that has ended stays as it is."""
-        new = insert(self._dialect, JobRow).values(
+        new = self._insert(progress)
+        newer = {
+            name: new.excluded[name] for name in ("percent", "message", "worker", "lease_until", "updated_at")
+        }
+        await self._connection.execute(
+            new.on_conflict_do_update(
+                index_elements=[JobRow.id], set_=newer, where=JobRow.state == JobState.RUNNING
+            )
+        )
+
+    def _insert(self, progress: CallProgress) -> Insert:
+        return insert(self._dialect, JobRow).values(
             id=progress.call_id,
             type=progress.method,
             task_id=progress.call_id,
@@ -55,20 +74,12 @@ class CallProgressRepository(Repository):
             percent=progress.percent,
             message=progress.message,
             attempt=1,
-            fence=_FENCE,
+            fence=progress.fence,
             worker=progress.worker,
             lease_until=seconds_from_now(progress.lease_seconds),
             created_at=now(),
             started_at=now(),
             updated_at=now(),
-        )
-        newer = {
-            name: new.excluded[name] for name in ("percent", "message", "worker", "lease_until", "updated_at")
-        }
-        await self._connection.execute(
-            new.on_conflict_do_update(
-                index_elements=[JobRow.id], set_=newer, where=JobRow.state == JobState.RUNNING
-            )
         )
 
     async def end(self, progress: CallProgress, *, state: JobState) -> None:
@@ -76,7 +87,7 @@ class CallProgressRepository(Repository):
         await self.show(progress)
         try:
             await JobRepository(self._connection).finish(
-                progress.call_id, fence=_FENCE, state=state, message=progress.message
+                progress.call_id, fence=progress.fence, state=state, message=progress.message
             )
         except FencedError:  # it has ended, by another delivery or because its lease ran out
             return

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from storage.call_progress import CallProgressRepository
 from storage.calls import CallRepository
 from storage.chats import ChatRepository
+from storage.detached_calls import DetachedCallRepository
 from storage.downloads import DownloadRepository
 from storage.job_signals import JobSignalRepository
 from storage.jobs import JobRepository
@@ -50,6 +51,11 @@ class Repositories:
     def cron_jobs(self) -> CronJobRepository:
         """Recurring timers."""
         return CronJobRepository(self._runner)
+
+    @cached_property
+    def detached_calls(self) -> DetachedCallRepository:
+        """Calls that nobody waits for."""
+        return DetachedCallRepository(self._runner)
 
     @cached_property
     def downloads(self) -> DownloadRepository:

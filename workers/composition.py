@@ -33,6 +33,7 @@ from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.background import BackgroundLoop
 from workers.claims import CallClaims
+from workers.detached import CallDetacher, CallEnds
 from workers.dispatch import Dispatcher
 from workers.downloads import DownloadSweep, SqlDownloads
 from workers.executor import MethodExecutor
@@ -217,6 +218,7 @@ class Services:
             registry=self.registry,
             signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
             claims=CallClaims(self.database, self.publisher, self.host),
+            ends=CallEnds(self.database, self.publisher),
             redactor=self.redactor,
             sandbox_settings=self.settings.sandbox,
             worker_name=self.node,
@@ -234,7 +236,12 @@ class Services:
         if self._caller is None:
             raise RuntimeNotBoundError(f"a process of role {self.role} does not call methods")
         return Dispatcher(
-            self._caller, self.registry, self.lanes, self.settings.workers, refresh=self.marks.refresh
+            self._caller,
+            self.registry,
+            self.lanes,
+            self.settings.workers,
+            refresh=self.marks.refresh,
+            detacher=CallDetacher(self.database),
         )
 
     @cached_property

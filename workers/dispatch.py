@@ -32,6 +32,7 @@ from sandbox.models import (
     StubMethod,
     StubResult,
 )
+from workers.detached import CallDetacher, still_running, wait_seconds
 from workers.lanes import LaneChooser
 from workers.registry import MethodEntry, Registry
 
@@ -78,6 +79,8 @@ class CallRecord:
     round_id: str | None = None
     #: "" when nobody told.
     worker: str = ""
+    #: Whether it went on as a job when its caller ceased to wait.
+    is_detached: bool = False
 
 
 class Dispatcher:
@@ -91,6 +94,7 @@ class Dispatcher:
         settings: WorkerSettings,
         *,
         refresh: Callable[[], Awaitable[None]],
+        detacher: CallDetacher,
     ) -> None:
         """Take what to send with.
 
@@ -102,6 +106,7 @@ class Dispatcher:
         self._lanes = lanes
         self._settings = settings
         self.refresh = refresh
+        self._detacher = detacher
 
     def for_run(self, scope: CallScope, entries: Iterable[MethodEntry]) -> RunCalls:
         """Return the stubs of one run and the way their calls take."""
@@ -128,30 +133,58 @@ class Dispatcher:
             ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
                 other errors of ``MethodCaller.call``.
         """
-        chat = scope.chat
-        invocation = Invocation(
-            call_id=call_id,
-            method=entry.task,
-            chat_key=chat.chat_key,
-            container_key=chat.container_key,
-            user_id=scope.user_id,
-            adapter_key=chat.adapter_key,
-            channel_id=chat.channel_id,
-            channel_name=chat.channel_name,
-            channel_type=chat.channel_type,
-            round_id=scope.round_id,
-            turn_id=scope.turn_id,
-            round_number=scope.round_number,
-            wakes_agent=scope.wakes_agent,
-            issued_at=datetime.now(UTC),
-            deadline=deadline,
-            args=base64.b64encode(arguments).decode("ascii"),
-        )
+        invocation = _invocation(entry, arguments, scope, call_id=call_id, deadline=deadline)
         try:
             return await self._caller.call(invocation, lane=self.lane_of(entry))
         except asyncio.CancelledError:
             await self._revoke(call_id)
             raise
+
+    async def invoke_patiently(
+        self, entry: MethodEntry, arguments: bytes, scope: CallScope, *, call_id: str
+    ) -> Envelope | None:
+        """Run a method on a worker and wait for its result as long as the settings say.
+
+        Returns None when that was not long enough: the call goes on as a job, and whoever ends it
+        tells the chat. A cancelled wait revokes the call.
+
+        Raises:
+            As ``invoke``; and StorageUnavailableError: the call could not become a job.
+        """
+        lane = self.lane_of(entry)
+        patience = wait_seconds(entry, lane=lane, settings=self._settings)
+        now = datetime.now(UTC)
+        deadline = now + timedelta(seconds=self.timeout_seconds(entry))
+        invocation = _invocation(
+            entry,
+            arguments,
+            scope,
+            call_id=call_id,
+            deadline=deadline,
+            waits_until=min(deadline, now + timedelta(seconds=patience)),
+        )
+        if patience == 0:
+            # The row comes first: from then on the chat will be told, whatever becomes of the message.
+            await self._detacher.detach(entry, invocation, lane=lane)
+            try:
+                await self._caller.send(invocation, lane=lane)
+            except BrokerUnavailableError:
+                await self._detacher.withdraw(call_id)
+                raise
+            return None
+        call = asyncio.create_task(self._caller.call(invocation, lane=lane))
+        try:
+            done, _ = await asyncio.wait([call], timeout=patience)
+            if not done:
+                row = await self._detacher.detach(entry, invocation, lane=lane)
+                if row.finished_at is None:
+                    return None
+            return await call
+        except asyncio.CancelledError:
+            await self._revoke(call_id)
+            raise
+        finally:
+            call.cancel()
 
     async def _revoke(self, call_id: str) -> None:
         try:
@@ -213,10 +246,9 @@ class RunCalls:
         entry = self._entries[call.token]
         await self._dispatcher.refresh()
         record = self._recorder(entry, call.call_id)
-        deadline = _soonest(call.deadline, self._dispatcher.timeout_seconds(entry))
         try:
-            envelope = await self._dispatcher.invoke(
-                entry, call.arguments, self._scope, call_id=call.call_id, deadline=deadline
+            envelope = await self._dispatcher.invoke_patiently(
+                entry, call.arguments, self._scope, call_id=call.call_id
             )
         except NekroError as exc:
             raised = _raised(exc)
@@ -225,6 +257,9 @@ class RunCalls:
         except asyncio.CancelledError:
             record(error="given up: its deadline passed, or its run ended")
             raise
+        if envelope is None:
+            record(is_detached=True)
+            return still_running(entry, call.call_id)
         record(
             started_at=envelope.started_at,
             finished_at=envelope.finished_at,
@@ -263,5 +298,32 @@ def _raised(exc: NekroError) -> Raised:
     return Raised(error_type=type(exc).__name__, message=str(exc))
 
 
-def _soonest(deadline: datetime, timeout_seconds: float) -> datetime:
-    return min(deadline, datetime.now(UTC) + timedelta(seconds=timeout_seconds))
+def _invocation(
+    entry: MethodEntry,
+    arguments: bytes,
+    scope: CallScope,
+    *,
+    call_id: str,
+    deadline: datetime,
+    waits_until: datetime | None = None,
+) -> Invocation:
+    chat = scope.chat
+    return Invocation(
+        call_id=call_id,
+        method=entry.task,
+        chat_key=chat.chat_key,
+        container_key=chat.container_key,
+        user_id=scope.user_id,
+        adapter_key=chat.adapter_key,
+        channel_id=chat.channel_id,
+        channel_name=chat.channel_name,
+        channel_type=chat.channel_type,
+        round_id=scope.round_id,
+        turn_id=scope.turn_id,
+        round_number=scope.round_number,
+        wakes_agent=scope.wakes_agent,
+        issued_at=datetime.now(UTC),
+        deadline=deadline,
+        waits_until=waits_until,
+        args=base64.b64encode(arguments).decode("ascii"),
+    )

@@ -19,7 +19,8 @@ from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.invoke import Outcome, call_method
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from workers.claims import CallClaims
+from workers.claims import CallClaims, DuplicateDelivery
+from workers.detached import CallEnds
 from workers.failures import explained, redacted
 from workers.loop_watchdog import LoopWatchdog
 from workers.progress import CallReports
@@ -37,6 +38,7 @@ class MethodExecutor:
         registry: Registry,
         signer: Signer,
         claims: CallClaims,
+        ends: CallEnds,
         redactor: Redactor,
         sandbox_settings: SandboxSettings,
         worker_name: str,
@@ -46,6 +48,7 @@ class MethodExecutor:
         self._registry = registry
         self._signer = signer
         self._claims = claims
+        self._ends = ends
         self._redactor = redactor
         self._argument_bytes = sandbox_settings.argument_bytes
         self._return_bytes = sandbox_settings.return_bytes
@@ -72,17 +75,25 @@ class MethodExecutor:
                 f"{invocation.method}: the deadline of call {invocation.call_id} passed in the queue"
             )
         entry = self._registry.find(invocation.method)
-        if entry.type is SandboxMethodType.TOOL:
-            envelope = await self._run(entry, invocation)
-        else:
-            envelope = await self._run_once(entry, invocation)
+        try:
+            if entry.type is SandboxMethodType.TOOL:
+                envelope = await self._run(entry, invocation)
+            else:
+                envelope = await self._run_once(entry, invocation)
+        except DuplicateDelivery:
+            raise
+        except Exception as exc:
+            await self._ends.record(entry, invocation, error=exc)
+            raise
         return envelope.model_dump(mode="json")
 
     async def _run(self, entry: MethodEntry, invocation: Invocation) -> Envelope:
         started_at = datetime.now(UTC)
         args, kwargs = decode_arguments(invocation.argument_bytes(), max_bytes=self._argument_bytes)
         outcome = await self._call(entry, invocation, args, kwargs)
-        return self._envelope(invocation, outcome, started_at)
+        envelope = self._envelope(invocation, outcome, started_at)
+        await self._ends.record(entry, invocation, value=outcome.value)
+        return envelope
 
     async def _run_once(self, entry: MethodEntry, invocation: Invocation) -> Envelope:
         # Arguments first: a call that cannot start must not leave a claim behind.

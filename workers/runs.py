@@ -28,6 +28,8 @@ class CodeReport:
     #: Last line of the traceback, or the limit that ended the run; None when all went well.
     error: str | None
     calls: list[dict[str, Any]]
+    #: Whether a call outlived the code and goes on as a job.
+    has_detached: bool
     #: Rounds that AGENT results scheduled: ``{"round_id", "method"}``.
     follow_ups: list[dict[str, Any]]
 
@@ -72,6 +74,7 @@ class CodeRuns:
             output=result.output,
             error=result.error,
             calls=[call_json(record) for record in calls.records],
+            has_detached=any(record.is_detached for record in calls.records),
             follow_ups=[
                 {"round_id": record.round_id, "method": record.method}
                 for record in calls.records

@@ -18,6 +18,7 @@ from storage.calls import CallRepository
 from storage.engine import Database
 from storage.leases import LeaseRepository
 from storage.rounds import RoundRepository
+from workers.detached import settle
 from workers.publisher import EventPublisher
 
 __all__ = ["Sweep", "Sweeper"]
@@ -75,7 +76,9 @@ class Sweeper:
         async with self._database.begin() as transaction:
             calls = CallRepository(transaction.connection)
             lost = await calls.sweep_lost(limit=_BATCH)
-            await calls.sweep_expired(limit=_BATCH)
+            expired = await calls.sweep_expired(limit=_BATCH)
+            for call in (*lost, *expired):
+                await settle(transaction, self._publisher, call)
         for call in lost:
             logger.bind(call_id=call.id, method=call.method).warning("call_outcome_unknown")
         async with self._database.read() as transaction:

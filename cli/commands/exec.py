@@ -71,6 +71,8 @@ def run(args: Args, deps: Deps) -> int:
                 follow_up=not args.no_follow_up,
                 file_name=args.file.name if str(args.file) != "-" else "<stdin>",
             )
+            if system.own and report.has_detached:
+                await _see_jobs_through(services, args, deps)
             if report.follow_ups and system.own:
                 await _see_follow_ups_through(services, args, deps, has_model=has_model)
             return report
@@ -92,6 +94,16 @@ def run(args: Args, deps: Deps) -> int:
         ended = f"{report.stop_type.name} after {len(report.calls)} calls"
         deps.output.words(f"{ended}: {report.error}" if report.error else ended)
     return int(report.stop_type)
+
+
+async def _see_jobs_through(services: Services, args: Args, deps: Deps) -> None:
+    """Let calls that outlived the code end before the system does that runs them."""
+    from cli.turns import wait_for_jobs
+
+    deps.output.words(f"waiting for what goes on as a job in chat {args.chat_key}; Ctrl-C gives it up")
+    await wait_for_jobs(
+        services.database, args.chat_key, seconds=services.settings.workers.long_timeout_seconds
+    )
 
 
 async def _see_follow_ups_through(services: Services, args: Args, deps: Deps, *, has_model: bool) -> None:

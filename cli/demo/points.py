@@ -153,8 +153,11 @@ def _download(evidence: Evidence) -> str:
         evidence.model_sha256 in evidence.said(scenes.GREETING),
         "the sandbox saw other bytes than were served",
     )
+    told = [message for message in evidence.messages if message.text.startswith("Model 'tiny' downloaded")]
+    _need(len(told) == 1, f"the chat was told {len(told)} times that the download is done")
     where = f"long-1 (process {tasks[0].pid})"
-    return f"fetched on {where}, and the sandbox found SHA-256 {evidence.model_sha256[:12]}…"
+    digest = f"{evidence.model_sha256[:12]}…"
+    return f"fetched on {where} as a job, the chat was told, and the sandbox found SHA-256 {digest}"
 
 
 _POINTS: Final[Sequence[tuple[str, Callable[[Evidence], str]]]] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
@@ -14,6 +15,7 @@ from celery import Celery
 __all__ = ["TaskLog", "TaskRecord"]
 
 _WAKE_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 0.05
 
 
 @dataclass
@@ -59,6 +61,12 @@ class TaskLog:
         """Return the tasks of one method, by its function name, oldest first."""
         records = [record for record in self.records.values() if record.name.split(".")[-1] == function]
         return sorted(records, key=lambda record: record.received_at)
+
+    def wait_for(self, function: str, *, seconds: float) -> None:
+        """Return when a task of that method was seen: workers send what happened a few times a second."""
+        deadline = time.monotonic() + seconds
+        while not self.of(function) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
 
     def _listen(self) -> None:
         with self.app.connection_for_read() as connection:

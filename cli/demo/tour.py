@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 from uuid import uuid4
@@ -9,13 +10,15 @@ from uuid import uuid4
 from cli.demo import scenes
 from cli.demo.evidence import Evidence, gather
 from cli.demo.stage import Stage
-from cli.turns import newest_rounds, wait_for_quiet
+from cli.turns import newest_rounds, wait_for_jobs, wait_for_quiet
 
 __all__ = ["play"]
 
 #: A scene takes about a second; a minute without an end is a fault, which the points will show.
 _SCENE_SECONDS: Final = 60.0
 _PLAN_TRIES: Final = 6
+#: How long the last task events may take.
+_EVENT_SECONDS: Final = 5.0
 
 
 async def play(stage: Stage, *, say: Callable[[str], None]) -> Evidence:
@@ -28,9 +31,12 @@ async def play(stage: Stage, *, say: Callable[[str], None]) -> Evidence:
     chat_key = await _plan(stage, say)
     await _scene(stage, chat_key, scenes.ASK_DRAW, say)
     await _scene(stage, chat_key, scenes.ASK_FETCH.format(url=models.url, sha256=models.sha256), say)
+    say("(the code has ended, the download goes on as a job)")
+    await wait_for_jobs(stage.services.database, chat_key, seconds=_SCENE_SECONDS)
     say("(the methods worker ends, another one takes over)")
     await stage.replace("methods-1", "methods-2")
     await _scene(stage, chat_key, scenes.ASK_GREET, say)
+    await asyncio.to_thread(stage.tasks.wait_for, "get_preference", seconds=_EVENT_SECONDS)
     return await gather(stage, chat_key)
 
 
