@@ -68,6 +68,7 @@ def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
     )
     app.nekro_settings = settings
     app.steps["consumer"].add("broker_config.leases:LeaseStep")
+    app.steps["consumer"].add("broker_config.revocations:RevocationStep")
     app.conf.update(checked_settings(celery_settings(settings, lane=lane)))
     return app
 

@@ -24,7 +24,7 @@ MAX_BATCH_WRITES: Final = 256
 class _Write:
     queue_on: Callable[[Any], int]
     size_bytes: int
-    done: asyncio.Future[None]
+    done: asyncio.Future[list[Any]]
 
 
 class PipelineBatcher:
@@ -35,8 +35,8 @@ class PipelineBatcher:
         self._waiting: list[_Write] = []
         self._flusher: asyncio.Task[None] | None = None
 
-    async def write(self, queue_on: Callable[[Any], int], *, size_bytes: int) -> None:
-        """Send commands; returns when Redis has executed them.
+    async def write(self, queue_on: Callable[[Any], int], *, size_bytes: int) -> list[Any]:
+        """Send commands; returns their replies when Redis has executed them.
 
         Args:
             queue_on: appends the commands to a pipeline and returns how many they are.
@@ -50,7 +50,8 @@ class PipelineBatcher:
         self._waiting.append(_Write(queue_on=queue_on, size_bytes=size_bytes, done=done))
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush())
-        await done
+        replies: list[Any] = await done
+        return replies
 
     async def close(self) -> None:
         """Send what waits and close the connections."""
@@ -92,6 +93,6 @@ class PipelineBatcher:
                 continue  # its waiter was cancelled
             refused = next((reply for reply in own if isinstance(reply, Exception)), None)
             if refused is None:
-                write.done.set_result(None)
+                write.done.set_result(own)
             else:
                 write.done.set_exception(refused)

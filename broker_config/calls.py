@@ -13,24 +13,27 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from celery import Celery, states
 from pydantic import ValidationError
 from redis import RedisError
 from redis.asyncio import Redis
 
+from broker_config.call_messages import CallMessage
 from broker_config.clients import async_client
 from broker_config.embedded import resolve_signing_key
 from broker_config.failures import failure_from_record
 from broker_config.keys import Keys
 from broker_config.publishing import PUBLISH_SECONDS, Publisher, make_publisher, unavailable
+from broker_config.revocations import revoke
 from broker_config.settings import Settings
+from broker_config.shares import ChatShares
 from broker_config.wire import Envelope, Invocation, Signer, new_id
-from nekro_agent.errors import CallTimeoutError, MessageRefusedError
+from nekro_agent.errors import BrokerError, CallTimeoutError, MessageRefusedError, StorageError
 from nekro_agent.methods import Lane
 
-__all__ = ["MethodCaller"]
+__all__ = ["CallLedger", "MethodCaller"]
 
 #: How long one blocking pop waits, at most.
 POP_SECONDS: Final = 2
@@ -41,30 +44,45 @@ REREAD_SECONDS: Final = 1.0
 REREAD_KEYS: Final = 100
 #: Pause before the reply list is asked again after an error.
 RECONNECT_SECONDS: Final = 0.2
-#: Extra time, beyond the deadline, after which a worker gives a call up for good.
-HARD_LIMIT_GRACE_SECONDS: Final = 5
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+class CallLedger(Protocol):
+    """Where calls are written down that must survive the loss of their message."""
+
+    async def record(self, message: CallMessage) -> None:
+        """Write a call down before it is published; a kind of call that may get lost is left out."""
+        ...
+
+    async def withdraw(self, call_id: str) -> None:
+        """See to it that a call does not start any more, and that what it still does is not recorded."""
+        ...
+
+
+@dataclass(kw_only=True)
 class _Pending:
     """A call that waits for its reply."""
 
+    message: CallMessage
     record: asyncio.Future[dict[str, Any]]
     since: float
+    #: What the broker said when it took the message; None: not yet, or it never says.
+    epoch: str | None = None
 
 
 class MethodCaller:
     """Calls methods over the broker; ``start`` and ``close`` it on the loop that uses it."""
 
-    def __init__(self, app: Celery, settings: Settings) -> None:
+    def __init__(self, app: Celery, settings: Settings, *, ledger: CallLedger | None = None) -> None:
         self._app = app
+        self._ledger = ledger
         self._settings = settings
         self._signer = Signer.from_text(resolve_signing_key(settings).get_secret_value())
         self._caller_id = new_id()
         self._reply_key = Keys(prefix=settings.broker.key_prefix).reply(self._caller_id)
         self._pending: dict[str, _Pending] = {}
+        self._shares = ChatShares(per_chat=settings.broker.calls_per_chat, waiting=settings.broker.max_queued)
         self._publisher: Publisher | None = None
         self._popper: Redis | None = None
         self._reader: Redis | None = None
@@ -109,6 +127,8 @@ class MethodCaller:
     async def call(self, invocation: Invocation, *, lane: Lane | str) -> Envelope:
         """Run a method on some worker and return what it returned.
 
+        When the broker lost its data the message is sent again, under the same id.
+
         Args:
             lane: a lane, or the name of a pinned plugin's queue. An unknown name is a
                 ``KeyError``: queues are declared in settings.
@@ -116,6 +136,7 @@ class MethodCaller:
         Raises:
             BrokerUnavailableError: the broker does not answer within about 6 s. It may have
                 taken the message; a repetition under the same call id is recognised.
+            OverloadedError: the queue is full, or too many calls wait here; it was not sent.
             CallTimeoutError: the deadline passed, in the queue or while the method ran. The
                 worker is asked to stop it.
             CallCancelledError: the call was revoked.
@@ -134,12 +155,16 @@ class MethodCaller:
         remaining = invocation.remaining_seconds()
         if remaining <= 0:
             raise CallTimeoutError(f"{invocation.method}: the deadline of call {call_id} has passed")
-        record = asyncio.get_running_loop().create_future()
-        self._pending[call_id] = _Pending(record=record, since=time.monotonic())
+        pending = _Pending(
+            message=self._message(invocation, queue),
+            record=asyncio.get_running_loop().create_future(),
+            since=time.monotonic(),
+        )
+        self._pending[call_id] = pending
         try:
-            async with asyncio.timeout(remaining) as limit:
-                await self._publisher.send(self._message(invocation, remaining), queue=queue)
-                answer = await record
+            async with asyncio.timeout(remaining) as limit, self._shares.turn(invocation.chat_key):
+                pending.epoch = await self._publish(pending.message)
+                answer = await pending.record
         except TimeoutError as exc:
             if not limit.expired():
                 raise
@@ -151,8 +176,21 @@ class MethodCaller:
             del self._pending[call_id]
         return _envelope(invocation, answer)
 
+    async def send(self, invocation: Invocation, *, lane: Lane | str) -> None:
+        """Publish a call whose result nobody waits for here.
+
+        Raises:
+            OverloadedError: the queue is full; it was not sent.
+            BrokerUnavailableError: the broker does not answer; it may have taken the message.
+        """
+        if self._publisher is None:
+            raise RuntimeError("MethodCaller.send before start or after close")
+        queue = self._app.amqp.queues[str(lane)].name
+        message = CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=None)
+        await self._publish(message)
+
     async def revoke(self, call_id: str, *, terminate: bool = True) -> None:
-        """Tell all workers that are up to drop a call.
+        """Tell all workers, also those that start later, to drop a call.
 
         Args:
             terminate: also stop it when it already runs.
@@ -160,25 +198,38 @@ class MethodCaller:
         Raises:
             BrokerUnavailableError: the broker does not answer.
         """
+        await self._withdraw(call_id)
         loop = asyncio.get_running_loop()
-        told = loop.run_in_executor(None, lambda: self._app.control.revoke(call_id, terminate=terminate))
+        told = loop.run_in_executor(None, lambda: revoke(self._app, [call_id], terminate=terminate))
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
                 await told
         except Exception as exc:
             raise unavailable(self._settings.broker.url, exc) from exc
 
-    def _message(self, invocation: Invocation, remaining: float) -> Any:
-        return self._app.amqp.create_task_message(
-            invocation.call_id,
-            invocation.method,
-            [self._signer.sign(invocation)],
-            {},
-            expires=invocation.deadline.isoformat(),
-            soft_time_limit=remaining,
-            time_limit=remaining + HARD_LIMIT_GRACE_SECONDS,
-            reply_to=self._caller_id,
-        )
+    def _message(self, invocation: Invocation, queue: str) -> CallMessage:
+        return CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=self._caller_id)
+
+    async def _publish(self, message: CallMessage) -> str | None:
+        if self._ledger is not None:
+            await self._ledger.record(message)
+        try:
+            return await self._put(message)
+        except BrokerError:
+            await self._withdraw(message.invocation.call_id)
+            raise
+
+    async def _put(self, message: CallMessage) -> str | None:
+        assert self._publisher is not None  # noqa: S101 - checked by the callers
+        return await self._publisher.send(message.build(self._app), queue=message.lane)
+
+    async def _withdraw(self, call_id: str) -> None:
+        if self._ledger is None:
+            return
+        try:
+            await self._ledger.withdraw(call_id)
+        except StorageError as exc:  # it ends at its deadline
+            logger.warning("call %s cannot be withdrawn: %s", call_id, exc)
 
     def _revoke_soon(self, call_id: str) -> None:
         async def revoke() -> None:
@@ -222,7 +273,7 @@ class MethodCaller:
                 self._settle(raw)
 
     async def _reread_forever(self, client: Redis) -> None:
-        """Look up old calls under their result keys: a pop whose reply got lost took it from the list."""
+        """Look after old calls: a lost pop took the reply from the list, a lost Redis took the message."""
         while True:
             await asyncio.sleep(REREAD_SECONDS)
             old = time.monotonic() - REREAD_SECONDS
@@ -236,8 +287,26 @@ class MethodCaller:
                     for raw in await client.mget(keys):
                         if raw is not None:
                             self._settle(raw)
-            except (RedisError, OSError) as exc:
-                logger.debug("results cannot be read again: %s", exc)
+                if calls:
+                    await self._send_lost_again()
+            except (RedisError, OSError, BrokerError) as exc:
+                logger.debug("calls cannot be looked after: %s", exc)
+            except Exception:  # every other call depends on this loop
+                logger.exception("calls cannot be looked after")
+
+    async def _send_lost_again(self) -> None:
+        """Publish again what the broker took and has lost since; nobody else knows of TOOL calls."""
+        assert self._publisher is not None  # noqa: S101 - set as long as the tasks run
+        epoch = await self._publisher.epoch()
+        lost = [
+            pending
+            for pending in self._pending.values()
+            if pending.epoch is not None and pending.epoch != epoch and not pending.record.done()
+        ]
+        if lost:
+            logger.warning("the broker lost its data; sending %d calls again", len(lost))
+        for pending in lost:
+            pending.epoch = await self._put(pending.message)
 
     def _settle(self, raw: Any) -> None:
         """Give a stored result to the call that waits for it; anything else is dropped."""

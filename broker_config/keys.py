@@ -4,6 +4,11 @@
     list, gone ``REPLY_SECONDS`` after the last push: finished results for one ``MethodCaller``.
 ``<prefix>dead``
     list, until somebody drops it: raw messages that no worker can read, newest first.
+``<prefix>epoch``
+    string, for ever: a random word written by the first publish. A Redis that lost its data has
+    no such key or another word, so what was published under the old one is known to be lost.
+``<prefix>revoked``
+    sorted set (task id → until when), gone a day after the last revocation, on the results' Redis.
 ``<prefix>watcher:<id>``
     string, gone a minute after its last renewal: somebody reads the queue ``watch.<id>``.
 ``<prefix>unacked.<lane>``, ``…_index``, ``…_mutex``
@@ -50,6 +55,16 @@ class Keys:
     def dead(self) -> str:
         """List of malformed messages, newest first."""
         return f"{self.prefix}{DEAD_KEY}"
+
+    @property
+    def epoch(self) -> str:
+        """Word that lives as long as the broker's data."""
+        return f"{self.prefix}epoch"
+
+    @property
+    def revoked(self) -> str:
+        """Ids of tasks that no worker may start."""
+        return f"{self.prefix}revoked"
 
     def watcher(self, watcher_id: str) -> str:
         """Sign of life of one ``broker_config.watching.EventWatcher``."""

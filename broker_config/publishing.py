@@ -5,25 +5,46 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
+import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 from redis import RedisError
 
 from broker_config.batching import PipelineBatcher
 from broker_config.clients import async_client
+from broker_config.keys import Keys
 from broker_config.settings import BrokerSettings
 from broker_config.urls import is_redis, without_password
-from nekro_agent.errors import BrokerUnavailableError
+from nekro_agent.errors import BrokerUnavailableError, OverloadedError
 
 __all__ = ["KombuPublisher", "PipelinePublisher", "Publisher", "make_publisher", "unavailable"]
 
 #: Longest time that one publish may take, reconnecting included.
 PUBLISH_SECONDS: Final = 6
+
+#: How long a broker's answer about the length of a queue is believed.
+ROOM_SECONDS: Final = 1.0
+#: Puts a message into a queue that is not full, and says whether Redis still has its data.
+#: KEYS: queue (list), epoch (string). ARGV: message, longest queue (0: any), word of a new epoch.
+#: Returns the epoch's word, nil when the queue is full.
+PUSH: Final = """
+local most = tonumber(ARGV[2])
+if most > 0 and redis.call('LLEN', KEYS[1]) >= most then return nil end
+local epoch = redis.call('GET', KEYS[2])
+if not epoch then
+    epoch = ARGV[3]
+    redis.call('SET', KEYS[2], epoch)
+end
+redis.call('LPUSH', KEYS[1], ARGV[1])
+return epoch
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +52,20 @@ logger = logging.getLogger(__name__)
 class Publisher(Protocol):
     """Sends messages that ``app.amqp.create_task_message`` made."""
 
-    async def send(self, message: Any, *, queue: str) -> None:
-        """Put a message into a queue.
+    async def send(self, message: Any, *, queue: str) -> str | None:
+        """Put a message into a queue; returns the epoch that it lies in, see ``epoch``.
 
         Raises:
             BrokerUnavailableError: the broker does not answer; it may still have the message.
+            OverloadedError: the queue is full; the message is not in it.
+        """
+        ...
+
+    async def epoch(self) -> str | None:
+        """A word that changes when the broker loses its data; None for brokers that keep theirs.
+
+        Raises:
+            BrokerUnavailableError: the broker does not answer.
         """
         ...
 
@@ -70,7 +100,8 @@ class PipelinePublisher:
 
     def __init__(self, settings: BrokerSettings) -> None:
         assert settings.url is not None  # noqa: S101 - checked when the app was built
-        self._url, self._prefix = settings.url, settings.key_prefix
+        self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
+        self._epoch_key = Keys(prefix=settings.key_prefix).epoch
         client = async_client(
             settings.url,
             socket_timeout_seconds=settings.socket_timeout_seconds,
@@ -78,25 +109,42 @@ class PipelinePublisher:
         )
         self._batcher = PipelineBatcher(client)
 
-    async def send(self, message: Any, *, queue: str) -> None:
+    async def send(self, message: Any, *, queue: str) -> str | None:
         """Put a message into a queue; see ``Publisher``."""
         key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
 
         def queue_on(pipeline: Any) -> int:
-            pipeline.lpush(key, payload)
+            pipeline.eval(PUSH, 2, key, self._epoch_key, payload, self._longest, uuid4().hex)
             return 1
 
+        word = await self._write(queue_on, size_bytes=len(payload))
+        if word is None:
+            raise _full(queue, self._longest)
+        return bytes(word).decode()
+
+    async def epoch(self) -> str | None:
+        """The word; see ``Publisher``. Empty when there is none, as in a Redis that lost its data."""
+
+        def queue_on(pipeline: Any) -> int:
+            pipeline.get(self._epoch_key)
+            return 1
+
+        word = await self._write(queue_on, size_bytes=0)
+        return "" if word is None else bytes(word).decode()
+
+    async def _write(self, queue_on: Callable[[Any], int], *, size_bytes: int) -> Any:
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
                 try:
-                    await self._batcher.write(queue_on, size_bytes=len(payload))
+                    (reply,) = await self._batcher.write(queue_on, size_bytes=size_bytes)
                 except (ConnectionError, RedisError) as exc:
                     if not _is_stale(exc):
                         raise
                     # A connection that a restart of Redis had broken: the next one is fresh.
-                    await self._batcher.write(queue_on, size_bytes=len(payload))
+                    (reply,) = await self._batcher.write(queue_on, size_bytes=size_bytes)
         except (RedisError, OSError) as exc:
             raise unavailable(self._url, exc) from exc
+        return reply
 
     async def close(self) -> None:
         """Send what waits and close the connections."""
@@ -125,10 +173,15 @@ def encode_message(message: Any, *, queue: str) -> bytes:
     ).encode()
 
 
+def _full(queue: str, longest: int) -> OverloadedError:
+    return OverloadedError(
+        f"{longest} calls wait in queue {queue} already; try again later, start more workers, or raise "
+        "NEKRO_BROKER__MAX_QUEUED"
+    )
+
+
 def _is_stale(exc: BaseException) -> bool:
     """Whether a connection broke, as opposed to a server that is silent or refuses."""
-    import redis
-
     return isinstance(exc, redis.ConnectionError | ConnectionError) and not isinstance(exc, TimeoutError)
 
 
@@ -139,16 +192,25 @@ class _Ticket:
     given_up: bool = field(default=False)
 
 
+@dataclass
+class _Room:
+    """What is known about how many more messages a queue takes."""
+
+    left: int = 0
+    asked_at: float = float("-inf")
+
+
 class KombuPublisher:
     """Publishes through kombu, on one thread with one connection of its own; for any broker."""
 
     def __init__(self, app: Celery, settings: BrokerSettings) -> None:
-        self._app, self._url = app, settings.url
+        self._app, self._url, self._longest = app, settings.url, settings.max_queued
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nekro-publish")
         self._connection: Any = None
         self._producer: Any = None
+        self._rooms: dict[str, _Room] = {}
 
-    async def send(self, message: Any, *, queue: str) -> None:
+    async def send(self, message: Any, *, queue: str) -> str | None:
         """Put a message into a queue; see ``Publisher``."""
         ticket = _Ticket()
         loop = asyncio.get_running_loop()
@@ -160,6 +222,11 @@ class KombuPublisher:
             ticket.given_up = True
             sending.add_done_callback(_consume_exception)
             raise unavailable(self._url, exc) from exc
+        return None
+
+    async def epoch(self) -> str | None:
+        """None: nothing is known about loss here."""
+        return None
 
     async def close(self) -> None:
         """Send what waits and close the connection."""
@@ -174,12 +241,27 @@ class KombuPublisher:
             self._connection = self._app.connection_for_write()
             self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         try:
+            self._make_room(queue)
             self._app.amqp.send_task_message(
                 self._producer, message.headers["task"], message, queue=self._app.amqp.queues[queue]
             )
+        except OverloadedError:
+            raise
         except Exception:
             self._disconnect()
             raise
+
+    def _make_room(self, queue: str) -> None:
+        """Ask the broker how full a queue is, once a second or when it may be full by now."""
+        room, now = self._rooms.setdefault(queue, _Room()), time.monotonic()
+        if self._longest and (room.left <= 0 or now - room.asked_at > ROOM_SECONDS):
+            channel = self._producer.channel
+            self._app.amqp.queues[queue](channel).declare()
+            waiting = channel.queue_declare(queue, passive=True).message_count
+            room.left, room.asked_at = self._longest - waiting, now
+            if room.left <= 0:
+                raise _full(queue, self._longest)
+        room.left -= 1
 
     def _disconnect(self) -> None:
         connection, self._connection, self._producer = self._connection, None, None

@@ -83,6 +83,17 @@ class BrokerSettings(_Group):
     max_deliveries: int = Field(
         3, ge=1, description="Deliveries after which a task that no worker finishes is set aside as dead."
     )
+    max_queued: int = Field(
+        10_000,
+        ge=0,
+        description="Calls that wait in one queue, or in one process for their chat's turn; more are "
+        "refused. 0 refuses none.",
+    )
+    calls_per_chat: int = Field(
+        64,
+        ge=1,
+        description="Calls of one chat that one process has under way at a time; more wait for their turn.",
+    )
     pipelined_publish: bool = Field(
         True, description="Publish calls to Redis in pipelines; off means kombu's own producer."
     )
@@ -312,6 +323,12 @@ class WorkerSettings(_Group):
     pinned_plugins: CommaList = Field((), description="Plugin keys that run on one owner in the fleet.")
     call_timeout_seconds: float = Field(120, gt=0, description="Longest call in lane `methods`.")
     long_timeout_seconds: float = Field(6 * 3600, gt=0, description="Longest call in lane `long`.")
+    wait_seconds: float = Field(
+        30, gt=0, description="How long code waits for a call, which then goes on without it as a job."
+    )
+    long_wait_seconds: float = Field(
+        0, ge=0, description="The same in lane `long`, for methods that are no TOOL; 0: code never waits."
+    )
     drain_seconds: float = Field(30, gt=0, description="How long a stopping worker waits for running calls.")
     task_events: bool = Field(
         True, description="Whether workers publish task events, which Flower and `celery events` read."
@@ -323,12 +340,6 @@ class WorkerSettings(_Group):
 
 class SecuritySettings(_Group):
     """Secrets of the installation."""
-    wait_seconds: float = Field(
-        30, gt=0, description="How long code waits for a call, which then goes on without it as a job."
-    )
-    long_wait_seconds: float = Field(
-        0, ge=0, description="The same in lane `long`, for methods that are no TOOL; 0: code never waits."
-    )
 
     signing_key: SecretStr | None = Field(
         None, description="Key that signs invocations; unset means a random one kept in the data directory."

@@ -20,6 +20,7 @@
     │   └── OutcomeUnknownError
     ├── BrokerError
     │   ├── BrokerUnavailableError
+    │   ├── OverloadedError
     │   └── MessageRefusedError
     ├── StorageError
     │   ├── NotFoundError
@@ -66,6 +67,7 @@ __all__ = [
     "NekroError",
     "NotFoundError",
     "OutcomeUnknownError",
+    "OverloadedError",
     "PackageInstallError",
     "PlaceholderUsedError",
     "PluginError",
@@ -217,6 +219,13 @@ class BrokerUnavailableError(BrokerError):
     """The broker or the result backend does not answer within its time limit."""
 
     code = "broker_unavailable"
+    retryable = True
+
+
+class OverloadedError(BrokerError):
+    """A queue, or a caller's waiting room, is full; the call was not sent and did not start."""
+
+    code = "overloaded"
     retryable = True
 
 

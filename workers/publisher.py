@@ -15,6 +15,7 @@ from typing import Any, Final
 from celery import Celery
 from loguru import logger
 
+from broker_config.revocations import revoke
 from broker_config.topology import JOB_TASK, publish_event, publish_round_requested
 from nekro_agent.methods import Lane
 
@@ -42,7 +43,7 @@ class EventPublisher:
 
     async def revoke(self, *task_ids: str) -> None:
         """Have running tasks stopped, and those that wait dropped, by workers that are up."""
-        send = partial(self._app.control.revoke, list(task_ids), terminate=True)
+        send = partial(revoke, self._app, list(task_ids))
         await self._publish("tasks.revoked", send)
 
     async def event(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:

@@ -1,0 +1,73 @@
+"""Fair sharing: one chat with thousands of calls must not stand before all others in the queue.
+
+A queue is served in order, so who fills it first is served first. Here each chat has a
+number of calls under way at most; the others wait with their caller, in order, and the
+next chat's call stands behind that number and not behind all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from nekro_agent.errors import OverloadedError
+
+__all__ = ["ChatShares"]
+
+
+@dataclass
+class _Share:
+    turns: asyncio.Semaphore
+    users: int = 0
+
+
+class ChatShares:
+    """The shares of all chats in one process; belongs to one event loop."""
+
+    def __init__(self, *, per_chat: int, waiting: int) -> None:
+        """Take the limits.
+
+        Args:
+            per_chat: calls of one chat that are under way at a time.
+            waiting: calls of all chats that wait for their turn; more are refused. 0: any number.
+        """
+        self._per_chat, self._limit = per_chat, waiting
+        self._shares: dict[str, _Share] = {}
+        self._waiting = 0
+
+    @asynccontextmanager
+    async def turn(self, chat_key: str) -> AsyncIterator[None]:
+        """Wait for a chat's next turn and keep it.
+
+        Raises:
+            OverloadedError: too many wait already.
+        """
+        share = self._shares.setdefault(chat_key, _Share(asyncio.Semaphore(self._per_chat)))
+        share.users += 1
+        try:
+            await self._acquire(share)
+            try:
+                yield
+            finally:
+                share.turns.release()
+        finally:
+            share.users -= 1
+            if not share.users:
+                self._shares.pop(chat_key, None)
+
+    async def _acquire(self, share: _Share) -> None:
+        if not share.turns.locked():
+            await share.turns.acquire()
+            return
+        if self._limit and self._waiting >= self._limit:
+            raise OverloadedError(
+                f"{self._waiting} calls wait in this process already; try again later, or raise "
+                "NEKRO_BROKER__MAX_QUEUED or NEKRO_BROKER__CALLS_PER_CHAT"
+            )
+        self._waiting += 1
+        try:
+            await share.turns.acquire()
+        finally:
+            self._waiting -= 1
