@@ -61,6 +61,7 @@ async def run_checks(settings: Settings) -> list[Check]:
     checks.append(await _sandbox(settings))
     checks.append(await asyncio.to_thread(_plugins, settings))
     checks.append(await asyncio.to_thread(_workers, settings, broken=_is_broken(checks, ExitCode.BROKER)))
+    checks += await asyncio.to_thread(_local_workers)
     checks.append(_language_model(settings))
     return checks
 
@@ -268,6 +269,24 @@ def _workers(settings: Settings, *, broken: bool) -> Check:
         detail=f"{source}: lanes {', '.join(served) or 'none'}",
         mend="; ".join(f"start `nekro worker --lane {lane}`" for lane in missing),
     )
+
+
+def _local_workers() -> list[Check]:
+    from cli.probes import Probe, ask_workers
+
+    try:
+        answers = ask_workers(Probe.READY)
+    except NekroError as exc:
+        return [Check(name="worker probes", verdict=Verdict.WARNING, detail=str(exc))]
+    return [
+        Check(
+            name=f"worker {answer.worker}",
+            verdict=Verdict.OK if answer.ok else Verdict.WARNING,
+            detail="; ".join(answer.faults) or "ready",
+            mend="" if answer.ok else "its log says more; it becomes ready by itself, or restart it",
+        )
+        for answer in answers
+    ]
 
 
 def _ask_broker(settings: Settings) -> set[str]:

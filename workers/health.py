@@ -44,10 +44,13 @@ class Report:
 class Health:
     """Answers for one worker process, from any thread but its loop's."""
 
-    def __init__(self, *, lane: str, worker: str, database: Database) -> None:
+    def __init__(
+        self, *, lane: str, worker: str, database: Database, loop_seconds: float = LOOP_SECONDS
+    ) -> None:
         self._lane = lane
         self._worker = worker
         self._database = database
+        self._loop_seconds = loop_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._consumes: Callable[[], str | None] = lambda: "the worker is starting"
 
@@ -78,9 +81,9 @@ class Health:
         turned = concurrent.futures.Future[None]()
         try:
             self._loop.call_soon_threadsafe(turned.set_result, None)
-            turned.result(LOOP_SECONDS)
+            turned.result(self._loop_seconds)
         except TimeoutError:
-            return f"the event loop has not turned for {LOOP_SECONDS:.0f} s"
+            return f"the event loop has not turned for {self._loop_seconds:g} s"
         except RuntimeError:  # it was closed meanwhile: the worker stops
             return None
         return None

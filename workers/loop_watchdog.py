@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from loguru import logger
 
+from broker_config.metrics import metrics
 from workers.registry import MethodEntry
 
 __all__ = ["Blocking", "LoopWatchdog"]
@@ -146,6 +147,7 @@ class LoopWatchdog:
         if frame is None or self._step is not step:
             return
         self._reported[step.entry.task] = time.monotonic()
+        metrics().loop_blocked.labels(step.entry.task).inc()
         frames = traceback.extract_stack(frame)[-_FRAMES:]
         innermost = frames[-1]
         blocking = Blocking(

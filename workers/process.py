@@ -21,10 +21,10 @@ from nekro_agent.methods import Lane
 from workers.composition import Services
 from workers.health import Health
 from workers.logs import configure_logs
-from workers.monitor import Monitor
+from workers.monitor import monitored
 from workers.observation import observe_tasks
 from workers.pool_jobs import LoopThread
-from workers.tasks import register_drain, register_jobs, register_methods
+from workers.tasks import register_commands, register_drain, register_jobs, register_methods
 
 __all__ = ["run_worker"]
 
@@ -49,6 +49,7 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
         start_metrics().worker.labels(lane, node).set(1)
     services = Services.load(settings, role=lane)
     register_methods(services)
+    register_commands(services)
     health = Health(lane=lane, worker=node, database=services.database)
     home = _Home(services, health)
     if lane == Lane.ROUNDS.value:
@@ -68,7 +69,7 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
         quiet=True,
     )
     services.announcer.hostname = worker.hostname
-    with Monitor(settings.metrics, lane=lane, live=health.live, ready=health.ready), observe_tasks():
+    with monitored(settings.metrics, health, lane=lane), observe_tasks():
         worker.start()
         home.close()
     if home.failure is not None:

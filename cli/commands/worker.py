@@ -6,10 +6,13 @@ import argparse
 import os
 import signal
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from cli.command import Deps, add_supervisor_fd, positive_int, warn_of_root
+from cli.command import Deps, add_json, add_supervisor_fd, positive_int, warn_of_root
+from cli.exit_codes import ExitCode
+from cli.probes import Probe, ask_workers
+from nekro_agent.errors import ServiceError, UsageError
 from nekro_agent.methods import Lane
 
 __all__ = ["Args", "register", "run"]
@@ -18,6 +21,8 @@ _EPILOG = """\
 examples:
   nekro worker --lane methods
   NEKRO_BROKER__URL=redis://queue:6379/0 nekro worker --lane long --concurrency 2
+  nekro worker --check --lane methods
+  nekro worker --check live
 
 SIGTERM or Ctrl-C stops warmly: running calls end first. A second one, or SIGQUIT, stops at once.
 """
@@ -27,7 +32,10 @@ SIGTERM or Ctrl-C stops warmly: running calls end first. A second one, or SIGQUI
 class Args:
     """Arguments of `nekro worker`."""
 
-    lane: str
+    #: None only with ``check``: every lane.
+    lane: str | None
+    check: Probe | None
+    json: bool
     concurrency: int | None
     name: str | None
     supervisor_fd: int | None
@@ -36,9 +44,7 @@ class Args:
 def register(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EPILOG
-    parser.add_argument(
-        "--lane", required=True, choices=[lane.value for lane in Lane], help="queue that the worker serves"
-    )
+    parser.add_argument("--lane", choices=[lane.value for lane in Lane], help="queue that the worker serves")
     parser.add_argument(
         "--concurrency",
         metavar="N",
@@ -47,11 +53,26 @@ def register(parser: argparse.ArgumentParser) -> None:
         help="calls or rounds at the same time (default: NEKRO_WORKERS__<LANE>_CONCURRENCY)",
     )
     parser.add_argument("--name", metavar="NAME", help="name of the worker (default: lane and process id)")
+    parser.add_argument(
+        "--check",
+        nargs="?",
+        type=Probe,
+        choices=list(Probe),
+        const=Probe.READY,
+        default=None,
+        help="start nothing; ask the workers of this host, of --lane or all, whether they are ready to take "
+        "calls (or only live), and exit with 0, 1 (one is not) or 13 (there is none)",
+    )
+    add_json(parser)
     add_supervisor_fd(parser)
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Serve one lane until told to stop."""
+    """Serve one lane until told to stop, or ask those that do."""
+    if args.check is not None:
+        return _check(args.check, args, deps)
+    if args.lane is None:
+        raise UsageError("which lane? name one with --lane, or ask running workers with --check")
     from celery.platforms import SecurityWarning
 
     settings = deps.load_settings()
@@ -68,6 +89,18 @@ def run(args: Args, deps: Deps) -> int:
     from workers.process import run_worker
 
     return int(run_worker(settings, lane=args.lane, concurrency=args.concurrency, name=args.name))
+
+
+def _check(probe: Probe, args: Args, deps: Deps) -> int:
+    answers = ask_workers(probe, lane=args.lane)
+    if args.json:
+        deps.output.json([asdict(answer) for answer in answers])
+    for answer in answers if not args.json else ():
+        deps.output.data(f"{answer.worker}: {'; '.join(answer.faults) or probe.value}")
+    if not answers:
+        where = f"of lane {args.lane} " if args.lane else ""
+        raise ServiceError(f"no worker {where}runs on this host as this user")
+    return ExitCode.OK if all(answer.ok for answer in answers) else ExitCode.FAILED
 
 
 def _report_to(descriptor: int) -> None:

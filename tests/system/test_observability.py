@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import os
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from broker_config.codec import encode_arguments
+from broker_config.settings import DatabaseSettings
+from broker_config.wire import Invocation, new_id
 from nekro_agent.errors import MethodFailedError
+from nekro_agent.ports import ChatInfo
+from workers.fleet import FleetFigures
 
 CHAT = "watched-chat"
 
@@ -114,3 +125,97 @@ def test_a_worker_that_is_ready_says_so_and_one_that_stops_no_longer(observed: O
     status, body = observed.get("/readyz")
     assert (status, json.loads(body)["faults"]) == (200, [])
     assert observed.get("/elsewhere")[0] == 404
+
+
+def test_the_check_of_the_command_line_is_the_probe_of_a_container(
+    observed: Observed, tmp_path: Path
+) -> None:
+    def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "cli.main", "worker", "--check", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    ready = check("ready", "--json")
+    mine = [a for a in json.loads(ready.stdout) if a["pid"] == observed.worker.process.pid]
+    assert [(a["ok"], a["lane"], a["faults"]) for a in mine] == [(True, "methods", [])]
+    assert check("live", "--lane", "methods").returncode == 0
+    nobody = subprocess.run(
+        [sys.executable, "-P", "-m", "cli.main", "worker", "--check"],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert nobody.returncode == 13 and "no worker runs on this host" in nobody.stderr
+
+
+async def test_the_fleet_tells_what_waits_in_lanes_that_nobody_serves(observed: Observed) -> None:
+    settings = observed.fleet.settings
+    services = observed.fleet.services()
+    await services.start()
+    try:
+        await services.receive_message("waiting", "hello", user_id="u", user_name="U")
+        entry = services.registry.find("add")
+        arguments = encode_arguments((1, 2), {})
+        chat = await services.chat(CHAT)
+        waiting = asyncio.create_task(
+            services._caller.call(invocation_of(entry.task, chat, arguments), lane="long")
+        )
+        figures = FleetFigures(settings)
+        try:
+            async with asyncio.timeout(20):
+                while (found := samples(await asyncio.to_thread(figures.text)))[
+                    "nekro_queue_messages", "long"
+                ] < 1:
+                    await asyncio.sleep(0.02)
+        finally:
+            figures.close()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    finally:
+        await services.close()
+    assert found["nekro_up", "broker"] == found["nekro_up", "database"] == 1
+    assert found["nekro_lane_workers", "methods"] == 1 and found["nekro_lane_workers", "long"] == 0
+    assert found["nekro_rounds_waiting", ""] == 1
+    assert found["nekro_queue_oldest_seconds", "rounds"] >= 0
+    assert found["nekro_queue_messages", "rounds"] >= 1 and found["nekro_dead_messages", ""] == 0
+
+
+async def test_the_fleet_says_which_part_is_away(observed: Observed) -> None:
+    broker = observed.fleet.settings.broker.model_copy(update={"url": f"redis://127.0.0.1:{free_port()}/0"})
+    database = DatabaseSettings(url="sqlite:////nowhere/at/all.db")
+    figures = FleetFigures(
+        observed.fleet.settings.model_copy(update={"broker": broker, "database": database})
+    )
+    try:
+        found = samples(await asyncio.to_thread(figures.text))
+    finally:
+        figures.close()
+    assert found == {("nekro_up", "broker"): 0, ("nekro_up", "database"): 0}
+
+
+def samples(text: bytes) -> dict[tuple[str, str], float]:
+    """Figures by name and the value of their one label."""
+    families = text_string_to_metric_families(text.decode())
+    return {
+        (sample.name, next(iter(sample.labels.values()), "")): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def invocation_of(task: str, chat: ChatInfo, arguments: bytes) -> Invocation:
+    """A call of a method, on a lane of the test's choice."""
+    moment = datetime.now(UTC)
+    return Invocation(
+        call_id=new_id(),
+        method=task,
+        chat_key=chat.chat_key,
+        container_key=chat.container_key,
+        issued_at=moment,
+        deadline=moment + timedelta(seconds=30),
+        args=base64.b64encode(arguments).decode(),
+    )

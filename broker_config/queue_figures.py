@@ -1,0 +1,105 @@
+"""How full the queues are, asked of the broker itself."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import redis
+from kombu.exceptions import ChannelError
+
+from broker_config.app import NekroApp
+from broker_config.keys import Keys
+from broker_config.urls import client_url, is_redis
+
+__all__ = ["QueueFigures", "read_dead", "read_queues"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueFigures:
+    """One queue at one moment."""
+
+    #: The lane's name, or ``pinned.<plugin key>``.
+    lane: str
+    #: Messages that no worker has taken.
+    waiting: int
+    #: Messages that workers hold; None where the broker does not say.
+    held: int | None = None
+    #: Age of the call that waits longest; None when none waits or the message has no date
+    #: (rounds and jobs: their rows have one).
+    oldest_seconds: float | None = None
+
+
+def read_queues(app: NekroApp) -> list[QueueFigures]:
+    """Ask the broker for every queue of the settings; blocks for one exchange with it.
+
+    Raises:
+        Exception: of the broker's driver, when it does not answer.
+    """
+    names = [queue.name for queue in app.conf.task_queues]
+    url = app.nekro_settings.broker.url or ""
+    return _of_redis(app, url, names) if is_redis(url) else _of_others(app, names)
+
+
+def read_dead(app: NekroApp) -> int | None:
+    """Count the messages that were set aside; None where the broker keeps them elsewhere."""
+    settings = app.nekro_settings.broker
+    if settings.url is None or not is_redis(settings.url):
+        return None
+    with _client(app, settings.url) as client:
+        return int(client.llen(Keys(prefix=settings.key_prefix).dead))
+
+
+def _of_redis(app: NekroApp, url: str, names: list[str]) -> list[QueueFigures]:
+    prefix = app.nekro_settings.broker.key_prefix
+    with _client(app, url) as client, client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.llen(f"{prefix}{name}")
+            pipe.lindex(f"{prefix}{name}", -1)  # workers take from this end
+            pipe.zcard(f"{prefix}{Keys.unacked(name)['unacked_index_key']}")
+        answers: list[Any] = pipe.execute()
+    return [
+        QueueFigures(
+            lane=name,
+            waiting=answers[3 * i],
+            held=answers[3 * i + 2],
+            oldest_seconds=_age_seconds(answers[3 * i + 1]),
+        )
+        for i, name in enumerate(names)
+    ]
+
+
+def _of_others(app: NekroApp, names: list[str]) -> list[QueueFigures]:
+    figures = []
+    with app.connection_for_read() as connection:
+        for name in names:
+            # A queue that is not there closes the channel that asked.
+            with contextlib.suppress(ChannelError), connection.channel() as channel:
+                count = channel.queue_declare(name, passive=True).message_count
+                figures.append(QueueFigures(lane=name, waiting=int(count)))
+    return figures
+
+
+def _client(app: NekroApp, url: str) -> redis.Redis:
+    settings = app.nekro_settings.broker
+    return redis.Redis.from_url(
+        client_url(url),
+        socket_timeout=settings.socket_timeout_seconds,
+        socket_connect_timeout=settings.connect_timeout_seconds,
+    )
+
+
+def _age_seconds(raw: bytes | None) -> float | None:
+    """Age of a waiting call; anything else in the queue has none."""
+    if raw is None:
+        return None
+    try:
+        body = json.loads(base64.b64decode(json.loads(raw)["body"]))
+        issued_at = datetime.fromisoformat(body[0][0]["invocation"]["issued_at"])
+        return max(0.0, (datetime.now(UTC) - issued_at).total_seconds())
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None

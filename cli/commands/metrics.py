@@ -1,0 +1,87 @@
+"""`nekro metrics`: figures of the fleet, once or for Prometheus."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cli.command import Deps, port_number
+
+if TYPE_CHECKING:
+    from workers.fleet import FleetFigures
+
+__all__ = ["Args", "register", "run"]
+
+_EPILOG = """\
+examples:
+  nekro metrics
+  nekro metrics --port 9463
+  nekro metrics --address 0.0.0.0 --port 9463
+
+Queues, waiting rounds and jobs, workers per lane: what no single worker knows. One such process is
+enough for a fleet. What each worker did, it tells itself when NEKRO_METRICS__PORT is set.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro metrics`."""
+
+    address: str
+    port: int | None
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port",
+        type=port_number,
+        default=None,
+        help="serve /metrics and /livez there until Ctrl-C (default: print once)",
+    )
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Print the figures, or serve them."""
+    from broker_config.embedded import resolve_settings
+    from cli.ownership import require_running
+    from workers.fleet import FleetFigures
+
+    settings = deps.load_settings()
+    if settings.broker.url is None:
+        require_running(settings.data_dir)
+    figures = FleetFigures(resolve_settings(settings))
+    try:
+        if args.port is None:
+            deps.output.data(figures.text().decode().rstrip("\n"))
+        else:
+            _serve(figures, args.address, args.port, deps)
+    finally:
+        figures.close()
+    return 0
+
+
+def _serve(figures: FleetFigures, address: str, port: int, deps: Deps) -> None:
+    from workers.pages import Page, PageServer
+
+    reading = threading.Lock()
+
+    def metrics() -> Page:
+        with reading:
+            return Page(body=figures.text())
+
+    pages = {"/metrics": metrics, "/livez": lambda: Page(body=b"ok\n")}
+    server = PageServer.on_port(address, port, pages, tries=1)
+    deps.output.words(f"figures of the fleet on http://{address}:{server.port}/metrics; Ctrl-C stops")
+    stopped = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
+        stopped.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        server.close()

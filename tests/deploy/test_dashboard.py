@@ -1,0 +1,84 @@
+"""The dashboard and the alarms ask for figures that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from broker_config.metrics import Metrics
+from workers.fleet import FLEET_METRICS
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "deploy" / "grafana" / "nekro.json"
+ALARMS = ROOT / "deploy" / "prometheus" / "alarms.yml"
+_NAME = re.compile(r"\b(?:nekro|process)_[a-z_]+\b")
+_LABELS = re.compile(r"\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}")
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, set[str]]:
+    """Sample names that Prometheus would know, with their labels."""
+    names = {name: set(labels) for name, (_, labels) in FLEET_METRICS.items()}
+    figures = Metrics()
+    for figure in vars(figures).values():
+        labels = set(getattr(figure, "_labelnames", ()))
+        for metric in figure.describe() if hasattr(figure, "describe") else ():
+            suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_count", "_sum"]}
+            for suffix in suffixes.get(metric.type, [""]):
+                names[f"{metric.name}{suffix}"] = labels
+    for metric in figures.registry.collect():
+        for sample in metric.samples:
+            names.setdefault(sample.name, set())
+    return names
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    for panel in json.loads(DASHBOARD.read_text("utf-8"))["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"], target["legendFormat"]
+
+
+def alarms() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(ALARMS.read_text("utf-8"))["groups"]
+    return list(group["rules"])
+
+
+def test_the_dashboard_is_the_one_that_its_script_makes() -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "make-dashboard"))["dashboard"]()
+    assert json.loads(DASHBOARD.read_text("utf-8")) == made, "run scripts/make-dashboard"
+
+
+@pytest.mark.parametrize(("query", "legend"), list(queries()))
+def test_a_panel_asks_for_figures_and_labels_that_exist(
+    query: str, legend: str, known: dict[str, set[str]]
+) -> None:
+    names = _NAME.findall(query)
+    assert names and set(names) <= set(known), query
+    labels = set().union(*(known[name] for name in names)) | {"instance"}
+    assert set(_LABELS.findall(legend)) <= labels
+
+
+@pytest.mark.parametrize("alarm", alarms(), ids=lambda alarm: str(alarm["alert"]))
+def test_an_alarm_asks_for_figures_that_exist_and_is_explained(
+    alarm: dict[str, Any], known: dict[str, set[str]]
+) -> None:
+    names = _NAME.findall(alarm["expr"])
+    assert names and set(names) <= set(known)
+    assert f"`{alarm['alert']}`" in (ROOT / "docs" / "operations.md").read_text("utf-8")
+
+
+def test_every_figure_of_ours_is_on_the_dashboard(known: dict[str, set[str]]) -> None:
+    shown = {name for query, _ in queries() for name in _NAME.findall(query)}
+    families = {
+        re.sub(r"_(bucket|count|sum|created)$", "", name) for name in known if name.startswith("nekro")
+    }
+    assert families == {
+        re.sub(r"_(bucket|count|sum)$", "", name) for name in shown if name.startswith("nekro")
+    }
