@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from broker_config.setting_files import EnvironmentSource, named_by_file
 from nekro_agent.errors import SettingsError
 
 __all__ = [
@@ -307,6 +308,12 @@ class AgentSettings(_Group):
         15, ge=1, description="How long a chat or a job stays with a worker that gives no sign of life."
     )
     sweep_seconds: float = Field(5, gt=0, description="Period of the sweep that restarts what was lost.")
+    unclaimed_seconds: float = Field(
+        10,
+        gt=0,
+        description="How long a recorded call may wait for a worker before its message is sent again, "
+        "if its queue is empty.",
+    )
 
 
 class WorkerSettings(_Group):
@@ -407,8 +414,8 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read explicit values, then the environment, then ``.env``."""
-        return init_settings, env_settings, dotenv_settings
+        """Read explicit values, then the environment and the files it names, then ``.env``."""
+        return init_settings, EnvironmentSource(settings_cls), dotenv_settings
 
     @classmethod
     def load(cls, *, env_file: Path | None = Path(".env"), **overrides: Any) -> Settings:
@@ -464,6 +471,8 @@ def _reject_unknown(environ: Mapping[str, str], env_file: Path | None) -> None:
     for name in names:
         upper = name.upper()
         if not upper.startswith(ENV_PREFIX) or upper.startswith(TEST_PREFIX) or upper in known:
+            continue
+        if named_by_file(upper, known):
             continue
         near = difflib.get_close_matches(upper, known, n=1)
         hint = f" Did you mean {near[0]}?" if near else " `nekro doctor --settings` lists every name."
