@@ -30,7 +30,7 @@ from workers.messages import announce_message
 from workers.publisher import EventPublisher
 from workers.registry import MethodEntry
 
-__all__ = ["CallDetacher", "CallEnds", "settle", "still_running", "wait_seconds"]
+__all__ = ["CallDetacher", "CallEnds", "end_job", "settle", "still_running", "wait_seconds"]
 
 #: How long a row outlives its call's deadline, for recording how the call ended.
 MARGIN_SECONDS: Final = 15.0
@@ -108,7 +108,7 @@ class CallDetacher:
         """Cancel a call that could not be published; a worker that gets it all the same leaves it alone."""
         async with self._database.begin() as transaction:
             await transaction.calls.cancel(call_id, reason="it could not be sent to a worker")
-            await _end_job(transaction, call_id, JobState.FAILED, "it could not be sent to a worker")
+            await end_job(transaction, call_id, JobState.FAILED, "it could not be sent to a worker")
 
 
 class CallEnds:
@@ -150,7 +150,7 @@ class CallEnds:
             if call is not None:
                 await settle(transaction, self._publisher, call, value=value)
             else:
-                await _end_job(transaction, invocation.call_id, JobState.FAILED, "ended")
+                await end_job(transaction, invocation.call_id, JobState.FAILED, "ended")
 
 
 async def settle(
@@ -163,7 +163,7 @@ async def settle(
     if call.detached_at is None:
         return
     text = _end_text(call, value)
-    await _end_job(transaction, call.id, _ENDS.get(call.state, JobState.FAILED), text or "done")
+    await end_job(transaction, call.id, _ENDS.get(call.state, JobState.FAILED), text or "done")
     if text is None:
         return
     await transaction.chats.ensure(call.chat_key)
@@ -198,8 +198,9 @@ def _request(entry: MethodEntry, invocation: Invocation, *, lane: str) -> CallRe
     )
 
 
-async def _end_job(transaction: Transaction, call_id: str, state: JobState, message: str) -> None:
-    with suppress(FencedError):  # there is no such row, or it has ended
+async def end_job(transaction: Transaction, call_id: str, state: JobState, message: str) -> None:
+    """End the row that shows a call among the jobs; nothing happens when it has none, or has ended."""
+    with suppress(FencedError):
         await transaction.jobs.finish(call_id, fence=CallProgress.fence, state=state, message=message)
 
 

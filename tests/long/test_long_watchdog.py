@@ -29,7 +29,7 @@ async def watched(function: Callable[[], Any], *, warn_seconds: float = 0.1) -> 
     watchdog.start()
     try:
         result = await asyncio.gather(
-            watchdog.follow(entry_of(function), function(), remaining_seconds=5),  # type: ignore[arg-type]
+            watchdog.follow(entry_of(function), function(), remaining_seconds=5),
             return_exceptions=True,
         )
     finally:

@@ -1,0 +1,218 @@
+"""`nekro jobs`: long work, how far it is, and ending it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from broker_config.settings import Settings
+from cli.command import Deps, add_json, chat_key, positive_int
+from cli.output import one_line
+from cli.running import run_async
+from nekro_agent.errors import UsageError
+
+if TYPE_CHECKING:
+    from storage.engine import Database
+    from storage.jobs import Job
+
+__all__ = ["Args", "register", "run"]
+
+_EPILOG = """\
+examples:
+  nekro jobs
+  nekro jobs list --open --chat-key group_1 --json
+  nekro jobs watch
+  nekro jobs watch 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11
+  nekro jobs show 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11 --json
+  nekro jobs cancel 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11
+
+Background jobs of plugins, calls that report their progress, and calls that outlived the code that made
+them. `watch` draws bars with rate and time left until what is open has ended (without an id: all of it).
+`--json` prints a list of {id, type, plugin, chat_key, state, percent, message, started_at, updated_at};
+`show --json` one such object with {task_id, attempt, worker, created_at, finished_at, data} besides.
+"""
+_ACTIONS: Final = ("list", "show", "watch", "cancel")
+_MESSAGE_COLUMNS: Final = 60
+_LOOK_SECONDS: Final = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro jobs`."""
+
+    action: str
+    job_id: str | None
+    chat_key: str | None
+    open: bool
+    limit: int
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        choices=_ACTIONS,
+        metavar="ACTION",
+        help="list, show, watch or cancel (default: list)",
+    )
+    parser.add_argument(
+        "job_id", nargs="?", default=None, metavar="ID", help="job, for show, watch and cancel"
+    )
+    parser.add_argument("--chat-key", metavar="K", type=chat_key, default=None, help="only jobs of this chat")
+    parser.add_argument("--open", action="store_true", help="only what has not ended")
+    parser.add_argument(
+        "--limit",
+        metavar="N",
+        type=positive_int,
+        default=50,
+        help="newest jobs shown (default: %(default)s)",
+    )
+    add_json(parser)
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Do what the action says."""
+    if args.action in ("show", "cancel") and args.job_id is None:
+        raise UsageError(f"name the job, as in `nekro jobs {args.action} ID`; `nekro jobs` lists them")
+    if args.action == "list" and args.job_id is not None:
+        raise UsageError("`nekro jobs list` takes no id; `nekro jobs show ID` shows one job")
+    settings = deps.load_settings()
+    actions = {"list": _list, "show": _show, "watch": _watch, "cancel": _cancel}
+    run_async(actions[args.action](args, deps, settings))
+    return 0
+
+
+async def _list(args: Args, deps: Deps, settings: Settings) -> None:
+    async with _database(settings) as database:
+        jobs = await _newest(database, args, open_only=args.open)
+    if args.json:
+        deps.output.json([describe(job) for job in jobs])
+        return
+    rows = [
+        (
+            job.id,
+            job.type,
+            job.plugin_key,
+            job.chat_key,
+            job.state.value,
+            f"{job.percent}%",
+            one_line(job.message, limit=_MESSAGE_COLUMNS),
+        )
+        for job in jobs
+    ]
+    deps.output.table(("ID", "TYPE", "PLUGIN", "CHAT", "STATE", "DONE", "MESSAGE"), rows)
+
+
+async def _show(args: Args, deps: Deps, settings: Settings) -> None:
+    async with _database(settings) as database:
+        job = await _get(database, args.job_id)
+    whole = describe(job) | {
+        "task_id": job.task_id,
+        "attempt": job.attempt,
+        "worker": job.worker,
+        "created_at": job.created_at,
+        "finished_at": job.finished_at,
+        "data": job.data,
+    }
+    if args.json:
+        deps.output.json(whole)
+        return
+    deps.output.table(
+        ("FIELD", "VALUE"), [(name, value) for name, value in whole.items() if value is not None]
+    )
+
+
+async def _watch(args: Args, deps: Deps, settings: Settings) -> None:
+    from cli.job_bars import job_view
+
+    async with _database(settings) as database:
+        jobs = await _watched(database, args)
+        if not jobs:
+            deps.output.words("nothing runs; `nekro jobs` shows what has ended")
+        elif not args.json:
+            with job_view(deps.output) as view:
+                while True:
+                    view.show(jobs)
+                    if all(job.state.is_final for job in jobs):
+                        break
+                    await asyncio.sleep(_LOOK_SECONDS)
+                    jobs = [await _get(database, job.id) for job in jobs]
+        else:
+            while not all(job.state.is_final for job in jobs):
+                await asyncio.sleep(_LOOK_SECONDS)
+                jobs = [await _get(database, job.id) for job in jobs]
+    if args.json:
+        deps.output.json([describe(job) for job in jobs])
+
+
+async def _cancel(args: Args, deps: Deps, settings: Settings) -> None:
+    from broker_config.app import create_app
+    from broker_config.embedded import resolve_settings
+    from workers.job_cancel import cancel_job
+    from workers.publisher import EventPublisher
+
+    assert args.job_id is not None  # noqa: S101 - checked by run
+    async with _database(settings) as database:
+        publisher = EventPublisher(create_app(resolve_settings(settings)))
+        try:
+            job = await cancel_job(database, publisher, args.job_id)
+        finally:
+            publisher.close()
+    if args.json:
+        deps.output.json(describe(job))
+    elif job.state.is_final:
+        deps.output.words(f"job {job.id} is {job.state.value}")
+    else:
+        deps.output.words(f"job {job.id} was asked to end; `nekro jobs watch {job.id}` shows when it has")
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """Return one job as ``--json`` prints it."""
+    return {
+        "id": job.id,
+        "type": job.type,
+        "plugin": job.plugin_key,
+        "chat_key": job.chat_key,
+        "state": job.state.value,
+        "percent": job.percent,
+        "message": job.message,
+        "started_at": job.started_at,
+        "updated_at": job.updated_at,
+    }
+
+
+@asynccontextmanager
+async def _database(settings: Settings) -> AsyncIterator[Database]:
+    from storage.engine import Database
+    from storage.migrate import require_migrated
+
+    await require_migrated(settings.database, settings.data_dir)
+    database = Database(settings.database, settings.data_dir)
+    try:
+        yield database
+    finally:
+        await database.dispose()
+
+
+async def _newest(database: Database, args: Args, *, open_only: bool) -> list[Job]:
+    async with database.read() as transaction:
+        return await transaction.jobs.newest(limit=args.limit, chat_key=args.chat_key, open_only=open_only)
+
+
+async def _get(database: Database, job_id: str | None) -> Job:
+    async with database.read() as transaction:
+        return await transaction.jobs.get(str(job_id))
+
+
+async def _watched(database: Database, args: Args) -> Sequence[Job]:
+    if args.job_id is not None:
+        return [await _get(database, args.job_id)]
+    return await _newest(database, args, open_only=True)

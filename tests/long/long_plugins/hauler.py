@@ -1,0 +1,75 @@
+"""Methods that last until they are let go, block, or fail; each writes down where it ran."""
+
+import asyncio
+import os
+import time
+
+from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType, long_running
+from nekro_agent.api.schemas import AgentCtx
+
+plugin = NekroPlugin(
+    name="Hauler",
+    module_name="hauler",
+    description="Test methods that last.",
+    version="1.0.0",
+    author="tests",
+    url="",
+)
+
+
+def note(line: str) -> None:
+    """Append a line to the plugin's journal; O_APPEND keeps lines of several processes whole."""
+    path = plugin.get_plugin_data_dir() / "journal.txt"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+async def let_go(name: str) -> None:
+    """Wait until the store says so."""
+    while await plugin.store.get(store_key=f"go {name}") is None:
+        await asyncio.sleep(0.02)
+
+
+@long_running
+@plugin.mount_sandbox_method(SandboxMethodType.BEHAVIOR, "haul", "Lasts")
+async def haul(_ctx: AgentCtx, name: str, fails: bool = False) -> str:
+    """Last until let go."""
+    note(f"haul {name} {os.getpid()}")
+    _ctx.report_progress(40, "hauling")
+    await let_go(name)
+    if fails:
+        raise ValueError("the rope broke")
+    return f"hauled {name}"
+
+
+@long_running
+@plugin.mount_sandbox_method(SandboxMethodType.AGENT, "study", "Lasts and wakes")
+async def study(_ctx: AgentCtx, name: str) -> str:
+    """Last until let go, then wake the agent."""
+    await let_go(name)
+    return f"studied {name}"
+
+
+@long_running
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "weigh", "Lasts and returns")
+async def weigh(_ctx: AgentCtx, name: str) -> int:
+    """Last until let go, then return a number."""
+    note(f"weigh {name} {os.getpid()}")
+    await let_go(name)
+    return 42
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "nap", "Blocks its event loop")
+async def nap(_ctx: AgentCtx, seconds: float) -> int:
+    """Block, as a plugin with requests.get does."""
+    time.sleep(seconds)
+    return os.getpid()
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "ping", "Answers")
+async def ping(_ctx: AgentCtx) -> int:
+    """Answer at once."""
+    return os.getpid()
