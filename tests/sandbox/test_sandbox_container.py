@@ -164,11 +164,11 @@ async def test_container_is_warm_when_prepared(contained: Lab) -> None:
 
 
 async def test_container_leaves_nothing_behind(contained: Lab) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("nekro-box-*"))
+    before = set(Path(tempfile.gettempdir()).glob(f"nekro-box-{os.getpid()}-*"))
     for code in ("print(1)", "1/0", "while True: print('x' * 9999)"):
         await contained.run(code)
     assert docker("ps", "--all", "--quiet", "--filter", "label=nekro.service").stdout == b""
-    assert set(Path(tempfile.gettempdir()).glob("nekro-box-*")) == before
+    assert set(Path(tempfile.gettempdir()).glob(f"nekro-box-{os.getpid()}-*")) == before
 
 
 SERVICE = """

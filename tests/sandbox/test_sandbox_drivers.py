@@ -103,9 +103,9 @@ async def test_landlock_enforces_limits(fenced: Lab) -> None:
 
 
 async def test_landlock_leaves_no_directory_behind(fenced: Lab) -> None:
-    before = set(Path("/tmp").glob("nekro-box-*"))
+    before = set(Path("/tmp").glob(f"nekro-box-{os.getpid()}-*"))
     await fenced.run("print(1)")
-    assert set(Path("/tmp").glob("nekro-box-*")) <= before
+    assert set(Path("/tmp").glob(f"nekro-box-{os.getpid()}-*")) <= before
 
 
 async def test_landlock_is_described_as_degraded(fenced: Lab) -> None:
