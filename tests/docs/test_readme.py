@@ -1,0 +1,122 @@
+"""The README, run as it stands: every shell block, and the plugin that it shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+BLOCK_SECONDS = 50
+#: The two commands of a fresh clone: the tour is a test of its own, and this suite is the other one.
+TWO_COMMANDS = {"make demo\n", "make test\n"}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def block_with(text: str) -> str:
+    (found,) = (block for block in blocks("bash") if text in block)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that looks like a fresh clone to the commands: ``.venv/bin`` with ``nekro`` in it."""
+    bin_ = tmp_path / ".venv" / "bin"
+    bin_.mkdir(parents=True)
+    command = bin_ / "nekro"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m cli.main "$@"\n')
+    command.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+def environment(folder: Path) -> dict[str, str]:
+    """No setting from outside; ``nekro`` is on PATH as after an installation."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")}
+    return kept | {"PATH": f"{folder / '.venv' / 'bin'}:{kept['PATH']}"}
+
+
+def run(block: str, folder: Path, environment: dict[str, str], **options: Any) -> str:
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=BLOCK_SECONDS, **options,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_no_block_is_left_out() -> None:
+    """A block that is added to the README must be run here."""
+    told = {block for block in blocks("bash") if block not in TWO_COMMANDS}
+    run_here = {
+        block_with(text)
+        for text in ("nekro methods", "shopping.py", "my_plugins", "nekro chat", "nekro worker")
+    }
+    assert told == run_here
+    assert set(blocks("bash")) >= TWO_COMMANDS
+
+
+def test_methods_are_called_and_a_file_is_run(folder: Path, environment: dict[str, str]) -> None:
+    said = run(block_with("nekro methods"), folder, environment)
+    assert "save_note" in said and "milk and bread" in said
+    assert "Buy milk" in run(block_with("shopping.py"), folder, environment)
+
+
+def test_the_plugin_works(folder: Path, environment: dict[str, str]) -> None:
+    (plugin,) = blocks("python")
+    (folder / "my_plugins").mkdir()
+    (folder / "my_plugins" / "hello.py").write_text(plugin, "utf-8")
+    said = run(block_with("my_plugins"), folder, environment)
+    assert "you.hello" in said and "Hello, Ada!" in said
+
+
+async def test_a_model_is_talked_to(folder: Path, environment: dict[str, str]) -> None:
+    import asyncio
+
+    from chat_server import ChatServer, stream
+
+    async with ChatServer([stream('```python\nsend_msg_text(_ck, "Good morning")\n```')]) as server:
+        block = block_with("nekro chat").replace("http://127.0.0.1:8000/v1", server.base_url)
+        said = await asyncio.to_thread(run, block, folder, environment, input="Hello\n")
+    assert "Good morning" in said
+
+
+@pytest.fixture
+def fleet_services(own_redis: Any, postgres_server: Any) -> Iterator[dict[str, str]]:
+    """What stands in the block, and what takes its place here."""
+    yield {
+        "redis://redis:6379/0": own_redis.url,
+        "postgresql://nekro@db/nekro": postgres_server.create_database(),
+        "KEY=...": "KEY=a-signing-key-of-this-test",
+    }
+
+
+def test_a_fleet_starts(folder: Path, environment: dict[str, str], fleet_services: dict[str, str]) -> None:
+    block = block_with("nekro worker")
+    for told, real in fleet_services.items():
+        assert told in block
+        block = block.replace(told, real)
+    # The workers of the block run until somebody stops them: side by side, and until a call was answered.
+    lines = [
+        f"{line} >{n}.log 2>&1 &" if "nekro worker" in line else line
+        for n, line in enumerate(block.splitlines())
+    ]
+    lines = [f"export NEKRO_DATA_DIR={folder / 'data'} NEKRO_LLM__SCRIPT={folder / 'script.yaml'}", *lines]
+    lines += [
+        "trap 'kill $(jobs -p); wait' EXIT",
+        'nekro call send_msg_text --args \'["x", "hi"]\' --json --timeout 30',
+    ]
+    (folder / "script.yaml").write_text("- when: x\n  answer: y\n")
+    said = run("\n".join(lines), folder, environment)
+    assert '"type": "tool"' in said
