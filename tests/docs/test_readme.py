@@ -115,7 +115,7 @@ def test_a_fleet_starts(folder: Path, environment: dict[str, str], fleet_service
     lines = [f"export NEKRO_DATA_DIR={folder / 'data'} NEKRO_LLM__SCRIPT={folder / 'script.yaml'}", *lines]
     lines += [
         "trap 'kill $(jobs -p); wait' EXIT",
-        'nekro call send_msg_text --args \'["x", "hi"]\' --json --timeout 30',
+        'nekro call send_msg_text --args \'["cli", "hi"]\' --json --timeout 30',
     ]
     (folder / "script.yaml").write_text("- when: x\n  answer: y\n")
     said = run("\n".join(lines), folder, environment)
