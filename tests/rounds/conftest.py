@@ -1,0 +1,81 @@
+"""A bench for rounds on each database; a fleet of processes for what only processes show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from round_bench import Bench
+
+from broker_config.settings import DatabaseSettings, Settings
+from nekro_agent.errors import SandboxUnavailableError
+from storage.migrate import upgrade
+from storage.models import Base
+from workers.composition import Services
+
+PLUGINS = Path(__file__).parent / "plugins"
+
+
+@pytest.fixture(scope="session")
+def rounds_database(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], DatabaseSettings]:
+    """Give the session's migrated database of a kind."""
+    made: dict[str, DatabaseSettings] = {}
+
+    def settings(kind: str) -> DatabaseSettings:
+        if kind not in made:
+            if kind == "sqlite":
+                url = f"sqlite:///{tmp_path_factory.mktemp('rounds')}/test.db"
+            else:
+                url = request.getfixturevalue("postgres_server").create_database()
+            made[kind] = DatabaseSettings(url=url)
+            # On a thread: the fixture that asks may be inside an event loop.
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(lambda: asyncio.run(upgrade(made[kind], Path()))).result()
+        return made[kind]
+
+    return settings
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each kind of database."""
+    return str(request.param)
+
+
+@pytest.fixture
+async def open_bench(
+    make_settings: Callable[..., Settings], rounds_database: Callable[[str], DatabaseSettings]
+) -> AsyncIterator[Callable[..., Awaitable[Bench]]]:
+    """Open a bench on an empty database of a kind; settings by group."""
+    opened: list[Services] = []
+
+    async def open_(kind: str, **groups: Any) -> Bench:
+        database = rounds_database(kind).model_dump() | groups.pop("database", {})
+        values = {"plugins": {"dirs": (PLUGINS,)}, "agent": {"lease_seconds": 30}, **groups}
+        settings = make_settings(database=database, **values)
+        services = Services.load(settings, role="cli")
+        opened.append(services)
+        async with services.database.begin() as tx:
+            for table in reversed(Base.metadata.sorted_tables):
+                await tx.connection.execute(table.delete())
+        await services.start()
+        try:
+            return Bench(services, await services.sandboxes())
+        except SandboxUnavailableError as exc:
+            pytest.skip(f"no sandbox on this machine: {exc}")
+
+    yield open_
+    for services in opened:
+        await services.close()
+
+
+@pytest.fixture
+async def bench(kind: str, open_bench: Callable[..., Awaitable[Bench]]) -> Bench:
+    """A bench with the usual settings."""
+    return await open_bench(kind)

@@ -1,0 +1,168 @@
+"""Rounds in the test's own process: real database, sandbox and claims; the model is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from agent.llm import LLMAnswer, LLMRequest
+from agent.rounds import RoundRunner
+from broker_config.codec import encode_arguments
+from broker_config.embedded import resolve_signing_key
+from broker_config.settings import Settings
+from broker_config.wire import Envelope, Invocation, Signer
+from nekro_agent.errors import CallTimeoutError, MethodFailedError, NekroError
+from sandbox.manager import SandboxManager
+from storage.messages import Message
+from storage.rounds import Round
+from storage.states import FINAL_ROUND_STATES
+from workers.composition import Services
+from workers.round_input import RoundInputs
+from workers.rounds import RoundDrain
+
+Answer = str | Callable[[LLMRequest], Awaitable[str]]
+
+
+class Model:
+    """Gives answers in turn, the last one again and again; keeps what it was asked."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.prompts: list[str] = []
+
+    async def complete(self, request: LLMRequest) -> LLMAnswer:
+        """Answer."""
+        self.prompts.append("\n".join(message.text for message in request.messages))
+        answer = self.answers[min(len(self.prompts), len(self.answers)) - 1]
+        text = answer if isinstance(answer, str) else await answer(request)
+        return LLMAnswer(
+            text=f"```python\n{text}\n```", model="tests-1", prompt_tokens=100, answer_tokens=7,
+            finish_reason="stop", tries=1, cost=0.25,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+class DirectCaller:
+    """``MethodCaller`` without a broker: calls go straight to a worker's executor."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._signer = Signer.from_text(resolve_signing_key(services.settings).get_secret_value())
+        self._running: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        self.revoked: list[str] = []
+
+    async def call(self, invocation: Invocation, *, lane: str) -> Envelope:
+        """Run the method as a task of its own, as a worker would."""
+        work = self._services.executor.execute(self._signer.sign(invocation), task_name=invocation.method)
+        self._running[invocation.call_id] = task = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait([task], timeout=invocation.remaining_seconds())
+        if not done:
+            raise CallTimeoutError(f"{invocation.method}: no answer")
+        try:
+            return Envelope.model_validate(task.result())
+        except NekroError:
+            raise
+        except Exception as exc:
+            raise MethodFailedError(type(exc).__name__, str(exc)) from exc
+
+    async def revoke(self, call_id: str, *, terminate: bool = True) -> None:
+        """Cancel it."""
+        self.revoked.append(call_id)
+        task = self._running[call_id]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Bench:
+    """One chat system: services of this process, drains as many as a fleet would have workers."""
+
+    def __init__(self, services: Services, sandboxes: SandboxManager) -> None:
+        self.services = services
+        self.settings: Settings = services.settings
+        self.database = services.database
+        self.caller = DirectCaller(services)
+        services.dispatcher._caller = self.caller  # type: ignore[assignment]
+        self._sandboxes = sandboxes
+
+    def drain(self, model: Model, *, owner: str = "w1", settings: Settings | None = None) -> RoundDrain:
+        """Build what a rounds worker drains with."""
+        settings = settings or self.settings
+        services = self.services
+        return RoundDrain(
+            database=self.database,
+            publisher=services.publisher,
+            ledger=services.ledger,
+            runner=RoundRunner(
+                llm=model,
+                sandbox=self._sandboxes,
+                agent_settings=settings.agent,
+                sandbox_settings=settings.sandbox,
+            ),
+            inputs=RoundInputs(self.database, services.registry, services.dispatcher, settings.agent),
+            settings=settings.agent,
+            owner=owner,
+        )
+
+    async def say(self, chat_key: str, text: str, *, user_id: str = "u1") -> str | None:
+        """Let a person write."""
+        return await self.services.receive_message(chat_key, text, user_id=user_id, user_name=user_id)
+
+    async def play(self, chat_key: str, drain: RoundDrain, *, seconds: float = 20) -> list[Round]:
+        """Drain until nothing waits or runs; returns the chat's rounds."""
+        async with asyncio.timeout(seconds):
+            while True:
+                await drain.drain(chat_key)
+                rounds = await self.rounds(chat_key)
+                if all(item.state in FINAL_ROUND_STATES for item in rounds):
+                    return rounds
+                await asyncio.sleep(0.01)
+
+    async def rounds(self, chat_key: str) -> list[Round]:
+        """The chat's rounds, in order."""
+        async with self.database.read() as tx:
+            return await tx.rounds.newest(chat_key, limit=100)
+
+    async def messages(self, chat_key: str, *, with_past: bool = False) -> list[Message]:
+        """The chat's messages, in order."""
+        async with self.database.read() as tx:
+            return await tx.messages.newest(chat_key, limit=100, with_past=with_past)
+
+    async def let_leases_run_out(self) -> None:
+        """Make every lease end as if its holder had given no sign of life."""
+        async with self.database.begin() as tx:
+            for table in ("chats", "calls"):
+                await tx.connection.exec_driver_sql(
+                    f"UPDATE {table} SET lease_until = '2000-01-01 00:00:00.000000'"
+                    " WHERE lease_until IS NOT NULL"
+                )
+
+    def journal(self) -> list[str]:
+        """What the plugin's methods noted."""
+        path = self.settings.data_dir / "plugins" / "tests.scene" / "journal.txt"
+        return path.read_text().splitlines() if path.exists() else []
+
+    async def noted(self, line: str, *, seconds: float = 15) -> None:
+        """Wait for a line of the journal."""
+        async with asyncio.timeout(seconds):
+            while line not in self.journal():
+                await asyncio.sleep(0.01)
+
+
+def invocation(method: str, args: tuple[object, ...], *, call_id: str, round_: Round) -> Invocation:
+    """An invocation as the code of a round would make it."""
+    now = datetime.now(UTC)
+    return Invocation(
+        call_id=call_id, method=method, chat_key=round_.chat_key, container_key="c", round_id=round_.id,
+        turn_id=round_.turn_id, round_number=round_.number, issued_at=now,
+        deadline=now + timedelta(seconds=30), args=b64encode(encode_arguments(args, {})).decode(),
+    )  # fmt: skip
+
+
+def states(rounds: Sequence[Round]) -> list[str]:
+    """The rounds' states as words."""
+    return [item.state.value for item in rounds]

@@ -1,0 +1,61 @@
+"""A model on a real port, in a thread of the test's process, that plays one scene per chat."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections import Counter
+
+from chat_server import ChatServer, SeenRequest, complete
+
+#: Instead of an answer: keep the request open until ``release``, then give the next one.
+HANG = "HANG"
+_SCENE = re.compile(r"scene:([\w-]+)")
+
+
+class SceneModel:
+    """Answers a prompt that holds ``scene:<name>`` with the next answer of that scene."""
+
+    def __init__(self) -> None:
+        self.scenes: dict[str, list[str]] = {}
+        self.asked: Counter[str] = Counter()
+        self.prompts: list[str] = []
+        self._released: dict[str, asyncio.Event] = {}
+        self._loop = asyncio.new_event_loop()
+        self._server = ChatServer([self._behave])
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def start(self) -> str:
+        """Listen; returns the base URL."""
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._server.__aenter__(), self._loop).result(10)
+        return self._server.base_url
+
+    def stop(self) -> None:
+        """End it."""
+        asyncio.run_coroutine_threadsafe(self._server.__aexit__(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def release(self, scene: str) -> None:
+        """Let requests that hang go on."""
+        self._loop.call_soon_threadsafe(self._event(scene).set)
+
+    def _event(self, scene: str) -> asyncio.Event:
+        return self._released.setdefault(scene, asyncio.Event())
+
+    async def _behave(self, writer: asyncio.StreamWriter, request: SeenRequest) -> None:
+        prompt = json.dumps(request.body["messages"], ensure_ascii=False)
+        self.prompts.append(prompt)
+        found = _SCENE.search(prompt)
+        scene = found[1] if found else ""
+        answers = self.scenes.get(scene, [""])
+        answer = answers[min(self.asked[scene], len(answers) - 1)]
+        self.asked[scene] += 1
+        if answer == HANG:
+            await self._event(scene).wait()
+            answer = answers[-1]
+        await complete(f"```python\n{answer}\n```")(writer, request)

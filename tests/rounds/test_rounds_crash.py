@@ -1,0 +1,207 @@
+"""A worker that dies, stands still or loses its database: the chat goes on, nothing happens twice."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+
+import pytest
+from loguru import logger
+from round_bench import Bench, Model, invocation, states
+
+from agent.llm import LLMRequest
+from nekro_agent.errors import FencedError
+from sandbox.models import StopType
+from storage.rounds import Round, RoundReport
+from storage.states import TriggerKind
+from workers.chat_lease import ChatLease
+
+OpenBench = Callable[..., Awaitable[Bench]]
+SAY = 'send_msg_text(_ck, "done")'
+HOLD = 'keep("a promise")\nhold("it")\nsend_msg_text(_ck, "never said")'
+
+
+async def begun(bench: Bench, chat_key: str, model: Model, *, owner: str = "w1") -> asyncio.Task[None]:
+    """Start a drain as a worker would, for the test to end."""
+    return asyncio.create_task(bench.drain(model, owner=owner).drain(chat_key))
+
+
+async def die(task: asyncio.Task[None]) -> None:
+    """End a drain in the middle; what it holds is given back, as by a lease that runs out."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_round_that_was_not_answered_is_asked_again(bench: Bench) -> None:
+    asked = asyncio.Event()
+
+    async def hang(_: LLMRequest) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await bench.say("chat", "hello")
+    first = await begun(bench, "chat", Model(hang))
+    await asked.wait()
+    await die(first)
+    assert states(await bench.rounds("chat")) == ["running"]
+    rounds = await bench.play("chat", bench.drain(Model(SAY), owner="w2"))
+    assert states(rounds) == ["done"]
+    assert (rounds[0].attempt, rounds[0].worker) == (2, "w2")
+    assert [message.text for message in await bench.messages("chat")] == ["hello", "done"]
+
+
+async def test_code_that_may_have_run_is_not_run_again_and_the_model_is_told(bench: Bench) -> None:
+    await bench.say("chat", "hello", user_id="ada")
+    first = await begun(bench, "chat", Model(HOLD))
+    await bench.noted("begin it")
+    await die(first)
+    model = Model(SAY)
+    rounds = await bench.play("chat", bench.drain(model, owner="w2"))
+    assert [(item.trigger_kind, item.state.value, item.number) for item in rounds] == [
+        (TriggerKind.MESSAGE, "done", 1),
+        (TriggerKind.ROUND, "done", 2),
+    ]
+    interrupted = rounds[0]
+    assert (interrupted.stop_type, interrupted.worker, interrupted.attempt) == (StopType.ERROR, "w1", 1)
+    assert [call["method"] for call in interrupted.calls or []] == ["tests.scene.keep"]
+    assert rounds[1].user_id == "ada"
+    (prompt,) = model.prompts
+    assert "died" in prompt and "`keep`: done" in prompt and HOLD in prompt
+    assert bench.journal().count("keep a promise") == 1
+    assert "never said" not in [message.text for message in await bench.messages("chat")]
+
+
+async def agent_call(bench: Bench, round_: Round, call_id: str) -> None:
+    """Let a worker of methods run an AGENT call of a round."""
+    made = invocation("tests.scene.look", ("tea",), call_id=call_id, round_=round_)
+    await bench.caller.call(made, lane="methods")
+
+
+async def running_round(bench: Bench, chat_key: str, *, answered: bool) -> Round:
+    """A round as a worker leaves it that dies: running, its lease run out."""
+    await bench.say(chat_key, "hello")
+    async with bench.database.begin() as tx:
+        fence = await tx.chats.acquire_lease(chat_key, owner="w1", lease_seconds=60)
+        assert fence is not None
+    claimed = await bench.services.ledger.start_next(chat_key, fence=fence, worker="w1")
+    assert claimed is not None
+    if answered:
+        report = RoundReport(answer="```python\nlook('tea')\n```", code="look('tea')")
+        async with bench.database.begin() as tx:
+            await tx.rounds.record(claimed.round.id, fence=fence, report=report)
+    await bench.let_leases_run_out()
+    return claimed.round
+
+
+async def test_a_result_that_woke_the_model_wakes_it_once_although_its_round_was_interrupted(
+    bench: Bench,
+) -> None:
+    interrupted = await running_round(bench, "chat", answered=True)
+    await agent_call(bench, interrupted, "c1")
+    model = Model(SAY)
+    rounds = await bench.play("chat", bench.drain(model, owner="w2"))
+    assert [(item.trigger_kind, item.stop_type) for item in rounds] == [
+        (TriggerKind.MESSAGE, StopType.AGENT),
+        (TriggerKind.CALL, StopType.NORMAL),
+    ]
+    assert model.prompts[0].count("seen: tea") == 1
+
+
+async def test_a_result_that_comes_after_the_takeover_still_wakes_the_model(bench: Bench) -> None:
+    interrupted = await running_round(bench, "chat", answered=True)
+    drain = bench.drain(model := Model(SAY), owner="w2")
+    await bench.play("chat", drain)
+    await agent_call(bench, interrupted, "c1")
+    rounds = await bench.play("chat", drain)
+    assert [item.trigger_kind.value for item in rounds] == ["message", "round", "call"]
+    assert "seen: tea" in model.prompts[1]
+
+
+async def test_a_round_that_kills_its_workers_is_given_up_and_the_chat_is_told(bench: Bench) -> None:
+    await bench.say("chat", "hello")
+    for attempt in range(4):
+        async with bench.database.begin() as tx:
+            fence = await tx.chats.acquire_lease("chat", owner=f"w{attempt}", lease_seconds=60)
+            assert fence is not None
+        claimed = await bench.services.ledger.start_next("chat", fence=fence, worker=f"w{attempt}")
+        assert (claimed is None) is (attempt == 3)
+        await bench.let_leases_run_out()
+    rounds = await bench.rounds("chat")
+    assert states(rounds) == ["failed"]
+    last = (await bench.messages("chat"))[-1]
+    assert (last.kind.value, last.round_id) == ("system", rounds[0].id)
+    assert "died 3 times" in last.text
+
+
+async def test_an_interrupted_last_round_ends_the_turn_with_words(kind: str, open_bench: OpenBench) -> None:
+    bench = await open_bench(kind, agent={"rounds_per_turn": 1})
+    await running_round(bench, "chat", answered=True)
+    rounds = await bench.play("chat", bench.drain(Model(SAY), owner="w2"))
+    assert states(rounds) == ["done"]
+    assert "1 rounds" in (await bench.messages("chat"))[-1].text
+
+
+async def test_a_worker_that_lost_the_chat_makes_no_call_and_writes_nothing(bench: Bench) -> None:
+    thawed = asyncio.Event()
+
+    async def freeze(_: LLMRequest) -> str:
+        await thawed.wait()
+        return 'tick("late")\nlook("tea")'
+
+    await bench.say("chat", "hello")
+    frozen = await begun(bench, "chat", Model(freeze))
+    async with asyncio.timeout(10):
+        while states(await bench.rounds("chat")) != ["running"]:
+            await asyncio.sleep(0.01)
+    await bench.let_leases_run_out()
+    await bench.play("chat", bench.drain(Model(SAY), owner="w2"))
+    before = await bench.rounds("chat")
+    thawed.set()
+    await frozen
+    assert await bench.rounds("chat") == before
+    assert bench.journal() == ["heard hello"]
+
+
+async def test_a_lease_is_asked_for_before_each_call_once_it_may_have_run_out(bench: Bench) -> None:
+    await bench.say("chat", "hello")
+    lease = await ChatLease.acquire(bench.database, "chat", owner="w1", lease_seconds=0.01)
+    assert lease is not None
+    await asyncio.sleep(0.02)  # longer than the lease: what a frozen process goes through
+    await lease.ensure()  # nobody took it: it is renewed
+    await asyncio.sleep(0.02)
+    assert await ChatLease.acquire(bench.database, "chat", owner="w2", lease_seconds=60) is not None
+    with pytest.raises(FencedError):
+        await lease.ensure()
+    assert lease.lost.is_set()
+
+
+WAIT = """
+import os, time
+tick("in")
+while not os.path.exists("shared/go"):
+    time.sleep(0.01)
+"""
+
+
+async def test_the_end_of_a_round_is_written_although_the_database_was_busy(open_bench: OpenBench) -> None:
+    bench = await open_bench("sqlite", database={"busy_timeout_seconds": 0.1})
+    await bench.say("chat", "hello")
+    drain = asyncio.create_task(bench.drain(Model(WAIT)).drain("chat"))
+    await bench.noted("tick in")
+    refused = asyncio.Event()
+    sink = logger.add(lambda line: refused.set() if "round_end_not_recorded" in line else None)
+    writer = sqlite3.connect(str(bench.database.url.database), isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    async with bench.database.read() as tx:
+        chat = await tx.chats.get("chat")
+    (bench.services.areas.shared_dir(chat.container_key) / "go").touch()
+    async with asyncio.timeout(20):
+        await refused.wait()
+    writer.execute("ROLLBACK")
+    writer.close()
+    await drain
+    logger.remove(sink)
+    rounds = await bench.rounds("chat")
+    assert [(item.state.value, item.stop_type) for item in rounds] == [("done", StopType.NORMAL)]

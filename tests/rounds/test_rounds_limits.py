@@ -1,0 +1,80 @@
+"""Limits of a turn: reached, said in the chat, and the end of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from round_bench import Bench, Model, states
+
+from agent.llm import LLMRequest
+from nekro_agent.ports import MessageKind
+from sandbox.models import StopType
+
+OpenBench = Callable[..., Awaitable[Bench]]
+
+
+async def last_words(bench: Bench, chat_key: str) -> str:
+    last = (await bench.messages(chat_key))[-1]
+    assert last.kind is MessageKind.ASSISTANT
+    return last.text
+
+
+async def test_rounds_of_a_turn(kind: str, open_bench: OpenBench) -> None:
+    bench = await open_bench(kind, agent={"rounds_per_turn": 3})
+    rounds = await _play(bench, Model("1 / 0"))
+    assert [(item.number, item.stop_type) for item in rounds] == [(n, StopType.ERROR) for n in (1, 2, 3)]
+    assert "3 rounds" in await last_words(bench, "chat")
+
+
+async def test_results_that_wake_the_model_count_as_well(kind: str, open_bench: OpenBench) -> None:
+    bench = await open_bench(kind, agent={"rounds_per_turn": 2})
+    rounds = await _play(bench, Model('look("tea")'))
+    assert [item.stop_type for item in rounds] == [StopType.AGENT, StopType.AGENT]
+    assert "2 rounds" in await last_words(bench, "chat")
+    assert bench.journal().count("look tea") == 2
+
+
+async def test_a_plugin_that_wakes_the_agent_each_time_meets_the_limit(
+    kind: str, open_bench: OpenBench
+) -> None:
+    bench = await open_bench(kind, agent={"rounds_per_turn": 2})
+    model = Model("nag()")
+    rounds = await _play(bench, model)
+    assert states(rounds) == ["done"] * 3 and len({item.turn_id for item in rounds}) == 1
+    assert len(model.prompts) == 2
+    assert "2 rounds" in await last_words(bench, "chat")
+
+
+async def test_calls_of_a_round(open_bench: OpenBench) -> None:
+    bench = await open_bench("postgres", sandbox={"max_calls": 3})
+    stubborn = "for n in range(9):\n    try:\n        tick(str(n))\n    except Exception:\n        pass"
+    rounds = await _play(bench, Model(stubborn))
+    assert [(item.state.value, item.stop_type) for item in rounds] == [("done", StopType.NORMAL)]
+    assert "3 method calls" in await last_words(bench, "chat")
+    assert len(rounds[0].calls or []) == 3
+
+
+async def test_seconds_of_a_turn_that_the_model_takes(open_bench: OpenBench) -> None:
+    bench = await open_bench("postgres", agent={"turn_seconds": 1.5})
+
+    async def think(_: LLMRequest) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    rounds = await _play(bench, Model(think))
+    assert [(item.state.value, item.stop_type) for item in rounds] == [("done", None)]
+    assert "1.5 seconds" in await last_words(bench, "chat")
+
+
+async def test_seconds_of_a_turn_that_its_programs_take(open_bench: OpenBench) -> None:
+    bench = await open_bench("postgres", agent={"turn_seconds": 2.5})
+    rounds = await _play(bench, Model("import time\ntime.sleep(60)"))
+    assert rounds[0].stop_type == StopType.TIMEOUT
+    assert "2.5 seconds" in await last_words(bench, "chat")
+    assert states(rounds) == ["done"] * len(rounds) and len(rounds) <= 3
+
+
+async def _play(bench: Bench, model: Model) -> list:  # type: ignore[type-arg]
+    await bench.say("chat", "hello")
+    return await bench.play("chat", bench.drain(model))

@@ -1,0 +1,165 @@
+"""Which rounds a chat gets, in which order, and what goes along with what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from round_bench import Bench, Model, states
+
+from agent.llm import LLMRequest
+from nekro_agent import runtime
+from sandbox.models import StopType
+from storage.states import RoundState, TriggerKind
+from workers.sweeper import Sweeper
+
+OpenBench = Callable[..., Awaitable[Bench]]
+SAY = 'send_msg_text(_ck, "done")'
+
+
+async def test_a_burst_of_messages_within_the_debounce_is_one_round(kind: str, open_bench: OpenBench) -> None:
+    bench = await open_bench(kind, agent={"debounce_seconds": 0.4})
+    model = Model(SAY)
+    drain = bench.drain(model)
+    for word in ("one", "two", "three"):
+        await bench.say("burst", f"message {word}")
+        await drain.drain("burst")
+    assert model.prompts == []
+    rounds = await bench.play("burst", drain)
+    await drain.close()
+    assert states(rounds) == ["done", "merged", "merged"]
+    assert {item.merged_into for item in rounds[1:]} == {rounds[0].id}
+    (prompt,) = model.prompts
+    assert all(f"message {word}" in prompt for word in ("one", "two", "three"))
+
+
+async def test_a_debounced_round_announces_itself_when_it_is_due(kind: str, open_bench: OpenBench) -> None:
+    bench = await open_bench(kind, agent={"debounce_seconds": 0.2})
+    drain = bench.drain(Model(SAY))
+    announced = asyncio.Event()
+
+    async def round_requested(_: str) -> None:
+        announced.set()
+
+    await bench.say("later", "hello")
+    bench.services.publisher.round_requested = round_requested  # type: ignore[method-assign]
+    await drain.drain("later")
+    async with asyncio.timeout(10):
+        await announced.wait()
+    await drain.drain("later")
+    assert states(await bench.rounds("later")) == ["done"]
+
+
+async def test_an_agent_result_does_not_wait_for_the_debounce(kind: str, open_bench: OpenBench) -> None:
+    bench = await open_bench(kind, agent={"debounce_seconds": 0.2})
+    drain = bench.drain(Model('look("tea")', SAY))
+    await bench.say("tea", "look it up")
+    rounds = await bench.play("tea", drain)
+    assert [(item.trigger_kind, item.stop_type) for item in rounds] == [
+        (TriggerKind.MESSAGE, StopType.AGENT),
+        (TriggerKind.CALL, StopType.NORMAL),
+    ]
+    waited = [(item.not_before - item.requested_at).total_seconds() for item in rounds]
+    assert waited == [pytest.approx(0.2), 0]
+
+
+async def test_what_comes_while_a_round_runs_goes_along_with_the_next_in_order(bench: Bench) -> None:
+    async def meanwhile(_: LLMRequest) -> str:
+        await bench.say("busy", "second", user_id="ada")
+        await bench.say("busy", "third", user_id="bob")
+        return 'look("tea")'
+
+    model = Model(meanwhile, SAY)
+    await bench.say("busy", "first")
+    rounds = await bench.play("busy", bench.drain(model))
+    assert states(rounds) == ["done", "done", "merged", "merged"]
+    assert [item.trigger_kind.value for item in rounds] == ["message", "message", "message", "call"]
+    # The result shows with the program that asked for it, although a message came in between.
+    second = model.prompts[1]
+    assert second.index('look("tea")') < second.index("seen: tea") < second.index("third")
+    assert second.count("seen: tea") == 1
+
+
+async def test_a_round_runs_on_behalf_of_the_person_among_its_triggers(bench: Bench) -> None:
+    await runtime.current().messages.push_system("who", "a timer", trigger_agent=True, call_id=None)
+    await bench.say("who", "and I", user_id="ada")
+    rounds = await bench.play("who", bench.drain(Model("1 / 0", SAY)))
+    assert states(rounds) == ["done", "merged", "done"]
+    assert rounds[2].user_id == "ada"
+
+
+async def test_two_drains_of_one_chat_run_its_round_once(bench: Bench) -> None:
+    model = Model(SAY)
+    await bench.say("twice", "hello")
+    await asyncio.gather(*(bench.drain(model, owner=f"w{n}").drain("twice") for n in range(4)))
+    assert states(await bench.rounds("twice")) == ["done"]
+    assert len(model.prompts) == 1
+
+
+async def test_the_sweep_restarts_a_chat_whose_message_was_lost(bench: Bench) -> None:
+    announced: list[str] = []
+
+    async def lose(_: str) -> None:
+        """The broker forgot it."""
+
+    async def announce(chat_key: str) -> None:
+        announced.append(chat_key)
+
+    bench.services.publisher.round_requested = lose  # type: ignore[method-assign]
+    await bench.say("lost", "hello")
+    bench.services.publisher.round_requested = announce  # type: ignore[method-assign]
+    settings = bench.settings.agent.model_copy(update={"sweep_seconds": 0.001})
+    await Sweeper(bench.database, bench.services.publisher, settings, owner="w").sweep()
+    assert announced == ["lost"]
+    assert states(await bench.play("lost", bench.drain(Model(SAY)))) == ["done"]
+
+
+KEYS = [
+    "qq:group/12 34",
+    "a.b:c/../d#*",
+    "群組:話/🌈:" + "長" * 180,
+    "x" * 200,
+    "-rf --help",
+    "~" * 60,
+]
+
+
+@pytest.mark.parametrize("chat_key", KEYS, ids=range(len(KEYS)))
+async def test_a_chat_key_of_any_platform_works(chat_key: str, open_bench: OpenBench) -> None:
+    bench = await open_bench("postgres")
+    code = "import os\nopen('shared/x', 'w').write(_ck)\ntick(_ck)\nlook(_ck)"
+    await bench.say(chat_key, "hello")
+    rounds = await bench.play(chat_key, bench.drain(Model(code, SAY)))
+    assert [item.stop_type for item in rounds] == [StopType.AGENT, StopType.NORMAL]
+    assert f"tick {chat_key}" in bench.journal()
+    assert [message.text for message in await bench.messages(chat_key)][1:] == [f"seen: {chat_key}", "done"]
+
+
+SIGNALS: list[tuple[str, bool, bool]] = [
+    ("hello there", True, True),
+    ("quietly: I only mention it", True, False),
+    ("drop: this", False, False),
+    ("now: answer", True, True),
+]
+
+
+@pytest.mark.parametrize(("text", "recorded", "wakes"), SIGNALS)
+async def test_hooks_decide_whether_a_message_is_kept_and_whether_it_wakes(
+    bench: Bench, text: str, recorded: bool, wakes: bool
+) -> None:
+    message_id = await bench.say("hooks", text)
+    assert (message_id is not None) is recorded
+    assert [message.text for message in await bench.messages("hooks")] == ([text] if recorded else [])
+    assert states(await bench.rounds("hooks")) == (["requested"] if wakes else [])
+    assert bench.journal() == [f"heard {text}"]
+
+
+async def test_a_quiet_message_is_seen_by_the_round_that_another_one_wakes(bench: Bench) -> None:
+    model = Model(SAY)
+    await bench.say("quiet", "quietly: the key is 42")
+    await bench.say("quiet", "what is the key?")
+    rounds: Any = await bench.play("quiet", bench.drain(model))
+    assert [item.state for item in rounds] == [RoundState.DONE]
+    assert "the key is 42" in model.prompts[0]

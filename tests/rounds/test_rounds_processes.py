@@ -1,0 +1,346 @@
+"""Rounds on real workers: killed, frozen, cancelled and watched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scene_model import HANG, SceneModel
+from worker_fleet import Fleet, Worker, build_fleet
+
+from sandbox.models import StopType
+from storage.rounds import Round
+from storage.states import FINAL_ROUND_STATES
+from workers.composition import Services
+
+LEASE_SECONDS = 2
+SWEEP_SECONDS = 0.5
+#: For a process to be scheduled on a busy machine; nothing waits for it.
+SLACK_SECONDS = 6
+SAY = 'send_msg_text(_ck, "done")'
+TICKS = """
+import time
+for n in range(10_000):
+    tick(f"{_ck} {n}")
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[SceneModel]:
+    model = SceneModel()
+    yield model
+    model.stop()
+
+
+@pytest.fixture(scope="module", params=["postgres", pytest.param("sqlite", marks=pytest.mark.slow)])
+def fleet(
+    request: pytest.FixtureRequest,
+    redis_server: Any,
+    model: SceneModel,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Fleet]:
+    directory = tmp_path_factory.mktemp("fleet")
+    url = f"sqlite:///{directory}/nekro.db"
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_server").create_database()
+    fleet = build_fleet(
+        directory,
+        redis_server.url,
+        url,
+        plugins={"dirs": (Path(__file__).parent / "plugins",)},
+        llm={"base_url": model.start(), "model": "tests-1", "stream": False, "input_price_per_million": 2},
+        agent={"lease_seconds": LEASE_SECONDS, "sweep_seconds": SWEEP_SECONDS},
+        # None waits for a run, so that every process below a worker belongs to the run it has.
+        sandbox={"warm_seconds": 0},
+        workers={"drain_seconds": 1},
+    )
+    fleet.start("methods", "rounds", "rounds")
+    yield fleet
+    fleet.stop()
+
+
+@contextlib.asynccontextmanager
+async def opened(fleet: Fleet) -> AsyncIterator[Services]:
+    services = fleet.services()
+    await services.start()
+    try:
+        yield services
+    finally:
+        await services.close()
+
+
+async def until(what: str, fleet: Fleet, condition: Callable[[], Any], *, seconds: float = 25) -> Any:
+    """Wait for a condition, plain or a coroutine's; returns what it gave."""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                value = condition()
+                value = await value if asyncio.iscoroutine(value) else value
+                if value:
+                    return value
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        pytest.fail(f"waited {seconds} s for {what}\n{fleet.logs()}")
+
+
+async def rounds_of(services: Services, chat_key: str) -> list[Round]:
+    async with services.database.read() as tx:
+        return await tx.rounds.newest(chat_key, limit=50)
+
+
+async def ended(fleet: Fleet, services: Services, chat_key: str) -> list[Round]:
+    """Wait until nothing waits or runs in a chat."""
+
+    async def look() -> list[Round]:
+        found = await rounds_of(services, chat_key)
+        return found if found and all(item.state in FINAL_ROUND_STATES for item in found) else []
+
+    found: list[Round] = await until(f"the rounds of {chat_key}", fleet, look)
+    return found
+
+
+async def say(services: Services, chat_key: str, text: str) -> None:
+    await services.receive_message(chat_key, text, user_id="ada", user_name="Ada")
+
+
+def journal(fleet: Fleet) -> list[str]:
+    path = fleet.settings.data_dir / "plugins" / "tests.scene" / "journal.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+async def worker_in(fleet: Fleet, services: Services, chat_key: str) -> Worker:
+    """The worker that runs the chat's newest round."""
+    return fleet.worker_of((await rounds_of(services, chat_key))[-1].worker)
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes below one, its sandboxes among them."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in task.read_text().split():
+                found |= {int(child)} | descendants(int(child))
+    return found
+
+
+def are_gone(pids: set[int]) -> bool:
+    def state(pid: int) -> str:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        except OSError:
+            return "gone"
+
+    return all(state(pid) in ("gone", "Z", "X") for pid in pids)
+
+
+async def killed(fleet: Fleet, services: Services, chat_key: str) -> Any:
+    """Kill the worker that has the chat and start another; returns when its lease runs out."""
+    worker = await worker_in(fleet, services, chat_key)
+    worker.kill()
+    async with services.database.read() as tx:
+        lease = await tx.chats.find_lease(chat_key)
+    await asyncio.to_thread(fleet.start, "rounds")
+    return lease.lease_until if lease else None
+
+
+async def test_a_chat_goes_on_within_its_lease_when_its_worker_is_killed_inside_the_model_call(
+    fleet: Fleet, model: SceneModel
+) -> None:
+    model.scenes["llm"] = [HANG, SAY]
+    async with opened(fleet) as services:
+        await say(services, "llm", "scene:llm")
+        await until("the request", fleet, lambda: model.asked["llm"] == 1)
+        lease_until = await killed(fleet, services, "llm")
+        (round_,) = await ended(fleet, services, "llm")
+    assert (round_.attempt, round_.stop_type) == (2, StopType.NORMAL)
+    assert round_.started_at is not None and lease_until is not None
+    assert round_.started_at <= lease_until + timedelta(seconds=SWEEP_SECONDS + SLACK_SECONDS)
+    assert model.asked["llm"] == 2
+
+
+async def test_a_program_dies_with_its_worker_and_is_not_run_again(fleet: Fleet, model: SceneModel) -> None:
+    model.scenes["program"] = ['keep("once")\nhold("program")', SAY]
+    async with opened(fleet) as services:
+        await say(services, "program", "scene:program")
+        await until("the call", fleet, lambda: "begin program" in journal(fleet))
+        sandbox = descendants((await worker_in(fleet, services, "program")).pid)
+        lease_until = await killed(fleet, services, "program")
+        await until("the sandbox's end", fleet, lambda: are_gone(sandbox))
+        first, second = await ended(fleet, services, "program")
+    assert sandbox
+    assert (first.stop_type, first.attempt, second.stop_type) == (StopType.ERROR, 1, StopType.NORMAL)
+    assert "died" in (first.error or "") and "`keep`: done" in (first.error or "")
+    assert first.finished_at is not None and lease_until is not None
+    assert first.finished_at <= lease_until + timedelta(seconds=SWEEP_SECONDS + SLACK_SECONDS)
+    assert journal(fleet).count("keep once") == 1
+
+
+@contextlib.asynccontextmanager
+async def frozen(fleet: Fleet, services: Services, chat_key: str) -> AsyncIterator[Worker]:
+    """Freeze the worker that has the chat for the block; afterwards, wait until it saw what it lost."""
+    worker = await worker_in(fleet, services, chat_key)
+    worker.freeze()
+    try:
+        yield worker
+    finally:
+        worker.thaw()
+    await until("the thawed worker", fleet, lambda: "chat_lease_lost" in worker.log.read_text())
+
+
+async def test_a_worker_frozen_inside_the_model_call_writes_nothing_when_it_thaws(
+    fleet: Fleet, model: SceneModel
+) -> None:
+    model.scenes["cold"] = [HANG, SAY, 'tick("cold")']
+    async with opened(fleet) as services:
+        await say(services, "cold", "scene:cold")
+        await until("the request", fleet, lambda: model.asked["cold"] == 1)
+        async with frozen(fleet, services, "cold") as worker:
+            before = await ended(fleet, services, "cold")
+            model.release("cold")
+        assert await rounds_of(services, "cold") == before
+    assert [(item.attempt, item.state.value) for item in before] == [(2, "done")]
+    assert fleet.worker_of(before[0].worker) is not worker
+    assert "tick cold" not in journal(fleet)
+
+
+async def test_a_program_whose_worker_was_frozen_calls_nothing_after_the_thaw(
+    fleet: Fleet, model: SceneModel
+) -> None:
+    model.scenes["ticks"] = [TICKS, SAY]
+    async with opened(fleet) as services:
+        await say(services, "ticks", "scene:ticks")
+        await until("a call", fleet, lambda: "tick ticks 3" in journal(fleet))
+        async with frozen(fleet, services, "ticks") as worker:
+            sandbox = descendants(worker.pid)
+            before = await ended(fleet, services, "ticks")
+            ticks = journal(fleet)
+        await until("the sandbox's end", fleet, lambda: are_gone(sandbox))
+        assert journal(fleet) == ticks
+        assert await rounds_of(services, "ticks") == before
+        # It is as good as new.
+        for other in ("thawed-1", "thawed-2"):
+            await say(services, other, "scene:other")
+            await ended(fleet, services, other)
+    assert [item.stop_type for item in before] == [StopType.ERROR, StopType.NORMAL]
+
+
+async def test_cancel_stops_the_sandbox_and_the_coroutines_of_its_calls(
+    fleet: Fleet, model: SceneModel
+) -> None:
+    model.scenes["cancel"] = ['hold("held")\n' + SAY]
+    async with opened(fleet) as services:
+        await say(services, "cancel", "scene:cancel")
+        await until("the call", fleet, lambda: "begin held" in journal(fleet))
+        worker = await worker_in(fleet, services, "cancel")
+        sandbox = descendants(worker.pid)
+        await say(services, "cancel", "and more")
+        done = await asyncio.to_thread(fleet.run, "cancel", "cancel", "--json")
+        report = json.loads(done.stdout)
+        await until("the method's end", fleet, lambda: "cancelled held" in journal(fleet))
+        await until("the sandbox's end", fleet, lambda: are_gone(sandbox))
+        rounds = await rounds_of(services, "cancel")
+    assert sandbox and done.returncode == 0, done.stderr
+    assert [len(report[name]) for name in ("stopped", "cancelled", "still_running")] == [1, 1, 0]
+    assert [item.state.value for item in rounds] == ["cancelled", "cancelled"]
+    assert [call["method"] for call in rounds[0].calls or []] == ["tests.scene.hold"]
+    assert worker.process.poll() is None
+
+
+async def test_tail_shows_a_chats_events_and_leaves_no_queue(
+    fleet: Fleet, model: SceneModel, redis_server: Any
+) -> None:
+    import redis
+
+    model.scenes["tail"] = ['look("tea")', SAY]
+    chat_key = "群/1: tail"
+    process = fleet.command("tail", chat_key, "--json")
+    assert process.stderr is not None
+    assert "watching" in await asyncio.to_thread(process.stderr.readline)
+    async with opened(fleet) as services:
+        await say(services, "another chat", "scene:other")
+        await say(services, chat_key, "scene:tail")
+        await ended(fleet, services, chat_key)
+        await asyncio.sleep(0.5)  # for the last event to be printed: nothing else tells that it was
+    process.send_signal(signal.SIGINT)
+    out, err = await asyncio.to_thread(process.communicate, timeout=20)
+    assert process.returncode == 0, err
+    events = [json.loads(line) for line in out.splitlines()]
+    shown = [(event["event"], event.get("text") or event.get("stop_type")) for event in events]
+    assert [item for item in shown if item[0] != "round.requested"] == [
+        ("message.added", "scene:tail"),
+        ("round.started", None),
+        ("message.added", "seen: tea"),
+        ("round.ended", "AGENT"),
+        ("round.started", None),
+        ("message.added", "done"),
+        ("round.ended", "NORMAL"),
+    ]
+    assert ("round.requested", None) in shown
+    assert {event["chat_key"] for event in events} == {chat_key}
+    prefix = fleet.settings.broker.key_prefix
+    with redis.Redis.from_url(redis_server.url) as client:
+        assert [key for key in client.scan_iter(f"{prefix}*watch*")] == []
+        bound = client.smembers(f"{prefix}_kombu.binding.agent.events")
+    assert [member for member in bound if b"watch." in member] == []
+
+
+async def test_tail_ends_by_count(fleet: Fleet, model: SceneModel) -> None:
+    model.scenes["count"] = [SAY]
+    process = fleet.command("tail", "count", "--count", "2")
+    assert process.stderr is not None
+    await asyncio.to_thread(process.stderr.readline)
+    async with opened(fleet) as services:
+        await say(services, "count", "scene:count")
+        await ended(fleet, services, "count")
+    out, _ = await asyncio.to_thread(process.communicate, timeout=20)
+    assert (process.returncode, len(out.splitlines())) == (0, 2)
+    assert "Ada: scene:count" in out
+
+
+async def test_history_tells_the_story_of_a_turn(fleet: Fleet, model: SceneModel) -> None:
+    model.scenes["story"] = ['tick("story")\nlook("tea")', SAY]
+    done = await asyncio.to_thread(fleet.run, "send", "story", "scene:story", "--user-id", "ada", "--wait")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    told = await asyncio.to_thread(fleet.run, "history", "story", "--trace", "--json")
+    rounds = json.loads(told.stdout)["rounds"]
+    assert [item["stop_type"] for item in rounds] == ["AGENT", "NORMAL"]
+    first = rounds[0]
+    assert (first["user"], first["model"], first["prompt_tokens"]) == ("ada", "tests-1-real", 1000)
+    assert first["cost"] == pytest.approx(0.002) and first["prompt_chars"] > 1000
+    assert [(call["method"], call["lane"], bool(call["worker"])) for call in first["calls"]] == [
+        ("tests.scene.tick", "methods", True),
+        ("tests.scene.look", "methods", True),
+    ]
+    assert all(call["started_at"] and call["finished_at"] for call in first["calls"])
+    text = (await asyncio.to_thread(fleet.run, "history", "story", "--trace")).stdout
+    assert "call tests.scene.tick (tool) in lane methods on methods@" in text
+    assert "1000 + 200 tokens, cost 0.002" in text
+
+
+@pytest.mark.parametrize("chat_key", ["qq:group/1", "群組:話/🌈 " + "長" * 190, "a.b#*:/../c"], ids=range(3))
+async def test_send_reaches_a_chat_of_any_key(fleet: Fleet, model: SceneModel, chat_key: str) -> None:
+    model.scenes["keys"] = [SAY]
+    done = await asyncio.to_thread(fleet.run, "send", chat_key, "scene:keys", "--wait", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [answer["text"] for answer in json.loads(done.stdout)["answers"]] == ["done"]
+
+
+async def test_reset_stops_the_round_and_begins_anew(fleet: Fleet, model: SceneModel) -> None:
+    model.scenes["reset"] = ['hold("reset")']
+    async with opened(fleet) as services:
+        await say(services, "reset", "scene:reset")
+        await until("the call", fleet, lambda: "begin reset" in journal(fleet))
+        done = await asyncio.to_thread(fleet.run, "reset", "reset")
+        assert done.returncode == 0, done.stderr
+        rounds = await rounds_of(services, "reset")
+        async with services.database.read() as tx:
+            assert await tx.messages.newest("reset", limit=10) == []
+    assert [(item.state.value, item.error) for item in rounds] == [("cancelled", "stopped on request")]

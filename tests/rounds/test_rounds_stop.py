@@ -1,0 +1,171 @@
+"""Stopping a chat: what runs, what waits, what it called, and what would follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from round_bench import Bench, Model, invocation, states
+
+from agent.llm import LLMRequest
+from nekro_agent.errors import CallCancelledError, NotFoundError, OutcomeUnknownError
+from storage.rounds import Round
+from storage.states import CallState
+from workers.round_stop import StoppedRounds
+
+SAY = 'send_msg_text(_ck, "done")'
+LINGER = 'keep("first")\nlinger("it")\nsend_msg_text(_ck, "never said")'
+
+
+@asynccontextmanager
+async def draining(bench: Bench, chat_key: str, model: Model) -> AsyncIterator[None]:
+    """Drain beside the block, and see the drain to its end."""
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(bench.drain(model).drain(chat_key))
+        yield
+
+
+async def stop(bench: Bench, chat_key: str) -> StoppedRounds:
+    return await bench.services.stopper.stop(chat_key, reason="enough", wait_seconds=20)
+
+
+async def test_a_program_is_stopped_with_its_calls_and_nothing_follows(bench: Bench) -> None:
+    await bench.say("chat", "hello")
+    async with draining(bench, "chat", Model(LINGER)):
+        await bench.noted("begin it")
+        await bench.say("chat", "and another thing")
+        report = await stop(bench, "chat")
+    assert (len(report.stopped), len(report.cancelled), report.still_running) == (1, 1, ())
+    rounds = await bench.rounds("chat")
+    assert states(rounds) == ["cancelled", "cancelled"]
+    assert (rounds[0].error, rounds[1].error) == ("stopped on request", "enough")
+    assert "cancelled it" in bench.journal()
+    async with bench.database.read() as tx:
+        calls = await tx.calls.of_round(rounds[0].id)
+    # Whoever is first, the worker that was told to stop or the round's own end, writes the second one.
+    assert calls[0].state is CallState.DONE
+    assert calls[1].state in (CallState.FAILED, CallState.CANCELLED)
+    story = rounds[0].calls or []
+    assert [call["method"] for call in story] == ["tests.scene.keep", "tests.scene.linger"]
+    assert story[1]["error"].startswith("given up")
+    said = [message.text for message in await bench.messages("chat")]
+    assert said == ["hello", "kept first", "and another thing"]
+
+
+async def test_a_round_that_asks_the_model_is_stopped(bench: Bench) -> None:
+    asked, hung_up = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: LLMRequest) -> str:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            hung_up.set()
+        raise AssertionError
+
+    await bench.say("chat", "hello")
+    async with draining(bench, "chat", Model(hang)):
+        await asked.wait()
+        await stop(bench, "chat")
+    assert hung_up.is_set()
+    assert states(await bench.rounds("chat")) == ["cancelled"]
+
+
+async def test_a_chat_that_was_stopped_answers_the_next_message(bench: Bench) -> None:
+    await bench.say("chat", "hello")
+    await stop(bench, "chat")
+    await bench.say("chat", "again")
+    rounds = await bench.play("chat", bench.drain(Model(SAY)))
+    assert states(rounds) == ["cancelled", "done"]
+
+
+async def test_a_round_that_ends_by_itself_while_it_is_stopped_is_followed_by_nothing(bench: Bench) -> None:
+    async def stopped_meanwhile(_: LLMRequest) -> str:
+        async with bench.database.begin() as tx:
+            await tx.rounds.cancel("chat", reason="enough")
+        return "1 / 0"
+
+    await bench.say("chat", "hello")
+    rounds = await bench.play("chat", bench.drain(Model(stopped_meanwhile)))
+    assert states(rounds) == ["cancelled"]
+
+
+async def running(bench: Bench, chat_key: str) -> Round:
+    await bench.say(chat_key, "hello")
+    async with bench.database.begin() as tx:
+        fence = await tx.chats.acquire_lease(chat_key, owner="w1", lease_seconds=60)
+        assert fence is not None
+    claimed = await bench.services.ledger.start_next(chat_key, fence=fence, worker="w1")
+    assert claimed is not None
+    return claimed.round
+
+
+async def test_a_call_of_a_stopped_round_does_not_start(bench: Bench) -> None:
+    round_ = await running(bench, "chat")
+    async with bench.database.begin() as tx:
+        await tx.rounds.cancel("chat", reason="enough")
+    with pytest.raises(CallCancelledError):
+        await bench.caller.call(invocation("tests.scene.look", ("x",), call_id="c1", round_=round_), lane="m")
+    assert bench.journal() == ["heard hello"]
+
+
+async def test_a_result_that_comes_after_the_stop_wakes_nobody(bench: Bench) -> None:
+    """The request to stop falls between the claim of an AGENT call and its end."""
+    round_ = await running(bench, "chat")
+    claims, registry = bench.services.executor._claims, bench.services.registry
+    made = invocation("tests.scene.look", ("x",), call_id="c1", round_=round_)
+    entry = registry.find("look")
+    claim = await claims.claim(entry, made, worker="w")
+    async with bench.database.begin() as tx:
+        await tx.rounds.cancel("chat", reason="enough")
+    envelope = await bench.services.executor._run(entry, made)
+    ended = await claims.finish(claim, made, envelope)
+    assert ended.round_id is None
+    assert states(await bench.rounds("chat")) == ["running"]
+
+
+async def test_a_call_that_was_cancelled_records_nothing(bench: Bench) -> None:
+    round_ = await running(bench, "chat")
+    claims, registry = bench.services.executor._claims, bench.services.registry
+    made = invocation("tests.scene.look", ("x",), call_id="c1", round_=round_)
+    entry = registry.find("look")
+    claim = await claims.claim(entry, made, worker="w")
+    async with bench.database.begin() as tx:
+        await tx.calls.cancel_round(round_.id, reason="enough")
+    with pytest.raises(OutcomeUnknownError):
+        await claims.finish(claim, made, await bench.services.executor._run(entry, made))
+    assert len(await bench.messages("chat")) == 1
+
+
+async def test_a_round_of_a_dead_worker_is_stopped_without_one(bench: Bench) -> None:
+    await running(bench, "chat")
+    await bench.let_leases_run_out()
+    report = await stop(bench, "chat")
+    assert [item.state.value for item in report.stopped] == ["cancelled"]
+
+
+async def test_a_round_whose_worker_does_not_answer_is_named(bench: Bench) -> None:
+    round_ = await running(bench, "chat")
+    report = await bench.services.stopper.stop("chat", reason="enough", wait_seconds=0.2)
+    assert [item.id for item in report.still_running] == [round_.id]
+
+
+async def test_a_chat_that_nobody_knows_cannot_be_stopped(bench: Bench) -> None:
+    with pytest.raises(NotFoundError, match="'nobody'"):
+        await stop(bench, "nobody")
+
+
+async def test_a_reset_stops_the_round_before_the_new_conversation_begins(bench: Bench) -> None:
+    await bench.say("chat", "hello")
+    async with draining(bench, "chat", Model(LINGER)):
+        await bench.noted("begin it")
+        await bench.services.reset_chat("chat")
+    assert states(await bench.rounds("chat")) == ["cancelled"]
+    assert await bench.messages("chat") == []
+    assert len(await bench.messages("chat", with_past=True)) == 2
+    model = Model(SAY)
+    await bench.say("chat", "new")
+    await bench.play("chat", bench.drain(model))
+    assert "kept first" not in model.prompts[0]

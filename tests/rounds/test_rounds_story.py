@@ -1,0 +1,68 @@
+"""What is known of a round afterwards, as `nekro history K --trace` tells it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from round_bench import Bench, Model
+
+from cli.round_story import calls_of, describe_round, tell_round
+
+CODE = """print("so far")
+tick("a")
+keep("b")
+try:
+    break_down("oh")
+except Exception:
+    pass
+look("tea")"""
+
+
+async def test_a_rounds_row_tells_its_whole_story(bench: Bench) -> None:
+    await bench.say("chat", "hello")
+    rounds = await bench.play("chat", bench.drain(Model(CODE, "")))
+    calls = await calls_of(bench.database, rounds)
+    told = describe_round(rounds[0], calls[rounds[0].id])
+    assert (told["state"], told["stop_type"], told["worker"]) == ("done", "AGENT", "w1")
+    assert (told["model"], told["prompt_tokens"], told["completion_tokens"], told["cost"]) == (
+        "tests-1", 100, 7, 0.25,
+    )  # fmt: skip
+    assert told["prompt_chars"] > 1000 and told["code"] == CODE and told["output"] == "so far\n"
+    assert told["requested_at"] <= told["started_at"] <= told["answered_at"] <= told["finished_at"]
+    assert [(call["method"], call["type"], call["lane"]) for call in told["calls"]] == [
+        ("tests.scene.tick", "tool", "methods"),
+        ("tests.scene.keep", "behavior", "methods"),
+        ("tests.scene.break_down", "tool", "methods"),
+        ("tests.scene.look", "agent", "methods"),
+    ]
+    tick, _, failed, look = told["calls"]
+    assert tick["worker"] and tick["error"] is None and tick["duration_ms"] > 0
+    assert failed["error"] == "ValueError: oh"
+    assert look["follow_up"] == rounds[1].id
+    for call in (tick, look):
+        times = [datetime.fromisoformat(call[name]) for name in ("requested_at", "started_at", "finished_at")]
+        assert times == sorted(times)
+
+
+async def test_the_story_can_be_read(bench: Bench) -> None:
+    await bench.say("chat", "hello")
+    rounds = await bench.play("chat", bench.drain(Model(CODE, "")))
+    calls = await calls_of(bench.database, rounds)
+    text = "\n".join(tell_round(rounds[0], calls[rounds[0].id]))
+    for part in (
+        "round 1: done AGENT, caused by message", "on w1", "model ", "program ", "to tests-1",
+        "100 + 7 tokens", "cost 0.25", '| look("tea")', "call tests.scene.tick (tool) in lane methods on ",
+        f"woke round {rounds[1].id[:8]}", "ValueError: oh", "| so far",
+    ):  # fmt: skip
+        assert part in text, f"{part!r} is missing in\n{text}"
+
+
+async def test_a_merged_and_a_waiting_round_are_told_too(bench: Bench) -> None:
+    await bench.say("chat", "one")
+    await bench.say("chat", "two")
+    rounds = await bench.play("chat", bench.drain(Model("")))
+    await bench.say("chat", "three")
+    rounds = await bench.rounds("chat")
+    stories = ["\n".join(tell_round(item, [])) for item in rounds]
+    assert f"went along with round {rounds[0].id}" in stories[1]
+    assert "waits since" in stories[2]

@@ -1,0 +1,116 @@
+"""Watching a chat's events: what a watcher gets, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from broker_config import watching
+from broker_config.app import create_app
+from broker_config.settings import Settings
+from broker_config.topology import publish_event, publish_round_requested
+from broker_config.watching import EventWatcher, drop_abandoned
+from cli.main import main
+from nekro_agent.errors import BrokerUnavailableError
+from workers.watch_sweep import WatchSweep
+
+CHAT = "群/1: x.y#*"
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    return make_settings()
+
+
+def keys(settings: Settings, pattern: str) -> list[bytes]:
+    with redis.Redis.from_url(str(settings.broker.url)) as client:
+        return sorted(client.scan_iter(f"{settings.broker.key_prefix}{pattern}"))
+
+
+def test_a_watcher_gets_the_events_of_its_chat_and_no_others(settings: Settings) -> None:
+    app = create_app(settings)
+    publish_event(app, "message.added", CHAT, {"id": "before"})
+    with EventWatcher(app, settings.broker, chat_key=CHAT) as watcher:
+        publish_event(app, "message.added", CHAT, {"id": "1"})
+        publish_event(app, "message.added", f"{CHAT}z", {"id": "2"})
+        publish_round_requested(app, CHAT)
+        got = [(event.name, dict(event.body)) for event in watcher.poll()]
+        assert watcher.poll() == []
+    assert got == [("message.added", {"id": "1"}), ("round.requested", {})]
+    assert keys(settings, "watch*") == []
+
+
+def test_what_a_slow_watcher_does_not_fetch_is_dropped_and_counted(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "MAX_WAITING", 3)
+    monkeypatch.setattr(watching, "RENEW_SECONDS", 0)
+    app = create_app(settings)
+    with EventWatcher(app, settings.broker, chat_key=CHAT) as watcher:
+        for number in range(5):
+            publish_event(app, "message.added", CHAT, {"id": number})
+        assert watcher.poll() == []
+        assert watcher.dropped == 5
+        publish_event(app, "message.added", CHAT, {"id": 6})
+        assert [event.body for event in watcher.poll()] == [{"id": 6}]
+
+
+async def test_the_sweep_drops_the_queue_of_a_killed_watcher_and_leaves_the_living(
+    settings: Settings,
+) -> None:
+    app = create_app(settings)
+    killed = EventWatcher(app, settings.broker, chat_key=CHAT).__enter__()
+    with EventWatcher(app, settings.broker, chat_key=CHAT) as living:
+        publish_event(app, "message.added", CHAT, {"id": 1})
+        with redis.Redis.from_url(str(settings.broker.url)) as client:
+            client.delete(killed._presence_key)  # as if its time were over
+        seconds = await WatchSweep(app, settings.broker).sweep()
+        assert seconds is not None and seconds > 1
+        assert len(keys(settings, "watch.*")) == 1
+        assert len(await asyncio.to_thread(living.poll)) == 1
+        assert drop_abandoned(app, settings.broker) == 0
+    assert keys(settings, "watch*") == []
+
+
+def test_a_watcher_goes_on_when_redis_lost_everything(
+    make_settings: Callable[..., Settings], own_redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(broker={"url": own_redis.url})
+    monkeypatch.setattr(watching, "RENEW_SECONDS", 0)
+    app = create_app(settings)
+    with EventWatcher(app, settings.broker, chat_key=CHAT) as watcher:
+        own_redis.kill()
+        with pytest.raises(BrokerUnavailableError):
+            watcher.poll()
+        own_redis.start()
+        watcher.poll()
+        publish_event(create_app(settings), "message.added", CHAT, {"id": 1})
+        assert [event.body for event in watcher.poll()] == [{"id": 1}]
+
+
+def test_a_broker_that_is_away_is_named(make_settings: Callable[..., Settings]) -> None:
+    settings = make_settings(broker={"url": "redis://127.0.0.1:1/0", "connect_timeout_seconds": 0.2})
+    with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1:1"):
+        EventWatcher(create_app(settings), settings.broker, chat_key=CHAT).__enter__()
+
+
+def test_tail_says_that_nothing_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tail", "x", "--data-dir", str(tmp_path)]) == 2
+    assert "nekro up" in capsys.readouterr().err
+
+
+def test_cancel_of_an_unknown_chat_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["db", "upgrade", "--data-dir", str(tmp_path)]) == 0
+    assert main(["cancel", "x", "--data-dir", str(tmp_path)]) == 4
+    assert "no chat 'x'" in capsys.readouterr().err
