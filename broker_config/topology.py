@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AGENT_EVENTS",
+    "COMMAND_TASK",
     "DRAIN_TASK",
     "JOB_TASK",
     "ROUND_REQUESTED",
@@ -37,6 +38,8 @@ ROUND_REQUESTED: Final = "round.requested"
 DRAIN_TASK: Final = "nekro.rounds.drain"
 #: Celery task that executes a background job; its only argument is the job's id, which is its own id too.
 JOB_TASK: Final = "nekro.jobs.run"
+#: Celery task that runs one command line; two parts, so that no plugin's method has its name.
+COMMAND_TASK: Final = "nekro.command"
 #: AMQP allows 255 bytes for a whole routing key.
 MAX_ENCODED_CHARS: Final = 180
 

@@ -121,6 +121,14 @@ class Output:
         self.stderr.write(text + "\n")
         self.stderr.flush()
 
+    def confirms(self, question: str) -> bool:
+        """Ask a person at a terminal; False when nobody is there, or the answer is not yes."""
+        if not (sys.stdin.isatty() and self.stderr.isatty()):
+            return False
+        self.stderr.write(f"{question} [y/N] ")
+        self.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
     def error(self, error: BaseException) -> None:
         """Print an error as one line that says what and how to mend; with ``--debug`` the traceback first."""
         if self.debug:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 
-from sqlalchemy import Delete, Executable, bindparam, delete, select
+from sqlalchemy import Delete, Executable, bindparam, delete, func, select
 
 from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
@@ -71,6 +71,12 @@ class SqlKeyValueStore:
         """
         digest = self._digest(plugin_key, chat_key, user_key, store_key)
         return await self._delete(delete(PluginValueRow).where(PluginValueRow.digest == digest)) > 0
+
+    async def count(self, plugin_key: str) -> int:
+        """Return how many values a plugin has."""
+        statement = select(func.count()).where(PluginValueRow.plugin_key == plugin_key)
+        async with self._database.read() as tx:
+            return int((await tx.connection.execute(statement)).scalar_one())
 
     async def purge(self, plugin_key: str) -> int:
         """Delete all values of a plugin; returns how many."""

@@ -20,6 +20,8 @@ from broker_config.redaction import Redactor
 from broker_config.settings import Settings
 from broker_config.wire import Envelope, Signer
 from nekro_agent import runtime
+from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
+from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import RuntimeNotBoundError
 from nekro_agent.hooks import PluginHost
 from nekro_agent.methods import Lane
@@ -33,6 +35,7 @@ from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.background import BackgroundLoop
 from workers.claims import CallClaims
+from workers.commands import CommandDesk, CommandExecutor
 from workers.detached import CallDetacher, CallEnds
 from workers.dispatch import Dispatcher
 from workers.downloads import DownloadSweep, SqlDownloads
@@ -227,6 +230,40 @@ class Services:
         )
 
     @cached_property
+    def commands(self) -> CommandTable:
+        """The plugins' commands."""
+        return CommandTable(self.loaded.plugins)
+
+    @cached_property
+    def command_executor(self) -> CommandExecutor:
+        """Runs commands on a worker."""
+        return CommandExecutor(
+            table=self.commands,
+            signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
+            claims=CallClaims(self.database, self.publisher, self.host),
+            redactor=self.redactor,
+            sandbox_settings=self.settings.sandbox,
+            worker_name=self.node,
+        )
+
+    @cached_property
+    def command_desk(self) -> CommandDesk:
+        """Sends command lines to workers.
+
+        Raises:
+            RuntimeNotBoundError: this process calls nobody, or has not started.
+        """
+        if self._caller is None:
+            raise RuntimeNotBoundError(f"a process of role {self.role} sends no commands")
+        return CommandDesk(
+            table=self.commands,
+            caller=self._caller,
+            lanes=self.lanes,
+            store=SqlKeyValueStore(self.database, self.settings.store),
+            return_bytes=self.settings.sandbox.return_bytes,
+        )
+
+    @cached_property
     def dispatcher(self) -> Dispatcher:
         """Sends calls to workers.
 
@@ -342,6 +379,25 @@ class Services:
         chat = await self.chat(chat_key)
         logger.bind(chat_key=chat_key, file=file_name).debug("code_run")
         return await self.runs.run(code, chat=chat, user_id=user_id, wakes_agent=follow_up)
+
+    async def run_command(
+        self, line: str, *, who: CommandExecutionContext, timeout_seconds: float | None
+    ) -> list[CommandResponse]:
+        """Run a plugin's command on a worker, or answer one that asked back.
+
+        Args:
+            timeout_seconds: None means the limit of calls.
+
+        Raises:
+            InvalidValueError: the line is an answer, but no command asked.
+            CallTimeoutError, BrokerUnavailableError, OutcomeUnknownError: as their names say.
+        """
+        return await self.command_desk.run(
+            line,
+            chat=await self.chat(who.chat_key),
+            who=who,
+            timeout_seconds=timeout_seconds or self.settings.workers.call_timeout_seconds,
+        )
 
     async def receive_message(self, chat_key: str, text: str, *, user_id: str, user_name: str) -> str | None:
         """Take a message of a person: hooks, row, round; returns its id, None if a hook blocked it."""

@@ -7,7 +7,8 @@ A path that is named in ``NEKRO_PLUGINS__DIRS`` is either a plugin or a folder o
 - ``weather/plugin.py`` without ``__init__.py`` — the root file of a cloned repository;
 - ``repository/weather/__init__.py`` — a package in a sub-folder, at most two levels down.
 
-Names that start with ``_`` or ``.`` are skipped, and so are Python files that bind no ``plugin``.
+Names that start with ``_`` or ``.`` are skipped, and so are tests (``test_*.py``, ``*_test.py``,
+``conftest.py``) and Python files that bind no ``plugin``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import Final
 __all__ = ["Source", "SourceKind", "discover"]
 
 _MAX_DEPTH: Final = 2
-_SKIPPED: Final = frozenset({"tests", "test", "docs", "examples", "node_modules", "venv", "dist", "build"})
+_SKIPPED: Final = frozenset(
+    {"conftest.py", "tests", "test", "docs", "examples", "node_modules", "venv", "dist", "build"}
+)
 
 
 class SourceKind(StrEnum):
@@ -54,13 +57,18 @@ def discover(path: Path) -> Iterator[Source]:
 
 def _inside(folder: Path, *, depth: int) -> Iterator[Source]:
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.name.startswith(("_", ".")) or (entry.is_dir() and entry.name in _SKIPPED):
+        if entry.name.startswith(("_", ".")) or entry.name in _SKIPPED or _is_test(entry):
             continue
         source = _source(entry)
         if source is not None:
             yield source
         elif entry.is_dir() and depth > 0:
             yield from _inside(entry, depth=depth - 1)
+
+
+def _is_test(path: Path) -> bool:
+    """Whether pytest would take a file as its own; such a file binds ``plugin`` by importing it."""
+    return path.suffix == ".py" and (path.stem.startswith("test_") or path.stem.endswith("_test"))
 
 
 def _source(path: Path) -> Source | None:

@@ -26,6 +26,12 @@ class LaneChooser:
             return str(lane_queue(Lane.METHODS, entry.plugin.key).name)
         return self._marks.get(entry.task) or entry.lane.value
 
+    def lane_of_plugin(self, plugin_key: str) -> str:
+        """Name of the lane of what a plugin does besides its methods."""
+        if plugin_key in self._pinned:
+            return str(lane_queue(Lane.METHODS, plugin_key).name)
+        return Lane.METHODS.value
+
     def update_marks(self, marks: Mapping[str, str]) -> None:
         """Take over the marks that the database holds: task name to lane."""
         self._marks = dict(marks)

@@ -12,7 +12,7 @@ from celery.worker.state import revoked
 
 from broker_config.app import checked_task_options
 from broker_config.bridge import at_loop_close
-from broker_config.topology import DRAIN_TASK, JOB_TASK
+from broker_config.topology import COMMAND_TASK, DRAIN_TASK, JOB_TASK
 from workers.awaiting import StopReason, current_job, run_async
 from workers.claims import DuplicateDelivery
 from workers.executor import MethodExecutor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from workers.composition import Services
     from workers.rounds import RoundDrain
 
-__all__ = ["register_drain", "register_jobs", "register_methods"]
+__all__ = ["register_commands", "register_drain", "register_jobs", "register_methods"]
 
 
 def register_methods(services: Services) -> None:
@@ -38,6 +38,23 @@ def register_methods(services: Services) -> None:
         services.app.task(**checked_task_options(name=entry.task, typing=False, shared=False))(
             _method_body(entry.task, executor, cleanups)
         )
+
+
+def register_commands(services: Services) -> None:
+    """Register the task that runs plugins' commands."""
+    executor, cleanups = services.command_executor, _LoopCleanups(services)
+
+    async def execute(body: dict[str, Any]) -> dict[str, Any]:
+        cleanups.ensure()
+        return await executor.execute(body)
+
+    def run(body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return run_async(execute(body))
+        except DuplicateDelivery as exc:
+            raise Ignore("another delivery of this command is running") from exc
+
+    services.app.task(**checked_task_options(name=COMMAND_TASK, typing=False, shared=False))(run)
 
 
 def register_drain(app: Celery, drain: Callable[[], RoundDrain]) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from broker_config.settings import Settings
 from cli.catalogue import load_catalogue
 from cli.command import Deps, add_json
 from cli.exit_codes import ExitCode
+from cli.plugin_template import write_plugin
+from cli.purge import find_data, purge
 from cli.running import run_async
 from nekro_agent.errors import UsageError
 
@@ -24,7 +25,11 @@ examples:
   nekro plugins
   nekro plugins list --json
   nekro plugins new weather --dir my_plugins
-  nekro plugins purge you.weather --yes
+  nekro plugins purge you.weather
+
+`new` writes weather.py and a test that passes, test_weather.py. `purge` deletes a plugin's stored values, its
+data directory and its configuration; it asks first, or needs --yes. Remove the plugin's code yourself, and
+stop the workers before, or they store anew.
 
 `list` ends with exit code 5 when a plugin failed to load; the others work all the same.
 `--json` prints a list of {key, status, path, version, error, placeholders}; status is ok, degraded (it uses
@@ -51,13 +56,13 @@ def register(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("list", "new", "purge"),
         default="list",
-        help="`list` (default); `new` writes a plugin to begin with; `purge` deletes what a plugin stored",
+        help="`list` (default); `new` writes a plugin to begin with; `purge` deletes what one stored",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="new: module name; purge: plugin key")
     parser.add_argument(
         "--dir", type=Path, default=Path(), metavar="DIR", help="new: folder to write to (default: here)"
     )
-    parser.add_argument("--yes", action="store_true", help="purge: really delete")
+    parser.add_argument("--yes", action="store_true", help="purge: delete without asking")
     add_json(parser)
 
 
@@ -96,66 +101,27 @@ def _list(args: Args, deps: Deps) -> int:
 
 
 def _new(args: Args, deps: Deps) -> int:
-    name = args.name or ""
-    if not name.isidentifier() or not name.isascii():
-        raise UsageError(f"{name!r} is no module name; write letters, digits and _, as in `new weather`")
-    path = args.dir / f"{name}.py"
-    if path.exists():
-        raise UsageError(f"{path} exists; choose another name")
-    args.dir.mkdir(parents=True, exist_ok=True)
-    path.write_text(_TEMPLATE.format(name=name, title=name.replace("_", " ").capitalize()), "utf-8")
-    deps.output.data(str(path))
-    deps.output.words(f"try it: NEKRO_PLUGINS__DIRS={args.dir} nekro call greet_{name} --args '[\"Ada\"]'")
+    plugin, test = write_plugin(args.name or "", args.dir)
+    deps.output.data(str(plugin))
+    deps.output.data(str(test))
+    deps.output.words(f"test it: pytest {test}")
+    deps.output.words(
+        f"call it: NEKRO_PLUGINS__DIRS={args.dir} nekro call greet_{args.name} --args '[\"Ada\"]'"
+    )
     return ExitCode.OK
 
 
 def _purge(args: Args, deps: Deps) -> int:
     if not args.name:
-        raise UsageError("name the plugin: `nekro plugins purge author.module --yes`")
-    if not args.yes:
-        raise UsageError(f"this deletes every stored value of {args.name} for good; add --yes to do it")
-    deleted = run_async(_purge_store(deps.load_settings(), args.name))
-    deps.output.words(f"{deleted} stored values of {args.name} deleted; its files are kept")
+        raise UsageError("name the plugin: `nekro plugins purge author.module`")
+    settings = deps.load_settings()
+    data = run_async(find_data(settings, args.name))
+    described = str(data)
+    if not data:
+        deps.output.words(f"{args.name} has stored nothing in {settings.data_dir}")
+        return ExitCode.OK
+    if not args.yes and not deps.output.confirms(f"delete for good what {args.name} stored: {described}?"):
+        raise UsageError(f"nothing was deleted; --yes deletes what {args.name} stored: {described}")
+    run_async(purge(settings, data))
+    deps.output.words(f"deleted: {described}")
     return ExitCode.OK
-
-
-async def _purge_store(settings: Settings, plugin_key: str) -> int:
-    from storage.engine import Database
-    from storage.kv import SqlKeyValueStore
-    from storage.migrate import require_migrated
-
-    await require_migrated(settings.database, settings.data_dir)
-    database = Database(settings.database, settings.data_dir)
-    try:
-        return await SqlKeyValueStore(database, settings.store).purge(plugin_key)
-    finally:
-        await database.dispose()
-
-
-_TEMPLATE = '''"""{title}: say here what the plugin is for; models and people read it."""
-
-from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
-from nekro_agent.api.schemas import AgentCtx
-
-plugin = NekroPlugin(
-    name="{title}",
-    module_name="{name}",
-    description="Says what the plugin does.",
-    version="0.1.0",
-    author="you",
-    url="",
-)
-
-
-@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "greet_{name}", "Greets a person")
-async def greet_{name}(_ctx: AgentCtx, name: str) -> str:
-    """Greet a person.
-
-    Args:
-        name: whom to greet.
-
-    Returns:
-        The greeting.
-    """
-    return f"Hello, {{name}}!"
-'''

@@ -93,8 +93,8 @@ class CommandExecutionContext(BaseModel):
 
     def may(self, permission: CommandPermission) -> bool:
         """Whether this person may run commands of that level."""
-        if permission is CommandPermission.SUPER_USER:
-            return self.is_super_user
-        if permission is CommandPermission.ADVANCED:
-            return self.is_super_user or self.is_advanced_user
-        return permission is CommandPermission.PUBLIC or bool(self.user_id)
+        if permission is CommandPermission.PUBLIC or self.is_super_user:
+            return True
+        if permission is CommandPermission.USER:
+            return self.is_advanced_user or bool(self.user_id)
+        return permission is CommandPermission.ADVANCED and self.is_advanced_user

@@ -92,7 +92,13 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["flower", "--address", "0.0.0.0"], 2, "FLOWER_BASIC_AUTH"),
         (["bench", "nonsense"], 2, "no benchmark nonsense"),
         (["plugins", "new", "no-name"], 2, "'no-name' is no module name"),
-        (["plugins", "purge", "a.b"], 2, "--yes"),
+        (["plugins", "new", "json"], 2, "'json' is a module of Python's"),
+        (["plugins", "new", "class"], 2, "'class' is no module name"),
+        (["plugins", "new", "test_x"], 2, "'test_x' has a meaning of its own"),
+        (["plugins", "purge"], 2, "name the plugin"),
+        (["plugins", "purge", "../x"], 2, "'../x' is no plugin's key"),
+        (["command", "group_1"], 2, "write the command too"),
+        (["command", "group_1", "/x", "--as", "root"], 2, "invalid choice: 'root'"),
     ],
 )
 def test_wrong_usage_is_one_line_and_a_documented_code(

@@ -31,8 +31,9 @@ COMMAND_SECONDS = 60
 
 PLUGIN = '''
 import threading
+from typing import Annotated
 
-from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+from nekro_agent.api.plugin import Arg, CmdCtl, CommandExecutionContext, NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 
 plugin = NekroPlugin(
@@ -64,6 +65,16 @@ async def unpicklable(_ctx: AgentCtx) -> object:
 async def think(_ctx: AgentCtx, about: str) -> str:
     """Wake the agent."""
     return f"thought about {about}"
+
+
+@plugin.mount_command(name="greet", description="Greets", usage="greet <name>")
+async def greet_command(context: CommandExecutionContext, name: Annotated[str, Arg("name", positional=True)]):
+    """Greet, or ask whom."""
+    yield CmdCtl.message("one moment")
+    if name == "?":
+        yield CmdCtl.wait("whom?", callback_cmd="greet", options=["Ada", "Bob"], timeout=60)
+    else:
+        yield CmdCtl.success(f"こんにちは {name}", data={"by": context.username})
 '''
 
 
@@ -218,6 +229,31 @@ def test_call_prints_the_value_and_says_who_ran_it(shell: Shell) -> None:
     assert done.value["worker"].startswith("methods@")
     plain = shell.inside("call", "t.probe.square", "--args", "[12]")
     assert (plain.code, plain.out) == (0, "144\n")
+
+
+@pytest.mark.usefixtures("up")
+def test_a_command_answers_asks_back_and_refuses(shell: Shell) -> None:
+    done = shell("command", "g1", "/greet 猫", "--user-id", "ada", "--json")
+    assert done.code == 0, done.err
+    assert done.value == {
+        "status": "success",
+        "responses": [
+            {"status": "processing", "message": "one moment"},
+            {"status": "success", "message": "こんにちは 猫", "data": {"by": "ada"}},
+        ],
+    }
+    asked = shell.inside("command", "g1", "/greet ?")
+    assert (asked.code, asked.out) == (0, "one moment\nwhom?\n")
+    assert "answer within 60 s (Ada, Bob): nekro command g1 'TEXT'" in asked.err
+    assert shell.inside("command", "g1", "Bob").out == "one moment\nこんにちは Bob\n"
+    for line, words in [("/greet", "name (name) is missing"), ("/great", "did you mean greet")]:
+        refused = shell.inside("command", "g1", line)
+        assert (refused.code, refused.out) == (6, "") and words in refused.err
+    assert "needs the permission user" in shell.inside("command", "g1", "/greet x", "--as", "public").err
+    assert "no command asked anything" in shell.inside("command", "g1", "Bob").err
+    (listed,) = shell.inside("command", "--json").value
+    assert (listed["full_name"], listed["permission"]) == ("t.probe:greet", "user")
+    assert "/greet" in shell.inside("command").out
 
 
 @pytest.mark.usefixtures("up")

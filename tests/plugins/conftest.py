@@ -78,6 +78,13 @@ async def anywhere(request: pytest.FixtureRequest, start_world: StartWorld) -> A
         yield world
 
 
+@pytest.fixture
+async def on_queue(authored_system: QueueSystem) -> AsyncIterator[World]:
+    """The plugins in ``authored/`` through the real queue only."""
+    async with QueueWorld.opened(authored_system) as world:
+        yield world
+
+
 @pytest.fixture(autouse=True, scope="session")
 def quiet_log() -> None:
     """Plugins that fail on purpose should not fill the report with tracebacks."""

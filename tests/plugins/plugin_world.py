@@ -16,6 +16,7 @@ import spec_blocks
 from file_server import FileServer
 
 from nekro_agent import layout, runtime
+from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.invoke import Outcome
 from nekro_agent.policies import DownloadPolicy, PackagePolicy
 from nekro_agent.ports import MessageKind
@@ -71,6 +72,10 @@ class World(Protocol):
         """How many follow-up rounds were asked for."""
         ...
 
+    async def command(self, line: str, who: CommandExecutionContext) -> list[CommandResponse]:
+        """Run a command line."""
+        ...
+
     async def reset(self, chat_key: str) -> None:
         """Reset the chat."""
         ...
@@ -124,6 +129,9 @@ class MemoryWorld:
 
     async def woken(self, chat_key: str) -> int:
         return self.runtime.messages.triggered.count(chat_key)
+
+    async def command(self, line: str, who: CommandExecutionContext) -> list[CommandResponse]:
+        return [response async for response in self.runtime.command(line, who)]
 
     async def reset(self, chat_key: str) -> None:
         await self.runtime.host.channel_reset(AgentCtx.for_call(chat_key=chat_key))

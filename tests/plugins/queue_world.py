@@ -23,6 +23,7 @@ from broker_config.settings import DatabaseSettings, Settings
 from broker_config.wire import new_id
 from cli.environment import environment_of
 from nekro_agent import runtime
+from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.invoke import Outcome
 from nekro_agent.ports import MessageKind
 from storage.migrate import upgrade
@@ -210,6 +211,9 @@ class QueueWorld:
         return int(
             self._system.query("SELECT count(*) FROM rounds WHERE chat_key = :chat", chat=chat_key)[0][0]
         )
+
+    async def command(self, line: str, who: CommandExecutionContext) -> list[CommandResponse]:
+        return await self._services.run_command(line, who=who, timeout_seconds=CALL_SECONDS)
 
     async def reset(self, chat_key: str) -> None:
         await self._services.reset_chat(chat_key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from plugin_world import CHAT, USER, FileServer, MemoryWorld, World
 
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
+from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import InvalidValueError, PlaceholderUsedError, ResultError
 from nekro_agent.ports import MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
@@ -178,16 +180,16 @@ def context(**values: Any) -> CommandExecutionContext:
 
 
 async def answers(
-    world: MemoryWorld, line: str, who: CommandExecutionContext | None = None
+    world: World, line: str, who: CommandExecutionContext | None = None
 ) -> list[CommandResponse]:
-    return [response async for response in world.runtime.command(line, who or context())]
+    return await world.command(line, who or context())
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("/weather Tokyo", "Tokyo 1 C for Bob"),
-        ("weather city:Tokyo days:3 unit:F", "Tokyo 3 F for Bob"),
+        ("/weather city:Tokyo days:3 unit:F", "Tokyo 3 F for Bob"),
         ('/天气 city:"New York" days:"2"', "New York 2 C for Bob"),
         ("/Ada.with_commands:weather 'Los \\'A'", "Los 'A 1 C for Bob"),
         ("/weather http://x", "http://x 1 C for Bob"),
@@ -195,8 +197,8 @@ async def answers(
         ("/answer choice:4", "5"),
     ],
 )
-async def test_command_lines_are_parsed(authored: MemoryWorld, line: str, message: str) -> None:
-    (response,) = await answers(authored, line)
+async def test_command_lines_are_parsed(anywhere: World, line: str, message: str) -> None:
+    (response,) = await answers(anywhere, line)
     assert (response.status.value, response.message) == ("success", message)
 
 
@@ -214,23 +216,52 @@ async def test_command_lines_are_parsed(authored: MemoryWorld, line: str, messag
         ("/broken", "RuntimeError: out of order"),
     ],
 )
-async def test_mistakes_in_commands_are_answers(authored: MemoryWorld, line: str, reason: str) -> None:
-    (response,) = await answers(authored, line)
+async def test_mistakes_in_commands_are_answers(anywhere: World, line: str, reason: str) -> None:
+    (response,) = await answers(anywhere, line)
     assert response.status.value == "error"
     assert reason in response.message
 
 
-async def test_commands_answer_in_steps_ask_back_and_come_in_groups(authored: MemoryWorld) -> None:
-    steps = await answers(authored, "/rebuild", context(is_super_user=True))
+async def test_commands_answer_in_steps_ask_back_and_come_in_groups(anywhere: World) -> None:
+    steps = await answers(anywhere, "/rebuild", context(is_super_user=True))
     assert [step.message for step in steps] == ["started", "done"]
     assert steps[1].output_segments is not None and steps[1].output_segments[0].file_path == "/tmp/report"
-    (question,) = await answers(authored, "/ask")
+    (question,) = await answers(anywhere, "/ask")
     assert (question.status.value, question.callback_cmd, question.wait_timeout) == ("waiting", "answer", 30)
-    (stored,) = await answers(authored, "/cfg.put volume 0.5", context(is_advanced_user=True))
+    (stored,) = await answers(anywhere, "/cfg.put volume 0.5", context(is_advanced_user=True))
     assert stored.message == "volume = 0.5"
-    assert await authored.stored("Ada.with_commands", "volume") == "0.5"
-    listed = {entry.command.name for entry in authored.runtime.commands}
+    assert await anywhere.stored("Ada.with_commands", "volume") == "0.5"
+    listed = {entry.command.name for entry in CommandTable(anywhere.loaded.plugins)}
     assert "answer" not in listed and {"weather", "cfg.set"} <= listed
+
+
+async def test_a_question_is_answered_once_and_by_whom_it_was_put_to(on_queue: World) -> None:
+    await answers(on_queue, "/ask")
+    for stranger in (context(user_id="v"), context(chat_key="elsewhere")):
+        with pytest.raises(InvalidValueError, match="no command asked anything"):
+            await answers(on_queue, "4", stranger)
+    assert [response.message for response in await answers(on_queue, "4")] == ["5"]
+    with pytest.raises(InvalidValueError, match="begins with a slash: '/4'"):
+        await answers(on_queue, "4")
+    await answers(on_queue, "/ask")
+    await answers(on_queue, "/say never mind")
+    with pytest.raises(InvalidValueError, match="no command asked anything"):
+        await answers(on_queue, "4")
+
+
+async def test_what_a_question_hands_on_reaches_the_answer_in_time_only(on_queue: World) -> None:
+    await answers(on_queue, "/order tea")
+    assert [response.message for response in await answers(on_queue, "two cups")] == ["tea: two cups"]
+    await answers(on_queue, "/order coffee timeout:0.000001")
+    (late,) = await answers(on_queue, "three cups")
+    assert (late.status.value, late.message) == ("error", "the kitchen is closed")
+
+
+async def test_a_command_runs_where_its_plugin_lives(on_queue: World) -> None:
+    """Init and the module's state are a worker's, not those of the process that asks."""
+    first, second = [(await answers(on_queue, "/visits"))[0].data for _ in range(2)]
+    assert second == {"visits": first["visits"] + 1, "process": first["process"]}
+    assert first["process"] != os.getpid()
 
 
 async def test_a_job_reports_waits_and_succeeds(authored: MemoryWorld) -> None:

@@ -1,5 +1,6 @@
 """Commands: arguments, a group, an answer in steps, and a question back."""
 
+import os
 from typing import Annotated
 
 from nekro_agent.api.plugin import (
@@ -82,3 +83,34 @@ async def cfg_set(
     """Set a value."""
     await plugin.store.set(store_key=key, value=str(value))
     return CmdCtl.success(f"{key} = {value}")
+
+
+_visits = 0
+
+
+@plugin.mount_command(name="visits", description="", permission=CommandPermission.PUBLIC)
+async def visits(context: CommandExecutionContext):
+    """Count, in the module."""
+    global _visits
+    _visits += 1
+    return CmdCtl.success("counted", data={"visits": _visits, "process": os.getpid()})
+
+
+@plugin.mount_command(name="order", description="")
+async def order(
+    context: CommandExecutionContext, what: Annotated[str, Arg("what", positional=True)], timeout: float = 60.0
+):
+    """Ask back and hand something on."""
+    return CmdCtl.wait(
+        "how much?",
+        callback_cmd="order_amount",
+        timeout=timeout,
+        on_timeout_message="the kitchen is closed",
+        context_data={"what": what},
+    )
+
+
+@plugin.mount_command(name="order_amount", description="", internal=True)
+async def order_amount(context: CommandExecutionContext, amount: Annotated[str, Arg("how much", greedy=True)]):
+    """Take the answer."""
+    return f"{context.context_data['what']}: {amount}"

@@ -1,0 +1,158 @@
+"""`nekro command`: a command of a plugin, as people write them into a chat."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cli.catalogue import load_catalogue
+from cli.command import Deps, add_json, add_user_id, chat_key, positive_seconds
+from cli.exit_codes import ExitCode
+from cli.output import one_line
+from cli.presence import awaited_with_workers
+from cli.running import run_async
+from cli.system import CALL_LANES, open_services
+from nekro_agent.errors import UsageError
+from nekro_agent.methods import Lane
+
+if TYPE_CHECKING:
+    from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
+
+__all__ = ["Args", "register", "run"]
+
+_EPILOG = """\
+examples:
+  nekro command
+  nekro command group_1 '/weather Tokyo days:3'
+  nekro command group_1 '/Ada.weather:forecast Tokyo' --user-id ada --as user --json
+  nekro command group_1 yes
+
+Without arguments it lists the commands. A line that does not begin with / answers the last command of the
+chat and user that asked something. Arguments: words in order, `name:value`, `name:"two words"`.
+
+The command runs on a worker and may do what --as says. `--json` prints {status, responses}; status is
+success, error (exit code 6) or waiting (for an answer); each response has {status, message, data,
+output_segments, callback_cmd, wait_options, wait_timeout}.
+"""
+_LEVELS = ("public", "user", "advanced", "super_user")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Arguments of `nekro command`."""
+
+    chat_key: str | None
+    line: str | None
+    user_id: str | None
+    level: str
+    timeout: float | None
+    json: bool
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.add_argument("chat_key", nargs="?", metavar="K", type=chat_key, help="chat")
+    parser.add_argument("line", nargs="?", metavar="LINE", help="`/name arguments`, or an answer")
+    add_user_id(parser)
+    parser.add_argument(
+        "--as",
+        dest="level",
+        choices=_LEVELS,
+        default="super_user",
+        help="what the person may do (default: %(default)s, as whoever runs `nekro` may do anything)",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=positive_seconds,
+        default=None,
+        help="longest wait (default: the limit of calls)",
+    )
+    add_json(parser)
+
+
+def run(args: Args, deps: Deps) -> int:
+    """Run a command line, or list the commands."""
+    if args.chat_key is None:
+        return _list(args, deps)
+    if args.line is None or not args.line.strip():
+        raise UsageError("write the command too: `nekro command K '/name arguments'`")
+    responses = run_async(_send(args.chat_key, args.line, args, deps))
+    status = responses[-1].status.value
+    if args.json:
+        deps.output.json({"status": status, "responses": [_described(response) for response in responses]})
+    else:
+        _print(responses, args.chat_key, deps)
+    return ExitCode.METHOD if status == "error" else ExitCode.OK
+
+
+async def _send(chat: str, line: str, args: Args, deps: Deps) -> list[CommandResponse]:
+    settings = deps.load_settings()
+    async with open_services(settings, command="command", lanes=CALL_LANES, output=deps.output) as opened:
+        services = opened[1]
+        work = services.run_command(line, who=_context(chat, args), timeout_seconds=args.timeout)
+        return await awaited_with_workers(work, services.app, lane=Lane.METHODS.value)
+
+
+def _context(chat: str, args: Args) -> CommandExecutionContext:
+    from nekro_agent.commands.schemas import CommandExecutionContext
+
+    user = args.user_id or ""
+    return CommandExecutionContext(
+        user_id=user,
+        username=user,
+        chat_key=chat,
+        is_super_user=args.level == "super_user",
+        is_advanced_user=args.level in ("super_user", "advanced"),
+    )
+
+
+def _described(response: CommandResponse) -> dict[str, Any]:
+    return {name: value for name, value in response.model_dump().items() if value not in (None, "")}
+
+
+def _print(responses: list[CommandResponse], chat: str, deps: Deps) -> None:
+    for response in responses:
+        is_error = response.status.value == "error"
+        for text in _texts(response):
+            (deps.output.words if is_error else deps.output.data)(text)
+    last = responses[-1]
+    if last.status.value == "waiting":
+        options = f" ({', '.join(last.wait_options)})" if last.wait_options else ""
+        limit = f" within {last.wait_timeout:g} s" if last.wait_timeout else ""
+        deps.output.words(f"answer{limit}{options}: nekro command {chat} 'TEXT'")
+
+
+def _texts(response: CommandResponse) -> list[str]:
+    texts = [response.message] if response.message else []
+    for segment in response.output_segments or []:
+        where = segment.file_path or segment.web_url
+        texts.append(f"[{segment.type.value} {where}]" if where else segment.text)
+    return texts
+
+
+def _list(args: Args, deps: Deps) -> int:
+    from nekro_agent.commands.table import CommandTable
+
+    listed = [
+        {
+            "name": entry.command.name,
+            "full_name": entry.full_name,
+            "aliases": list(entry.command.aliases),
+            "permission": entry.command.permission.value,
+            "usage": entry.command.usage,
+            "description": entry.command.description,
+        }
+        for entry in CommandTable(load_catalogue(deps.load_settings()).loaded.plugins)
+    ]
+    if args.json:
+        deps.output.json(listed)
+    else:
+        rows = [
+            (f"/{c['name']}", c["permission"], one_line(str(c["usage"] or c["description"])), c["full_name"])
+            for c in listed
+        ]
+        deps.output.table(("COMMAND", "PERMISSION", "USAGE", "FULL NAME"), rows)
+    return ExitCode.OK

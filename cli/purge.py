@@ -1,0 +1,95 @@
+"""Deleting what a plugin stored: values, files, configuration."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from broker_config.settings import Settings
+from nekro_agent import layout
+from nekro_agent.errors import UsageError
+
+__all__ = ["PluginData", "find_data", "purge"]
+
+_KEY: Final = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginData:
+    """What a plugin has stored."""
+
+    plugin_key: str
+    values: int
+    directory: Path
+    config: Path
+    #: Files below ``directory``.
+    files: int
+
+    def __bool__(self) -> bool:
+        return bool(self.values or self.files or _lies_at(self.directory) or _lies_at(self.config))
+
+    def __str__(self) -> str:
+        parts = [f"{self.values} stored values"]
+        if _lies_at(self.directory):
+            parts.append(f"{self.directory} ({self.files} files)")
+        if _lies_at(self.config):
+            parts.append(str(self.config))
+        return ", ".join(parts)
+
+
+async def find_data(settings: Settings, plugin_key: str) -> PluginData:
+    """Look for what a plugin has stored, whether or not it is installed.
+
+    Raises:
+        UsageError: that is no plugin's key.
+        StorageUnavailableError: the database does not answer or is not migrated.
+    """
+    if not _KEY.fullmatch(plugin_key):
+        raise UsageError(f"{plugin_key!r} is no plugin's key; it is author.module, as `nekro plugins` lists")
+    from storage.engine import Database
+    from storage.kv import SqlKeyValueStore
+    from storage.migrate import require_migrated
+
+    await require_migrated(settings.database, settings.data_dir)
+    database = Database(settings.database, settings.data_dir)
+    try:
+        values = await SqlKeyValueStore(database, settings.store).count(plugin_key)
+    finally:
+        await database.dispose()
+    directory = layout.plugin_dir(settings.data_dir, plugin_key)
+    return PluginData(
+        plugin_key=plugin_key,
+        values=values,
+        directory=directory,
+        config=layout.config_file(settings.data_dir, plugin_key),
+        files=0 if directory.is_symlink() else sum(not path.is_dir() for path in directory.rglob("*")),
+    )
+
+
+async def purge(settings: Settings, data: PluginData) -> None:
+    """Delete it. A link in the directory's place goes itself, never what it points at.
+
+    Raises:
+        StorageUnavailableError: the database does not answer; nothing was deleted.
+        OSError: a file cannot be deleted; the values are gone.
+    """
+    from storage.engine import Database
+    from storage.kv import SqlKeyValueStore
+
+    database = Database(settings.database, settings.data_dir)
+    try:
+        await SqlKeyValueStore(database, settings.store).purge(data.plugin_key)
+    finally:
+        await database.dispose()
+    if data.directory.is_symlink():
+        data.directory.unlink()
+    elif data.directory.exists():
+        shutil.rmtree(data.directory)
+    data.config.unlink(missing_ok=True)
+
+
+def _lies_at(path: Path) -> bool:
+    return path.exists() or path.is_symlink()

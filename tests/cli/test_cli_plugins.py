@@ -1,0 +1,135 @@
+"""A plugin's life at the command line: written, tested, called; at last its data deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker_config.settings import Settings, StoreSettings
+from cli import main
+from cli.output import Output
+from nekro_agent import layout
+from storage.engine import Database
+from storage.kv import SqlKeyValueStore
+from storage.migrate import upgrade
+
+KEY = "you.weather"
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty working directory, and no settings of the developer."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("NEKRO_BROKER__URL", "NEKRO_DATABASE__URL", "NEKRO_DATA_DIR", "NEKRO_PLUGINS__DIRS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_the_test_of_a_new_plugin_passes_and_notices_a_change(here: Path) -> None:
+    assert main.main(["plugins", "new", "weather", "--dir", "mine"]) == 0
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "mine"]
+    passed = subprocess.run(command, capture_output=True, text=True, cwd=here)
+    assert "1 passed" in passed.stdout, passed.stdout
+    code = here / "mine" / "weather.py"
+    code.write_text(code.read_text("utf-8").replace("+ 1", "+ 2"), "utf-8")
+    assert "1 failed" in subprocess.run(command, capture_output=True, text=True, cwd=here).stdout
+
+
+def test_the_test_beside_a_plugin_is_no_plugin(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["plugins", "new", "weather", "--dir", "mine"]) == 0
+    (here / "mine" / "conftest.py").write_text("from weather import plugin\n", "utf-8")
+    monkeypatch.setenv("NEKRO_PLUGINS__DIRS", "mine")
+    monkeypatch.setenv("NEKRO_PLUGINS__LOAD_SHIPPED", "false")
+    capsys.readouterr()
+    assert main.main(["plugins"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["KEY", KEY]
+
+
+class Stored:
+    """What two plugins have stored below ``data``."""
+
+    def __init__(self, root: Path) -> None:
+        self.settings = Settings.load(env_file=None, data_dir=root / "data")
+        asyncio.run(upgrade(self.settings.database, self.settings.data_dir))
+        self.files = layout.plugin_dir(self.settings.data_dir, KEY)
+        self.config = layout.config_file(self.settings.data_dir, KEY)
+        for path in (self.files / "deep" / "file", self.config):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("x")
+        asyncio.run(self._fill())
+
+    async def _fill(self) -> None:
+        database = Database(self.settings.database, self.settings.data_dir)
+        store = SqlKeyValueStore(database, StoreSettings())
+        for key in (KEY, "you.weather_more"):
+            for chat in ("a", "b"):
+                await store.set(key, chat_key=chat, user_key="", store_key="k", value="v")
+        await database.dispose()
+
+    async def _counts(self) -> tuple[int, int]:
+        database = Database(self.settings.database, self.settings.data_dir)
+        store = SqlKeyValueStore(database, StoreSettings())
+        counts = (await store.count(KEY), await store.count("you.weather_more"))
+        await database.dispose()
+        return counts
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Values of the plugin and of another."""
+        return asyncio.run(self._counts())
+
+
+def test_purge_deletes_values_files_and_configuration_of_that_plugin_only(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = Stored(here)
+    assert main.main(["plugins", "purge", KEY]) == 2
+    refusal = capsys.readouterr().err
+    assert "nothing was deleted; --yes deletes" in refusal
+    assert (
+        "2 stored values" in refusal
+        and f"{stored.files} (1 files)" in refusal
+        and str(stored.config) in refusal
+    )
+    assert stored.counts == (2, 2)
+    assert main.main(["plugins", "purge", KEY, "--yes"]) == 0
+    assert "deleted: 2 stored values" in capsys.readouterr().err
+    assert stored.counts == (0, 2)
+    assert not stored.files.exists() and not stored.config.exists()
+    assert main.main(["plugins", "purge", KEY]) == 0
+    assert "has stored nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("answer", "left"), [("yes", 0), ("n", 2), ("", 2)])
+def test_a_person_at_a_terminal_is_asked(
+    here: Path, monkeypatch: pytest.MonkeyPatch, answer: str, left: int
+) -> None:
+    stored = Stored(here)
+    asked: list[str] = []
+
+    def confirms(_output: Output, question: str) -> bool:
+        asked.append(question)
+        return answer == "yes"
+
+    monkeypatch.setattr(Output, "confirms", confirms)
+    main.main(["plugins", "purge", KEY])
+    assert stored.counts == (left, 2)
+    assert asked == [
+        question for question in asked if question.startswith(f"delete for good what {KEY} stored")
+    ]
+
+
+def test_a_link_in_the_place_of_the_directory_goes_without_its_target(here: Path) -> None:
+    stored = Stored(here)
+    elsewhere = here / "elsewhere"
+    stored.files.rename(elsewhere)
+    stored.files.symlink_to(elsewhere)
+    assert main.main(["plugins", "purge", KEY, "--yes"]) == 0
+    assert not stored.files.is_symlink()
+    assert (elsewhere / "deep" / "file").exists()

@@ -1,0 +1,251 @@
+"""Commands of plugins: a line travels to a worker, where plugins have their state, and its answers back.
+
+A command may ask back (``CmdCtl.wait``). The question is kept per chat and user, so that the
+answer may come from another process; it is asked once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pydantic import BaseModel, Field
+
+from broker_config.calls import MethodCaller
+from broker_config.codec import decode_arguments, decode_value, encode_arguments, encode_value
+from broker_config.redaction import Redactor
+from broker_config.settings import SandboxSettings
+from broker_config.topology import COMMAND_TASK
+from broker_config.wire import Envelope, Invocation, Signer, new_id
+from nekro_agent import staging
+from nekro_agent.commands.ctl import CmdCtl
+from nekro_agent.commands.schemas import (
+    CommandExecutionContext,
+    CommandResponse,
+    CommandResponseStatus,
+)
+from nekro_agent.commands.table import CommandTable
+from nekro_agent.errors import BrokerUnavailableError, CallTimeoutError, InvalidValueError, ResultError
+from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.ports import ChatInfo, KeyValueStore
+from workers.claims import CallClaims
+from workers.lanes import LaneChooser
+
+__all__ = ["CommandDesk", "CommandExecutor"]
+
+#: Owner of open questions in the store; keys of plugins have a dot.
+_OWNER: Final = "nekro"
+_STORE_KEY: Final = "open_question"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """A command as the claims know it (``workers.claims.Claimable``)."""
+
+    name: str
+    plugin_key: str
+    type: SandboxMethodType = SandboxMethodType.TOOL
+    lane: Lane = Lane.METHODS
+
+
+class CommandExecutor:
+    """Runs command lines on a worker: each at most once, because commands have effects."""
+
+    def __init__(
+        self,
+        *,
+        table: CommandTable,
+        signer: Signer,
+        claims: CallClaims,
+        redactor: Redactor,
+        sandbox_settings: SandboxSettings,
+        worker_name: str,
+    ) -> None:
+        self._table = table
+        self._signer = signer
+        self._claims = claims
+        self._redactor = redactor
+        self._argument_bytes = sandbox_settings.argument_bytes
+        self._return_bytes = sandbox_settings.return_bytes
+        self._worker_name = worker_name
+
+    async def execute(self, body: object) -> dict[str, Any]:
+        """Run the line that a message body holds; returns the envelope with every response as JSON data.
+
+        Raises:
+            MessageRefusedError: the body is unsigned, altered or malformed.
+            CallTimeoutError: its deadline passed in the queue.
+            OutcomeUnknownError: a worker died inside an earlier delivery of it.
+        """
+        invocation = self._signer.verify(body, task_name=COMMAND_TASK)
+        if invocation.remaining_seconds() <= 0:
+            raise CallTimeoutError(f"the deadline of command {invocation.call_id} passed in the queue")
+        arguments, _ = decode_arguments(invocation.argument_bytes(), max_bytes=self._argument_bytes)
+        line, fields = arguments
+        context = CommandExecutionContext.model_validate(fields)
+        subject = _Subject(name=line.partition(" ")[0], plugin_key=_OWNER)
+        claim = await self._claims.claim(subject, invocation, worker=self._worker_name)
+        if claim.envelope is not None:
+            return claim.envelope.model_dump(mode="json")
+        started_at = datetime.now(UTC)
+        try:
+            responses = await self._run(line, context)
+            value = encode_value(responses, max_bytes=self._return_bytes)
+        except BaseException as exc:
+            await self._claims.fail(claim, exc)
+            raise
+        envelope = Envelope.of(
+            call_id=invocation.call_id,
+            type=subject.type,
+            value=value,
+            worker=self._worker_name,
+            started_at=started_at,
+            finished_at=datetime.now(UTC),
+        )
+        return (await self._claims.finish(claim, invocation, envelope)).model_dump(mode="json")
+
+    async def _run(self, line: str, context: CommandExecutionContext) -> list[dict[str, Any]]:
+        with staging.call_scope():
+            return [self._plain(response) async for response in self._table.run(line, context)]
+
+    def _plain(self, response: CommandResponse) -> dict[str, Any]:
+        plain = response.model_dump(exclude={"data"}, mode="json", fallback=str)
+        if response.status is CommandResponseStatus.ERROR:
+            plain["message"] = self._redactor(response.message)
+        try:
+            encode_value(response.data, max_bytes=self._return_bytes)
+            plain["data"] = response.data
+        except ResultError:
+            # The texts are the answer; what a command attaches for programs must not cost them.
+            plain["data"] = str(response.data)
+        return plain
+
+
+class _Question(BaseModel):
+    """What a command that asked back waits for."""
+
+    command: str
+    text: str
+    context_data: dict[str, Any] = Field(default_factory=dict)
+    #: None: it waits for ever.
+    until: datetime | None = None
+    on_timeout_message: str = ""
+
+
+class CommandDesk:
+    """Takes command lines and answers, and sends them to a worker."""
+
+    def __init__(
+        self,
+        *,
+        table: CommandTable,
+        caller: MethodCaller,
+        lanes: LaneChooser,
+        store: KeyValueStore,
+        return_bytes: int,
+    ) -> None:
+        self._table = table
+        self._caller = caller
+        self._lanes = lanes
+        self._store = store
+        self._return_bytes = return_bytes
+
+    async def run(
+        self, line: str, *, chat: ChatInfo, who: CommandExecutionContext, timeout_seconds: float
+    ) -> list[CommandResponse]:
+        """Run ``/name arguments``, or answer the question of a command that asked back.
+
+        A line that begins with ``/`` is a command and ends an open question; any other line is
+        the answer to one. Mistakes are responses; the last response is final.
+
+        Raises:
+            InvalidValueError: no question is open.
+            CallTimeoutError, BrokerUnavailableError, OutcomeUnknownError: as for calls of methods.
+        """
+        question = await self._take_question(chat.chat_key, who.user_id)
+        if not line.lstrip().startswith("/"):
+            if question is None:
+                raise InvalidValueError(
+                    f"no command asked anything in chat {chat.chat_key}; a command begins with a slash: "
+                    f"{'/' + line.strip()!r}"
+                )
+            if question.until is not None and question.until < datetime.now(UTC):
+                text = question.on_timeout_message or f"the question was: {question.text}; its time is over"
+                return [CmdCtl.failed(text)]
+            line = f"/{question.command} {line}"
+            who = who.model_copy(update={"context_data": question.context_data})
+        responses = await self._send(line, chat, who, timeout_seconds)
+        await self._keep_question(responses[-1], line, chat.chat_key, who.user_id)
+        return responses
+
+    async def _send(
+        self, line: str, chat: ChatInfo, who: CommandExecutionContext, timeout_seconds: float
+    ) -> list[CommandResponse]:
+        try:
+            lane = self._lanes.lane_of_plugin(self._table.find(line.split()[0]).plugin.key)
+        except InvalidValueError as exc:
+            return [CmdCtl.failed(str(exc))]
+        now = datetime.now(UTC)
+        arguments = encode_arguments((line, who.model_dump(mode="json")), {})
+        invocation = Invocation(
+            call_id=new_id(),
+            method=COMMAND_TASK,
+            chat_key=chat.chat_key,
+            container_key=chat.container_key,
+            user_id=who.user_id or None,
+            adapter_key=chat.adapter_key,
+            wakes_agent=False,
+            issued_at=now,
+            deadline=now + timedelta(seconds=timeout_seconds),
+            args=base64.b64encode(arguments).decode("ascii"),
+        )
+        try:
+            envelope = await self._caller.call(invocation, lane=lane)
+        except asyncio.CancelledError:
+            await self._revoke(invocation.call_id)
+            raise
+        plain = decode_value(envelope.value_bytes(), max_bytes=self._return_bytes)
+        return [CommandResponse.model_validate(response) for response in _as_list(plain)]
+
+    async def _revoke(self, call_id: str) -> None:
+        with contextlib.suppress(BrokerUnavailableError):  # its worker stops it at its deadline
+            await self._caller.revoke(call_id)
+
+    async def _take_question(self, chat_key: str, user_id: str) -> _Question | None:
+        address = {"chat_key": chat_key, "user_key": user_id, "store_key": _STORE_KEY}
+        kept = await self._store.get(_OWNER, **address)
+        # Whoever deletes it has it: of two answers at once one is told that no question is open.
+        if kept is None or not await self._store.delete(_OWNER, **address):
+            return None
+        return _Question.model_validate_json(kept)
+
+    async def _keep_question(self, last: CommandResponse, line: str, chat_key: str, user_id: str) -> None:
+        if last.status is not CommandResponseStatus.WAITING or not last.callback_cmd:
+            return
+        until = datetime.now(UTC) + timedelta(seconds=last.wait_timeout) if last.wait_timeout else None
+        question = {
+            "command": self._callback(last.callback_cmd, line),
+            "text": last.message,
+            "context_data": last.context_data or {},
+            "until": until.isoformat() if until else None,
+            "on_timeout_message": last.on_timeout_message,
+        }
+        value = json.dumps(question, ensure_ascii=False, default=str)
+        await self._store.set(_OWNER, chat_key=chat_key, user_key=user_id, store_key=_STORE_KEY, value=value)
+
+    def _callback(self, name: str, line: str) -> str:
+        """Return the callback's full name when the plugin that asked has it, else the name as given."""
+        plugin = self._table.find(line.split()[0]).plugin
+        own = f"{plugin.key}:{name}"
+        return own if any(command.name == name for command in plugin.commands) else name
+
+
+def _as_list(value: object) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise ResultError(f"a worker answered a command with {type(value).__name__}, not with its responses")
+    return value
