@@ -51,8 +51,8 @@ logger = logging.getLogger(__name__)
 class CallLedger(Protocol):
     """Where calls are written down that must survive the loss of their message."""
 
-    async def record(self, message: CallMessage) -> None:
-        """Write a call down before it is published; a kind of call that may get lost is left out."""
+    async def record(self, message: CallMessage) -> bool:
+        """Write a call down before it is published; False for a kind of call that is not recorded."""
         ...
 
     async def withdraw(self, call_id: str) -> None:
@@ -67,6 +67,8 @@ class _Pending:
     message: CallMessage
     record: asyncio.Future[dict[str, Any]]
     since: float
+    #: Whether the ledger has it.
+    is_recorded: bool = False
     #: What the broker said when it took the message; None: not yet, or it never says.
     epoch: str | None = None
 
@@ -163,6 +165,8 @@ class MethodCaller:
         self._pending[call_id] = pending
         try:
             async with asyncio.timeout(remaining) as limit, self._shares.turn(invocation.chat_key):
+                if self._ledger is not None:
+                    pending.is_recorded = await self._ledger.record(pending.message)
                 pending.epoch = await self._publish(pending.message)
                 answer = await pending.record
         except TimeoutError as exc:
@@ -174,6 +178,8 @@ class MethodCaller:
             ) from exc
         finally:
             del self._pending[call_id]
+        if pending.is_recorded and answer["status"] != states.SUCCESS:
+            await self._withdraw(call_id)  # a worker refused it without claiming it
         return _envelope(invocation, answer)
 
     async def send(self, invocation: Invocation, *, lane: Lane | str) -> None:
@@ -187,6 +193,8 @@ class MethodCaller:
             raise RuntimeError("MethodCaller.send before start or after close")
         queue = self._app.amqp.queues[str(lane)].name
         message = CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=None)
+        if self._ledger is not None:
+            await self._ledger.record(message)
         await self._publish(message)
 
     async def revoke(self, call_id: str, *, terminate: bool = True) -> None:
@@ -211,8 +219,6 @@ class MethodCaller:
         return CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=self._caller_id)
 
     async def _publish(self, message: CallMessage) -> str | None:
-        if self._ledger is not None:
-            await self._ledger.record(message)
         try:
             return await self._put(message)
         except BrokerError:

@@ -111,6 +111,14 @@ class CallRepository(Repository):
         )
         return await self._scalar(statement) is not None
 
+    async def keep_message(self, call_id: str, invocation: dict[str, Any]) -> None:
+        """Store the message of an open call, to publish it again."""
+        await self._count(
+            update(CallRow)
+            .where(CallRow.id == call_id, is_one_of(CallRow.state, *_OPEN))
+            .values(invocation=invocation)
+        )
+
     async def claim(self, request: CallRequest, *, worker: str, lease_seconds: float) -> Claim:
         """Ask for the right to run a call; of all deliveries of one id at most one holds it.
 

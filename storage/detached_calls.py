@@ -46,7 +46,8 @@ class DetachedCallRepository(Repository):
             index_elements=[CallRow.id],
             set_={
                 "detached_at": func.coalesce(CallRow.detached_at, now()),
-                "invocation": new.excluded.invocation,
+                # A recorded call holds its whole message, which the sweep sends again.
+                "invocation": func.coalesce(CallRow.invocation, new.excluded.invocation),
             },
             where=is_one_of(CallRow.state, *_OPEN),
         ).returning(CallRow)

@@ -34,6 +34,7 @@ from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.background import BackgroundLoop
+from workers.call_records import CallRecords, CallSweep
 from workers.claims import CallClaims
 from workers.commands import CommandDesk, CommandExecutor
 from workers.detached import CallDetacher, CallEnds
@@ -115,7 +116,8 @@ class Services:
         """
         runtime.bind(self._runtime())
         if self.role in (Lane.ROUNDS.value, "cli"):
-            self._caller = MethodCaller(self.app, self.settings)
+            ledger = CallRecords(self.database, self.registry)
+            self._caller = MethodCaller(self.app, self.settings, ledger=ledger)
             await self._caller.start()
         if self.watchdog is not None:
             self.watchdog.start()
@@ -309,6 +311,12 @@ class Services:
             self.settings.agent,
             owner=self.node,
             sweeps=(
+                CallSweep(
+                    self.database,
+                    self.publisher,
+                    Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
+                    waiting_seconds=self.settings.agent.unclaimed_seconds,
+                ).sweep,
                 TimerSweep(self.database, self.firings).sweep,
                 JobSweep(self.database, self.publisher, self.settings.agent).sweep,
                 DownloadSweep(self.database, self.settings.downloads, data_dir=self.settings.data_dir).sweep,

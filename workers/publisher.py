@@ -7,19 +7,22 @@ and left to the sweep, which finds rows that nobody announced.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from celery import Celery
 from loguru import logger
 
+from broker_config.call_messages import CallMessage
 from broker_config.revocations import revoke
 from broker_config.topology import JOB_TASK, publish_event, publish_round_requested
 from nekro_agent.methods import Lane
 
 __all__ = ["EventPublisher"]
+
+T = TypeVar("T")
 
 #: kombu publishes with blocking sockets; two threads keep a slow one from holding the next.
 _THREADS: Final = 2
@@ -41,6 +44,11 @@ class EventPublisher:
         send = partial(self._app.send_task, JOB_TASK, args=[job_id], task_id=job_id, queue=Lane.LONG.value)
         await self._publish("job.queued", send)
 
+    async def calls_lost(self, messages: Sequence[CallMessage]) -> int:
+        """Send calls again whose queue has nothing that waits; returns how many."""
+        send = partial(_send_lost, self._app, messages)
+        return await self._publish("call.queued", send) or 0
+
     async def revoke(self, *task_ids: str) -> None:
         """Have running tasks stopped, and those that wait dropped, by workers that are up."""
         send = partial(revoke, self._app, list(task_ids))
@@ -59,12 +67,30 @@ class EventPublisher:
         """Let running publications end and take no more; what only watchers wait for is dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    async def _publish(self, name: str, send: Callable[[], object]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._pool, _attempt, name, send)
+    async def _publish(self, name: str, send: Callable[[], T]) -> T | None:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, _attempt, name, send)
 
 
-def _attempt(name: str, send: Callable[[], object]) -> None:
+def _send_lost(app: Celery, messages: Sequence[CallMessage]) -> int:
+    sent = 0
+    with app.producer_or_acquire() as producer:
+        for lane in sorted({message.lane for message in messages}):
+            queue = app.amqp.queues[lane]
+            queue(producer.channel).declare()
+            if producer.channel.queue_declare(queue.name, passive=True).message_count:
+                continue  # workers are behind, and the messages may be among those
+            for message in messages:
+                if message.lane == lane:
+                    app.amqp.send_task_message(
+                        producer, message.invocation.method, message.build(app), queue=queue
+                    )
+                    sent += 1
+    return sent
+
+
+def _attempt(name: str, send: Callable[[], T]) -> T | None:
     try:
-        send()
+        return send()
     except Exception as exc:  # the row is committed and the sweep announces it again
         logger.bind(event=name, error=type(exc).__name__).warning("event_not_published")
+        return None
