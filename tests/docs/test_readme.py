@@ -47,6 +47,21 @@ def environment(folder: Path) -> dict[str, str]:
     return kept | {"PATH": f"{folder / '.venv' / 'bin'}:{kept['PATH']}"}
 
 
+@pytest.mark.parametrize("language", ["zh", "ja"])
+def test_translations_show_the_same_blocks(language: str) -> None:
+    fences = re.compile(r"```.*?```", re.DOTALL)
+    translated = (ROOT / f"README.{language}.md").read_text("utf-8")
+    assert fences.findall(translated) == fences.findall(README)
+
+
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("README*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=str
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text("utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
 def run(block: str, folder: Path, environment: dict[str, str], **options: Any) -> str:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block],
