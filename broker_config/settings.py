@@ -328,6 +328,9 @@ class WorkerSettings(_Group):
         (), description="Patterns (`author.module.function`, `*`) routed to lane `long`."
     )
     pinned_plugins: CommaList = Field((), description="Plugin keys that run on one owner in the fleet.")
+    pinned_lease_seconds: float = Field(
+        10, ge=1, description="How long a pinned plugin stays with an owner that gives no sign of life."
+    )
     call_timeout_seconds: float = Field(120, gt=0, description="Longest call in lane `methods`.")
     long_timeout_seconds: float = Field(6 * 3600, gt=0, description="Longest call in lane `long`.")
     wait_seconds: float = Field(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nekro_agent import runtime, staging
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.invoke import run_callable
+from nekro_agent.left_tasks import watched_tasks
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
@@ -59,30 +60,48 @@ class PluginHost:
         self._hook_seconds = hook_seconds
         self._init_seconds = init_seconds
         self._started: list[NekroPlugin] = []
+        #: Tasks that the inits started and that still run, by plugin key.
+        self.left_tasks: dict[str, list[asyncio.Task[Any]]] = {}
 
-    async def start(self) -> list[HookFailure]:
+    async def start(self, *, skip: Collection[str] = ()) -> list[HookFailure]:
         """Run every init hook, one after another; a plugin whose init failed keeps its methods.
 
         The caller makes sure that only one process of the fleet is inside this at a time: an
         init may migrate data.
+
+        Args:
+            skip: keys of plugins that do not run in this process.
         """
         staging.sweep(runtime.data_root())
         failures: list[HookFailure] = []
         for plugin in self.plugins:
-            if not plugin.is_enabled:
-                continue
-            self._started.append(plugin)
-            _, failure = await self._run(plugin, "init", seconds=self._init_seconds)
-            failures += [failure] if failure else []
+            if plugin.is_enabled and plugin.key not in skip:
+                failures += await self.start_plugin(plugin)
         return failures
+
+    async def start_plugin(self, plugin: NekroPlugin) -> list[HookFailure]:
+        """Run one plugin's init hook; returns the failure, if it is one."""
+        self._started.append(plugin)
+        async with watched_tasks() as created:
+            _, failure = await self._run(plugin, "init", seconds=self._init_seconds)
+        self.left_tasks[plugin.key] = [task for task in created if not task.done()]
+        return [failure] if failure else []
+
+    async def stop_plugin(self, plugin: NekroPlugin) -> list[HookFailure]:
+        """Run one plugin's cleanup hook and cancel the tasks that its init left; nothing if not started."""
+        if plugin not in self._started:
+            return []
+        self._started.remove(plugin)
+        _, failure = await self._run(plugin, "cleanup", seconds=self._init_seconds)
+        for task in self.left_tasks.pop(plugin.key, ()):
+            task.cancel()
+        return [failure] if failure else []
 
     async def stop(self) -> list[HookFailure]:
         """Run the cleanup hook of every plugin that was started, in reverse order, once."""
         failures: list[HookFailure] = []
         while self._started:
-            plugin = self._started.pop()
-            _, failure = await self._run(plugin, "cleanup", seconds=self._init_seconds)
-            failures += [failure] if failure else []
+            failures += await self.stop_plugin(self._started[-1])
         return failures
 
     async def channel_reset(self, ctx: AgentCtx) -> list[HookFailure]:

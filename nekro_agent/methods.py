@@ -34,6 +34,8 @@ class Lane(StrEnum):
     METHODS = "methods"
     LONG = "long"
     ROUNDS = "rounds"
+    #: Each pinned plugin has a queue of its own, ``pinned.<plugin key>``, which its one owner serves.
+    PINNED = "pinned"
 
 
 @dataclass

@@ -68,6 +68,8 @@ class PluginMounts:
         """
         kind = _checked_member(SandboxMethodType, method_type)
         queue = None if lane is None else _checked_member(Lane, lane)
+        if queue is Lane.PINNED:
+            raise InvalidValueError(f"{self.key}: plugins are pinned as a whole: set plugin.pinned = True")
 
         def decorate(func: F) -> F:
             if not callable(func) or not hasattr(func, "__name__"):

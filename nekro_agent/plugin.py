@@ -74,6 +74,9 @@ class NekroPlugin(PluginMounts):
         self.allow_sleep = allow_sleep
         self.sleep_brief = sleep_brief
         self.webui_path = webui_path
+        #: Whether the plugin lives in one process of the fleet: for background loops that ``init``
+        #: starts, and for state in memory. Set it after the constructor; other hosts ignore it.
+        self.pinned = False
         self._is_enabled = True
         self._config: ConfigFile | None = None
         self._module_name = _caller_module()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from celery import Celery
@@ -51,6 +52,7 @@ from workers.loader import LoadedPlugins, load_plugins
 from workers.loop_watchdog import LoopWatchdog
 from workers.marks import MethodMarks
 from workers.messages import SqlMessages
+from workers.pinned import PinnedOwner, declare_pinned
 from workers.policies import core_config, package_policy
 from workers.progress import CallReports, ProgressAnnouncer
 from workers.publisher import EventPublisher
@@ -122,7 +124,14 @@ class Services:
         if self.watchdog is not None:
             self.watchdog.start()
         if self.role != "cli":
-            await start_plugins(self.host, self.loaded, self.database, owner=self.node)
+            await start_plugins(
+                self.host,
+                self.loaded,
+                self.database,
+                owner=self.node,
+                lanes=self.lanes,
+                marks=self.marks,
+            )
         logger.bind(role=self.role, methods=len(self.registry)).debug("services_started")
 
     async def close(self) -> None:
@@ -201,12 +210,29 @@ class Services:
     @cached_property
     def lanes(self) -> LaneChooser:
         """Where each method's calls travel."""
-        return LaneChooser(pinned_plugins=self.settings.workers.pinned_plugins)
+        declared = {plugin.key for plugin in self.loaded.plugins if plugin.pinned}
+        declared |= set(self.settings.workers.pinned_plugins)
+        declare_pinned(self.app, declared)
+        return LaneChooser(pinned_plugins=declared)
 
     @cached_property
     def marks(self) -> MethodMarks:
         """Methods that the watchdog or an operator sent to another lane."""
-        return MethodMarks(self.database, self.background, self.lanes)
+        declare = partial(declare_pinned, self.app)
+        return MethodMarks(self.database, self.background, self.lanes, on_pinned=declare)
+
+    def pinned_owner(self, *, consume: Callable[[str], None]) -> PinnedOwner:
+        """Build what competes for pinned plugins; ``consume`` serves a queue from then on."""
+        return PinnedOwner(
+            database=self.database,
+            background=self.background,
+            host=self.host,
+            lanes=self.lanes,
+            owner=self.node,
+            lease_seconds=self.settings.workers.pinned_lease_seconds,
+            is_fallback=self.role != Lane.PINNED.value,
+            consume=consume,
+        )
 
     @cached_property
     def watchdog(self) -> LoopWatchdog | None:
@@ -332,7 +358,9 @@ class Services:
             SandboxUnavailableError: nothing isolates code here as the settings ask.
         """
         if self._sandboxes is None:
-            manager = SandboxManager(self.settings.sandbox, self.areas)
+            manager = SandboxManager(
+                self.settings.sandbox, self.areas, packages_dir=self.settings.data_dir / "layers"
+            )
             await manager.start()
             self._sandboxes = manager
         return self._sandboxes

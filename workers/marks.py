@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from loguru import logger
@@ -23,7 +24,20 @@ _FRESH_SECONDS: Final = 1.0
 class MethodMarks:
     """The marks of the database, and this process's view of them."""
 
-    def __init__(self, database: Database, background: BackgroundLoop, lanes: LaneChooser) -> None:
+    def __init__(
+        self,
+        database: Database,
+        background: BackgroundLoop,
+        lanes: LaneChooser,
+        *,
+        on_pinned: Callable[[Iterable[str]], None],
+    ) -> None:
+        """Take what to work with.
+
+        Args:
+            on_pinned: told the keys of plugins that are pinned by marks, before calls are routed so.
+        """
+        self._on_pinned = on_pinned
         self._database = database
         self._background = background
         self._lanes = lanes
@@ -41,6 +55,7 @@ class MethodMarks:
         except StorageError as exc:
             logger.bind(error=str(exc)).warning("method_marks_not_read")
             return
+        self._on_pinned(mark.method for mark in marks if mark.lane is Lane.PINNED)
         self._lanes.update_marks({mark.method: mark.lane.value for mark in marks})
 
     def record(self, blocking: Blocking) -> None:
@@ -51,6 +66,14 @@ class MethodMarks:
         if self._lanes.lane_of(entry) == Lane.METHODS.value:
             reason = f"blocked an event loop for {blocking.seconds:.1f} s at {blocking.where}"
             self._background.submit(self._mark(entry.task, reason))
+
+    async def pin_plugin(self, plugin_key: str, *, reason: str) -> bool:
+        """Have a plugin live in one process from now on; False when an operator decided otherwise."""
+        async with self._database.autocommit() as transaction:
+            is_pinned = await transaction.marks.mark_blocking(plugin_key, lane=Lane.PINNED, reason=reason)
+        self._read_at = None
+        await self.refresh()
+        return is_pinned
 
     async def _mark(self, method: str, reason: str) -> None:
         try:

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Coroutine
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from typing import Any, Final
 
 from celery import bootsteps
@@ -82,6 +83,7 @@ def _concurrency(settings: Settings, lane: str) -> int:
         Lane.METHODS.value: settings.workers.methods_concurrency,
         Lane.LONG.value: settings.workers.long_concurrency,
         Lane.ROUNDS.value: settings.workers.rounds_concurrency,
+        Lane.PINNED.value: settings.workers.methods_concurrency,
     }
     if lane not in limits:
         raise SettingsError(f"there is no lane {lane!r}; choose one of {', '.join(limits)}")
@@ -111,7 +113,7 @@ class _Home:
             self._own_thread.start()
             loop = self._own_thread.loop
         try:
-            _wait(self._start(), loop)
+            _wait(self._start(worker), loop)
         except NekroError as exc:
             self.failure = exc
             raise
@@ -126,12 +128,16 @@ class _Home:
         if self._own_thread is not None:
             self._own_thread.stop()
 
-    async def _start(self) -> None:
+    async def _start(self, worker: Any) -> None:
         at_loop_close(self._services.close)
         await self._services.start()
         sweeper = self._services.sweeper()
         sweeper.start()
         at_loop_close(sweeper.close)
+        if self._services.role in (Lane.METHODS.value, Lane.PINNED.value):
+            owner = self._services.pinned_owner(consume=partial(_consume, worker))
+            owner.start()
+            at_loop_close(owner.close)
         if self._services.role == Lane.ROUNDS.value:
             from workers.rounds_service import RoundsService
 
@@ -155,6 +161,11 @@ def _step(home: _Home) -> type[bootsteps.StartStopStep]:
                 raise SystemExit(1) from exc
 
     return ServicesStep
+
+
+def _consume(worker: Any, queue: str) -> None:
+    """Serve one more queue, also after the connection was lost; on the hub, as soon as that runs."""
+    worker.consumer.call_soon(worker.consumer.add_task_queue, queue)
 
 
 def _why_it_consumes_nothing(worker: Any) -> str | None:

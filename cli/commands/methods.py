@@ -31,9 +31,11 @@ examples:
   nekro methods --json
   nekro methods pin Ada.weather.forecast long
   nekro methods unpin Ada.weather.forecast
+  nekro methods pin Ada.weather pinned
 
 A method that blocks its event loop is sent to lane `long` by the watchdog; LANE then shows `long!` and
 the reason stands below. `pin` decides it for good, `unpin` forgets both. Running systems follow in a second.
+`pin PLUGIN pinned` has a whole plugin live in one process of the fleet; restart the workers then.
 `--json` prints a list of {name, task, plugin, type, lane, lane_reason, signature, doc}.
 """
 
@@ -53,7 +55,8 @@ def register(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="TEXT",
-        help="only methods whose full name contains it; or `pin METHOD methods|long`, `unpin METHOD`",
+        help="only methods whose full name contains it; or `pin METHOD methods|long`, `pin PLUGIN pinned`, "
+        "`unpin NAME`",
     )
     add_json(parser)
 
@@ -78,9 +81,13 @@ def run(args: Args, deps: Deps) -> int:
 
 def _list(registry: Registry, text: str, args: Args, deps: Deps, settings: Settings) -> int:
     marks = run_async(_marks(settings))
-    pinned = settings.workers.pinned_plugins
+    declared = settings.workers.pinned_plugins
     listed = [
-        describe(entry, marks.get(entry.task), pinned=entry.plugin.key in pinned)
+        describe(
+            entry,
+            marks.get(entry.plugin.key) or marks.get(entry.task),
+            pinned=entry.plugin.pinned or entry.plugin.key in declared or entry.plugin.key in marks,
+        )
         for entry in registry.enabled()
         if text in entry.task
     ]
@@ -116,7 +123,7 @@ def describe(entry: MethodEntry, mark: MethodMark | None = None, *, pinned: bool
         "plugin": entry.plugin.key,
         "type": entry.type.value,
         "lane": f"pinned.{entry.plugin.key}" if pinned else lane.value,
-        "lane_reason": f"{mark.reason} ({mark.source.value})" if mark is not None and not pinned else None,
+        "lane_reason": f"{mark.reason} ({mark.source.value})" if mark is not None else None,
         "signature": entry.signature,
         "doc": entry.doc,
     }
@@ -143,17 +150,17 @@ async def _pin(settings: Settings, registry: Registry, name: str, lane: str, dep
     from storage.engine import Database
     from storage.migrate import require_migrated
 
-    if lane not in _LANES:
+    marked = _plugin_key(registry, name) if lane == Lane.PINNED else registry.find(name).task
+    if lane != Lane.PINNED and lane not in _LANES:
         raise UsageError(f"there is no lane {lane!r} for methods; choose methods or long")
-    entry = registry.find(name)
     await require_migrated(settings.database, settings.data_dir)
     database = Database(settings.database, settings.data_dir)
     try:
         async with database.autocommit() as transaction:
-            await transaction.marks.pin(entry.task, lane=Lane(lane), reason="pinned by an operator")
+            await transaction.marks.pin(marked, lane=Lane(lane), reason="pinned by an operator")
     finally:
         await database.dispose()
-    deps.output.words(f"{entry.task} runs in lane {lane} from now on")
+    deps.output.words(f"{marked} runs in lane {lane} from now on")
     return 0
 
 
@@ -161,17 +168,24 @@ async def _unpin(settings: Settings, registry: Registry, name: str, deps: Deps) 
     from storage.engine import Database
     from storage.migrate import require_migrated
 
-    entry = registry.find(name)
+    is_plugin = any(plugin.key == name for plugin in registry.plugins)
+    marked = name if is_plugin else registry.find(name).task
     await require_migrated(settings.database, settings.data_dir)
     database = Database(settings.database, settings.data_dir)
     try:
         async with database.autocommit() as transaction:
-            was_marked = await transaction.marks.clear(entry.task)
+            was_marked = await transaction.marks.clear(marked)
     finally:
         await database.dispose()
-    back = f"{entry.task} runs in lane {entry.lane.value} again"
-    deps.output.words(back if was_marked else f"{entry.task} was not marked")
+    deps.output.words(f"{marked} runs where its plugin says" if was_marked else f"{marked} was not marked")
     return 0
+
+
+def _plugin_key(registry: Registry, name: str) -> str:
+    if any(plugin.key == name for plugin in registry.plugins):
+        return name
+    known = ", ".join(plugin.key for plugin in registry.plugins)
+    raise UsageError(f"plugins are pinned as a whole, and there is no plugin {name!r}; there are {known}")
 
 
 def _first_line(text: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
+from typing import Final
 
 from broker_config.settings import Settings
 from cli.command import Deps, count, port_number, warn_of_root
@@ -27,6 +28,13 @@ Ctrl-C stops warmly: rounds and calls end first. A second Ctrl-C stops at once.
 """
 
 
+_DEFAULTS: Final = {Lane.METHODS: 1, Lane.LONG: 1, Lane.ROUNDS: None, Lane.PINNED: 0}
+_DEFAULT_WORDS: Final = {
+    Lane.ROUNDS: "1, none without a language model",
+    Lane.PINNED: "0: a methods worker owns the pinned plugins",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Args:
     """Arguments of `nekro up`."""
@@ -34,6 +42,7 @@ class Args:
     methods: int
     long: int
     rounds: int | None
+    pinned: int
     flower_port: int | None
 
 
@@ -41,14 +50,12 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EPILOG
     for lane in Lane:
-        is_rounds = lane is Lane.ROUNDS
         parser.add_argument(
             f"--{lane.value}",
             metavar="N",
             type=count,
-            default=None if is_rounds else 1,
-            help=f"worker processes of lane `{lane.value}` (default: 1"
-            + (", none without a language model)" if is_rounds else ")"),
+            default=_DEFAULTS[lane],
+            help=f"worker processes of lane `{lane.value}` (default: {_DEFAULT_WORDS.get(lane, 1)})",
         )
     parser.add_argument(
         "--flower-port", metavar="P", type=port_number, default=None, help="also serve Flower on 127.0.0.1:P"
@@ -58,7 +65,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: Args, deps: Deps) -> int:
     """Supervise until Ctrl-C."""
     settings = deps.load_settings()
-    if not (args.methods or args.long or args.rounds is None or args.rounds or args.flower_port):
+    if not any((args.methods, args.long, args.rounds is None, args.rounds, args.pinned, args.flower_port)):
         raise UsageError("nothing to run: give at least one lane a worker, as in `nekro up --methods 1`")
 
     async def work() -> int:

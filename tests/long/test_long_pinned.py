@@ -1,0 +1,103 @@
+"""Plugins that live in one process: one owner, failover with init elsewhere, calls that wait meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.composition import Services
+
+PLUGINS = Path(__file__).parent / "pinned_plugins"
+SECONDS = 40
+
+
+@pytest.fixture(scope="module")
+def fleet(make_fleet: Callable[..., Any]) -> Any:
+    return make_fleet(
+        plugins={"dirs": (PLUGINS,)},
+        agent={"sweep_seconds": 0.5},
+        broker={"visibility_timeout_seconds": 3},
+        workers={"pinned_lease_seconds": 2},
+    )
+
+
+@pytest.fixture
+async def services(fleet: Any) -> AsyncIterator[Services]:
+    services = fleet.services()
+    await services.start()
+    yield services
+    await services.close()
+
+
+async def call(services: Services, name: str) -> list[int]:
+    envelope = await services.invoke(name, (), {}, chat_key="p", user_id=None, timeout_seconds=SECONDS)
+    value: list[int] = pickle.loads(envelope.value_bytes())
+    return value
+
+
+def journal(services: Services) -> list[list[str]]:
+    (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.counter"]
+    path = plugin.get_plugin_data_dir() / "journal.txt"
+    return [line.split() for line in path.read_text().splitlines()]
+
+
+async def eventually(fleet: Any, question: Callable[[], Awaitable[Any]], what: str) -> Any:
+    try:
+        async with asyncio.timeout(SECONDS):
+            while not (answer := await question()):
+                await asyncio.sleep(0.05)
+            return answer
+    except TimeoutError:
+        pytest.fail(f"waited {SECONDS} s for {what}\n{fleet.logs()}")
+
+
+async def test_a_killed_owner_is_followed_by_another_that_goes_on_counting(
+    fleet: Any, services: Services
+) -> None:
+    workers = fleet.start("pinned", "pinned", "methods", concurrency=20)
+    first = [await call(services, "bump") for _ in range(3)]
+    owner = first[0][1]
+    assert first == [[1, owner], [2, owner], [3, owner]]
+    assert journal(services) == [["init", str(owner)]], "init runs in the owner and nowhere else"
+    assert owner in [worker.pid for worker in workers[:2]]
+    (dying,) = [worker for worker in workers if worker.pid == owner]
+    dying.kill()
+    waiting = [call(services, "bump") for _ in range(10)]
+    values = await asyncio.gather(*waiting)
+    (heir,) = {pid for _, pid in values}
+    assert heir != owner and heir in [worker.pid for worker in workers[:2]]
+    assert sorted(count for count, _ in values) == list(range(4, 14)), "no call was lost, none ran twice"
+    assert journal(services) == [["init", str(owner)], ["init", str(heir)]]
+    (leaving,) = [worker for worker in workers if worker.pid == heir]
+    assert await asyncio.to_thread(leaving.stop) == 0
+    assert journal(services)[2] == ["cleanup", str(heir)]
+    count, fallback = await call(services, "bump")
+    assert count == 14 and fallback == workers[2].pid, "without a pinned worker a methods worker owns it"
+
+
+async def test_a_plugin_that_leaves_a_loop_running_is_pinned_by_itself(
+    fleet: Any, services: Services
+) -> None:
+    fleet.start("methods", "methods", concurrency=20)
+
+    async def listed() -> dict[str, Any] | None:
+        done = await asyncio.to_thread(fleet.run, "methods", "looper.turns", "--json")
+        (method,) = json.loads(done.stdout)
+        return method if method["lane"] == "pinned.tests.looper" else None
+
+    method = await eventually(fleet, listed, "the mark")
+    assert method["lane_reason"] == "left a task running after its init (watchdog)"
+    await services.marks.refresh()
+    seen = [await call(services, "turns") for _ in range(6)]
+    assert len({pid for _, pid in seen}) == 1
+
+    async def grows() -> bool:
+        return (await call(services, "turns"))[0] > seen[0][0]
+
+    await eventually(fleet, grows, "the loop of the owner")

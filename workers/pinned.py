@@ -1,0 +1,178 @@
+"""Pinned plugins: each lives in one process of the fleet, which owns it by lease and serves its queue.
+
+The owner runs the plugin's init, and no other process does. When it dies the lease runs out, another
+process runs init and takes up the queue; calls wait in it meanwhile.
+
+Processes of lane ``pinned`` compete for all pinned plugins. While there is none in the fleet, those of
+lane ``methods`` do, so that a small system needs no further process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from celery import Celery
+from loguru import logger
+
+from broker_config.topology import lane_queue
+from broker_config.urls import is_redis
+from nekro_agent.errors import StorageError
+from nekro_agent.hooks import PluginHost
+from nekro_agent.methods import Lane
+from nekro_agent.plugin import NekroPlugin
+from storage.engine import Database
+from workers.background import BackgroundLoop
+from workers.lanes import LaneChooser
+
+__all__ = ["PinnedOwner", "declare_pinned"]
+
+_OWNER_LEASE: Final = "pinned:"
+#: Held by each process of lane ``pinned``: tells the others to keep out.
+_PRESENCE_LEASE: Final = "pinned-worker:"
+_LOOKS_PER_LEASE: Final = 4
+_LOST_EXIT: Final = 70
+
+
+@dataclass
+class _Holding:
+    """A lease of this process."""
+
+    fence: int
+    #: By this process's clock, from before the database counted: never later than there.
+    held_until: float
+
+
+def declare_pinned(app: Celery, plugin_keys: Iterable[str]) -> None:
+    """Let this process send to the queues of pinned plugins."""
+    quorum = not is_redis(app.nekro_settings.broker.url)
+    for key in plugin_keys:
+        queue = lane_queue(Lane.METHODS, key, quorum=quorum)
+        if queue.name not in app.amqp.queues:
+            app.amqp.queues.add(queue)
+
+
+class PinnedOwner:
+    """Competes for pinned plugins, as long as the process lives."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        background: BackgroundLoop,
+        host: PluginHost,
+        lanes: LaneChooser,
+        owner: str,
+        lease_seconds: float,
+        is_fallback: bool,
+        consume: Callable[[str], None],
+    ) -> None:
+        """Take what to compete with.
+
+        Args:
+            is_fallback: keep out while a process of lane ``pinned`` is there.
+            consume: serves a plugin's queue from now on.
+        """
+        self._database = database
+        self._background = background
+        self._host = host
+        self._lanes = lanes
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._is_fallback = is_fallback
+        self._consume = consume
+        self._holdings: dict[str, _Holding] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._keeper: Future[None] | None = None
+
+    def start(self) -> None:
+        """Begin to compete, on the running loop."""
+        self._keeper = self._background.submit(self._keep())
+        self._task = asyncio.create_task(self._compete_forever(), name="nekro-pinned")
+
+    async def close(self) -> None:
+        """Let the plugins clean up, then hand them on at once."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for plugin in self._host.plugins:
+            if f"{_OWNER_LEASE}{plugin.key}" in self._holdings:
+                await self._host.stop_plugin(plugin)
+        if self._keeper is not None:
+            self._keeper.cancel()
+        for name, holding in self._holdings.items():
+            async with self._database.autocommit() as transaction:
+                await transaction.leases.release(name, fence=holding.fence)
+        self._holdings.clear()
+
+    async def _compete_forever(self) -> None:
+        while True:
+            try:
+                await self._compete()
+            except StorageError as exc:
+                logger.bind(error=str(exc)).warning("pinned_plugins_not_claimed")
+            await asyncio.sleep(self._lease_seconds / _LOOKS_PER_LEASE)
+
+    async def _compete(self) -> None:
+        pinned = [plugin for plugin in self._host.plugins if self._lanes.is_pinned(plugin.key)]
+        if not await self._may_compete():
+            return
+        for plugin in pinned:
+            name = f"{_OWNER_LEASE}{plugin.key}"
+            if plugin.is_enabled and name not in self._holdings and await self._acquire(name):
+                await self._adopt(plugin)
+
+    async def _may_compete(self) -> bool:
+        if self._is_fallback:
+            async with self._database.read() as transaction:
+                return not await transaction.leases.held(prefix=_PRESENCE_LEASE, limit=1)
+        name = f"{_PRESENCE_LEASE}{self._owner}"
+        return name in self._holdings or await self._acquire(name)
+
+    async def _acquire(self, name: str) -> bool:
+        began = time.monotonic()
+        async with self._database.autocommit() as transaction:
+            fence = await transaction.leases.acquire(
+                name, owner=self._owner, lease_seconds=self._lease_seconds
+            )
+        if fence is None:
+            return False
+        self._holdings[name] = _Holding(fence=fence, held_until=began + self._lease_seconds)
+        return True
+
+    async def _adopt(self, plugin: NekroPlugin) -> None:
+        """Run init here, then serve the plugin's calls: they find it as it wants to be."""
+        for failure in await self._host.start_plugin(plugin):
+            # It keeps its methods, as a plugin that is not pinned does.
+            logger.bind(plugin=plugin.key, error=failure.error).error("pinned_plugin_init_failed")
+        self._consume(str(lane_queue(Lane.METHODS, plugin.key).name))
+        logger.bind(plugin=plugin.key, owner=self._owner).info("pinned_plugin_owned")
+
+    async def _keep(self) -> None:
+        """Renew on the background loop: a plugin that blocks its own keeps its ownership."""
+        while True:
+            await asyncio.sleep(self._lease_seconds / _LOOKS_PER_LEASE)
+            for name, holding in list(self._holdings.items()):
+                began = time.monotonic()
+                try:
+                    async with self._database.autocommit() as transaction:
+                        is_kept = await transaction.leases.renew(
+                            name, fence=holding.fence, lease_seconds=self._lease_seconds
+                        )
+                except StorageError as exc:
+                    logger.bind(lease=name, error=str(exc)).warning("pinned_lease_not_renewed")
+                    is_kept = time.monotonic() < holding.held_until
+                else:
+                    holding.held_until = began + self._lease_seconds
+                if not is_kept:
+                    self._give_up(name)
+
+    def _give_up(self, name: str) -> None:
+        """End the process: nothing else ends what an init has started, and another process runs it now."""
+        logger.bind(lease=name, owner=self._owner).critical("pinned_plugin_lost")
+        os._exit(_LOST_EXIT)
