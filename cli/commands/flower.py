@@ -7,9 +7,16 @@ import importlib.util
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cli.command import Deps, add_supervisor_fd, port_number
-from nekro_agent.errors import UsageError
+from cli.exit_codes import ExitCode
+from nekro_agent.errors import ServiceError, UsageError
+
+if TYPE_CHECKING:
+    from broker_config.app import NekroApp
+    from broker_config.settings import Settings
 
 __all__ = ["Args", "flower_arguments", "register", "run"]
 
@@ -19,7 +26,8 @@ examples:
   FLOWER_BASIC_AUTH=ada:secret nekro flower --address 0.0.0.0 --port 5555
 
 Whoever reaches Flower can revoke tasks and read their arguments: it listens on loopback unless told
-otherwise, and beyond loopback it wants FLOWER_BASIC_AUTH=user:password in the environment.
+otherwise, and beyond loopback it wants FLOWER_BASIC_AUTH=user:password in the environment, or
+FLOWER_BASIC_AUTH_FILE with the name of a file that holds it.
 """
 
 
@@ -29,6 +37,7 @@ class Args:
 
     address: str
     port: int
+    check: bool
     supervisor_fd: int | None
 
 
@@ -38,6 +47,11 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=port_number, default=5555, help="port to listen on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="start nothing; ask whether Flower answers on --port of this host",
     )
     add_supervisor_fd(parser)
 
@@ -58,7 +72,10 @@ def flower_arguments(*, address: str, port: int) -> list[str]:
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Serve Flower until Ctrl-C."""
+    """Serve Flower until Ctrl-C, or ask whether it is served."""
+    if args.check:
+        return _check(args.port)
+    _take_password_from_file()
     settings = deps.load_settings()
     arguments = flower_arguments(address=args.address, port=args.port)
     from broker_config.app import create_app
@@ -71,5 +88,49 @@ def run(args: Args, deps: Deps) -> int:
     if args.supervisor_fd is not None:
         attach_to_supervisor(args.supervisor_fd, lambda: os.kill(os.getpid(), signal.SIGTERM))("")
     deps.output.words(f"Flower listens on http://{args.address}:{args.port}")
-    create_app(resolve_settings(settings)).start(argv=arguments)
+    settings = resolve_settings(settings)
+    app = create_app(settings)
+    _know_methods(app, settings)
+    app.start(argv=arguments)
     return 0
+
+
+def _know_methods(app: NekroApp, settings: Settings) -> None:
+    """Register every method by name: Flower sets limits only of tasks that its own process knows."""
+    from broker_config.app import checked_task_options
+    from cli.catalogue import load_catalogue
+
+    for entry in load_catalogue(settings).registry:
+        app.task(**checked_task_options(name=entry.task, typing=False, shared=False))(_runs_elsewhere)
+
+
+def _runs_elsewhere(*_: object) -> None:
+    """Stand for a method, which workers run."""
+
+
+def _check(port: int) -> int:
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/healthcheck")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as exc:
+        raise ServiceError(f"Flower does not answer on port {port} ({exc})") from exc
+    finally:
+        connection.close()
+    return ExitCode.OK if status == http.client.OK else ExitCode.FAILED
+
+
+def _take_password_from_file() -> None:
+    path = os.environ.pop("FLOWER_BASIC_AUTH_FILE", None)
+    if path is None:
+        return
+    try:
+        text = Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(f"FLOWER_BASIC_AUTH_FILE: cannot read {path}") from exc
+    if ":" not in text:
+        raise UsageError(f"FLOWER_BASIC_AUTH_FILE: {path} does not hold user:password")
+    # Flower reads its options from the environment.
+    os.environ["FLOWER_BASIC_AUTH"] = text

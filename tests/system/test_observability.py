@@ -71,6 +71,12 @@ class Observed:
 
 
 @pytest.fixture(scope="module")
+def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One kind of database is enough here: the repositories have tests on both."""
+    return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+
+
+@pytest.fixture(scope="module")
 def observed(make_fleet: Callable[..., Any]) -> Observed:
     port = free_port()
     return Observed(make_fleet(metrics={"port": port}, log={"json_lines": True}), port)

@@ -1,0 +1,34 @@
+"""Figures of open work."""
+
+from __future__ import annotations
+
+from storage.engine import Database
+from storage.overview import OpenWork, OverviewRepository
+from storage.rounds import RoundRequest
+from storage.states import TriggerKind
+
+
+async def test_open_work_counts_what_is_due_and_what_runs(database: Database) -> None:
+    async with database.begin() as transaction:
+        nothing = await OverviewRepository(transaction.connection).rounds()
+        assert nothing == OpenWork(waiting=0, running=0, oldest_seconds=0)
+        for number, (chat, delay) in enumerate((("a", 0), ("b", 0), ("c", 60))):
+            await transaction.chats.ensure(chat)
+            await transaction.rounds.request(
+                RoundRequest(
+                    chat_key=chat,
+                    trigger_kind=TriggerKind.MANUAL,
+                    trigger_id=f"t{number}",
+                    delay_seconds=delay,
+                )
+            )
+    async with database.begin() as transaction:
+        fence = await transaction.chats.acquire_lease("a", owner="w", lease_seconds=30)
+        assert fence is not None
+        await transaction.rounds.claim_next("a", fence=fence, worker="w")
+    async with database.read() as transaction:
+        overview = OverviewRepository(transaction.connection)
+        rounds, jobs = await overview.rounds(), await overview.jobs()
+    assert (rounds.waiting, rounds.running) == (1, 1)
+    assert 0 <= rounds.oldest_seconds < 30
+    assert jobs == OpenWork(waiting=0, running=0, oldest_seconds=0)

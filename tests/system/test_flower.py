@@ -1,0 +1,175 @@
+"""What operators see and do in Flower, through its own API and on a running fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_config.settings import Settings
+from cli.environment import environment_of
+from nekro_agent.errors import MethodFailedError, NekroError
+from workers.composition import Services
+
+CHAT = "flower-chat"
+PASSWORD = "operator:of the house"
+
+
+class Flower:
+    """A Flower behind a password, and its API."""
+
+    def __init__(self, settings: Settings) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cli.main", "flower", "--port", str(self.port)],
+            env={**environment_of(settings), "FLOWER_BASIC_AUTH": PASSWORD},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def ask(self, path: str, form: dict[str, str] | None = None, *, password: str = PASSWORD) -> Any:
+        """Ask the API; a form is posted. Raises ``HTTPError`` for what Flower refuses."""
+        data = None if form is None else urllib.parse.urlencode(form).encode()
+        token = base64.b64encode(password.encode()).decode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data=data, headers={"Authorization": f"Basic {token}"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    async def until(self, path: str, condition: Callable[[Any], bool]) -> Any:
+        """Ask again and again until the answer is as wished."""
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                    answer = await asyncio.to_thread(self.ask, path)
+                    if condition(answer):
+                        return answer
+                await asyncio.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One kind of database is enough here: nothing of this touches it."""
+    return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+
+
+@pytest.fixture(scope="module")
+def fleet(make_fleet: Callable[..., Any]) -> Any:
+    here = Path(__file__).parent
+    return make_fleet(plugins={"dirs": (here / "plugins", here / "slow_plugins")})
+
+
+@pytest.fixture(scope="module")
+def flower(fleet: Any) -> Iterator[Flower]:
+    """Flower first: it knows what it has seen happen, workers' starts included."""
+    served = Flower(fleet.settings)
+    fleet.start("methods", "long")
+    yield served
+    served.process.terminate()
+    served.process.wait(20)
+
+
+@contextlib.asynccontextmanager
+async def opened(fleet: Any) -> AsyncIterator[Services]:
+    services: Services = fleet.services()
+    await services.start()
+    try:
+        yield services
+    finally:
+        await services.close()
+
+
+async def call(services: Services, method: str, *args: Any, seconds: float = 20) -> str:
+    """Call a method; returns the call's id."""
+    envelope = await services.invoke(method, args, {}, chat_key=CHAT, user_id="u", timeout_seconds=seconds)
+    return str(envelope.call_id)
+
+
+async def test_flower_lets_nobody_in_without_the_password(flower: Flower) -> None:
+    await flower.until("/api/workers", lambda _: True)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        await asyncio.to_thread(flower.ask, "/api/workers", password="operator:guess")
+    assert refused.value.code == 401
+    refused.value.close()
+
+
+async def test_flower_shows_workers_of_every_pool(flower: Flower) -> None:
+    workers = await flower.until("/api/workers?refresh=1", lambda found: len(found) == 2)
+    pools = {
+        name.partition("-")[0]: info["stats"]["pool"]["implementation"] for name, info in workers.items()
+    }
+    assert pools == {
+        "methods": "workers.asyncio_pool:AsyncioPool",
+        "long": "workers.thread_pool:ThreadPool",
+    }
+    registered = {task.partition(" ")[0] for info in workers.values() for task in info["registered"]}
+    assert {"tests.probe.add", "tests.probe.look_up"} <= registered
+
+
+async def test_flower_shows_calls_by_name_without_their_arguments(fleet: Any, flower: Flower) -> None:
+    async with opened(fleet) as services:
+        call_id = await call(services, "length", b"told in confidence")
+    task = await flower.until(f"/api/task/info/{call_id}", lambda info: info["state"] == "SUCCESS")
+    assert task["name"] == "tests.probe.length"
+    assert "confidence" not in json.dumps(task) and base64.b64encode(b"told in")[
+        :8
+    ].decode() not in json.dumps(task)
+    assert task["args"] and task["worker"].startswith("methods-")
+    listed = await asyncio.to_thread(flower.ask, "/api/tasks?taskname=tests.probe.length")
+    assert call_id in listed
+
+
+async def test_flower_shows_a_failure_with_its_traceback_and_without_secrets(
+    fleet: Any, flower: Flower
+) -> None:
+    async with opened(fleet) as services:
+        with pytest.raises(MethodFailedError):
+            await call(services, "fail_with", "test-signing-key was wrong")
+    found = await flower.until(
+        "/api/tasks?taskname=tests.probe.fail_with&state=FAILURE", lambda tasks: len(tasks) > 0
+    )
+    (task,) = found.values()
+    assert "in fail_with" in task["traceback"] and "[secret] was wrong" in task["traceback"]
+    assert "test-signing-key" not in json.dumps(found)
+
+
+async def test_a_call_is_revoked_from_flower_while_it_runs(fleet: Any, flower: Flower) -> None:
+    async with opened(fleet) as services:
+        running = asyncio.create_task(call(services, "wait_long", 60, seconds=25))
+        tasks = await flower.until(
+            "/api/tasks?taskname=tests.slow.wait_long&state=STARTED", lambda found: len(found) > 0
+        )
+        (task_id,) = tasks
+        await asyncio.to_thread(flower.ask, f"/api/task/revoke/{task_id}?terminate=true", {})
+        with pytest.raises(NekroError, match=r"stopped|revoked|cancelled"):
+            await running
+    await flower.until(f"/api/task/info/{task_id}", lambda info: info["state"] == "REVOKED")
+
+
+async def test_a_rate_limit_set_in_flower_holds(fleet: Any, flower: Flower) -> None:
+    names = await flower.until("/api/workers?refresh=1", lambda found: len(found) == 2)
+    (worker,) = [name for name in names if name.startswith("methods")]
+    limit = {"workername": worker, "ratelimit": "1/h"}
+    said = await asyncio.to_thread(flower.ask, "/api/task/rate-limit/tests.probe.who", limit)
+    assert "ok" in said["message"] or "new rate limit" in said["message"]
+    async with opened(fleet) as services:
+        await call(services, "who")
+        with pytest.raises(NekroError, match=r"deadline|time"):
+            await call(services, "who", seconds=0.7)
+        await call(services, "add", 1, 2)
