@@ -39,8 +39,12 @@ def sandbox_uid(container_key: str, *, settings: SandboxSettings) -> int:
 
 
 def prepare_directories(*, shared_dir: Path, uploads_dir: Path, uid: int, settings: SandboxSettings) -> None:
-    """Make both directories usable for ``uid``. Does nothing unless this service is root."""
+    """Make both directories usable for ``uid``; unless this service is root, ``uid`` is its own."""
     if os.geteuid() != 0:
+        # Earlier code may have closed its directory, and so every later run.
+        if not os.access(shared_dir, os.R_OK | os.W_OK | os.X_OK):
+            with contextlib.suppress(OSError):
+                os.chmod(shared_dir, 0o700)
         return
     # Twice the limit: files over the quota must be handed over too, or they could not be removed.
     most = 2 * settings.shared_files

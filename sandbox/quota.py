@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from broker_config.settings import SandboxSettings
+from nekro_agent.errors import InvalidValueError
 from nekro_agent.tools import safe_files
 
 __all__ = ["Quota", "unlinked_bytes"]
@@ -43,20 +44,28 @@ class Quota:
         )
 
     def exceeded(self, *, unlinked: int = 0) -> bool:
-        """Whether the directory holds too much now.
+        """Whether the directory holds too much now, or directories too deep to be measured.
 
         Args:
             unlinked: bytes of open files that have no name any more.
         """
-        used_bytes, names = safe_files.measure(self.root, max_entries=self.most_names + 1)
-        return used_bytes + unlinked > self.most_bytes or names > self.most_names
+        used_bytes, names = unlinked, 0
+        for node in safe_files.walk(self.root, max_entries=self.most_names + 1):
+            used_bytes += node.info.st_blocks * 512
+            names += 1
+            if node.is_hidden or used_bytes > self.most_bytes:
+                return True
+        return names > self.most_names
 
     def cut_back(self, *, since: float) -> int:
         """Remove files that changed after ``since``, newest first, until the rest fits.
 
-        By the time of the last change, which no program can set. Returns how many went.
+        By the time of the last change, which no program can set. Directories too deep to be
+        measured go altogether. Returns how many files went.
         """
         since -= _CLOCK_TICK_SECONDS
+        with contextlib.suppress(OSError):
+            safe_files.remove_hidden(self.root)
         nodes = list(safe_files.walk(self.root, max_entries=1_000_000))
         used_bytes = sum(node.info.st_blocks * 512 for node in nodes)
         names = len(nodes)
@@ -66,7 +75,7 @@ class Quota:
                 break
             if stat.S_ISDIR(node.info.st_mode):
                 continue
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, InvalidValueError):
                 safe_files.remove_file(self.root, node.path)
                 used_bytes -= node.info.st_blocks * 512
                 names -= 1
@@ -82,7 +91,9 @@ def unlinked_bytes(root: Path, pids: Iterable[int]) -> int:
         directory = f"/proc/{pid}/fd"
         with contextlib.suppress(OSError):
             for name in os.listdir(directory):
-                info = os.stat(f"{directory}/{name}")
-                if info.st_nlink == 0 and info.st_dev == device and stat.S_ISREG(info.st_mode):
-                    found[info.st_ino] = info.st_blocks * 512
+                # One that is just closed must not hide the others of its process.
+                with contextlib.suppress(OSError):
+                    info = os.stat(f"{directory}/{name}")
+                    if info.st_nlink == 0 and info.st_dev == device and stat.S_ISREG(info.st_mode):
+                        found[info.st_ino] = info.st_blocks * 512
     return sum(found.values())

@@ -20,6 +20,7 @@ from typing import BinaryIO, Final
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.tools.safe_open import DIRECTORY, directory, open_beneath, refused, split_path
+from nekro_agent.tools.safe_trees import Node, empty_directory, remove_hidden, walk
 
 __all__ = [
     "Entry",
@@ -33,6 +34,7 @@ __all__ = [
     "open_file",
     "read_file",
     "remove_file",
+    "remove_hidden",
     "split_path",
     "take_ownership",
     "walk",
@@ -53,16 +55,6 @@ class Entry:
     path: str
     size_bytes: int
     modified_at: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """One name below a directory, whatever it is; ``parent_fd`` is open until the next one comes."""
-
-    path: str
-    info: os.stat_result
-    parent_fd: int
-    name: str
 
 
 @contextlib.contextmanager
@@ -202,16 +194,6 @@ def remove_file(root: Path | int, path: str | PurePath) -> None:
         os.close(parent_fd)
 
 
-def empty_directory(root: Path | int) -> int:
-    """Remove everything below ``root`` but not ``root``; returns how many names went.
-
-    Raises:
-        OSError: something cannot be removed; the rest is removed nevertheless.
-    """
-    with directory(root) as root_fd:
-        return _remove_children(root_fd)
-
-
 def take_ownership(root: Path | int, *, uid: int, gid: int, max_entries: int) -> None:
     """Give ``root`` and everything below it that this process owns to another user.
 
@@ -225,35 +207,6 @@ def take_ownership(root: Path | int, *, uid: int, gid: int, max_entries: int) ->
             if node.info.st_uid == me != uid:
                 with contextlib.suppress(FileNotFoundError):
                     os.chown(node.name, uid, gid, dir_fd=node.parent_fd, follow_symlinks=False)
-
-
-def walk(root: Path | int, *, max_entries: int) -> Iterator[Node]:
-    """Yield everything below ``root``, of any kind; links are not followed.
-
-    What is swapped or removed meanwhile is left out. Stops after ``max_entries`` names, since
-    whoever writes there can make more of them than anybody wants to see.
-    """
-    left = max_entries
-    with directory(root) as root_fd:
-        pending: list[tuple[str, ...]] = [()]
-        while pending:
-            parents = pending.pop()
-            try:
-                fd = open_beneath(root_fd, parents, DIRECTORY) if parents else os.dup(root_fd)
-            except (OSError, InvalidValueError):
-                continue
-            try:
-                for name in os.listdir(fd)[:left]:
-                    left -= 1
-                    try:
-                        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
-                    if stat.S_ISDIR(info.st_mode):
-                        pending.append((*parents, name))
-                    yield Node(path="/".join((*parents, name)), info=info, parent_fd=fd, name=name)
-            finally:
-                os.close(fd)
 
 
 def _check_ordinary(info: os.stat_result, path: str) -> None:
@@ -292,33 +245,3 @@ def _make_directories(root_fd: int, parents: list[str], owner: os.stat_result) -
 def _adopt(fd: int, owner: os.stat_result) -> None:
     if os.geteuid() == 0 and os.fstat(fd).st_uid == 0:
         os.fchown(fd, owner.st_uid, owner.st_gid)
-
-
-def _remove_children(fd: int) -> int:
-    removed = 0
-    failure: OSError | None = None
-    for name in os.listdir(fd):
-        try:
-            removed += _remove(fd, name)
-        except FileNotFoundError:
-            continue
-        except OSError as exc:
-            failure = exc
-    if failure is not None:
-        raise failure
-    return removed
-
-
-def _remove(parent_fd: int, name: str) -> int:
-    try:
-        os.unlink(name, dir_fd=parent_fd)
-        return 1
-    except (IsADirectoryError, PermissionError):
-        pass
-    fd = os.open(name, DIRECTORY, dir_fd=parent_fd)
-    try:
-        removed = _remove_children(fd)
-    finally:
-        os.close(fd)
-    os.rmdir(name, dir_fd=parent_fd)
-    return removed + 1
