@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import stat
 from pathlib import Path, PurePosixPath
 
@@ -70,23 +68,17 @@ def copy_out(root: Path, relative: PurePosixPath, target: Path) -> None:
     safe_files.copy_out(root, relative, destination=target, max_bytes=_MAX_COPY_BYTES)
 
 
-def copy_in(root: Path, name: str, source: Path | bytes) -> None:
+def copy_in(root: Path, name: str | PurePosixPath, source: Path | bytes) -> None:
     """Put a file into an area under ``name``, replacing whatever lies there in one step.
 
-    A link at that name is replaced, never written through.
+    Directories of ``name`` are made. A link at that name is replaced, never written through.
+
+    Raises:
+        InvalidValueError: a directory of ``name`` is a link.
+        IsADirectoryError: a directory lies at that name.
     """
-    parent = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    temporary = f".{secrets.token_hex(8)}.part"
-    try:
-        if isinstance(source, bytes):
-            safe_files.create_file(parent, temporary, source)
-        else:
-            with source.open("rb") as original:
-                safe_files.create_file(parent, temporary, original)
-        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=parent)
-        raise
-    finally:
-        os.close(parent)
+    if isinstance(source, bytes):
+        safe_files.replace_file(root, name, source)
+        return
+    with source.open("rb") as original:
+        safe_files.replace_file(root, name, original)

@@ -44,9 +44,11 @@ class FileSystem:
     def get_file(self, path: str | Path) -> Path:
         """Return a host path for a sandbox path (``/app/shared/…``, ``/app/uploads/…`` or relative).
 
-        A file of the shared area is copied to a private place first, under its own name and for
-        the duration of the call, because sandboxed code may exchange it at any moment. A shared
-        path where nothing lies yet maps to the live area, so it can be written.
+        A path in the shared area leads to a private copy, under its own name and for the
+        duration of the call, because sandboxed code may exchange files there at any moment.
+        What the plugin writes to it, or beside it, is in the area when the call ends, or
+        earlier when it is forwarded or sent. A directory maps to the live area, and so does a
+        path where nothing lies when no call is served.
 
         Raises:
             InvalidValueError: the path lies in neither area, climbs with ``..`` or passes
@@ -54,7 +56,8 @@ class FileSystem:
         """
         location, relative = locate(PurePosixPath(path))
         mapped = convert_to_host_path(Path(path), self.chat_key, self.container_key)
-        if location is PathLocation.UPLOADS or not mapped.is_file():
+        is_live = mapped.is_relative_to(self.shared_path)
+        if location is PathLocation.UPLOADS or not is_live or not mapped.is_file():
             return mapped
         copy = staging.new_directory() / relative.name
         copy_out(self.shared_path, relative, copy)
@@ -89,6 +92,7 @@ class FileSystem:
             DownloadError: the URL could not be fetched.
             TypeError: ``file`` is of another type.
         """
+        await staging.settle()
         name = safe_basename(file_name) if file_name else ""
         if isinstance(file, bytes | bytearray | memoryview):
             return await self._deliver_upload(bytes(file), name)
@@ -114,6 +118,7 @@ class FileSystem:
             InvalidValueError: the file does not exist or belongs to somebody else.
             DownloadError: the URL could not be fetched.
         """
+        await staging.settle()
         name = safe_basename(file_name) if file_name else ""
         if is_url_path(file) or _is_data_url(file):
             return await self.mixed_forward_file(file, name)
@@ -142,7 +147,7 @@ class FileSystem:
         return f"{layout.SANDBOX_UPLOADS}/{target}"
 
     async def _download(self, url: str, name: str) -> str:
-        with staging.call_scope():
+        async with staging.call_scope():
             part = staging.new_directory() / "download"
             result = await fetch(url, part)
             if not name:
@@ -191,6 +196,9 @@ class FileSystem:
         path = Path(path).absolute()
         if ".." in path.parts:
             return None
+        private = staging.place_of(path)
+        if private is not None and private[0] == self.shared_path:
+            return f"{layout.SANDBOX_SHARED}/{private[1]}"
         for location in PathLocation:
             area = self._area(location)
             if path.is_relative_to(area) and path != area:

@@ -177,9 +177,8 @@ class PluginHost:
         plugin: NekroPlugin, hook: str, func: Callable[..., Any], args: tuple[Any, ...], seconds: float
     ) -> tuple[Any, HookFailure | None]:
         try:
-            with staging.call_scope():
-                async with asyncio.timeout(seconds):
-                    return await run_callable(func, *args), None
+            async with staging.call_scope(), asyncio.timeout(seconds):
+                return await run_callable(func, *args), None
         except TimeoutError as exc:
             error = str(exc) or f"did not end within {seconds:g} s"
             _log.error(f"{plugin.key}: {hook} hook: {error}")

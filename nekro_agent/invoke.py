@@ -56,7 +56,7 @@ async def call_method(
         ResultError: a MULTIMODAL_AGENT method returned no content parts.
     """
     args, kwargs = _fitted(method.func, ctx, args, kwargs)
-    with staging.call_scope():
+    async with staging.call_scope():
         result = await run_callable(method.func, *args, **kwargs)
     return _outcome(method, result)
 

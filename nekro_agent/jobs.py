@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nekro_agent import runtime
+from nekro_agent import runtime, staging
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import ConflictError, InvalidValueError
 from nekro_agent.ports import JobInfo, JobRequest, JobState
@@ -260,11 +260,12 @@ async def drive(
         report: awaited with each signal that is not the last.
     """
     try:
-        result = func(handle, *args, **kwargs)
-        if inspect.isasyncgen(result):
-            return await _drive_generator(result, report)
-        if inspect.isawaitable(result):
-            result = await result
+        async with staging.call_scope():
+            result = func(handle, *args, **kwargs)
+            if inspect.isasyncgen(result):
+                return await _drive_generator(result, report)
+            if inspect.isawaitable(result):
+                result = await result
         return result if isinstance(result, TaskCtl) and result.is_terminal else TaskCtl.success(data=result)
     except (Exception, SystemExit) as exc:  # a plugin's code: whatever it raises is the job's failure
         _log.opt(exception=exc).error(f"{handle.plugin.key}: task {handle.task_type} failed")
@@ -280,6 +281,7 @@ async def _drive_generator(
                 return TaskCtl.fail(f"the task yielded {type(signal).__name__}; it must yield TaskCtl")
             if signal.is_terminal:
                 return signal
+            await staging.settle()
             await report(signal)
     finally:
         close = getattr(generator, "aclose", None)

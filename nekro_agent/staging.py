@@ -1,20 +1,123 @@
-"""Private copies of sandbox files: made for plugin code, removed when its call has ended."""
+"""Private copies of sandbox files: made for plugin code, removed when its call has ended.
+
+Sandboxed code can exchange anything in the shared area at any moment, for example a file by a
+link to a file of the host. Plugin code therefore never opens a path in it. It gets a path in a
+private directory that stands for one of the area's directories: what lies in the area is
+copied there, and what the plugin wrote, changed or deleted there is done to the area when the
+call ends, or when the plugin hands the file on, without following a link.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Final, TypeAlias
 
 from nekro_agent import layout, runtime
+from nekro_agent.area_access import copy_in, copy_out
+from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.tools import safe_files
 
-__all__ = ["call_scope", "new_directory", "sweep"]
+__all__ = ["call_scope", "new_directory", "place_of", "private_path", "settle", "sweep"]
 
-_scope: ContextVar[list[Path] | None] = ContextVar("nekro_staging", default=None)
+_log = get_sub_logger("files")
+
+#: Names in a private directory beyond which nothing is carried over.
+_MAX_FILES: Final = 10_000
+
+#: Inode, size and time of change: what differs after a write.
+_State: TypeAlias = tuple[int, int, int]
+
+
+@dataclass(kw_only=True)
+class _Mirror:
+    """A private directory that stands for a directory of an area."""
+
+    directory: Path
+    area: Path
+    parent: PurePosixPath
+    #: Files that were copied from the area, as they were then.
+    copied: dict[str, _State] = field(default_factory=dict)
+
+    def fetch(self, name: str) -> Path:
+        """Return the private path of a file; what the plugin has not touched is copied anew."""
+        path = self.directory / name
+        if _state(path) != self.copied.get(name):
+            return path
+        path.unlink(missing_ok=True)
+        self.copied.pop(name, None)
+        with contextlib.suppress(FileNotFoundError):
+            copy_out(self.area, self.parent / name, path)
+            state = _state(path)
+            if state is not None:
+                self.copied[name] = state
+        return path
+
+    def settle(self) -> None:
+        """Carry over what changed since the files were copied; what cannot be does not stop the rest.
+
+        Raises:
+            InvalidValueError: the first file that could not be carried over.
+        """
+        failures: list[InvalidValueError] = []
+        present = dict(_files(self.directory))
+        for name in self.copied.keys() | present.keys():
+            if self.copied.get(name) == present.get(name):
+                continue
+            try:
+                self._carry_over(name, is_present=name in present)
+            except (OSError, InvalidValueError) as exc:
+                reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+                failures.append(InvalidValueError(f"cannot write {self._shown(name)!r}: {reason}"))
+        self.copied = present
+        if failures:
+            raise failures[0]
+
+    def _carry_over(self, name: str, *, is_present: bool) -> None:
+        if is_present:
+            copy_in(self.area, self.parent / name, self.directory / name)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            safe_files.remove_file(self.area, self.parent / name)
+
+    def _shown(self, name: str) -> str:
+        return f"{layout.SANDBOX_SHARED}/{self.parent / name}"
+
+
+class _Scope:
+    """What one call, hook, command or job has staged."""
+
+    def __init__(self) -> None:
+        self.directories: list[Path] = []
+        self.mirrors: dict[tuple[Path, PurePosixPath], _Mirror] = {}
+        self.is_open = True
+
+    @property
+    def has_changes(self) -> bool:
+        return any(dict(_files(mirror.directory)) != mirror.copied for mirror in self.mirrors.values())
+
+    def settle(self) -> None:
+        for mirror in list(self.mirrors.values()):
+            mirror.settle()
+
+    def close(self) -> None:
+        self.is_open = False
+        for directory in self.directories:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("nekro_staging", default=None)
 
 
 def new_directory() -> Path:
@@ -22,23 +125,68 @@ def new_directory() -> Path:
     base = layout.staging_dir(runtime.data_root())
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(dir=base))
-    made = _scope.get()
-    if made is not None:
-        made.append(directory)
+    scope = _current()
+    if scope is not None:
+        scope.directories.append(directory)
     return directory
 
 
-@contextmanager
-def call_scope() -> Iterator[None]:
-    """Remove, at the end of the block, every directory that was made inside it."""
-    made: list[Path] = []
-    token = _scope.set(made)
+@asynccontextmanager
+async def call_scope() -> AsyncIterator[None]:
+    """Stage for plugin code in the block; at its end carry over what was written, and clean up.
+
+    Nothing is carried over when the block was cancelled: files may be half written.
+
+    Raises:
+        InvalidValueError: a file could not be carried over, because something stands in its way.
+    """
+    scope = _Scope()
+    token = _scope.set(scope)
     try:
         yield
+    except Exception:
+        await _settle_after_failure(scope)
+        raise
+    else:
+        await _settle(scope)
     finally:
         _scope.reset(token)
-        for directory in made:
-            shutil.rmtree(directory, ignore_errors=True)
+        scope.close()
+
+
+async def settle() -> None:
+    """Carry over what the surrounding call wrote so far."""
+    scope = _current()
+    if scope is not None:
+        await _settle(scope)
+
+
+def private_path(area: Path, relative: PurePosixPath) -> Path | None:
+    """Return the private path that stands for a path in an area.
+
+    None outside a call, and for what is a directory there.
+
+    Raises:
+        InvalidValueError: the path passes through a link, or there is a file with a second name.
+    """
+    scope = _current()
+    if scope is None or not relative.parts or _is_directory(area, relative):
+        return None
+    place = (area, relative.parent)
+    mirror = scope.mirrors.get(place)
+    if mirror is None:
+        mirror = _Mirror(directory=new_directory(), area=area, parent=relative.parent)
+        scope.mirrors[place] = mirror
+    return mirror.fetch(relative.name)
+
+
+def place_of(path: Path) -> tuple[Path, PurePosixPath] | None:
+    """Return the area and the path in it that a private path stands for; None for any other path."""
+    scope = _current()
+    for mirror in scope.mirrors.values() if scope else ():
+        if path.is_relative_to(mirror.directory) and path != mirror.directory:
+            return mirror.area, mirror.parent / path.relative_to(mirror.directory)
+    return None
 
 
 def sweep(root: Path, *, older_than_seconds: float = 24 * 3600) -> int:
@@ -51,3 +199,53 @@ def sweep(root: Path, *, older_than_seconds: float = 24 * 3600) -> int:
     for entry in stale:
         shutil.rmtree(entry, ignore_errors=True)
     return len(stale)
+
+
+def _current() -> _Scope | None:
+    scope = _scope.get()
+    return scope if scope is not None and scope.is_open else None
+
+
+async def _settle(scope: _Scope) -> None:
+    if scope.has_changes:
+        await asyncio.to_thread(scope.settle)
+
+
+async def _settle_after_failure(scope: _Scope) -> None:
+    try:
+        await _settle(scope)
+    except InvalidValueError as exc:  # the failure itself is the answer
+        _log.warning(str(exc))
+
+
+def _state(path: Path) -> _State | None:
+    try:
+        info = path.lstat()
+    except OSError:
+        return None
+    return (info.st_ino, info.st_size, info.st_mtime_ns)
+
+
+def _files(directory: Path) -> Iterator[tuple[str, _State]]:
+    """Yield the ordinary files below a private directory; a link in it is the plugin's own affair."""
+    left = _MAX_FILES
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            left -= 1
+            if left < 0:
+                _log.warning(
+                    f"a call wrote more than {_MAX_FILES} files for the shared area; the rest is dropped"
+                )
+                return
+            path = Path(folder, name)
+            info = path.lstat()
+            if stat.S_ISREG(info.st_mode):
+                relative = str(path.relative_to(directory))
+                yield relative, (info.st_ino, info.st_size, info.st_mtime_ns)
+
+
+def _is_directory(area: Path, relative: PurePosixPath) -> bool:
+    try:
+        return stat.S_ISDIR(safe_files.mode_of(area, relative))
+    except FileNotFoundError:
+        return False

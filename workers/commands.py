@@ -110,7 +110,7 @@ class CommandExecutor:
         return (await self._claims.finish(claim, invocation, envelope)).model_dump(mode="json")
 
     async def _run(self, line: str, context: CommandExecutionContext) -> list[dict[str, Any]]:
-        with staging.call_scope():
+        async with staging.call_scope():
             return [self._plain(response) async for response in self._table.run(line, context)]
 
     def _plain(self, response: CommandResponse) -> dict[str, Any]:

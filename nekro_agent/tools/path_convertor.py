@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from pathlib import Path, PurePosixPath
 
-from nekro_agent import layout, runtime
+from nekro_agent import layout, runtime, staging
 from nekro_agent.area_access import refuse_links
 from nekro_agent.errors import InvalidValueError
 
@@ -69,8 +69,9 @@ def convert_to_host_path(
 ) -> Path:
     """Return the host path of a sandbox path; whether a file lies there is not checked.
 
-    The shared area belongs to sandboxed code, which may change it at any moment: read its
-    files through ``_ctx.fs.get_file``, which gives a private copy.
+    The shared area belongs to sandboxed code, which may exchange its files at any moment.
+    In a call, a file there is reached through a private copy that has its name: what the
+    plugin writes there is in the area when the call ends (see ``nekro_agent.staging``).
 
     Args:
         chat_key: whose uploads are meant.
@@ -91,6 +92,9 @@ def convert_to_host_path(
         raise InvalidValueError(f"{sandbox_path}: a shared path needs container_key=_ctx.container_key")
     if base.is_dir():
         refuse_links(base, relative)
+        if location is PathLocation.SHARED and shared_dir is None:
+            private = staging.private_path(base, relative)
+            return base / relative if private is None else private
     return base / relative
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ __all__ = [
     "read_file",
     "remove_file",
     "remove_hidden",
+    "replace_file",
     "split_path",
     "take_ownership",
     "walk",
@@ -157,6 +159,30 @@ def create_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO) 
             while chunk := data.read(_CHUNK_BYTES):
                 file.write(chunk)
     return "/".join((*parents, name))
+
+
+def replace_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO) -> None:
+    """Write a file below ``root``, directories included, in the place of whatever has its name.
+
+    It appears complete or not at all. A link at that name is replaced, never written through.
+
+    Raises:
+        InvalidValueError: the path leaves ``root`` or one of its directories is a link.
+        IsADirectoryError: a directory has that name.
+    """
+    *parents, name = split_path(path)
+    temporary = f".{secrets.token_hex(8)}.part"
+    with directory(root) as root_fd:
+        parent_fd = _make_directories(root_fd, parents, os.fstat(root_fd))
+    try:
+        create_file(parent_fd, temporary, data)
+        os.rename(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=parent_fd)
+        raise
+    finally:
+        os.close(parent_fd)
 
 
 def list_files(root: Path | int, *, max_entries: int) -> Iterator[Entry]:

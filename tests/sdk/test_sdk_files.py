@@ -224,7 +224,7 @@ async def test_private_addresses_are_refused_unless_allowed(
     assert file_server.requests == []
 
 
-def test_a_race_with_sandboxed_code_leaks_nothing(fs: FileSystem, tmp_path: Path) -> None:
+async def test_a_race_with_sandboxed_code_leaks_nothing(fs: FileSystem, tmp_path: Path) -> None:
     """A file and a directory are exchanged for links all the time while they are read."""
     (tmp_path / "host").mkdir()
     (tmp_path / "host" / "f").write_text("host secret")
@@ -252,12 +252,11 @@ def test_a_race_with_sandboxed_code_leaks_nothing(fs: FileSystem, tmp_path: Path
     writer.start()
     contents: set[str] = set()
     try:
-        for _ in range(1500):
+        for _ in range(700):
             for path in ("/app/shared/f", "/app/shared/d/f"):
-                with contextlib.suppress(ValueError, FileNotFoundError), call_scope():
-                    found = fs.get_file(path)
-                    if not found.is_relative_to(shared):
-                        contents.add(found.read_text())
+                with contextlib.suppress(ValueError, FileNotFoundError):
+                    async with call_scope():
+                        contents.add(fs.get_file(path).read_text())
     finally:
         stop.set()
         writer.join()
