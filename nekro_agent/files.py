@@ -9,11 +9,13 @@ import hashlib
 import mimetypes
 import tempfile
 import urllib.parse
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from nekro_agent import layout, runtime, staging
 from nekro_agent.area_access import copy_in, copy_out, exists, refuse_links, safe_basename
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.tools import safe_files
 from nekro_agent.tools.download import fetch
 from nekro_agent.tools.path_convertor import PathLocation, convert_to_host_path, is_url_path, locate
 
@@ -122,22 +124,24 @@ class FileSystem:
         name = safe_basename(file_name) if file_name else ""
         if is_url_path(file) or _is_data_url(file):
             return await self.mixed_forward_file(file, name)
-        sandbox_path = self._existing_sandbox_path(file)
-        if sandbox_path is None:
-            path = Path(file)
-            if not self._may_read(path):
-                raise InvalidValueError(
-                    f"cannot send {file!r}: it is no file of this chat (/app/uploads, /app/shared) "
-                    "or of this plugin's data directory"
-                )
-            sandbox_path = self._as_sandbox_path(path)
-        else:
-            path = self.get_file(sandbox_path)
+        sandbox_path = self._existing_sandbox_path(file) or self._as_sandbox_path(Path(file))
+        found = None if sandbox_path else self._found(Path(file))
+        if found is not None:
+            sandbox_path = self._as_sandbox_path(found.path)
+        elif sandbox_path is None:
+            raise InvalidValueError(
+                f"cannot send {file!r}: it is no file of this chat (/app/uploads, /app/shared) "
+                "or of this plugin's data directory"
+            )
+        target = name or safe_basename(Path(file).name)
+        if sandbox_path is None and found is not None:
+            await asyncio.to_thread(_copy_found, self.upload_path, target, found)
+            return f"{layout.SANDBOX_UPLOADS}/{target}"
+        path = self.get_file(sandbox_path or file)
         if not path.is_file():
-            raise InvalidValueError(f"cannot send {file!r}: it is a directory")
+            raise InvalidValueError(f"cannot send {file!r}: it is a directory, or nothing")
         if sandbox_path and sandbox_path.startswith(layout.SANDBOX_UPLOADS + "/"):
             return sandbox_path
-        target = name or safe_basename(path.name)
         await asyncio.to_thread(copy_in, self.upload_path, target, path)
         return f"{layout.SANDBOX_UPLOADS}/{target}"
 
@@ -161,12 +165,18 @@ class FileSystem:
         if sandbox_path is not None:
             return sandbox_path
         path = Path(text)
-        if not self._may_read(path):
+        found = self._found(path)
+        if found is None:
             raise InvalidValueError(
                 f"{text!r} is neither a file of this chat nor of this plugin; "
                 "pass a pathlib.Path to forward another file of the host on purpose"
             )
-        return await self._forward_path(path, name)
+        for inside in (path, found.path):
+            if self._as_sandbox_path(inside) is not None:
+                return await self._forward_path(inside, name)
+        target = name or safe_basename(path.name)
+        await asyncio.to_thread(_copy_found, self.shared_path, target, found)
+        return f"{layout.SANDBOX_SHARED}/{target}"
 
     async def _forward_path(self, path: Path, name: str) -> str:
         mapped = self._as_sandbox_path(path)
@@ -201,6 +211,8 @@ class FileSystem:
             return f"{layout.SANDBOX_SHARED}/{private[1]}"
         for location in PathLocation:
             area = self._area(location)
+            if not path.is_relative_to(area):
+                area = area.resolve()
             if path.is_relative_to(area) and path != area:
                 relative = PurePosixPath(path.relative_to(area))
                 refuse_links(area, relative)
@@ -216,16 +228,19 @@ class FileSystem:
             own.append(runtime.current().areas.plugin_dir(self._plugin_key))
         return [directory.resolve() for directory in own]
 
-    def _may_read(self, path: Path) -> bool:
-        """Whether a path that came as text, perhaps from the LLM, is a file this chat may read."""
+    def _found(self, path: Path) -> _Found | None:
+        """Find the file that a path in a text, perhaps the LLM's, means; None when it is not this chat's."""
         if not path.is_file():
-            return False
+            return None
         real = path.resolve()
         temporary = Path(tempfile.gettempdir()).resolve()
         allowed = self._own_directories()
         if not runtime.data_root().resolve().is_relative_to(temporary):
             allowed.append(temporary)
-        return any(real.is_relative_to(directory) for directory in allowed)
+        for directory in allowed:
+            if real.is_relative_to(directory):
+                return _Found(directory=directory, relative=PurePosixPath(real.relative_to(directory)))
+        return None
 
     def _is_foreign(self, path: Path) -> bool:
         """Whether a path lies below the data root but in nobody's area that this call may read."""
@@ -233,6 +248,25 @@ class FileSystem:
         if not real.is_relative_to(runtime.data_root().resolve()):
             return False
         return not any(real.is_relative_to(directory) for directory in self._own_directories())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A file below a directory that nobody but the host can exchange, by a path without links."""
+
+    directory: Path
+    relative: PurePosixPath
+
+    @property
+    def path(self) -> Path:
+        """Where it lies. Another file may lie there by the time that the path is opened."""
+        return self.directory / self.relative
+
+
+def _copy_found(area: Path, name: str, found: _Found) -> None:
+    """Copy a file into an area, as long as no link leads to it."""
+    with safe_files.open_file(found.directory, found.relative) as file:
+        copy_in(area, name, Path(f"/proc/self/fd/{file.fileno()}"))
 
 
 def _is_data_url(text: str) -> bool:

@@ -22,7 +22,7 @@ from sandbox.shared_area import empty_idle
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMITS = SandboxSettings(shared_bytes=1 << 20, shared_files=5000)
 #: Deeper than Python's recursion, and than the descriptors that a process usually may open.
-BOTTOMLESS = 1500
+BOTTOMLESS = 600
 
 
 def dig(root: Path, depth: int, *, name: str = "d" * 60) -> None:

@@ -1,0 +1,123 @@
+"""Sandboxed code exchanges a file for a link at the worst moment: between the check and the copy."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nekro_agent import files
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.files import FileSystem
+from nekro_agent.testing import InMemoryRuntime
+from nekro_agent.tools import safe_files
+
+SECRET = "the host's own"
+
+
+@pytest.fixture
+async def fs(tmp_path: Path) -> AsyncIterator[FileSystem]:
+    async with InMemoryRuntime(data_dir=tmp_path / "data") as world:
+        yield world.context(plugin_key="Ada.sample").fs
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "etc" / "note.txt"
+    path.parent.mkdir()
+    path.write_text(SECRET)
+    return path
+
+
+def swap_before_copy(monkeypatch: pytest.MonkeyPatch, victim: Path, target: Path) -> list[str]:
+    """Let ``victim`` become a link to ``target`` right before the host copies; returns what happened."""
+    swaps: list[str] = []
+    copy_in = files.copy_in
+
+    def swapped(*args: Any) -> None:
+        victim.rename(victim.with_name("aside"))
+        victim.symlink_to(target)
+        swaps.append(victim.name)
+        copy_in(*args)
+
+    monkeypatch.setattr(files, "copy_in", swapped)
+    return swaps
+
+
+def delivered(fs: FileSystem) -> list[str]:
+    """Texts of all ordinary files that the code or the chat can read now."""
+    areas = (fs.shared_path, fs.upload_path)
+    return [
+        path.read_text()
+        for area in areas
+        for path in area.iterdir()
+        if path.is_file() and not path.is_symlink()
+    ]
+
+
+@pytest.mark.parametrize("deliver", ["bring_to_uploads", "mixed_forward_file"])
+async def test_file_named_by_its_host_path_is_not_exchanged(
+    fs: FileSystem, secret: Path, monkeypatch: pytest.MonkeyPatch, deliver: str
+) -> None:
+    """The host path of the shared area is no secret: mountinfo shows it."""
+    live = fs.shared_path / "note.txt"
+    live.write_text("mine")
+    swaps = swap_before_copy(monkeypatch, live, secret)
+    await getattr(fs, deliver)(str(live), "other.txt")
+    assert swaps == ["note.txt"]
+    assert SECRET not in delivered(fs)
+
+
+@pytest.mark.parametrize("deliver", ["bring_to_uploads", "mixed_forward_file"])
+async def test_file_named_by_a_way_up_through_an_own_directory_is_not_exchanged(
+    fs: FileSystem, secret: Path, monkeypatch: pytest.MonkeyPatch, deliver: str
+) -> None:
+    (fs.shared_path / "note.txt").write_text("mine")
+    (fs.shared_path / "d").mkdir()
+    (secret.parent / "below").mkdir()
+    swaps = swap_before_copy(monkeypatch, fs.shared_path / "d", secret.parent / "below")
+    await getattr(fs, deliver)(f"{fs.shared_path}/d/../note.txt", "other.txt")
+    assert swaps == ["d"]
+    assert SECRET not in delivered(fs)
+
+
+async def test_data_directory_behind_a_link_protects_as_much(
+    tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "real")
+    async with InMemoryRuntime(data_dir=tmp_path / "data") as world:
+        fs = world.context(plugin_key="Ada.sample").fs
+        live = fs.shared_path.resolve() / "note.txt"
+        live.write_text("mine")
+        swap_before_copy(monkeypatch, live, secret)
+        for deliver in (fs.bring_to_uploads, fs.mixed_forward_file):
+            await deliver(str(live), "other.txt")
+            assert SECRET not in delivered(fs)
+            live.unlink()
+            live.write_text("mine")
+            (live.with_name("aside")).unlink()
+
+
+async def test_file_that_becomes_a_link_outside_of_the_areas_is_refused(
+    fs: FileSystem, secret: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The landlock driver's ``/tmp`` is a directory in the host's, where plugins' files lie too."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(scratch))
+    (scratch / "note.txt").write_text("mine")
+    open_file = safe_files.open_file
+
+    def swapped(*args: Any) -> Any:
+        (scratch / "note.txt").unlink()
+        (scratch / "note.txt").symlink_to(secret)
+        return open_file(*args)
+
+    monkeypatch.setattr(safe_files, "open_file", swapped)
+    with pytest.raises(InvalidValueError):
+        await fs.mixed_forward_file(str(scratch / "note.txt"))
+    assert SECRET not in delivered(fs)
