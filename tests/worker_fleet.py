@@ -145,6 +145,8 @@ class Fleet:
             worker.process.terminate()
         for worker in running:
             worker.stop()
+        for worker in self.workers:
+            worker._ours.close()  # also of those that ended by themselves
 
 
 def build_fleet(directory: Path, redis_url: str, database_url: str, **overrides: Any) -> Fleet:

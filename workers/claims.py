@@ -30,11 +30,12 @@ from storage.messages import NewMessage
 from storage.rounds import RoundRequest
 from storage.states import CallState, TriggerKind
 from storage.transaction import Transaction
+from workers.claim_keeper import ClaimKeeper
 from workers.detached import settle
 from workers.messages import announce_message
 from workers.publisher import EventPublisher
 
-__all__ = ["CallClaims", "Claimable", "DuplicateDelivery", "HeldClaim"]
+__all__ = ["CallClaims", "Claimable", "DuplicateDelivery", "HeldClaim", "outcome_unknown"]
 
 #: How long a claim outlives its call's deadline, for recording how the call ended.
 CLAIM_MARGIN_SECONDS: Final = 15.0
@@ -85,8 +86,11 @@ class HeldClaim:
 class CallClaims:
     """Claims and outcomes of one worker process."""
 
-    def __init__(self, database: Database, publisher: EventPublisher, hooks: SystemMessageHooks) -> None:
+    def __init__(
+        self, database: Database, publisher: EventPublisher, hooks: SystemMessageHooks, keeper: ClaimKeeper
+    ) -> None:
         self._database = database
+        self._keeper = keeper
         self._publisher = publisher
         self._hooks = hooks
 
@@ -108,13 +112,15 @@ class CallClaims:
             lane=subject.lane.value,
             deadline=invocation.deadline,
         )
-        lease_seconds = max(invocation.remaining_seconds(), 0) + CLAIM_MARGIN_SECONDS
+        longest_seconds = max(invocation.remaining_seconds(), 0) + CLAIM_MARGIN_SECONDS
+        lease_seconds = min(longest_seconds, self._keeper.lease_seconds)
         async with self._database.autocommit() as transaction:
             if await _is_round_stopped(transaction, invocation):
                 raise CallCancelledError(f"call {invocation.call_id}: its round was stopped on request")
             claim = await transaction.calls.claim(request, worker=worker, lease_seconds=lease_seconds)
         held = HeldClaim(call_id=invocation.call_id, subject=subject, fence=claim.fence)
         if claim.verdict is ClaimVerdict.GRANTED:
+            self._keeper.hold(held.call_id, fence=held.fence, seconds=longest_seconds)
             return held
         if claim.verdict is ClaimVerdict.BUSY or claim.call is None:
             raise DuplicateDelivery(invocation.call_id)
@@ -143,6 +149,8 @@ class CallClaims:
             raise OutcomeUnknownError(
                 f"call {claim.call_id}: the claim was lost while the method ran; its effect may have happened"
             ) from exc
+        finally:
+            self._keeper.drop(claim.call_id)
         return envelope
 
     async def fail(self, claim: HeldClaim, error: BaseException) -> None:
@@ -156,6 +164,8 @@ class CallClaims:
                 await settle(transaction, self._publisher, ended)
         except StorageError as exc:
             logger.bind(call_id=claim.call_id, error=type(exc).__name__).warning("call_failure_not_recorded")
+        finally:
+            self._keeper.drop(claim.call_id)
 
     async def _is_dropped(self, chat_key: str, text: str) -> bool:
         try:
@@ -233,6 +243,11 @@ def _error_of(call: Call) -> NekroError:
         return CallCancelledError(f"call {call.id} was cancelled")
     if call.state is CallState.FAILED:
         return MethodFailedError(call.error_type or "Exception", call.error_message or "")
+    return outcome_unknown(call)
+
+
+def outcome_unknown(call: Call) -> OutcomeUnknownError:
+    """The error for a call whose worker died inside it."""
     return OutcomeUnknownError(
         f"call {call.id} of {call.method}: a worker died inside it, so its effect may or may not have "
         "happened; check before you repeat it"

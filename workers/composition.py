@@ -36,6 +36,7 @@ from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.background import BackgroundLoop
 from workers.call_records import CallRecords, CallSweep
+from workers.claim_keeper import ClaimKeeper
 from workers.claims import CallClaims
 from workers.commands import CommandDesk, CommandExecutor
 from workers.detached import CallDetacher, CallEnds
@@ -243,12 +244,18 @@ class Services:
         return LoopWatchdog(warn_seconds=seconds, on_block=self.marks.record)
 
     @cached_property
+    def claims(self) -> CallClaims:
+        """Claims and outcomes of calls with an effect."""
+        keeper = ClaimKeeper(self.database, self.background, lease_seconds=self.settings.agent.lease_seconds)
+        return CallClaims(self.database, self.publisher, self.host, keeper)
+
+    @cached_property
     def executor(self) -> MethodExecutor:
         """Runs calls on a worker."""
         return MethodExecutor(
             registry=self.registry,
             signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
-            claims=CallClaims(self.database, self.publisher, self.host),
+            claims=self.claims,
             ends=CallEnds(self.database, self.publisher),
             redactor=self.redactor,
             sandbox_settings=self.settings.sandbox,
@@ -268,7 +275,7 @@ class Services:
         return CommandExecutor(
             table=self.commands,
             signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
-            claims=CallClaims(self.database, self.publisher, self.host),
+            claims=self.claims,
             redactor=self.redactor,
             sandbox_settings=self.settings.sandbox,
             worker_name=self.node,

@@ -13,12 +13,15 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from celery import Celery
+from celery.app.task import Context
 from loguru import logger
 
 from broker_config.call_messages import CallMessage
 from broker_config.revocations import revoke
 from broker_config.topology import JOB_TASK, publish_event, publish_round_requested
+from nekro_agent.errors import NekroError
 from nekro_agent.methods import Lane
+from storage.calls import Call
 
 __all__ = ["EventPublisher"]
 
@@ -48,6 +51,15 @@ class EventPublisher:
         """Send calls again whose queue has nothing that waits; returns how many."""
         send = partial(_send_lost, self._app, messages)
         return await self._publish("call.queued", send) or 0
+
+    async def call_ended(self, call: Call, error: NekroError) -> None:
+        """Answer whoever waits for a call that no worker will answer any more."""
+        reply_to = (call.invocation or {}).get("reply_to")
+        request = Context(
+            id=call.id, task=call.method, reply_to=reply_to, errbacks=None, chord=None, group=None
+        )
+        backend = self._app.backend
+        await self._publish("call.ended", partial(backend.mark_as_failure, call.id, error, request=request))
 
     async def revoke(self, *task_ids: str) -> None:
         """Have running tasks stopped, and those that wait dropped, by workers that are up."""

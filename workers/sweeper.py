@@ -18,6 +18,7 @@ from storage.calls import CallRepository
 from storage.engine import Database
 from storage.leases import LeaseRepository
 from storage.rounds import RoundRepository
+from workers.claims import outcome_unknown
 from workers.detached import settle
 from workers.publisher import EventPublisher
 
@@ -81,6 +82,7 @@ class Sweeper:
                 await settle(transaction, self._publisher, call)
         for call in lost:
             logger.bind(call_id=call.id, method=call.method).warning("call_outcome_unknown")
+            await self._publisher.call_ended(call, outcome_unknown(call))
         async with self._database.read() as transaction:
             due = await RoundRepository(transaction.connection).due_chats(
                 limit=_BATCH, waiting_seconds=self._period_seconds

@@ -1,0 +1,87 @@
+"""Renewing the claims of running calls, so that a claim can be short and a call long.
+
+A claim that its dead worker cannot renew ends soon, and the caller hears that the outcome is
+unknown long before its deadline. Renewed on the background loop: a method that blocks its own
+loop keeps its claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass
+
+from loguru import logger
+
+from broker_config.metrics import metrics
+from nekro_agent.errors import StorageError
+from storage.engine import Database
+from workers.background import BackgroundLoop
+
+__all__ = ["ClaimKeeper"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    fence: int
+    #: By the monotonic clock: when it was claimed, and when a hung call loses it after all.
+    since: float
+    until: float
+
+
+class ClaimKeeper:
+    """Keeps the claims of one process; calls that end within a third of the lease cost nothing."""
+
+    def __init__(self, database: Database, background: BackgroundLoop, *, lease_seconds: float) -> None:
+        self._database = database
+        self._background = background
+        self.lease_seconds = lease_seconds
+        self._held: dict[str, _Held] = {}
+        self._lock = threading.Lock()
+        self._is_running = False
+
+    def hold(self, call_id: str, *, fence: int, seconds: float) -> None:
+        """Renew a claim from now on, for ``seconds`` at most; on any thread."""
+        now = time.monotonic()
+        with self._lock:
+            self._held[call_id] = _Held(fence=fence, since=now, until=now + seconds)
+            is_first, self._is_running = not self._is_running, True
+        if is_first:
+            self._background.submit(self._renew_forever())
+
+    def drop(self, call_id: str) -> None:
+        """Renew a claim no longer; on any thread."""
+        with self._lock:
+            self._held.pop(call_id, None)
+
+    async def _renew_forever(self) -> None:
+        period = self.lease_seconds / 3
+        while True:
+            await asyncio.sleep(period)
+            try:
+                await self._renew(older_than_seconds=period / 2)
+            except StorageError as exc:  # the next time comes before the claims end
+                logger.bind(error=str(exc)).warning("claims_not_renewed")
+            except Exception:  # nobody else renews
+                logger.exception("claims_not_renewed")
+
+    async def _renew(self, *, older_than_seconds: float) -> None:
+        now = time.monotonic()
+        with self._lock:
+            fences = {
+                call_id: held.fence
+                for call_id, held in self._held.items()
+                if now - held.since > older_than_seconds and now < held.until
+            }
+        if not fences:
+            return
+        async with self._database.autocommit() as transaction:
+            lost = await transaction.calls.renew(fences, lease_seconds=self.lease_seconds)
+        with self._lock:
+            lost &= self._held.keys()  # others have ended meanwhile
+            for call_id in lost:
+                del self._held[call_id]
+        for call_id in lost:
+            metrics().leases_lost.labels("call").inc()
+            logger.bind(call_id=call_id).error("call_claim_lost")
