@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.syscalls import DENIED, NUMBERS
+from sandbox.syscalls import DENIED, NUMBERS, OWN_PROCESS_ONLY, WHOLE_USERS
 
 __all__ = ["build_filter", "filter_fd", "supported_architectures"]
 
@@ -61,7 +61,11 @@ def supported_architectures() -> tuple[str, ...]:
 
 
 def build_filter(
-    machine: str | None = None, *, strict_memory: bool, families: Sequence[int] = (socket.AF_UNIX,)
+    machine: str | None = None,
+    *,
+    strict_memory: bool,
+    families: Sequence[int] = (socket.AF_UNIX,),
+    strict_processes: bool = False,
 ) -> bytes:
     """Return the filter program, ready for ``bwrap --seccomp`` or ``prctl(PR_SET_SECCOMP)``.
 
@@ -72,6 +76,9 @@ def build_filter(
             in for it would not see that memory.
         families: address families of sockets that may be made; the network namespace decides
             what they reach.
+        strict_processes: also deny what changes other processes of the same user (their limits,
+            priority, processors). Needed where no process namespace keeps those out of sight: the
+            service itself may be one of them.
 
     Raises:
         SandboxUnavailableError: the tables lack this architecture.
@@ -103,6 +110,9 @@ def build_filter(
     if strict_memory:
         rules.append(("memfd_create", [_deny(errno.ENOSYS)]))
         rules.append(("mmap", _deny_shared_anonymous(3)))
+    if strict_processes:
+        rules += [(name, _allow_only(0, [0], errno.EPERM)) for name in OWN_PROCESS_ONLY]
+        rules += [(name, [_deny(errno.EPERM)]) for name in WHOLE_USERS]
     rules += [(name, [_deny(errno.EPERM)]) for name in DENIED]
     for name, body in rules:
         if name in numbers:

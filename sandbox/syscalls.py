@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["DENIED", "NUMBERS"]
+__all__ = ["DENIED", "NUMBERS", "OWN_PROCESS_ONLY", "WHOLE_USERS"]
 
 #: Calls that no sandboxed code needs and that reach far into the kernel; answered with EPERM.
 DENIED: Final = (
@@ -102,6 +102,18 @@ DENIED: Final = (
     "vmsplice",
 )
 
+#: Calls that name a process by its id and ask for its user only, not for more: where the host's
+#: processes are not out of sight, only the caller itself (0) may be named. The two that also name
+#: whole users are denied there.
+OWN_PROCESS_ONLY: Final = (
+    "prlimit64",
+    "sched_setaffinity",
+    "sched_setattr",
+    "sched_setparam",
+    "sched_setscheduler",
+)
+WHOLE_USERS: Final = ("ioprio_set", "setpriority")
+
 #: Numbers from 424 on are the same on every architecture.
 _COMMON: Final = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
@@ -127,6 +139,8 @@ _X86_64: Final = {
     "name_to_handle_at": 303, "open_by_handle_at": 304, "clock_adjtime": 305, "setns": 308,
     "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313,
     "memfd_create": 319, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
+    "setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203,
+    "ioprio_set": 251, "prlimit64": 302, "sched_setattr": 314,
 }  # fmt: skip
 
 _AARCH64: Final = {
@@ -143,6 +157,8 @@ _AARCH64: Final = {
     "name_to_handle_at": 264, "open_by_handle_at": 265, "clock_adjtime": 266, "setns": 268,
     "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "finit_module": 273,
     "memfd_create": 279, "bpf": 280, "userfaultfd": 282, "kexec_file_load": 294,
+    "ioprio_set": 30, "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122,
+    "setpriority": 140, "prlimit64": 261, "sched_setattr": 274,
 }  # fmt: skip
 
 #: Architecture, as ``platform.machine()`` names it, to call name to number.

@@ -72,7 +72,7 @@ class _SupervisedDriver:
     @cached_property
     def _filter(self) -> bytes:
         # No sockets at all: without a network namespace, a Unix socket by its path is reachable.
-        return build_filter(strict_memory=self._cgroups[0] is None, families=())
+        return build_filter(strict_memory=self._cgroups[0] is None, families=(), strict_processes=True)
 
     async def start(self, spec: SandboxSpec) -> ProcessSandbox:
         """Start the runner and return it when it is ready for code.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nekro_agent import files
+from nekro_agent.area_access import copy_in
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import FileSystem
 from nekro_agent.testing import InMemoryRuntime
@@ -35,7 +36,6 @@ def secret(tmp_path: Path) -> Path:
 def swap_before_copy(monkeypatch: pytest.MonkeyPatch, victim: Path, target: Path) -> list[str]:
     """Let ``victim`` become a link to ``target`` right before the host copies; returns what happened."""
     swaps: list[str] = []
-    copy_in = files.copy_in
 
     def swapped(*args: Any) -> None:
         victim.rename(victim.with_name("aside"))
