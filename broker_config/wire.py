@@ -57,6 +57,7 @@ class Invocation(_Wire):
     wakes_agent: bool = Field(True, description="Whether an AGENT result schedules a follow-up round.")
     issued_at: AwareDatetime
     deadline: AwareDatetime
+    repeatable: bool = Field(False, description="Whether it may run again when its worker died inside it.")
     waits_until: AwareDatetime | None = Field(
         None, description="When its caller ceases to wait and the call becomes a job; None: at the deadline."
     )

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from nekro_agent.plugin import NekroPlugin
     from nekro_agent.schemas.agent_ctx import AgentCtx
 
-__all__ = ["LANE_ATTRIBUTE", "PluginMounts", "long_running"]
+__all__ = ["LANE_ATTRIBUTE", "REPEATABLE_ATTRIBUTE", "PluginMounts", "long_running", "repeatable"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Attribute of a function that :func:`long_running` sets; other hosts ignore it.
 LANE_ATTRIBUTE: Final = "__nekro_lane__"
+#: The same for :func:`repeatable`.
+REPEATABLE_ATTRIBUTE: Final = "__nekro_repeatable__"
 
 _log = get_sub_logger("plugin")
 
@@ -33,6 +35,16 @@ def long_running(func: F) -> F:
     The order with ``mount_sandbox_method`` does not matter.
     """
     setattr(func, LANE_ATTRIBUTE, Lane.LONG)
+    return func
+
+
+def repeatable(func: F) -> F:
+    """Mark a sandbox method that a second run does no harm: one that downloads, for example.
+
+    When a worker dies inside a call of it, another worker runs it again. Without the mark the caller
+    or the chat is told that the outcome is unknown; TOOL methods need no mark.
+    """
+    setattr(func, REPEATABLE_ATTRIBUTE, True)
     return func
 
 

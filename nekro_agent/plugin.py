@@ -12,13 +12,13 @@ from nekro_agent import layout, runtime
 from nekro_agent.config import ConfigBase, ConfigFile
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.mounts import PluginMounts, long_running
+from nekro_agent.mounts import PluginMounts, long_running, repeatable
 from nekro_agent.store import PluginStore
 
 if TYPE_CHECKING:
     from loguru import Logger
 
-__all__ = ["NekroPlugin", "long_running"]
+__all__ = ["NekroPlugin", "long_running", "repeatable"]
 
 C = TypeVar("C", bound=ConfigBase)
 Config = TypeVar("Config", bound=type[ConfigBase])

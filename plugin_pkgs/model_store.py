@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from nekro_agent.api import core
-from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType, long_running
+from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType, long_running, repeatable
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.tools.download import fetch
 
@@ -63,6 +63,7 @@ def _size(count: int | None) -> str:
 
 
 @long_running
+@repeatable
 @plugin.mount_sandbox_method(SandboxMethodType.BEHAVIOR, "Download a model", "Download a model file.")
 async def download_model(_ctx: AgentCtx, model_url: str, model_name: str, sha256: str = "") -> str:
     """Download a model file and keep it under a name; takes a while for large files.

@@ -51,6 +51,7 @@ class CallRecords:
             round_id=invocation.round_id,
             lane=message.lane,
             deadline=invocation.deadline,
+            repeatable=invocation.repeatable,
             invocation=message.to_row(),
         )
         async with self._database.autocommit() as transaction:

@@ -111,6 +111,7 @@ class CallClaims:
             round_id=invocation.round_id,
             lane=subject.lane.value,
             deadline=invocation.deadline,
+            repeatable=invocation.repeatable,
         )
         longest_seconds = max(invocation.remaining_seconds(), 0) + CLAIM_MARGIN_SECONDS
         lease_seconds = min(longest_seconds, self._keeper.lease_seconds)
@@ -124,6 +125,10 @@ class CallClaims:
             return held
         if claim.verdict is ClaimVerdict.BUSY or claim.call is None:
             raise DuplicateDelivery(invocation.call_id)
+        if claim.call.detached_at is not None:
+            # This delivery may be what found that a worker died inside the call; telling twice is once.
+            async with self._database.begin() as transaction:
+                await settle(transaction, self._publisher, claim.call)
         return HeldClaim(call_id=invocation.call_id, subject=subject, envelope=_earlier_outcome(claim.call))
 
     async def finish(self, claim: HeldClaim, invocation: Invocation, envelope: Envelope) -> Envelope:

@@ -193,6 +193,7 @@ def _request(entry: MethodEntry, invocation: Invocation, *, lane: str) -> CallRe
         round_id=invocation.round_id,
         lane=lane,
         deadline=invocation.deadline,
+        repeatable=invocation.repeatable,
         # Whom to tell; arguments are no business of the chat.
         invocation={"invocation": invocation.model_dump(mode="json", exclude={"args"})},
     )

@@ -322,6 +322,7 @@ def _invocation(
         turn_id=scope.turn_id,
         round_number=scope.round_number,
         wakes_agent=scope.wakes_agent,
+        repeatable=entry.repeatable,
         issued_at=datetime.now(UTC),
         deadline=deadline,
         waits_until=waits_until,

@@ -13,7 +13,7 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, MethodDisabledError, MethodNotFoundError
 from nekro_agent.invoke import run_callable
 from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
-from nekro_agent.mounts import LANE_ATTRIBUTE
+from nekro_agent.mounts import LANE_ATTRIBUTE, REPEATABLE_ATTRIBUTE
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.signatures import describe
@@ -48,6 +48,11 @@ class MethodEntry:
     def type(self) -> SandboxMethodType:
         """What becomes of the result."""
         return self.method.method_type
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a call may run again when its worker died inside it."""
+        return bool(getattr(self.method.func, REPEATABLE_ATTRIBUTE, False))
 
     @property
     def enabled(self) -> bool:

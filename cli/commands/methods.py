@@ -36,7 +36,7 @@ examples:
 A method that blocks its event loop is sent to lane `long` by the watchdog; LANE then shows `long!` and
 the reason stands below. `pin` decides it for good, `unpin` forgets both. Running systems follow in a second.
 `pin PLUGIN pinned` has a whole plugin live in one process of the fleet; restart the workers then.
-`--json` prints a list of {name, task, plugin, type, lane, lane_reason, signature, doc}.
+`--json` prints a list of {name, task, plugin, type, lane, signature, doc}; lane_reason where a mark decides.
 """
 
 
@@ -98,7 +98,7 @@ def _list(registry: Registry, text: str, args: Args, deps: Deps, settings: Setti
         (
             m["name"],
             m["type"],
-            m["lane"] + ("!" if m["lane_reason"] else ""),
+            m["lane"] + ("!" if "lane_reason" in m else ""),
             m["signature"],
             m["plugin"],
             one_line(_first_line(m["doc"]), limit=60),
@@ -107,7 +107,7 @@ def _list(registry: Registry, text: str, args: Args, deps: Deps, settings: Setti
     ]
     deps.output.table(("NAME", "TYPE", "LANE", "SIGNATURE", "PLUGIN", "WHAT IT DOES"), rows)
     for method in listed:
-        if method["lane_reason"]:
+        if "lane_reason" in method:
             deps.output.words(f"{method['task']} runs in lane {method['lane']}: {method['lane_reason']}")
     for warning in registry.warnings:
         deps.output.words(f"warning: {warning}")
@@ -117,16 +117,16 @@ def _list(registry: Registry, text: str, args: Args, deps: Deps, settings: Setti
 def describe(entry: MethodEntry, mark: MethodMark | None = None, *, pinned: bool = False) -> dict[str, Any]:
     """Return one method as ``--json`` prints it."""
     lane = mark.lane if mark is not None else entry.lane
-    return {
+    described = {
         "name": entry.name,
         "task": entry.task,
         "plugin": entry.plugin.key,
         "type": entry.type.value,
         "lane": f"pinned.{entry.plugin.key}" if pinned else lane.value,
-        "lane_reason": f"{mark.reason} ({mark.source.value})" if mark is not None else None,
         "signature": entry.signature,
         "doc": entry.doc,
     }
+    return described if mark is None else described | {"lane_reason": f"{mark.reason} ({mark.source.value})"}
 
 
 async def _marks(settings: Settings) -> dict[str, MethodMark]:

@@ -84,16 +84,11 @@ async def test_a_killed_owner_is_followed_by_another_that_goes_on_counting(
 async def test_a_plugin_that_leaves_a_loop_running_is_pinned_by_itself(
     fleet: Any, services: Services
 ) -> None:
-    fleet.start("methods", "methods", concurrency=20)
-
-    async def listed() -> dict[str, Any] | None:
-        done = await asyncio.to_thread(fleet.run, "methods", "looper.turns", "--json")
-        (method,) = json.loads(done.stdout)
-        return method if method["lane"] == "pinned.tests.looper" else None
-
-    method = await eventually(fleet, listed, "the mark")
+    fleet.start("methods", concurrency=20)
+    done = await asyncio.to_thread(fleet.run, "methods", "looper.turns", "--json")
+    (method,) = json.loads(done.stdout)
+    assert method["lane"] == "pinned.tests.looper"
     assert method["lane_reason"] == "left a task running after its init (watchdog)"
-    await services.marks.refresh()
     seen = [await call(services, "turns") for _ in range(6)]
     assert len({pid for _, pid in seen}) == 1
 
