@@ -79,6 +79,8 @@ class LoadedPlugins:
     def __init__(self, found: Iterable[_Loaded]) -> None:
         self._found = list(found)
         self._init_errors: dict[str, str] = {}
+        #: What an operator should know and no plugin is to blame for.
+        self.warnings: list[str] = []
 
     @property
     def plugins(self) -> list[NekroPlugin]:
@@ -152,7 +154,10 @@ def load_plugins(
     for plugin in result.plugins:
         plugin.set_enabled(plugin.key not in off)
     for unknown in sorted(off - {plugin.key for plugin in result.plugins}):
-        _log.warning(f"NEKRO_PLUGINS__DISABLED names {unknown}, but no plugin of that key is loaded")
+        result.warnings.append(
+            f"NEKRO_PLUGINS__DISABLED names {unknown}, but no plugin of that key is loaded"
+        )
+        _log.warning(result.warnings[-1])
     return result
 
 

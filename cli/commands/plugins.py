@@ -88,7 +88,8 @@ def describe(record: PluginRecord) -> dict[str, Any]:
 
 
 def _list(args: Args, deps: Deps) -> int:
-    listed = [describe(record) for record in load_catalogue(deps.load_settings()).loaded.records]
+    catalogue = load_catalogue(deps.load_settings())
+    listed = [describe(record) for record in catalogue.loaded.records]
     if args.json:
         deps.output.json(listed)
     else:
@@ -97,6 +98,8 @@ def _list(args: Args, deps: Deps) -> int:
             for p in listed
         ]
         deps.output.table(("KEY", "STATUS", "VERSION", "WHAT IS WRONG", "PATH"), rows)
+    for warning in (*catalogue.loaded.warnings, *catalogue.registry.warnings):
+        deps.output.words(f"warning: {warning}")
     return ExitCode.PLUGIN if any(plugin["status"] == "failed" for plugin in listed) else ExitCode.OK
 
 

@@ -51,6 +51,22 @@ def test_the_test_beside_a_plugin_is_no_plugin(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["KEY", KEY]
 
 
+def test_what_collides_is_said_with_the_names_that_still_work(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["plugins", "new", "weather", "--dir", "mine"]) == 0
+    twin = (here / "mine" / "weather.py").read_text("utf-8").replace('author="you"', 'author="me"')
+    (here / "mine" / "weather_2.py").write_text(twin, "utf-8")
+    monkeypatch.setenv("NEKRO_PLUGINS__DIRS", "mine")
+    monkeypatch.setenv("NEKRO_PLUGINS__DISABLED", "you.wether")
+    capsys.readouterr()
+    assert main.main(["plugins"]) == 0
+    words = capsys.readouterr().err
+    assert "warning: method greet_weather exists in you.weather and me.weather" in words
+    assert "the other is callable as me.weather.greet_weather" in words
+    assert "warning: NEKRO_PLUGINS__DISABLED names you.wether, but no plugin of that key is loaded" in words
+
+
 class Stored:
     """What two plugins have stored below ``data``."""
 
