@@ -8,7 +8,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap demo test test-fast test-slow lint format types bench bench-sandbox fuzz docs clean
+.PHONY: help install bubblewrap demo test test-fast test-slow lint format types bench bench-sandbox fuzz docs compose-test clean
 
 help: ## List every chore.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ fuzz: install ## Fuzz the argument decoder for a minute.
 
 docs: install ## Rewrite the generated reference pages.
 	$(BIN)/python -m cli.reference
+
+compose-test: install ## Prove compose.yaml on a Docker engine of its own (root, docker.io, docker-compose, debootstrap).
+	$(BIN)/python tests/compose/prove.py
 
 clean: ## Remove the environment and caches; data stays.
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -13,6 +13,7 @@ from typing import Any, Final
 from loguru import logger
 
 from broker_config.codec import encode_value
+from broker_config.metrics import metrics
 from broker_config.settings import WorkerSettings
 from broker_config.wire import Invocation
 from nekro_agent.errors import FencedError, StorageError
@@ -102,6 +103,7 @@ class CallDetacher:
                         lease_seconds=seconds,
                     )
                 )
+        metrics().calls_detached.labels(entry.task).inc()
         return call
 
     async def withdraw(self, call_id: str) -> None:

@@ -1,0 +1,40 @@
+# One image for every role; compose.yaml and deploy/kubernetes say which.
+# A base must bring Python 3.11 or newer with venv, and apt or bubblewrap itself.
+ARG BASE_IMAGE=python:3.12.8-slim-bookworm
+
+FROM ${BASE_IMAGE} AS build
+# Without an index: `--no-index --find-links /wheels`, with the wheels in deploy/wheels.
+ARG PIP_ARGUMENTS=""
+WORKDIR /src
+COPY deploy/wheels /wheels
+RUN python3 -m venv /opt/nekro
+COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY nekro_agent nekro_agent
+COPY broker_config broker_config
+COPY storage storage
+COPY sandbox sandbox
+COPY agent agent
+COPY workers workers
+COPY plugin_pkgs plugin_pkgs
+COPY cli cli
+RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ${PIP_ARGUMENTS} '.[flower]'
+
+FROM ${BASE_IMAGE}
+RUN command -v bwrap >/dev/null || { \
+        apt-get update \
+        && apt-get install -y --no-install-recommends bubblewrap \
+        && rm -rf /var/lib/apt/lists/*; }
+# A fixed number: volumes and shared file systems know users by it.
+RUN groupadd --gid 10001 nekro \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin nekro \
+    && install -d -o 10001 -g 10001 -m 0750 /data
+COPY --from=build /opt/nekro /opt/nekro
+ENV PATH=/opt/nekro/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    NEKRO_DATA_DIR=/data
+USER 10001:10001
+WORKDIR /data
+VOLUME /data
+ENTRYPOINT ["nekro"]
+CMD ["doctor"]

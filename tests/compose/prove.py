@@ -1,0 +1,320 @@
+"""Prove compose.yaml on a real engine: `make compose-test`, as root on Debian, apart from the test suite.
+
+No image is pulled. The bases that stand for the public images are made here from Debian's
+packages, and the Python packages come as wheels. Everything that is started is stopped again.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+HERE: Final = Path(__file__).parent
+CACHE: Final = ROOT / "build" / "compose"
+PACKAGES: Final = "python3,python3-venv,bubblewrap,ca-certificates,redis-server,postgresql"
+BASE: Final = "nekro-test/debian:bookworm"
+PROJECT: Final = "nekroproof"
+FLOWER_PORT: Final = 15555
+
+
+def say(text: str) -> None:
+    """Tell how far it is."""
+    print(f"[{time.monotonic() - BEGIN:6.1f} s] {text}", flush=True)
+
+
+BEGIN: Final = time.monotonic()
+
+
+def run(*command: str, **options: Any) -> str:
+    """Run a command; returns what it printed, or stops with its words."""
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode:
+        sys.exit(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
+    return done.stdout
+
+
+def wait_for(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
+    """Poll until a condition holds."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {seconds} s for {what}")
+        time.sleep(0.5)
+    return value
+
+
+@contextlib.contextmanager
+def engine() -> Iterator[None]:
+    """A dockerd of our own, unless DOCKER_HOST names one."""
+    if "DOCKER_HOST" in os.environ:
+        yield
+        return
+    directory = Path(tempfile.mkdtemp(prefix="nekro-engine-"))
+    socket = f"unix://{directory}/socket"
+    with (directory / "log").open("wb") as log:
+        daemon = subprocess.Popen(
+            ["dockerd", "--storage-driver", "overlay2", "--data-root", str(directory / "data"),
+             "--exec-root", str(directory / "exec"), "--pidfile", str(directory / "pid"), "-H", socket],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+    os.environ["DOCKER_HOST"] = socket
+    try:
+        wait_for(
+            lambda: subprocess.run(["docker", "info"], capture_output=True).returncode == 0,
+            seconds=60,
+            what="dockerd",
+        )
+        yield
+    finally:
+        daemon.terminate()
+        daemon.wait(60)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def make_bases() -> None:
+    """Make the images that stand for the public ones."""
+    tree = CACHE / "debian"
+    if not (tree / "usr/bin/bwrap").exists():
+        say("debootstrap")
+        shutil.rmtree(tree, ignore_errors=True)
+        tree.mkdir(parents=True)
+        # Its services would start on this machine.
+        (tree / "usr/sbin").mkdir(parents=True)
+        run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(tree))
+    say("base images")
+    with subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE) as packed:
+        run("docker", "import", "-", BASE, stdin=packed.stdout)
+    for name in ("redis", "postgres"):
+        run("docker", "build", "-q", "-f", str(HERE / f"Dockerfile.{name}"), "-t", f"nekro-test/{name}",
+            "--build-arg", f"BASE_IMAGE={BASE}", str(HERE))  # fmt: skip
+
+
+def make_wheels() -> None:
+    """Put every wheel into deploy/wheels; the build has no index."""
+    say("wheels")
+    target = ROOT / "deploy" / "wheels"
+    run(sys.executable, "-m", "pip", "wheel", "-q", "-w", str(target), "-c", "constraints.txt",
+        ".[flower]", "hatchling", "async-timeout", cwd=ROOT)  # fmt: skip
+    for own in target.glob("nekro_workers-*.whl"):
+        own.unlink()
+
+
+class System:
+    """The composed system."""
+
+    def __init__(self, secrets: Path) -> None:
+        self._secrets = secrets
+        self._environment = {
+            **os.environ,
+            "WORKERS_SECRETS": str(secrets),
+            "WORKERS_IMAGE": "nekro-test/workers",
+            "WORKERS_BASE_IMAGE": BASE,
+            "WORKERS_PIP_ARGUMENTS": "--no-index --find-links /wheels",
+            "WORKERS_PLUGINS": str(secrets.parent / "plugins"),
+            "REDIS_IMAGE": "nekro-test/redis",
+            "POSTGRES_IMAGE": "nekro-test/postgres",
+            "FLOWER_PORT": str(FLOWER_PORT),
+            "NEKRO_LLM__SCRIPT": "/script.yaml",
+            # The classic builder: BuildKit is a plugin that Debian's package lacks.
+            "DOCKER_BUILDKIT": "0",
+        }
+        self._file = secrets.parent / "compose.proof.yaml"
+        self._file.write_text(
+            (ROOT / "compose.yaml").read_text().replace("      - systempaths=unconfined\n", "")
+        )
+
+    def compose(self, *arguments: str) -> str:
+        """Run one command of Compose."""
+        files = ["-f", str(self._file), "-f", str(HERE / "compose.test.yaml")]
+        command = ["docker-compose", "--project-directory", str(ROOT), "-p", PROJECT, *files, *arguments]
+        return run(*command, env=self._environment)
+
+    def nekro(self, *arguments: str, service: str = "rounds") -> str:
+        """Run `nekro` inside a service."""
+        return self.compose("exec", "-T", service, "nekro", *arguments)
+
+    def containers(self, service: str) -> list[str]:
+        """Ids of a service's containers."""
+        return self.compose("ps", "-q", service).split()
+
+    def healthy(self, service: str, count: int) -> bool:
+        """Whether so many containers of a service run and pass their health check."""
+        ids = self.containers(service)
+        form = "{{.State.Health.Status}}"
+        states = [run("docker", "inspect", "-f", form, name).strip() for name in ids]
+        return states == ["healthy"] * count
+
+    def wait_healthy(self, **counts: int) -> None:
+        """Wait until services are healthy."""
+        for service, count in counts.items():
+            wait_for(
+                lambda s=service, c=count: self.healthy(s, c),  # type: ignore[misc]
+                seconds=180,
+                what=f"{count} healthy {service}",
+            )
+
+    def messages(self, chat_key: str) -> list[str]:
+        """Texts of a chat."""
+        return [message["text"] for message in json.loads(self.nekro("history", chat_key, "--json"))]
+
+    def wait_message(self, chat_key: str, text: str) -> None:
+        """Wait until the agent has said something."""
+        wait_for(lambda: any(text in said for said in self.messages(chat_key)), seconds=60, what=repr(text))
+
+    def figures(self) -> dict[str, float]:
+        """The fleet's figures, by name and labels."""
+        lines = self.nekro("metrics", service="metrics").splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
+
+    def take_down(self) -> None:
+        """Stop and forget everything."""
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "30")
+
+
+def refuse_without_secrets() -> None:
+    """Compose must not start anything before there are secrets."""
+    environment: Mapping[str, str] = {k: v for k, v in os.environ.items() if k != "WORKERS_SECRETS"}
+    with tempfile.TemporaryDirectory() as empty:
+        done = subprocess.run(
+            ["docker-compose", "--project-directory", empty, "-f", str(ROOT / "compose.yaml"), "config"],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode != 0 and "make-secrets" in done.stderr, done
+
+
+def prove_turn(system: System) -> None:
+    """A turn of two rounds: sandbox, TOOL, BEHAVIOR and AGENT calls, files, PostgreSQL."""
+    system.nekro("send", "first", "please file our plan lanterns", "--user-id", "ada")
+    system.wait_message("first", "The note says: Plan\nlanterns")
+    assert not any("never said" in text for text in system.messages("first"))
+    shown = json.loads(system.nekro("history", "first", "--trace", "--json"))
+    calls = [call["method"].rpartition(".")[2] for item in shown["rounds"] for call in item["calls"]]
+    assert calls == ["save_note", "view_str_content", "read_note", "send_msg_text"], calls
+
+
+def prove_scale(system: System) -> None:
+    """Three methods workers, each of which gets calls."""
+    system.compose("up", "-d", "--no-build", "--scale", "methods=3")
+    system.wait_healthy(methods=3)
+    wait_for(
+        lambda: system.figures().get('nekro_lane_workers{lane="methods"}') == 3, seconds=60, what="3 workers"
+    )
+    workers = set()
+    for _ in range(60):
+        told = json.loads(system.nekro("call", "list_notes", "--user-id", "ada", "--json"))
+        workers.add(told["worker"])
+        if len(workers) == 3:
+            break
+    assert len(workers) >= 2, workers
+
+
+def prove_redis_restart(system: System) -> None:
+    """What waits in Redis survives its restart, and workers find it again."""
+    system.compose("stop", "-t", "40", "rounds")
+    system.nekro("send", "second", "please file our plan torches", "--user-id", "ada", service="methods")
+    system.compose("restart", "redis")
+    system.compose("up", "-d", "--no-build", "--scale", "methods=3")
+    system.wait_healthy(redis=1, methods=3, rounds=1)
+    system.wait_message("second", "The note says: Plan\ntorches")
+
+
+def prove_sandbox_options() -> None:
+    """A sandbox starts under exactly the security options that compose.yaml gives lane rounds."""
+    told = subprocess.run(
+        ["docker", "run", "--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL",
+         "--security-opt", "no-new-privileges:true", "--security-opt", f"seccomp={ROOT}/deploy/seccomp.json",
+         "--security-opt", "systempaths=unconfined", "--security-opt", "apparmor=unconfined",
+         "nekro-test/workers", "doctor", "--json"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    checks = {check["name"]: check for check in json.loads(told.stdout)}
+    assert checks["sandbox"]["verdict"] != "failed", checks["sandbox"]
+    say(f"sandbox: {checks['sandbox']['detail'][:160]}")
+    without = subprocess.run(
+        ["docker", "run", "--rm", "nekro-test/workers", "doctor", "--json"], capture_output=True, text=True
+    )
+    checks = {check["name"]: check for check in json.loads(without.stdout)}
+    assert checks["sandbox"]["verdict"] == "failed", checks["sandbox"]
+
+
+def prove_flower(system: System, secrets: Path) -> None:
+    """Flower asks for its password and shows all workers."""
+    url = f"http://127.0.0.1:{FLOWER_PORT}/api/workers?refresh=1"
+    try:
+        urllib.request.urlopen(url, timeout=10)
+        raise AssertionError("Flower let somebody in without a password")
+    except urllib.error.HTTPError as exc:
+        assert exc.code == 401, exc.code
+    token = base64.b64encode((secrets / "flower_auth").read_bytes()).decode()
+    request = urllib.request.Request(url, headers={"Authorization": f"Basic {token}"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        names = json.load(answer)
+    assert {name.partition("-")[0] for name in names} == {"methods", "long", "rounds", "pinned"}, list(names)
+
+
+def prove(secrets: Path) -> None:
+    """Start, use, scale, break, take down."""
+    refuse_without_secrets()
+    system = System(secrets)
+    try:
+        say("build")
+        system.compose("build", "migrate")
+        prove_sandbox_options()
+        say("up")
+        system.compose("up", "-d", "--no-build")
+        system.wait_healthy(redis=1, postgres=1, methods=1, long=1, rounds=1, pinned=1, flower=1)
+        assert system.compose("exec", "-T", "rounds", "id", "-u").strip() == "10001"
+        say("all healthy; a turn")
+        prove_turn(system)
+        say("Flower")
+        prove_flower(system, secrets)
+        say("scale methods to 3")
+        prove_scale(system)
+        say("restart Redis with a message waiting")
+        prove_redis_restart(system)
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            print(system.compose("ps"), system.compose("logs", "--tail", "40"))
+        raise
+    finally:
+        say("take down")
+        system.take_down()
+
+
+def main() -> None:
+    """Do all of it."""
+    for tool in ("docker", "docker-compose", "dockerd", "debootstrap"):
+        if shutil.which(tool) is None:
+            sys.exit(f"{tool} is missing: apt-get install docker.io docker-compose debootstrap")
+    if os.geteuid() != 0:
+        sys.exit("run it as root: it starts dockerd and debootstrap")
+    with tempfile.TemporaryDirectory(prefix="nekro-compose-") as name, engine():
+        secrets = Path(name) / "secrets"
+        (Path(name) / "plugins").mkdir()
+        Path(name).chmod(0o755)
+        run(str(ROOT / "scripts" / "make-secrets"), str(secrets), env={**os.environ, "WORKERS_SECRETS": "x"})
+        make_bases()
+        make_wheels()
+        prove(secrets)
+    say("all of it holds")
+
+
+if __name__ == "__main__":
+    main()

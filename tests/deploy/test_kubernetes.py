@@ -1,0 +1,67 @@
+"""The manifests are what Kubernetes takes, and say what a careful operator expects of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from broker_config.settings import known_variables
+from cli.main import build_parser
+from nekro_agent.methods import Lane
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+OBJECTS = [item for path in sorted(FOLDER.glob("*.yaml")) for item in yaml.safe_load_all(path.read_text())]
+
+
+def named(item: dict[str, Any]) -> str:
+    return f"{item['kind']}-{item['metadata']['name']}"
+
+
+def pods() -> list[dict[str, Any]]:
+    return [item for item in OBJECTS if item["kind"] in ("Deployment", "Job")]
+
+
+@pytest.mark.parametrize("item", OBJECTS, ids=named)
+def test_the_schema_of_kubernetes_takes_it(item: dict[str, Any]) -> None:
+    kubernetes_validate.validate(item, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("item", pods(), ids=named)
+def test_a_pod_is_nobody_special_and_runs_a_command_that_exists(item: dict[str, Any]) -> None:
+    spec = item["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] == 10001
+    assert spec["automountServiceAccountToken"] is False
+    security = container["securityContext"]
+    assert security["readOnlyRootFilesystem"] and security["capabilities"] == {"drop": ["ALL"]}
+    assert security["allowPrivilegeEscalation"] is False
+    assert container["resources"]["limits"]["memory"] and ":" in container["image"]
+    build_parser().parse_args(container["args"])
+    mounted = {volume["name"] for volume in container["volumeMounts"]}
+    assert mounted <= {volume["name"] for volume in spec["volumes"]}
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_a_lane_has_probes_and_more_patience_than_its_workers(lane: Lane) -> None:
+    (item,) = [item for item in pods() if item["metadata"]["name"] == f"nekro-{lane}"]
+    spec = item["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["args"] == ["worker", "--lane", lane.value]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
+    assert spec["terminationGracePeriodSeconds"] > 30  # NEKRO_WORKERS__DRAIN_SECONDS
+    assert item["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    (item,) = [item for item in OBJECTS if item["kind"] == "ConfigMap"]
+    known = {variable for variable, _, _ in known_variables()}
+    assert {name.removesuffix("_FILE") for name in item["data"]} <= known
+
+
+def test_no_secret_lies_in_the_manifests() -> None:
+    assert all(item["kind"] != "Secret" for item in OBJECTS)
