@@ -43,6 +43,11 @@ class Quota:
             most_names=max(settings.shared_files, names),
         )
 
+    @classmethod
+    def of_scratch(cls, root: Path, settings: SandboxSettings) -> Quota:
+        """Bound a directory that is the code's ``/tmp`` and goes with it."""
+        return cls(root=root, most_bytes=settings.tmp_bytes, most_names=settings.shared_files)
+
     def exceeded(self, *, unlinked: int = 0) -> bool:
         """Whether the directory holds too much now, or directories too deep to be measured.
 

@@ -112,6 +112,9 @@ class SandboxRun:
 
     def _watch(self, quota: Quota) -> list[asyncio.Task[None]]:
         watches = [watch_disk(self._sandbox, quota, end=self.end)]
+        if self._sandbox.scratch_dir is not None:
+            scratch = Quota.of_scratch(self._sandbox.scratch_dir, self._settings)
+            watches.append(watch_disk(self._sandbox, scratch, end=self.end))
         if not self._sandbox.memory_bounded:
             watches.append(watch_memory(self._sandbox, settings=self._settings, end=self.end))
         return [asyncio.create_task(watch) for watch in watches]

@@ -78,6 +78,8 @@ def shared_out(pids: list[int]) -> int:
         try:
             lines = Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()
         except OSError:
+            # It has ended, or it has made itself unreadable: then it is charged for all it shares.
+            used_bytes += usage_of([pid]).memory_bytes or 0
             continue
         used_bytes += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
     return used_bytes

@@ -92,6 +92,8 @@ class Sandbox(Protocol):
     on_close: list[Callable[[], object]]
     #: Stdout and stderr of everything inside, as one stream.
     output: asyncio.StreamReader
+    #: Directory of the host that is the code's ``/tmp``; None where that has a size of its own.
+    scratch_dir: Path | None
 
     @property
     def memory_bounded(self) -> bool:

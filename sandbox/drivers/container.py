@@ -26,7 +26,7 @@ from nekro_agent.errors import SandboxUnavailableError
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.drivers.base import Check, ExitStatus, SandboxSpec, Usage
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE
-from sandbox.drivers.homes import make_home, sweep_homes
+from sandbox.drivers.homes import make_home, remove_home, sweep_homes
 from sandbox.drivers.process import expect_hello
 from sandbox.models import Limit
 from sandbox.seccomp import build_filter
@@ -101,7 +101,7 @@ class ContainerDriver:
             return await self._start(spec, home, name)
         except BaseException:
             await _ask(self.engine, "rm", "--force", name)
-            shutil.rmtree(home, ignore_errors=True)
+            remove_home(home)
             raise
 
     async def close(self) -> None:
@@ -140,7 +140,7 @@ class ContainerDriver:
             writer=writer,
             output=process.stdout,
             spec=spec,
-            on_close=[lambda: shutil.rmtree(home, ignore_errors=True)],
+            on_close=[lambda: remove_home(home)],
         )
 
     def _arguments(self, spec: SandboxSpec, home: Path, name: str, uid: int) -> list[str]:
@@ -207,6 +207,7 @@ class ContainerSandbox:
     output: asyncio.StreamReader
     spec: SandboxSpec
     on_close: list[Callable[[], object]]
+    scratch_dir: Path | None = None
     _killing: asyncio.Task[tuple[int, str]] | None = None
     _exit: ExitStatus | None = None
     _closed: bool = field(default=False)

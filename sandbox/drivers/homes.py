@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Final
 
-__all__ = ["abandoned", "make_home", "sweep_homes"]
+from nekro_agent.tools import safe_files
+
+__all__ = ["abandoned", "make_home", "remove_home", "sweep_homes"]
 
 #: Short, because a Unix socket below it ends at 107 bytes.
 _PREFIX: Final = "nekro-box"
@@ -19,10 +21,17 @@ def make_home() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-"))
 
 
+def remove_home(path: Path) -> None:
+    """Remove such a directory with whatever the code made of its ``/tmp``."""
+    with contextlib.suppress(OSError):
+        safe_files.empty_directory(path)
+        path.rmdir()
+
+
 def sweep_homes() -> None:
     """Remove the directories of services that are gone."""
     for path in abandoned(Path(tempfile.gettempdir()), f"{_PREFIX}-"):
-        shutil.rmtree(path, ignore_errors=True)
+        remove_home(path)
 
 
 def abandoned(parent: Path, prefix: str) -> list[Path]:

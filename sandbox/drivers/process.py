@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, cast
 
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
@@ -120,6 +121,7 @@ class ProcessSandbox:
     kill_signal: signal.Signals = signal.SIGKILL
     #: Finds the processes inside where there is neither group nor namespace.
     list_processes: Callable[[], list[int]] | None = None
+    scratch_dir: Path | None = None
     on_close: list[Callable[[], object]] = field(default_factory=list)
     _closed: bool = False
 

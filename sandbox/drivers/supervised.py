@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import platform
-import shutil
 import signal
 import socket
 import sys
@@ -30,7 +29,7 @@ from sandbox.cgroups import Cgroups, Group, find_cgroups
 from sandbox.drivers.base import Check, SandboxSpec
 from sandbox.drivers.bwrap_args import runner_environment
 from sandbox.drivers.checks import check_of, describe_interpreter
-from sandbox.drivers.homes import make_home, sweep_homes
+from sandbox.drivers.homes import make_home, remove_home, sweep_homes
 from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
 from sandbox.guest import confine
 from sandbox.interpreter import Access, Interpreter, find_interpreter
@@ -88,14 +87,15 @@ class _SupervisedDriver:
         cgroups, _ = self._cgroups
         with contextlib.ExitStack() as on_failure:
             home = make_home()
-            on_failure.callback(shutil.rmtree, home, ignore_errors=True)
+            on_failure.callback(remove_home, home)
             _furnish(home, spec, guest_program(self.interpreter.version))
             group = cgroups.create() if cgroups else None
             if group:
                 on_failure.callback(group.remove)
             sandbox = await self._launch(spec, home, group)
             on_failure.pop_all()
-        sandbox.on_close.append(lambda: shutil.rmtree(home, ignore_errors=True))
+        sandbox.on_close.append(lambda: remove_home(home))
+        sandbox.scratch_dir = home / "tmp"
         return sandbox
 
     async def close(self) -> None:

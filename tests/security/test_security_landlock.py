@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from nekro_agent.errors import SandboxUnavailableError
 from sandbox import RunRequest, RunResult, SandboxManager, StopType, StubCall, StubResult
 from sandbox.drivers.supervised import LandlockDriver
 from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
+from sandbox.models import Limit
+from sandbox.watchdog import shared_out
 from storage.areas import DataAreas
 
 ATTACK = """
@@ -36,8 +40,8 @@ print("own limits work")
 """
 
 
-async def run(root: Path, code: str) -> RunResult:
-    settings = SandboxSettings(driver="landlock")
+async def run(root: Path, code: str, **changes: int) -> RunResult:
+    settings = SandboxSettings.model_validate({"driver": "landlock"} | changes)
     manager = SandboxManager(settings, DataAreas(root), driver=LandlockDriver(settings))
     await manager.start()
     try:
@@ -54,26 +58,66 @@ async def refuse(call: StubCall) -> StubResult:
     raise AssertionError(f"no method was granted: {call}")
 
 
-@pytest.mark.skipif(landlock_version() < LEAST_LANDLOCK, reason="this kernel's Landlock is too old")
-def test_code_cannot_change_another_process_of_its_user(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    # The code's own second process stands for one of the same user outside: a filter cannot tell them.
-    code = (
-        "import os, time\nother = os.fork()\nif other == 0:\n    time.sleep(20)\n    os._exit(0)\n"
-        + ATTACK
-        + "\nos.kill(other, 9)\n"
-    )
-    root = Path("/tmp", f"nekro-landlock-{os.getpid()}")
-    root.mkdir(mode=0o755)
+needs_landlock = pytest.mark.skipif(
+    landlock_version() < LEAST_LANDLOCK, reason="this kernel's Landlock is too old"
+)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A directory whose parents any user may enter, as code needs it that sees the host's paths."""
+    path = Path("/tmp", f"nekro-landlock-{os.getpid()}")
+    path.mkdir(mode=0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def outcome(root: Path, code: str, **settings: int) -> RunResult:
     try:
-        result = asyncio.run(run(root, code))
+        return asyncio.run(run(root, code, **settings))
     except SandboxUnavailableError as exc:
         pytest.skip(str(exc))
-    finally:
-        shutil.rmtree(root)
+
+
+@needs_landlock
+def test_code_cannot_change_another_process_of_its_user(root: Path) -> None:
+    # The code's own second process stands for one of the same user outside: a filter cannot tell them.
+    second = "import os, time\nother = os.fork()\nif other == 0:\n    time.sleep(20)\n    os._exit(0)\n"
+    result = outcome(root, second + ATTACK + "\nos.kill(other, 9)\n")
     assert result.stop_type is StopType.NORMAL, result
     lines = dict(line.split(" ", 1) for line in result.output.splitlines())
     refused = {name: lines[name] for name in ("prlimit", "affinity", "scheduler", "priority", "user")}
     assert set(refused.values()) == {"1"}, refused
     assert lines["own"] == "limits work"
+
+
+@needs_landlock
+def test_tmp_is_bounded_and_goes_with_the_run(root: Path) -> None:
+    """There it is a directory of the host's disk, not a file system with a size."""
+    code = """
+import os, tempfile, time
+os.chdir(tempfile.gettempdir())
+print(os.getcwd(), flush=True)
+with open("big", "wb") as file:
+    file.write(b"x" * (8 << 20))
+for _ in range(1100):
+    os.mkdir("d" * 50)
+    os.chdir("d" * 50)
+time.sleep(20)
+"""
+    result = outcome(root, code, tmp_bytes=4 << 20)
+    assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK)
+    assert not Path(result.output.strip()).parent.exists()
+
+
+def test_process_that_cannot_be_read_is_charged_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``PR_SET_DUMPABLE`` closes ``smaps_rollup`` to a service of the same user, but not ``statm``."""
+    readable = Path.read_text
+
+    def closed(self: Path, *args: Any, **kwargs: Any) -> str:
+        if self.name == "smaps_rollup":
+            raise PermissionError(13, "closed")
+        return readable(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", closed)
+    assert shared_out([os.getpid()]) > 10 << 20
