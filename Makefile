@@ -8,7 +8,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap demo test test-fast test-slow lint format types bench bench-sandbox fuzz docs compose-test clean
+.PHONY: help install bubblewrap demo test test-fast test-slow chaos lint format types bench bench-sandbox fuzz docs compose-test clean
 
 help: ## List every chore.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ test: install ## Run the default test suite (SQLite and PostgreSQL, real Redis, 
 
 test-slow: install ## Run the long proofs: crashes, soak, load.
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+chaos: install ## Run the reliability scenarios of docs/reliability.md: real processes, killed and frozen.
+	$(BIN)/python -m pytest tests/chaos -m slow $(PYTEST_ARGS)
 
 lint: install ## Check style and format.
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
 from celery import Celery
@@ -50,6 +51,13 @@ class CallMessage:
         if not isinstance(lane, str) or not isinstance(reply_to, str | None):
             raise MessageRefusedError("the call's row does not hold its message")
         return cls(invocation=signer.verify(body), body=body, lane=lane, reply_to=reply_to)
+
+    @classmethod
+    def renewed(cls, invocation: Invocation, *, signer: Signer, lane: str, timeout_seconds: float) -> Self:
+        """Sign a call of the past again, as if it was made now; nobody waits for its result."""
+        now = datetime.now(UTC)
+        times = {"issued_at": now, "deadline": now + timedelta(seconds=timeout_seconds)}
+        return cls.of(invocation.model_copy(update=times), signer=signer, lane=lane, reply_to=None)
 
     def build(self, app: Celery) -> Any:
         """Make Celery's message of it, with the time limits that are left now."""

@@ -16,7 +16,9 @@ from celery import signals
 from celery.app.task import Context
 from celery.exceptions import NotRegistered
 from celery.worker.consumer import Consumer
+from kombu import Producer, Queue
 
+from broker_config.keys import DEAD_QUEUE
 from broker_config.metrics import metrics
 from broker_config.task_events import EVENT_SECONDS
 from broker_config.transport import LOST, ClaimChannel, deliveries
@@ -82,16 +84,31 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         """Set aside a task that was delivered often enough and never finished."""
         count = deliveries(message.headers)
         _log("poisonous", message, None)
-        channel = message.channel
-        with channel.conn_or_acquire() as client, client.pipeline() as pipe:
-            channel.bury(json.dumps(message._raw), pipe)
-            pipe.execute()
+        self._set_aside(message)
         message.reject_log_error(logger, self.connection_errors)
         self._answer(
             message,
             OutcomeUnknownError(
                 f"{count} workers took the call and none finished it; it was set aside (`nekro dead`)"
             ),
+        )
+
+    def _set_aside(self, message: Any) -> None:
+        channel = message.channel
+        if isinstance(channel, ClaimChannel):
+            with channel.conn_or_acquire() as client, client.pipeline() as pipe:
+                channel.bury(json.dumps(message._raw), pipe)
+                pipe.execute()
+            return
+        dead = Queue(DEAD_QUEUE, durable=True, queue_arguments={"x-queue-type": "quorum"})
+        Producer(channel).publish(
+            message.body,
+            exchange="",
+            routing_key=dead.name,
+            declare=[dead],
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            headers=dict(message.headers),
         )
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:

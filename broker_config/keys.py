@@ -30,6 +30,8 @@ __all__ = ["REPLY_SECONDS", "Keys", "is_caller_id"]
 REPLY_SECONDS: Final = 120
 #: Most messages kept in the dead list; the oldest make room.
 DEAD_LIMIT: Final = 10_000
+#: Queue of what was set aside on brokers that are no Redis.
+DEAD_QUEUE: Final = "nekro.dead"
 #: Name of the dead list below the prefix.
 DEAD_KEY: Final = "dead"
 

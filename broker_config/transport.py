@@ -178,7 +178,10 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
 
 def deliveries(headers: Any) -> int:
     """How often a message was delivered without an end before this time."""
-    count = headers.get(DELIVERIES_HEADER, 0) if isinstance(headers, dict) else 0
+    if not isinstance(headers, dict):
+        return 0
+    # A quorum queue of RabbitMQ counts by itself.
+    count = headers.get(DELIVERIES_HEADER, headers.get("x-delivery-count", 0))
     return count if isinstance(count, int) else 0
 
 

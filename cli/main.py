@@ -50,6 +50,7 @@ COMMANDS: Final = (
     Command(name="methods", summary="list the methods that code may call"),
     Command(name="plugins", summary="list plugins and their faults; make a new one; purge data"),
     Command(name="doctor", summary="check settings, Redis, database, sandbox and plugins"),
+    Command(name="dead", summary="list, show, retry or drop the calls that were set aside"),
     Command(name="db", summary="migrate the database"),
     Command(name="flower", summary="watch tasks and workers in a browser"),
     Command(name="metrics", summary="show figures of the fleet, or serve them to Prometheus"),

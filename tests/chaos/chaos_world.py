@@ -1,0 +1,154 @@
+"""What the chaos tests share: calls with names, the journal of what ran, the account at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from sqlalchemy import text
+from worker_fleet import Fleet, Worker
+
+from broker_config.codec import decode_value
+from broker_config.urls import client_url
+from nekro_agent.errors import NekroError, OutcomeUnknownError
+from workers.composition import Services
+
+CHAT = "chaos"
+#: Visibility timeout of the chaos fleets.
+LEASE_SECONDS = 4.0
+
+
+@contextlib.asynccontextmanager
+async def opened(fleet: Fleet) -> AsyncIterator[Services]:
+    """Services of the calling side."""
+    services = fleet.services()
+    await services.start()
+    try:
+        yield services
+    finally:
+        await services.close()
+
+
+async def call(
+    services: Services, method: str, *args: Any, chat_key: str = CHAT, seconds: float = 60
+) -> object:
+    """Call a method; returns its plain value."""
+    envelope = await services.invoke(
+        method, args, {}, chat_key=chat_key, user_id="u", timeout_seconds=seconds
+    )
+    return decode_value(envelope.value_bytes(), max_bytes=1 << 20) if envelope.value else envelope.text
+
+
+def journal(fleet: Fleet) -> list[list[str]]:
+    """Lines of the chaos plugin: event, name, process, time."""
+    from storage.areas import DataAreas
+
+    path = DataAreas(fleet.settings.data_dir).plugin_dir("tests.chaos") / "journal.txt"
+    if not path.exists():
+        return []
+    return [line.split() for line in path.read_text().splitlines()]
+
+
+def times(fleet: Fleet, event: str) -> Counter[str]:
+    """How often each name has an event."""
+    return Counter(line[1] for line in journal(fleet) if line[0] == event)
+
+
+async def until(
+    condition: Callable[[], Any | Awaitable[Any]], *, seconds: float = 30, what: Callable[[], str] | str
+) -> Any:
+    """Poll a condition on the event loop."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if isinstance(value, Awaitable):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {seconds} s for {what if isinstance(what, str) else what()}")
+        await asyncio.sleep(0.05)
+
+
+async def started(fleet: Fleet, *names: str) -> None:
+    """Wait until methods of these names have started."""
+    await until(lambda: set(names) <= set(times(fleet, "start")), what=f"{names} to start")
+
+
+def worker_that_runs(fleet: Fleet, name: str) -> Worker:
+    """The worker in whose process a method of this name started last."""
+    pid = next(int(line[2]) for line in reversed(journal(fleet)) if line[:2] == ["start", name])
+    return next(worker for worker in fleet.workers if worker.pid == pid)
+
+
+def client_of(fleet: Fleet) -> Any:
+    """A plain client of the fleet's Redis; a context manager."""
+    return redis.Redis.from_url(client_url(fleet.settings.broker.url or ""))
+
+
+def key(fleet: Fleet, name: str) -> str:
+    """A key under the fleet's prefix."""
+    return f"{fleet.settings.broker.key_prefix}{name}"
+
+
+def is_quiet(fleet: Fleet, lane: str = "methods") -> bool:
+    """Whether nothing waits and nothing is held in a lane."""
+    with client_of(fleet) as client:
+        return not client.exists(*(key(fleet, n) for n in (lane, f"unacked.{lane}", f"unacked.{lane}_index")))
+
+
+async def rows(services: Services, query: str, **values: Any) -> Sequence[Any]:
+    """Ask the database."""
+    async with services.database.read() as transaction:
+        return (await transaction.connection.execute(text(query), values)).all()
+
+
+@dataclass
+class Account:
+    """What became of each call, against what ran and what was written."""
+
+    ok: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
+    #: Ended in something that is no error of ours.
+    wild: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    async def follow(self, name: str, outcome: Awaitable[object]) -> None:
+        """Wait for a call and enter how it ended."""
+        begin = time.monotonic()
+        try:
+            await outcome
+            self.ok.append(name)
+        except OutcomeUnknownError:
+            self.unknown.append(name)
+        except NekroError as exc:
+            self.errors[name] = f"{type(exc).__name__}: {exc}"
+        except Exception as exc:
+            self.wild[name] = repr(exc)
+        self.seconds[name] = time.monotonic() - begin
+
+    @property
+    def count(self) -> int:
+        """Calls that ended."""
+        return len(self.ok) + len(self.unknown) + len(self.errors) + len(self.wild)
+
+    async def doubled_and_missing(self, services: Services, fleet: Fleet) -> tuple[list[str], list[str]]:
+        """Effects that happened more than once, and effects that were confirmed and are not there."""
+        starts = times(fleet, "start")
+        told = Counter(
+            str(row[0]).rpartition(" ")[2]
+            for row in await rows(
+                services, "SELECT text FROM messages WHERE text LIKE 'effect %' OR text LIKE 'wake %'"
+            )
+        )
+        effects = [name for name in starts if name[0] in "EA"]
+        doubled = [name for name in effects if starts[name] > 1 or told[name] > 1]
+        missing = [name for name in self.ok if (told[name] if name[0] in "EA" else starts[name]) < 1]
+        return doubled, missing

@@ -1,0 +1,77 @@
+"""Fleets of real workers on a Redis of their own, for tests that break things."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from chaos_world import LEASE_SECONDS  # noqa: E402
+from worker_fleet import Fleet, build_fleet  # noqa: E402
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def each_database(request: pytest.FixtureRequest) -> str:
+    """Kind of database, one test for each."""
+    return str(request.param)
+
+
+@pytest.fixture
+def make_chaos(
+    own_redis: Any, make_database: Callable[[str], Any], tmp_path: Path
+) -> Iterator[Callable[..., Fleet]]:
+    """Build a fleet on the test's own Redis; ``append_only`` makes its data survive a kill."""
+    fleets: list[Fleet] = []
+
+    def build(
+        database: str = "sqlite",
+        *,
+        append_only: bool = False,
+        broker_url: str | None = None,
+        **overrides: Any,
+    ) -> Fleet:
+        if append_only:
+            own_redis.stop()
+            own_redis.append_only = True
+            own_redis.start()
+        values: dict[str, Any] = {
+            "plugins": {"dirs": (HERE / "plugins",)},
+            "agent": {"sweep_seconds": 1, "lease_seconds": 3, "unclaimed_seconds": 3},
+        }
+        for name, value in overrides.items():
+            values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
+        values["broker"] = {"visibility_timeout_seconds": LEASE_SECONDS, **values.get("broker", {})}
+        directory = tmp_path / f"fleet{len(fleets)}"
+        directory.mkdir()
+        url = make_database(database).url
+        # Migrating runs an event loop of its own, and tests are on one.
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(build_fleet, directory, broker_url or own_redis.url, url, **values)
+            fleets.append(made.result())
+        return fleets[-1]
+
+    yield build
+    for fleet in fleets:
+        fleet.stop()
+
+
+@pytest.fixture
+def failpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Make the workers that start from now on end at a point, the first of them that gets there."""
+
+    def arm(point: str) -> None:
+        path = os.pathsep.join((str(HERE / "failpoints"), str(HERE.parent.parent)))
+        monkeypatch.setenv("PYTHONPATH", path)
+        monkeypatch.setenv("NEKRO_TEST_FAILPOINT", point)
+        monkeypatch.setenv("NEKRO_TEST_FAILPOINT_ONCE", str(tmp_path / "crashed"))
+
+    return arm

@@ -1,0 +1,249 @@
+"""A Redis that restarts, freezes, refuses or forgets: callers hear something, workers go on by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from chaos_world import (
+    LEASE_SECONDS,
+    Account,
+    call,
+    client_of,
+    is_quiet,
+    key,
+    opened,
+    rows,
+    started,
+    times,
+    until,
+    worker_that_runs,
+)
+from worker_fleet import Fleet
+
+from nekro_agent.errors import BrokerUnavailableError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+MakeChaos = Callable[..., Fleet]
+
+
+def follow(account: Account, services: Any, count: int, seconds: float) -> list[asyncio.Task[None]]:
+    """Send calls, half of them with an effect."""
+    names = [f"{'E' if n % 2 else 'T'}{n}" for n in range(count)]
+    return [
+        asyncio.create_task(
+            account.follow(name, call(services, "effect" if name[0] == "E" else "work", name, seconds))
+        )
+        for name in names
+    ]
+
+
+async def probe_every(fleet: Fleet, services: Any, count: int, *, seconds: float = 15) -> None:
+    """Wait until ``count`` worker processes serve calls."""
+    pids: set[str] = set()
+
+    async def served() -> bool:
+        name = f"T-probe-{time.monotonic()}"
+        await asyncio.gather(*(call(services, "work", f"{name}-{n}", 0.1) for n in range(8)))
+        pids.update(worker_pid(fleet, name))
+        return len(pids) >= count
+
+    await until(served, seconds=seconds, what=f"{count} workers to serve")
+
+
+def worker_pid(fleet: Fleet, prefix: str) -> set[str]:
+    """Processes that ran calls whose names begin so."""
+    from chaos_world import journal
+
+    return {line[2] for line in journal(fleet) if line[1].startswith(prefix)}
+
+
+async def test_11_lost_connections_run_nothing_twice(make_chaos: MakeChaos) -> None:
+    fleet = make_chaos()
+    fleet.start("methods", "methods", concurrency=8)
+    account = Account()
+    async with opened(fleet) as services:
+        tasks = follow(account, services, 16, 4)
+        await started(fleet, *(f"T{n}" for n in range(0, 16, 2)))
+        for _ in range(5):
+            with client_of(fleet) as client:
+                client.client_kill_filter(_type="normal", skipme=True)
+            await asyncio.sleep(0.4)
+        await asyncio.gather(*tasks)
+        begin = time.monotonic()
+        await probe_every(fleet, services, 2)
+    print(
+        f"ok={len(account.ok)} errors={account.errors}; "
+        f"all workers serve after {time.monotonic() - begin:.1f} s"
+    )
+    assert len(account.ok) == 16, (account.errors, account.wild)
+    assert {name: n for name, n in times(fleet, "start").items() if n > 1} == {}
+
+
+async def test_12_lost_subscriptions_lose_no_result(make_chaos: MakeChaos) -> None:
+    fleet = make_chaos()
+    fleet.start("methods", concurrency=200)
+    account = Account()
+    async with opened(fleet) as services:
+        tasks = follow(account, services, 200, 2)
+        await until(lambda: len(times(fleet, "start")) > 50, what="calls to start")
+        with client_of(fleet) as client:
+            for kind in ("pubsub", "normal"):
+                client.client_kill_filter(_type=kind, skipme=True)
+        await asyncio.gather(*tasks)
+    assert len(account.ok) == 200, (account.errors, account.wild)
+
+
+async def test_13_redis_killed_and_restarted_with_its_data(make_chaos: MakeChaos, own_redis: Any) -> None:
+    fleet = make_chaos(append_only=True)
+    fleet.start("methods", "methods", concurrency=4)
+    account = Account()
+    async with opened(fleet) as services:
+        tasks = follow(account, services, 200, 0.3)
+        await until(lambda: account.count >= 60, what="calls to end")
+        await asyncio.to_thread(own_redis.kill)
+        await asyncio.sleep(3)
+        await asyncio.to_thread(own_redis.start)
+        back_at = time.monotonic()
+        await asyncio.gather(*tasks)
+        ended = time.monotonic() - back_at
+        await probe_every(fleet, services, 2)
+        doubled, missing = await account.doubled_and_missing(services, fleet)
+    print(f"ok={len(account.ok)} errors={account.errors}; all ended {ended:.1f} s after the return")
+    # A call that was being published while Redis died may say so; nothing else may fail.
+    assert set(error.partition(":")[0] for error in account.errors.values()) <= {"BrokerUnavailableError"}
+    assert (account.wild, account.unknown, doubled, missing) == ({}, [], [], [])
+    assert {name for name, n in times(fleet, "start").items() if n > 1 and name[0] == "E"} == set()
+
+
+async def test_14_redis_restarted_empty_loses_no_accepted_call(
+    make_chaos: MakeChaos, own_redis: Any, each_database: str
+) -> None:
+    fleet = make_chaos(each_database)
+    fleet.start("methods", "methods", concurrency=4)
+    account = Account()
+    async with opened(fleet) as services:
+        tasks = follow(account, services, 120, 0.3)
+        await until(lambda: account.count >= 30, what="calls to end")
+        await asyncio.to_thread(own_redis.kill)
+        await asyncio.to_thread(own_redis.start)
+        back_at = time.monotonic()
+        await asyncio.gather(*tasks)
+        ended = time.monotonic() - back_at
+        doubled, missing = await account.doubled_and_missing(services, fleet)
+    twice = [name for name, n in times(fleet, "start").items() if n > 1]
+    print(
+        f"ok={len(account.ok)} unknown={account.unknown} errors={account.errors} tools twice={len(twice)}; "
+        f"all ended {ended:.1f} s after the return"
+    )
+    assert set(error.partition(":")[0] for error in account.errors.values()) <= {"BrokerUnavailableError"}
+    assert (account.wild, doubled, missing) == ({}, [], [])
+    assert all(name[0] == "T" for name in twice)
+
+
+async def test_14_sweep_sends_again_what_a_dead_caller_left_in_a_lost_queue(
+    make_chaos: MakeChaos, own_redis: Any, each_database: str
+) -> None:
+    fleet = make_chaos(each_database)
+    async with opened(fleet) as services:
+        left = asyncio.create_task(call(services, "effect", "E1"))
+        with client_of(fleet) as client:
+            await until(lambda: client.llen(key(fleet, "methods")) == 1, what="the message")
+        # As if the process had died: nothing of the caller's runs any more, and the row stays.
+        left.cancel()
+        services._caller._ledger = None
+        await asyncio.gather(left, return_exceptions=True)
+    own_redis.kill()
+    own_redis.start()
+    async with opened(fleet) as services:
+        states = await rows(services, "SELECT state FROM calls")
+        if [tuple(row) for row in states] == [("queued",)]:
+            fleet.start("methods")
+            await until(lambda: times(fleet, "end")["E1"] == 1, what="the sweep to send it again")
+    assert times(fleet, "start") == {"E1": 1}
+
+
+async def test_15_frozen_redis_is_told_within_seconds_and_goes_on(
+    make_chaos: MakeChaos, own_redis: Any
+) -> None:
+    fleet = make_chaos()
+    fleet.start("methods", "methods")
+    account = Account()
+    async with opened(fleet) as services:
+        running = asyncio.create_task(account.follow("E0", call(services, "effect", "E0", 3)))
+        await started(fleet, "E0")
+        os.kill(own_redis.process.pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        with pytest.raises(BrokerUnavailableError):
+            await call(services, "work", "T1")
+        told = time.monotonic() - begin
+        await asyncio.sleep(15)
+        os.kill(own_redis.process.pid, signal.SIGCONT)
+        back = time.monotonic()
+        await running
+        await probe_every(fleet, services, 2, seconds=60)
+        print(f"told after {told:.1f} s; both workers serve {time.monotonic() - back:.1f} s after the return")
+    assert account.ok == ["E0"], (account.errors, account.wild)
+    assert told < 7
+    assert times(fleet, "start")["E0"] == 1
+
+
+async def test_16_redis_that_is_away_at_the_start_is_waited_for(
+    make_chaos: MakeChaos, own_redis: Any
+) -> None:
+    fleet = make_chaos()
+    own_redis.kill()
+    async with opened(fleet) as services:
+        begin = time.monotonic()
+        with pytest.raises(BrokerUnavailableError):
+            await call(services, "work", "T1")
+        print(f"told after {time.monotonic() - begin:.1f} s")
+        starting = asyncio.create_task(asyncio.to_thread(fleet.start, "methods"))
+        await asyncio.sleep(2)
+        await asyncio.to_thread(own_redis.start)
+        await starting
+        assert await call(services, "work", "T2") == "T2"
+
+
+async def test_17_redis_without_memory_keeps_results_and_workers(make_chaos: MakeChaos) -> None:
+    fleet = make_chaos()
+    fleet.start("methods", "methods", concurrency=4)
+    account = Account()
+    async with opened(fleet) as services:
+        tasks = follow(account, services, 20, 1)
+        await until(lambda: len(times(fleet, "start")) >= 8, what="calls to start")
+        with client_of(fleet) as client:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", 1)
+            with pytest.raises(BrokerUnavailableError, match="maxmemory"):
+                await call(services, "work", "T-refused")
+            await asyncio.sleep(3)
+            client.config_set("maxmemory", 0)
+        await asyncio.gather(*tasks)
+        await probe_every(fleet, services, 2)
+        doubled, missing = await account.doubled_and_missing(services, fleet)
+    assert len(account.ok) == 20, (account.errors, account.wild, account.unknown)
+    assert (doubled, missing) == ([], [])
+
+
+async def test_35_mutex_of_a_dead_worker_holds_nothing_up(make_chaos: MakeChaos) -> None:
+    fleet = make_chaos()
+    fleet.start("methods", "methods")
+    async with opened(fleet) as services:
+        running = asyncio.create_task(call(services, "work", "T1", 1))
+        await started(fleet, "T1")
+        # As the transport takes it: whoever died with it held it for as long as it is set.
+        with client_of(fleet) as client:
+            client.set(key(fleet, "unacked.methods_mutex"), b"dead", ex=10)
+        killed_at = time.monotonic()
+        worker_that_runs(fleet, "T1").kill()
+        assert await running == "T1"
+        print(f"redelivered and done after {time.monotonic() - killed_at:.1f} s")
+        assert time.monotonic() - killed_at < LEASE_SECONDS + 14
+        await until(lambda: is_quiet(fleet), what="the acknowledgements")
