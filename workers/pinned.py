@@ -36,6 +36,7 @@ _OWNER_LEASE: Final = "pinned:"
 #: Held by each process of lane ``pinned``: tells the others to keep out.
 _PRESENCE_LEASE: Final = "pinned-worker:"
 _LOOKS_PER_LEASE: Final = 4
+_FALLBACK_SECONDS: Final = 3.0
 _LOST_EXIT: Final = 70
 
 
@@ -111,6 +112,9 @@ class PinnedOwner:
         self._holdings.clear()
 
     async def _compete_forever(self) -> None:
+        if self._is_fallback:
+            # Processes of lane ``pinned`` that start together with this one come first.
+            await asyncio.sleep(min(_FALLBACK_SECONDS, self._lease_seconds))
         while True:
             try:
                 await self._compete()
