@@ -31,7 +31,14 @@ from broker_config.settings import Settings
 from broker_config.urls import is_redis
 from nekro_agent.errors import BrokerUnavailableError, SettingsError
 
-__all__ = ["EmbeddedRedis", "redis_binary", "resolve_settings", "resolve_signing_key", "socket_path"]
+__all__ = [
+    "EmbeddedRedis",
+    "make_data_dir",
+    "redis_binary",
+    "resolve_settings",
+    "resolve_signing_key",
+    "socket_path",
+]
 
 #: The atomic claim of deliveries needs LMOVE, which came with 6.2.
 MIN_VERSION: Final = (6, 2)
@@ -48,6 +55,8 @@ def resolve_settings(settings: Settings) -> Settings:
 
     Starts nothing. Creates the data directory and, at first use, its signing key.
     """
+    if settings.broker.url is None or settings.security.signing_key is None:
+        make_data_dir(settings)
     broker_url = settings.broker.url or embedded_url(settings.data_dir)
     results_url = settings.results.url
     if results_url is None:
@@ -65,6 +74,24 @@ def resolve_settings(settings: Settings) -> Settings:
             "security": settings.security.model_copy(update={"signing_key": resolve_signing_key(settings)}),
         }
     )
+
+
+def make_data_dir(settings: Settings) -> None:
+    """Create the data directory, closed to other users: what chats wrote and sent lies in it.
+
+    One that exists keeps its permissions; they are the operator's choice.
+
+    Raises:
+        SettingsError: it cannot be created.
+    """
+    # Landlock has no mounts: there code that runs as a user of its own passes through the directory.
+    is_passed = os.geteuid() == 0 and settings.sandbox.driver == "landlock"
+    try:
+        settings.data_dir.mkdir(mode=0o711 if is_passed else 0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise SettingsError(
+            f"data directory {settings.data_dir}: {exc.strerror}; set NEKRO_DATA_DIR"
+        ) from exc
 
 
 def resolve_signing_key(settings: Settings) -> SecretStr:

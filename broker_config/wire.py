@@ -139,7 +139,8 @@ class Signer:
         payload, signature = body.get("invocation"), body.get("signature")
         if not isinstance(payload, dict) or not isinstance(signature, str):
             raise MessageRefusedError("message refused: invocation or signature is missing")
-        if not hmac.compare_digest(self._digest(payload), signature):
+        # compare_digest raises at texts that are not ASCII.
+        if not signature.isascii() or not hmac.compare_digest(self._digest(payload), signature):
             raise MessageRefusedError(
                 "message refused: its signature does not fit (was NEKRO_SECURITY__SIGNING_KEY changed?)"
             )

@@ -19,6 +19,8 @@ from nekro_agent.errors import NekroError
 __all__ = ["Output", "cell_width", "one_line", "to_plain"]
 
 _ELLIPSIS = "…"
+#: Characters that let text read in another order than it stands.
+_TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def to_plain(value: object) -> Any:
@@ -75,8 +77,15 @@ def _printable(char: str) -> bool:
 
 
 def _safe_text(text: str) -> str:
-    """Drop control characters except line feeds and tabs."""
-    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+    """Drop what steers a terminal: control characters except line feeds and tabs, and turns of direction."""
+    return "".join(c for c in text if c in "\n\t" or not (unicodedata.category(c) == "Cc" or c in _TURNS))
+
+
+def _escaped(char: str) -> str:
+    """Return a character of a JSON document as it may stand in a terminal."""
+    if char == "\n" or _printable(char):
+        return char
+    return "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
 
 
 class Output:
@@ -105,7 +114,9 @@ class Output:
     def json(self, value: object) -> None:
         """Write one JSON document to stdout."""
         utf8 = (getattr(self.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
-        self.stdout.write(json.dumps(to_plain(value), ensure_ascii=not utf8, indent=2) + "\n")
+        text = json.dumps(to_plain(value), ensure_ascii=not utf8, indent=2)
+        # JSON leaves DEL and the controls from U+0080 on as they are; terminals obey them.
+        self.stdout.write(("".join(map(_escaped, text)) if self.is_terminal else text) + "\n")
         self.stdout.flush()
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -118,7 +129,8 @@ class Output:
 
     def words(self, text: str) -> None:
         """Tell the person something, on stderr."""
-        self.stderr.write(text + "\n")
+        # Errors quote what plugins, sandboxed code and strangers said.
+        self.stderr.write((_safe_text(text) if self.stderr.isatty() else text) + "\n")
         self.stderr.flush()
 
     def confirms(self, question: str) -> bool:

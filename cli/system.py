@@ -165,7 +165,7 @@ async def start_workers(
 ) -> list[ChildProcess]:
     """Start workers whose output goes to ``<data_dir>/logs/<name>.log``; they are not ready yet."""
     logs = settings.data_dir / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = environment_of(settings)
     started: list[ChildProcess] = []
     try:
