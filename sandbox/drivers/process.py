@@ -65,6 +65,9 @@ async def launch(
     Must be called on a thread that lives as long as the sandbox: the kernel's parent-death
     signal, on which clean-up after a killed service rests, fires when the *thread* ends.
     """
+    # The guest reads and waits. Kombu sets a default timeout for all new sockets of the process while
+    # it closes a connection, and a socket with a timeout is a non-blocking one in the guest.
+    channel.setblocking(True)
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,

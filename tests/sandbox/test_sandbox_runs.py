@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -40,6 +41,24 @@ async def test_code_that_ends_is_normal(box: Lab) -> None:
 async def test_exit_codes_decide_the_stop_type(box: Lab, code: str, stop: StopType, exit_code: int) -> None:
     result = await box.run(code)
     assert (result.stop_type, result.exit_code) == (stop, exit_code)
+
+
+async def test_a_default_timeout_of_the_services_sockets_does_not_reach_the_guest(
+    box: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As kombu does for a moment while a worker stops or loses its connection.
+    pairs = socket.socketpair
+
+    def with_timeout(*arguments: int) -> tuple[socket.socket, socket.socket]:
+        made = pairs(*arguments)
+        for end in made:
+            end.settimeout(2)
+        return made
+
+    monkeypatch.setattr(socket, "socketpair", with_timeout)
+    box.handlers["echo"] = lambda *args: args
+    result = await box.run("print(echo(1))")
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "(1,)\n")
 
 
 async def test_tool_values_come_back_by_bare_name_and_by_path(box: Lab) -> None:
