@@ -40,7 +40,9 @@ BEGIN: Final = time.monotonic()
 
 def run(*command: str, **options: Any) -> str:
     """Run a command; returns what it printed, or stops with its words."""
-    done = subprocess.run(command, capture_output=True, text=True, **options)
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        command, capture_output=True, text=True, **options
+    )
     if done.returncode:
         sys.exit(
             f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
@@ -60,7 +62,7 @@ def wait_for(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
 
 @contextlib.contextmanager
 def engine() -> Iterator[None]:
-    """A dockerd of our own, unless DOCKER_HOST names one."""
+    """The engine that DOCKER_HOST names, else a dockerd of our own; no bridge that others may share."""
     if "DOCKER_HOST" in os.environ:
         yield
         return
@@ -68,7 +70,8 @@ def engine() -> Iterator[None]:
     socket = f"unix://{directory}/socket"
     with (directory / "log").open("wb") as log:
         daemon = subprocess.Popen(
-            ["dockerd", "--storage-driver", "overlay2", "--data-root", str(directory / "data"),
+            ["dockerd", "--storage-driver", "overlay2", "--bridge", "none",
+             "--data-root", str(directory / "data"),
              "--exec-root", str(directory / "exec"), "--pidfile", str(directory / "pid"), "-H", socket],
             stdout=log, stderr=log,
         )  # fmt: skip
