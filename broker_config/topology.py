@@ -29,6 +29,7 @@ __all__ = [
     "lane_queue",
     "publish_event",
     "publish_round_requested",
+    "rounds_waiting",
     "routing_key_for_chat",
 ]
 
@@ -128,6 +129,13 @@ def publish_round_requested(app: Celery, chat_key: str, *, producer: Any = None)
             ignore_result=True,
         )
     return str(result.id)
+
+
+def rounds_waiting(app: Celery, *, producer: Any = None) -> int:
+    """How many messages wait in the queue of lane ``rounds``; blocks as above."""
+    queue = app.amqp.queues[Lane.ROUNDS.value]
+    with app.producer_or_acquire(producer) as used:
+        return int(queue(used.channel).queue_declare().message_count)
 
 
 def _bind_again(queue: Queue, channel: Any) -> None:

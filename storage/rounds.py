@@ -215,6 +215,23 @@ class RoundRepository(Repository):
         due, time = (await self._connection.execute(statement)).one()
         return None if due is None else max(0.0, float((due - time).total_seconds()))
 
+    async def seconds_until_orphaned(self) -> float | None:
+        """Return how long until the first lease on a running round runs out if nobody renews it.
+
+        None when no round runs under a lease that still holds.
+        """
+        statement = (
+            select(func.min(ChatRow.lease_until), now())
+            .join(RoundRow, ChatRow.chat_key == RoundRow.chat_key)
+            .where(
+                is_one_of(RoundRow.state, *_OPEN),
+                RoundRow.state == RoundState.RUNNING,
+                ChatRow.lease_until > now(),
+            )
+        )
+        until, time = (await self._connection.execute(statement)).one()
+        return None if until is None else float((until - time).total_seconds())
+
     async def find(self, round_id: str) -> Round | None:
         """Return the round, or None."""
         return await self._one_or_none(Round, select(RoundRow).where(RoundRow.id == round_id))

@@ -18,7 +18,7 @@ from loguru import logger
 
 from broker_config.call_messages import CallMessage
 from broker_config.revocations import revoke
-from broker_config.topology import JOB_TASK, publish_event, publish_round_requested
+from broker_config.topology import JOB_TASK, publish_event, publish_round_requested, rounds_waiting
 from nekro_agent.errors import NekroError
 from nekro_agent.methods import Lane
 from storage.calls import Call
@@ -41,6 +41,18 @@ class EventPublisher:
     async def round_requested(self, chat_key: str) -> None:
         """Tell the rounds lane that a chat has a requested round."""
         await self._publish("round.requested", partial(publish_round_requested, self._app, chat_key))
+
+    async def rounds_overdue(self, chat_keys: Sequence[str]) -> int:
+        """Tell it again of chats that wait, unless as many messages wait: workers are behind, no more.
+
+        Returns how many were sent.
+        """
+        waiting = await self._publish("rounds.waiting", partial(rounds_waiting, self._app)) or 0
+        if waiting >= len(chat_keys):
+            return 0
+        for chat_key in chat_keys:
+            await self.round_requested(chat_key)
+        return len(chat_keys)
 
     async def job_queued(self, job_id: str) -> None:
         """Put a job on lane ``long``; its worker claims the row, so a second message does no harm."""

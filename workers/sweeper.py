@@ -17,7 +17,6 @@ from nekro_agent.errors import NekroError
 from storage.calls import CallRepository
 from storage.engine import Database
 from storage.leases import LeaseRepository
-from storage.rounds import RoundRepository
 from workers.claims import outcome_unknown
 from workers.detached import settle
 from workers.publisher import EventPublisher
@@ -28,6 +27,9 @@ __all__ = ["Sweep", "Sweeper"]
 Sweep = Callable[[], Awaitable[float | None]]
 
 _LEASE: Final = "sweep"
+#: How many periods the lease lasts. A sweep that takes longer may meet another one; each takes rows by
+#: themselves, so that does no harm.
+_LEASE_PERIODS: Final = 2
 #: Shortest pause between two sweeps.
 _LEAST_SECONDS: Final = 0.05
 #: Rows that one sweep takes of each kind; the next one goes on.
@@ -73,7 +75,11 @@ class Sweeper:
                 await LeaseRepository(transaction.connection).release(_LEASE, fence=self._fence)
 
     async def sweep(self) -> float | None:
-        """Announce chats that wait without a worker, and end calls whose worker died."""
+        """End calls whose worker died, and announce chats that wait without one.
+
+        Returns in how many seconds the first lease on a running round runs out, should its
+        worker not renew it: that chat shall not wait for the next period as well.
+        """
         async with self._database.begin() as transaction:
             calls = CallRepository(transaction.connection)
             lost = await calls.sweep_lost(limit=_BATCH)
@@ -84,18 +90,17 @@ class Sweeper:
             logger.bind(call_id=call.id, method=call.method).warning("call_outcome_unknown")
             await self._publisher.call_ended(call, outcome_unknown(call))
         async with self._database.read() as transaction:
-            due = await RoundRepository(transaction.connection).due_chats(
-                limit=_BATCH, waiting_seconds=self._period_seconds
-            )
-        for chat_key in due:
-            await self._publisher.round_requested(chat_key)
+            due = await transaction.rounds.due_chats(limit=_BATCH, waiting_seconds=self._period_seconds)
+            seconds = await transaction.rounds.seconds_until_orphaned()
         if due:
-            logger.bind(chats=len(due)).info("sweep_announced_rounds")
-        return None
+            sent = await self._publisher.rounds_overdue(due)
+            logger.bind(chats=len(due), announced=sent).info("sweep_found_rounds")
+        return seconds
 
     async def _sweep_forever(self) -> None:
         while True:
-            pause_seconds = self._period_seconds
+            # Whoever does not hold the lease looks twice as often: with a dead holder nobody sweeps.
+            pause_seconds = self._period_seconds / 2
             try:
                 if await self._hold_lease():
                     pause_seconds = await self._sweep_all()
@@ -111,12 +116,15 @@ class Sweeper:
             except NekroError as exc:
                 logger.bind(sweep=sweep.__qualname__, error=str(exc)).warning("sweep_failed")
                 continue
+            except Exception:  # the others must go on: nobody else restarts what got lost
+                logger.bind(sweep=sweep.__qualname__).exception("sweep_failed")
+                continue
             if seconds is not None:
                 pauses.append(max(seconds, _LEAST_SECONDS))
         return min(pauses)
 
     async def _hold_lease(self) -> bool:
-        seconds = self._period_seconds * 3
+        seconds = self._period_seconds * _LEASE_PERIODS
         async with self._database.autocommit() as transaction:
             leases = LeaseRepository(transaction.connection)
             if self._fence is not None and await leases.renew(

@@ -13,7 +13,7 @@ from agent.llm import LLMRequest
 from nekro_agent import runtime
 from sandbox.models import StopType
 from storage.states import RoundState, TriggerKind
-from workers.sweeper import Sweeper
+from workers.sweeper import Sweep, Sweeper
 
 OpenBench = Callable[..., Awaitable[Bench]]
 SAY = 'send_msg_text(_ck, "done")'
@@ -98,22 +98,77 @@ async def test_two_drains_of_one_chat_run_its_round_once(bench: Bench) -> None:
     assert len(model.prompts) == 1
 
 
-async def test_the_sweep_restarts_a_chat_whose_message_was_lost(bench: Bench) -> None:
-    announced: list[str] = []
+def sweeper(bench: Bench, *sweeps: Sweep, seconds: float = 0.001, owner: str = "w") -> Sweeper:
+    settings = bench.settings.agent.model_copy(update={"sweep_seconds": seconds})
+    return Sweeper(bench.database, bench.services.publisher, settings, owner=owner, sweeps=sweeps)
 
-    async def lose(_: str) -> None:
-        """The broker forgot it."""
+
+def announcements(bench: Bench) -> list[str]:
+    """Have the publisher send nothing from now on, and note what it would."""
+    announced: list[str] = []
 
     async def announce(chat_key: str) -> None:
         announced.append(chat_key)
 
-    bench.services.publisher.round_requested = lose  # type: ignore[method-assign]
-    await bench.say("lost", "hello")
     bench.services.publisher.round_requested = announce  # type: ignore[method-assign]
-    settings = bench.settings.agent.model_copy(update={"sweep_seconds": 0.001})
-    await Sweeper(bench.database, bench.services.publisher, settings, owner="w").sweep()
+    return announced
+
+
+async def test_the_sweep_restarts_a_chat_whose_message_was_lost(bench: Bench) -> None:
+    announced = announcements(bench)
+    await bench.say("lost", "hello")
+    announced.clear()
+    await sweeper(bench).sweep()
     assert announced == ["lost"]
     assert states(await bench.play("lost", bench.drain(Model(SAY)))) == ["done"]
+
+
+async def test_the_sweep_adds_nothing_to_a_queue_whose_workers_are_behind(bench: Bench) -> None:
+    await bench.say("waiting", "hello")
+    announced = announcements(bench)
+    await sweeper(bench).sweep()
+    assert announced == []
+
+
+async def test_the_sweep_wakes_when_the_lease_on_a_running_round_runs_out(bench: Bench) -> None:
+    announced = announcements(bench)
+    await bench.say("chat", "hello")
+    assert await sweeper(bench).sweep() is None
+    async with bench.database.begin() as tx:
+        fence = await tx.chats.acquire_lease("chat", owner="w1", lease_seconds=60)
+        assert fence is not None
+    await bench.services.ledger.start_next("chat", fence=fence, worker="w1")
+    announced.clear()
+    seconds = await sweeper(bench).sweep()
+    assert seconds is not None and 50 < seconds <= 60
+    assert announced == []
+    await bench.let_leases_run_out()
+    assert await sweeper(bench).sweep() is None
+    assert announced == ["chat"]
+
+
+async def test_another_worker_sweeps_when_the_one_that_did_is_dead(bench: Bench) -> None:
+    swept: dict[str, asyncio.Event] = {"w1": asyncio.Event(), "w2": asyncio.Event()}
+
+    def note(owner: str) -> Sweep:
+        async def sweep() -> None:
+            swept[owner].set()
+            raise RuntimeError("one that fails ends neither the others nor the sweeper")
+
+        return sweep
+
+    first = sweeper(bench, note("w1"), seconds=0.2, owner="w1")
+    second = sweeper(bench, note("w2"), seconds=0.2, owner="w2")
+    async with asyncio.timeout(20):
+        first.start()
+        await swept["w1"].wait()
+        second.start()
+        swept["w1"].clear()
+        await swept["w1"].wait()
+        assert not swept["w2"].is_set()
+        first._task.cancel()  # type: ignore[union-attr] - it dies and gives nothing back
+        await swept["w2"].wait()
+    await second.close()
 
 
 KEYS = [
