@@ -302,7 +302,10 @@ class AgentSettings(_Group):
     output_chars: int = Field(4000, ge=100, description="Characters of sandbox output shown to the LLM.")
     image_bytes: int = Field(8 << 20, ge=1024, description="Largest image in a prompt.")
     debounce_seconds: float = Field(
-        0, ge=0, description="How long a round waits for more messages of its chat."
+        0,
+        ge=0,
+        description="How long a message waits for more of its chat before a round answers all; results of "
+        "calls do not wait.",
     )
     lease_seconds: float = Field(
         15, ge=1, description="How long a chat or a job stays with a worker that gives no sign of life."
