@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final, overload
 
-from nekro_agent import runtime
+from nekro_agent import bridge, runtime
 from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.errors import InvalidValueError
 from nekro_agent.ports import TimerInfo
 
 __all__ = ["TimerTask", "clear_timers", "get_timers", "set_temp_timer", "set_timer"]
@@ -63,9 +65,51 @@ async def clear_timers(chat_key: str, temporary: bool | None = None) -> bool:
     return True
 
 
-async def get_timers(chat_key: str) -> list[TimerTask]:
-    """Return the chat's timers, soonest first."""
-    return [TimerTask.of(timer) for timer in await runtime.current().service("timers").pending(chat_key)]
+class TimerList(Sequence[TimerTask]):
+    """A chat's timers, soonest first: a list when awaited, and usable as one without.
+
+    The reference's function is no coroutine, so plugins use its result at once; ours has to ask
+    the database.
+    """
+
+    def __init__(self, chat_key: str) -> None:
+        self._chat_key = chat_key
+        self._tasks: list[TimerTask] | None = None
+
+    def __await__(self) -> Generator[Any, Any, list[TimerTask]]:
+        return self._load().__await__()
+
+    @overload
+    def __getitem__(self, index: int) -> TimerTask: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TimerTask]: ...
+    def __getitem__(self, index: int | slice) -> TimerTask | list[TimerTask]:
+        return self._loaded()[index]
+
+    def __len__(self) -> int:
+        return len(self._loaded())
+
+    def __repr__(self) -> str:
+        return repr(self._tasks) if self._tasks is not None else f"<timers of {self._chat_key}, not read yet>"
+
+    async def _load(self) -> list[TimerTask]:
+        pending = await runtime.current().service("timers").pending(self._chat_key)
+        self._tasks = [TimerTask.of(timer) for timer in pending]
+        return list(self._tasks)
+
+    def _loaded(self) -> list[TimerTask]:
+        if self._tasks is not None:
+            return self._tasks
+        if not bridge.can_wait():
+            raise InvalidValueError(
+                "get_timers: this code runs in a thread or task of its own; write `await get_timers(…)` there"
+            )
+        return bridge.wait(self._load())
+
+
+def get_timers(chat_key: str) -> TimerList:
+    """Return the chat's timers, soonest first; ``await`` it, or in a method use it at once."""
+    return TimerList(chat_key)
 
 
 async def _set(chat_key: str, trigger_time: object, event_desc: str, *, temporary: bool) -> bool:

@@ -130,6 +130,11 @@ class QueueSystem:
         self.stop_worker()
         self._engine.dispose()
 
+    @property
+    def log(self) -> str:
+        """What the worker has logged."""
+        return self._log.read_text("utf-8")
+
     def query(self, statement: str, **values: object) -> list[Any]:
         """Read rows."""
         with self._engine.connect() as connection:

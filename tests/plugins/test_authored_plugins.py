@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
+import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plugin_world import CHAT, USER, FileServer, MemoryWorld, World
+from plugin_world import CHAT, USER, FileServer, MemoryWorld, World, uploads_dir
+from queue_world import QueueSystem
 
+from cli.environment import environment_of
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import InvalidValueError, PlaceholderUsedError, ResultError
@@ -28,13 +32,30 @@ def module_of(world: MemoryWorld, key: str) -> Any:
     return next(m for m in list(sys.modules.values()) if getattr(m, "__file__", "") == record.path)
 
 
-async def test_every_plugin_loads_and_one_is_degraded(authored: MemoryWorld) -> None:
+DEGRADED = {"Ada.degraded", "Ada.group_diary"}
+
+
+async def test_every_plugin_loads_and_those_that_lack_something_are_degraded(authored: MemoryWorld) -> None:
     statuses = {record.key: record.status for record in authored.loaded.records}
-    assert len(statuses) >= 12
-    degraded = statuses.pop("Ada.degraded")
-    assert set(statuses.values()) == {PluginStatus.OK}, authored.loaded.records
-    assert degraded is PluginStatus.DEGRADED
+    assert len(statuses) == len(authored.loaded.records) >= 24
+    assert {key for key, status in statuses.items() if status is PluginStatus.DEGRADED} == DEGRADED
+    assert set(statuses.values()) == {PluginStatus.OK, PluginStatus.DEGRADED}, authored.loaded.records
     assert authored.runtime.failures == []
+
+
+def test_the_command_line_lists_them_as_the_workers_load_them(authored_system: QueueSystem) -> None:
+    """One worker process has loaded them all and run their inits; `nekro plugins` says the same."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "cli.main", "plugins", "--json"],
+        env=environment_of(authored_system.settings),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    statuses = {plugin["key"]: plugin["status"] for plugin in json.loads(done.stdout)}
+    assert len(statuses) >= 24 and {key for key in statuses if statuses[key] != "ok"} == DEGRADED
+    assert "hook failed" not in authored_system.log and "failed to load" not in authored_system.log
 
 
 async def test_bytes_and_containers_arrive_as_they_are(anywhere: World) -> None:
@@ -369,3 +390,62 @@ async def test_routers_and_webhooks_are_collected_and_switches_run(authored: Mem
 async def test_all_layouts_of_code_are_found(anywhere: World) -> None:
     assert (await anywhere.call("doubled", 4)).value == 8
     assert (await anywhere.call("report")).value == "Kyoto: sunny"
+
+
+async def test_a_dice_table_of_older_days_works(anywhere: World) -> None:
+    rolled = await anywhere.call("roll_dice", "3d6+1", reason="luck", seed=7)
+    total = (await anywhere.call("last_roll_total")).value
+    assert f"'total': {total}" in (rolled.text or "") and 4 <= total <= 19
+    assert (await anywhere.call("last_roll_total", chat_key="elsewhere")).value is None
+    assert "at most 20 dice" in ((await anywhere.call("roll_dice", "99d6")).text or "")
+    with pytest.raises(Exception, match="bad dice expression: 3x6"):
+        await anywhere.call("roll_dice", "3x6")
+
+    created = await anywhere.call("save_card", "阿尔", {"力量": 60}, tags=["精灵"])
+    assert (created.value, created.text) == (True, "True")
+    assert (await anywhere.call("save_card", "阿尔", {"力量": 61})).value is False
+    card = (await anywhere.call("Ada.trpg_table.show_card", name="阿尔")).value
+    assert card == {"stats": {"力量": 61}, "tags": [], "owner": USER}
+    await anywhere.reset(CHAT)
+    assert await anywhere.stored("Ada.trpg_table", "cards", chat_key=CHAT) is None
+    assert anywhere.registry.find("掷骰").task == "Ada.trpg_table.roll_dice"
+
+
+async def test_a_diary_for_a_platform_that_is_not_here_works_but_for_its_bot(anywhere: World) -> None:
+    record = next(r for r in anywhere.loaded.records if r.key == "Ada.group_diary")
+    assert record.status is PluginStatus.DEGRADED
+    assert "nonebot.on_notice" in record.placeholders
+    counts = [(await anywhere.call("write_diary", f"line {n}")).value for n in range(2)]
+    assert counts[1] == counts[0] + 1
+    file = anywhere.data_dir / "plugins" / "Ada.group_diary" / f"{CHAT}.txt"
+    assert [line.split("\t")[1] for line in file.read_text("utf-8").splitlines()] == ["line 0", "line 1"]
+
+    assert (await anywhere.call("notify_chat", "早上好", wake=True)).text == "sent"
+    assert await anywhere.texts(CHAT, MessageKind.ASSISTANT) == ["早上好"]
+    assert await anywhere.woken(CHAT) == 1
+    summary = (await anywhere.call("summarize_chat")).text or ""
+    assert summary.splitlines()[0] == f"{CHAT} said 3 things:"
+    assert "-1: 早上好" in summary and "0: [diary] 早上好" in summary
+    assert (await anywhere.call("remind_diary", 60, "tea")).value == ["tea", "tea again"]
+    with pytest.raises(PlaceholderUsedError, match="get_bot"):
+        await anywhere.call("group_members")
+    (answer,) = await answers(anywhere, "/日记数 1000")
+    assert answer.message == "1000"
+
+
+async def test_a_sketchbook_draws_shows_and_sends(anywhere: World, file_server: FileServer) -> None:
+    file_server.add("/draw?prompt=cat&size=64x64", b"\x89PNG cat", content_type="image/png")
+    assert (await anywhere.call("set_draw_service", file_server.base)).value == file_server.base
+    path = (await anywhere.call("draw", "cat", size="64x64")).value
+    assert path == "/app/uploads/sketch.png"
+    assert (uploads_dir(anywhere) / "sketch.png").read_bytes() == b"\x89PNG cat"
+    shown = (await anywhere.call("look_at", path)).segments or []
+    assert [part["type"] for part in shown] == ["text", "image_url"]
+    assert shown[1]["image_url"]["url"].startswith("data:image/png;base64,")
+
+    shared = await anywhere.shared_dir()
+    (shared / "photo.jpg").write_bytes(b"photo")
+    sent = await anywhere.call("convert_and_send", "/app/shared/photo.jpg")
+    assert sent.text == "sent /app/uploads/thumb.png, mode plain"
+    assert sorted(p.name for p in shared.iterdir()) == ["photo.jpg", "thumb.png"]
+    assert (uploads_dir(anywhere) / "thumb.png").read_bytes() == b"cGhvdG8="

@@ -12,7 +12,10 @@ import pytest
 from nekro_agent import cron
 from nekro_agent.api import recurring_timer, timer
 from nekro_agent.errors import InvalidValueError, NotFoundError
+from nekro_agent.methods import SandboxMethodType
+from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import WorkdayMode
+from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.services.timer.timer_service import timer_service
 from nekro_agent.testing import InMemoryRuntime
 
@@ -137,3 +140,30 @@ async def test_the_service_object_overrides_and_calls_back(world: InMemoryRuntim
     assert await timer_service.set_timer(CHAT, int(time.time()) + 1, "c", callback=callback) is True
     await asyncio.wait_for(called.wait(), 10)
     assert await timer_service.set_timer(CHAT, 1, "past", callback=callback) is False
+
+
+async def test_timers_are_a_list_with_and_without_await(world: InMemoryRuntime, plugin: NekroPlugin) -> None:
+    """The reference's function is no coroutine."""
+
+    @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "list")
+    async def listed(ctx: AgentCtx) -> list[object]:
+        await timer.set_timer(ctx.chat_key, int(time.time()) + 60, "tea")
+        at_once = timer.get_timers(ctx.chat_key)
+        before = repr(at_once)
+        return [
+            len(at_once),
+            at_once[0].event_desc,
+            [t.event_desc for t in at_once[:1]],
+            bool(at_once),
+            before,
+        ]
+
+    @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "beside")
+    def beside(ctx: AgentCtx) -> int:
+        return len(timer.get_timers(ctx.chat_key))
+
+    answer = (await world.call("listed")).value
+    assert answer == [1, "tea", ["tea"], True, "<timers of test-chat, not read yet>"]
+    assert [t.event_desc for t in await timer.get_timers("test-chat")] == ["tea"]
+    with pytest.raises(InvalidValueError, match="write `await get_timers"):
+        await world.call("beside")
