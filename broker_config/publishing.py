@@ -21,6 +21,7 @@ from broker_config.batching import PipelineBatcher
 from broker_config.clients import async_client
 from broker_config.keys import Keys
 from broker_config.settings import BrokerSettings
+from broker_config.topology import count_waiting
 from broker_config.urls import is_redis, without_password
 from nekro_agent.errors import BrokerUnavailableError, OverloadedError
 
@@ -255,9 +256,7 @@ class KombuPublisher:
         """Ask the broker how full a queue is, once a second or when it may be full by now."""
         room, now = self._rooms.setdefault(queue, _Room()), time.monotonic()
         if self._longest and (room.left <= 0 or now - room.asked_at > ROOM_SECONDS):
-            channel = self._producer.channel
-            self._app.amqp.queues[queue](channel).declare()
-            waiting = channel.queue_declare(queue, passive=True).message_count
+            waiting = count_waiting(self._app.amqp.queues[queue], self._producer.channel)
             room.left, room.asked_at = self._longest - waiting, now
             if room.left <= 0:
                 raise _full(queue, self._longest)

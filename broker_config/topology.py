@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from kombu.entity import Exchange, Queue
+from kombu.exceptions import ChannelError
 
 from nekro_agent.methods import Lane
 
@@ -25,6 +26,7 @@ __all__ = [
     "DRAIN_TASK",
     "JOB_TASK",
     "ROUND_REQUESTED",
+    "count_waiting",
     "encode_chat_key",
     "lane_queue",
     "publish_event",
@@ -87,6 +89,15 @@ def lane_queue(lane: Lane, plugin_key: str | None = None, *, quorum: bool = Fals
         durable=True,
         queue_arguments=arguments,
     )
+
+
+def count_waiting(queue: Queue, channel: Any) -> int:
+    """Declare a queue and count what waits in it; blocks for two exchanges with the broker."""
+    queue(channel).declare()
+    try:
+        return int(channel.queue_declare(queue.name, passive=True).message_count)
+    except ChannelError:  # on Redis an empty list is none, which kombu takes for a missing queue
+        return 0
 
 
 def publish_event(

@@ -18,7 +18,13 @@ from loguru import logger
 
 from broker_config.call_messages import CallMessage
 from broker_config.revocations import revoke
-from broker_config.topology import JOB_TASK, publish_event, publish_round_requested, rounds_waiting
+from broker_config.topology import (
+    JOB_TASK,
+    count_waiting,
+    publish_event,
+    publish_round_requested,
+    rounds_waiting,
+)
 from nekro_agent.errors import NekroError
 from nekro_agent.methods import Lane
 from storage.calls import Call
@@ -100,8 +106,7 @@ def _send_lost(app: Celery, messages: Sequence[CallMessage]) -> int:
     with app.producer_or_acquire() as producer:
         for lane in sorted({message.lane for message in messages}):
             queue = app.amqp.queues[lane]
-            queue(producer.channel).declare()
-            if producer.channel.queue_declare(queue.name, passive=True).message_count:
+            if count_waiting(queue, producer.channel):
                 continue  # workers are behind, and the messages may be among those
             for message in messages:
                 if message.lane == lane:

@@ -109,6 +109,14 @@ async def rows(services: Services, query: str, **values: Any) -> Sequence[Any]:
         return (await transaction.connection.execute(text(query), values)).all()
 
 
+async def accepted(services: Services, count: int) -> None:
+    """Wait until the broker has taken so many of the calls that this process waits for."""
+    await until(
+        lambda: sum(p.epoch is not None for p in services._caller._pending.values()) >= count,
+        what=f"{count} calls to be taken by the broker",
+    )
+
+
 @dataclass
 class Account:
     """What became of each call, against what ran and what was written."""
@@ -129,10 +137,15 @@ class Account:
         except OutcomeUnknownError:
             self.unknown.append(name)
         except NekroError as exc:
-            self.errors[name] = f"{type(exc).__name__}: {exc}"
+            self.errors[name] = f"{type(exc).__name__}: {exc}"[:160]
         except Exception as exc:
             self.wild[name] = repr(exc)
         self.seconds[name] = time.monotonic() - begin
+
+    @property
+    def error_kinds(self) -> Counter[str]:
+        """Errors by class."""
+        return Counter(error.partition(":")[0] for error in self.errors.values())
 
     @property
     def count(self) -> int:

@@ -218,7 +218,7 @@ def forgeries(message: dict[str, Any]) -> Any:
 
     changes: list[Callable[[dict[str, Any], dict[str, Any]], object]] = [
         lambda m, b: b.update(signature="0" * 64),
-        lambda m, b: b["invocation"].update(chat_key="SECRET-ARGUMENT"),
+        lambda m, b: b["invocation"].update(user_id="SECRET-ARGUMENT"),
         lambda m, b: b["invocation"].update(version=99),
         lambda m, b: b["invocation"].update(args="SECRET-ARGUMENT"),
         lambda m, b: b["invocation"].update(args="A" * (4 << 20)),

@@ -266,5 +266,5 @@ async def test_23_random_freezes_and_kills_leave_every_effect_once(make_chaos: M
                 workers[index].thaw()
         await asyncio.gather(*tasks)
         doubled, missing = await account.doubled_and_missing(services, fleet)
-    print(f"ok={len(account.ok)} unknown={len(account.unknown)} errors={account.errors}")
+    print(f"ok={len(account.ok)} unknown={len(account.unknown)} errors={dict(account.error_kinds)}")
     assert (doubled, missing, account.wild) == ([], [], {})

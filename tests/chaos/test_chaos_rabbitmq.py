@@ -1,0 +1,159 @@
+"""RabbitMQ as broker, by its URL alone; Redis stays where results wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_world import Account, call, opened, rows, started, times, until, worker_that_runs
+from rabbit_server import RabbitServer, free_port, rabbit_binary
+from worker_fleet import Fleet
+
+from broker_config.keys import DEAD_QUEUE
+from nekro_agent.errors import BrokerUnavailableError, OutcomeUnknownError
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(rabbit_binary() is None, reason="needs rabbitmq-server (apt install rabbitmq-server)"),
+]
+
+SCRIPT = """
+- when: 'please wake'
+  answer: |
+    ```python
+    print(work("T-in-sandbox"))
+    wake("A-round")
+    ```
+- when: 'wake A-round'
+  answer: |
+    ```python
+    send_msg_text(_ck, "woken")
+    ```
+"""
+
+
+@pytest.fixture(scope="module")
+def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitServer]:
+    """One node for the module."""
+    server = RabbitServer(tmp_path_factory.mktemp("rabbit"), ports=(free_port(), free_port(), free_port()))
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def fleet(
+    make_chaos: Callable[..., Fleet], rabbit: RabbitServer, own_redis: Any, tmp_path: Path
+) -> Iterator[Fleet]:
+    """A fleet on RabbitMQ."""
+    script = tmp_path / "script.yaml"
+    script.write_text(SCRIPT)
+    made = make_chaos(
+        "postgres", broker_url=rabbit.url, results={"url": own_redis.url}, llm={"script": script}
+    )
+    yield made
+    made.stop()
+    purge(made)
+
+
+def purge(fleet: Fleet) -> None:
+    """Delete the queues: the node is the module's."""
+    from broker_config.app import create_app
+
+    app = create_app(fleet.settings)
+    with app.connection_for_write() as connection:
+        for queue in app.conf.task_queues:
+            queue(connection.default_channel).delete()
+    app.close()
+
+
+async def test_calls_of_every_type_come_back(fleet: Fleet) -> None:
+    fleet.start("methods", "methods")
+    account = Account()
+    async with opened(fleet) as services:
+        await asyncio.gather(
+            *(account.follow(f"T{n}", call(services, "work", f"T{n}")) for n in range(200)),
+            *(account.follow(f"E{n}", call(services, "effect", f"E{n}")) for n in range(50)),
+            *(account.follow(f"A{n}", call(services, "wake", f"A{n}")) for n in range(20)),
+        )
+        doubled, missing = await account.doubled_and_missing(services, fleet)
+    assert len(account.ok) == 270, (account.errors, account.wild)
+    assert (doubled, missing) == ([], [])
+    assert set(times(fleet, "start").values()) == {1}
+
+
+async def test_agent_result_wakes_a_round(fleet: Fleet) -> None:
+    fleet.start("methods", "rounds")
+    async with opened(fleet) as services:
+        await services.receive_message("chat", "please wake", user_id="u", user_name="U")
+
+        async def said() -> bool:
+            return bool(await rows(services, "SELECT 1 FROM messages WHERE text = 'woken'"))
+
+        await until(said, seconds=60, what=lambda: f"the follow-up round\n{fleet.logs()}")
+    assert times(fleet, "end") == {"T-in-sandbox": 1, "A-round": 1}
+
+
+async def test_killed_worker_s_calls_move_on_and_poison_is_set_aside(
+    fleet: Fleet, rabbit: RabbitServer
+) -> None:
+    fleet.start("methods", "methods")
+    async with opened(fleet) as services:
+        tool = asyncio.create_task(call(services, "work", "T1", 3))
+        await started(fleet, "T1")
+        worker_that_runs(fleet, "T1").kill()
+        assert await tool == "T1"
+        assert times(fleet, "start")["T1"] == 2
+        fatal = asyncio.create_task(call(services, "die", "T-fatal", "exit"))
+        for turn in range(1, 4):
+            await until(lambda n=turn: times(fleet, "start")["T-fatal"] >= n, what=f"delivery {turn}")
+            fleet.start("methods")
+        with pytest.raises(OutcomeUnknownError):
+            await fatal
+        with services.app.connection_for_write() as connection:
+            dead = connection.SimpleQueue(DEAD_QUEUE, queue_args={"x-queue-type": "quorum"})
+            message = dead.get(timeout=5)
+            message.ack()
+            dead.close()
+    assert message.headers["task"] == "tests.chaos.die" and "T-fatal" not in json.dumps(message.headers)
+
+
+async def test_restarted_node_keeps_the_calls(fleet: Fleet, rabbit: RabbitServer) -> None:
+    fleet.start("methods", concurrency=2)
+    account = Account()
+    async with opened(fleet) as services:
+        tasks = [
+            asyncio.create_task(account.follow(f"E{n}", call(services, "effect", f"E{n}", 0.5, seconds=120)))
+            for n in range(20)
+        ]
+        await until(lambda: account.count >= 3, what="calls to end")
+        await asyncio.to_thread(rabbit.kill)
+        with pytest.raises(BrokerUnavailableError):
+            await call(services, "work", "T-away")
+        await asyncio.to_thread(rabbit.start)
+        await asyncio.gather(*tasks)
+        doubled, missing = await account.doubled_and_missing(services, fleet)
+        assert await call(services, "work", "T-back") == "T-back"
+    print(f"ok={len(account.ok)} errors={account.errors} unknown={account.unknown}")
+    assert (account.wild, account.errors, doubled, missing) == ({}, {}, [], [])
+
+
+async def test_full_queue_refuses(
+    make_chaos: Callable[..., Fleet], rabbit: RabbitServer, own_redis: Any
+) -> None:
+    fleet = make_chaos(
+        "sqlite", broker_url=rabbit.url, results={"url": own_redis.url}, broker={"max_queued": 20}
+    )
+    account = Account()
+    async with opened(fleet) as services:
+        await asyncio.gather(
+            *(account.follow(f"T{n}", call(services, "work", f"T{n}", seconds=8)) for n in range(30))
+        )
+    purge(fleet)
+    kinds = [error.partition(":")[0] for error in account.errors.values()]
+    assert kinds.count("OverloadedError") == 10 and kinds.count("CallTimeoutError") == 20
