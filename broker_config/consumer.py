@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from celery import signals
 from celery.app.task import Context
@@ -25,6 +26,9 @@ from broker_config.transport import LOST, ClaimChannel, deliveries
 from nekro_agent.errors import MessageRefusedError, OutcomeUnknownError
 
 __all__ = ["AnsweringConsumer"]
+
+#: As many as our own and Celery's ids ever have, with room.
+MAX_ID_CHARS: Final = 255
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             if deliveries(message.headers) >= limit:
                 return self.on_poison(message)
             try:
+                _check(message.headers)
                 return handle(message)
             except LOST:
                 raise
@@ -157,6 +162,27 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             self.app.backend.mark_as_failure(task_id, error, request=request)
         except Exception:  # the caller's deadline covers it; the consumer must go on
             logger.exception("cannot answer the caller of task %s", task_id)
+
+
+def _check(headers: dict[str, Any]) -> None:
+    """Refuse what Celery takes for granted until a task holds a place in the pool, and then for ever.
+
+    Raises:
+        MessageRefusedError: id, name, retries or time limits are not of their types.
+    """
+    task_id, limits = headers.get("id"), headers.get("timelimit")
+    if not isinstance(task_id, str) or not 0 < len(task_id) <= MAX_ID_CHARS:
+        raise MessageRefusedError(f"a task's id is a text of at most {MAX_ID_CHARS} characters")
+    if not isinstance(headers.get("task"), str) or not isinstance(headers.get("retries") or 0, int):
+        raise MessageRefusedError("a task's name is a text, the number of its retries an integer")
+    if limits is None:
+        return
+    if not isinstance(limits, list) or len(limits) != 2 or not all(map(_is_limit, limits)):
+        raise MessageRefusedError("a task's time limits are two numbers of seconds, or null")
+
+
+def _is_limit(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and 0 <= value < math.inf)
 
 
 def _wake_up() -> None:

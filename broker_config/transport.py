@@ -170,10 +170,11 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
             headers = message["headers"]
             if is_lost:
                 headers[DELIVERIES_HEADER] = deliveries(headers) + 1
-        except (TypeError, ValueError, KeyError):
+            self.channel._do_restore_message(message, exchange, routing_key, pipe, leftmost)
+        except LOST:
+            raise
+        except Exception:  # RecursionError, too: one record must not end every worker that starts
             self.channel.bury(record, pipe)
-            return
-        self.channel._do_restore_message(message, exchange, routing_key, pipe, leftmost)
 
 
 def deliveries(headers: Any) -> int:
@@ -314,6 +315,9 @@ def _readable(raw: bytes) -> dict[str, Any]:
     properties = message["properties"]
     if not isinstance(message["headers"], dict) or not isinstance(properties["delivery_info"], dict):
         raise TypeError("headers or delivery_info is no object")
+    if message["headers"].get("compression") is not None:
+        # We send none; kombu would unpack it to whatever size, before anyone sees the message.
+        raise ValueError("it is compressed")
     found: dict[str, Any] = message
     return found
 
