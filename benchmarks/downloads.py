@@ -1,0 +1,269 @@
+"""Downloads: how fast beside curl and aria2c, and what ordinary calls notice of one.
+
+``speed`` fetches one file from one local server by each tool in turn (A B C … A B C …).
+``beside`` runs a whole system: first ordinary calls alone, then the same rate of calls while a
+worker downloads from a slow server that cuts each connection.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.harness.figures import percentile
+from broker_config.codec import encode_arguments
+
+__all__ = ["main"]
+
+_EPILOG = """\
+examples:
+  python -m benchmarks.downloads speed
+  python -m benchmarks.downloads speed --mebibytes 2048 --repetitions 7
+  python -m benchmarks.downloads beside --mebibytes 2048 --calls-per-second 300
+"""
+_MEBI: Final = 1 << 20
+_PLUGINS: Final = Path(__file__).parent / "peers" / "plugins"
+_CUT_BYTES: Final = 200 * 1000 * 1000
+_SLOW_BYTES_PER_SECOND: Final = 40 * 1000 * 1000
+_QUIET_SECONDS: Final = 20.0
+
+
+@dataclass
+class Served:
+    """A server and what it was asked for."""
+
+    url: str
+    starts: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def serving(path: Path, *options: str) -> Iterator[Served]:
+    """Serve a file by a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.harness.file_server", str(path), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    served = Served(url=f"http://127.0.0.1:{int(process.stdout.readline())}/file")
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            served.starts.append(int(line))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield served
+    finally:
+        process.kill()
+        process.wait()
+        thread.join(5)
+
+
+def make_file(path: Path, size: int) -> str:
+    """Write bytes that no compression shortens; returns their SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for _ in range(size // _MEBI):
+            piece = os.urandom(_MEBI)
+            digest.update(piece)
+            file.write(piece)
+    return digest.hexdigest()
+
+
+def speed(mebibytes: int, repetitions: int) -> int:
+    """Print MB/s of each tool, and the ratio to curl within each repetition."""
+    with tempfile.TemporaryDirectory(prefix="nekro-bench-") as directory:
+        source, target = Path(directory, "source"), Path(directory, "target")
+        make_file(source, mebibytes * _MEBI)
+        with serving(source) as served:
+            tools = _tools(served.url, target)
+            seconds: dict[str, list[float]] = {name: [] for name in tools}
+            for _ in range(repetitions):
+                for name, run in tools.items():
+                    begin = time.perf_counter()
+                    run()
+                    seconds[name].append(time.perf_counter() - begin)
+                    target.unlink()
+    print(f"{mebibytes} MiB from a local server, {repetitions} repetitions in turns, medians")
+    for name, values in seconds.items():
+        rate = mebibytes * _MEBI / 1e6 / median(values)
+        ratio = median(curl / own for curl, own in zip(seconds["curl"], values, strict=True))
+        print(f"  {name:<28} {rate:8.0f} MB/s   {ratio:5.2f} of curl")
+    for name in ("curl", "aria2c"):
+        if shutil.which(name) is None:
+            print(f"  {name} is not installed")
+    return 0
+
+
+def _tools(url: str, target: Path) -> dict[str, Callable[[], None]]:
+    tools: dict[str, Callable[[], None]] = {}
+
+    def program(*command: str) -> Callable[[], None]:
+        def run() -> None:
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+        return run
+
+    if shutil.which("curl"):
+        tools["curl"] = program("curl", "-s", "-o", str(target), url)
+        both = f"curl -s -o '{target}' '{url}' && sha256sum '{target}'"
+        tools["curl, then sha256sum"] = program("sh", "-c", both)
+    if shutil.which("aria2c"):
+        common = ("-q", "--file-allocation=none", "-d", str(target.parent), "-o", target.name, url)
+        tools["aria2c, 4 connections"] = program("aria2c", "-x4", "-s4", *common)
+    for connections in (1, 4):
+        tools[f"fetch, {connections} connection{'s'[: connections - 1]}"] = _fetch(url, target, connections)
+    return tools
+
+
+def _fetch(url: str, target: Path, connections: int) -> Callable[[], None]:
+    import uvloop
+
+    from nekro_agent import runtime
+    from nekro_agent.policies import DownloadPolicy
+    from nekro_agent.testing import InMemoryRuntime
+    from nekro_agent.tools.download import fetch
+
+    policy = DownloadPolicy(allow_private=("127.0.0.0/8",), connections=connections)
+
+    def run() -> None:
+        world = InMemoryRuntime(data_dir=target.parent, downloads=policy)
+        with runtime.bound(world.runtime):
+            uvloop.run(fetch(url, target))
+
+    return run
+
+
+async def beside(mebibytes: int, calls_per_second: int) -> int:
+    """Print what calls and the worker's memory do while a large file comes in slowly."""
+    from broker_config.settings import Settings
+    from cli.output import Output
+    from cli.system import CALL_LANES, open_services
+
+    with tempfile.TemporaryDirectory(prefix="nekro-bench-") as directory:
+        source = Path(directory, "source")
+        sha256 = make_file(source, mebibytes * _MEBI)
+        options = ("--cut-bytes", str(_CUT_BYTES), "--bytes-per-second", str(_SLOW_BYTES_PER_SECOND))
+        settings = Settings.load(
+            env_file=None,
+            data_dir=Path(directory, "data"),
+            plugins={"dirs": (_PLUGINS,)},
+            downloads={"allow_private": ("127.0.0.0/8",), "connections": 1, "retry_seconds": 0.1},
+        )
+        with serving(source, *options) as served:
+            opened = open_services(settings, command="bench", lanes=CALL_LANES, output=Output())
+            async with opened as (_, services):
+                await _calls(services, calls_per_second, seconds=3)
+                quiet = await _calls(services, calls_per_second, seconds=_QUIET_SECONDS)
+                download = asyncio.create_task(_download(services, served.url, sha256))
+                memory = asyncio.create_task(_memory(services, download))
+                busy = await _calls(services, calls_per_second, until=download)
+                text = await download
+                sizes = await memory
+    _report(mebibytes, calls_per_second, text, served, quiet, busy, sizes)
+    return 0 if sha256 in text else 1
+
+
+async def _download(services: Any, url: str, sha256: str) -> str:
+    envelope = await services.invoke(
+        "download_model", (url, "bench", sha256), {}, chat_key="bench", user_id=None, timeout_seconds=3600
+    )
+    return str(envelope.text)
+
+
+async def _calls(
+    services: Any, rate: int, *, seconds: float = 0, until: asyncio.Task[Any] | None = None
+) -> list[float]:
+    """Call at a fixed rate whatever the answers take; returns how long each took from its due time."""
+    took: list[float] = []
+    entry, chat = services.registry.find("probe"), await services.chat("bench")
+    arguments = encode_arguments((1, "text"), {})
+
+    async def one(due: float) -> None:
+        await services.dispatcher.invoke_once(entry, arguments, chat=chat, user_id=None, timeout_seconds=60)
+        took.append(time.perf_counter() - due)
+
+    begin = time.perf_counter()
+    number = 0
+    async with asyncio.TaskGroup() as group:
+        while (until is not None and not until.done()) or (
+            until is None and time.perf_counter() - begin < seconds
+        ):
+            due = begin + number / rate
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            group.create_task(one(due))
+            number += 1
+    return took
+
+
+async def _memory(services: Any, download: asyncio.Task[Any]) -> list[int]:
+    """Sample the resident memory of the worker that downloads, once a second."""
+    sizes: list[int] = []
+    while not download.done():
+        await asyncio.sleep(1)
+        async with services.database.read() as transaction:
+            jobs = await transaction.jobs.newest(limit=1)
+        pid = int((jobs[0].worker or "").rpartition(":")[2] or 0) if jobs else 0
+        if pid:
+            resident = Path(f"/proc/{pid}/statm").read_text().split()[1]
+            sizes.append(int(resident) * os.sysconf("SC_PAGE_SIZE"))
+    return sizes
+
+
+def _report(
+    mebibytes: int,
+    rate: int,
+    text: str,
+    served: Served,
+    quiet: Sequence[float],
+    busy: Sequence[float],
+    sizes: Sequence[int],
+) -> None:
+    again = sum(start == 0 for start in served.starts) - 1
+    print(f"{mebibytes} MiB at {_SLOW_BYTES_PER_SECOND / 1e6:.0f} MB/s, cut every {_CUT_BYTES / 1e6:.0f} MB")
+    print(f"  {text}")
+    print(f"  requests {len(served.starts)}, from zero again {again}")
+    print(
+        f"  worker memory MiB: first {sizes[0] / _MEBI:.0f}, middle {sizes[len(sizes) // 2] / _MEBI:.0f}, "
+        f"last {sizes[-1] / _MEBI:.0f}, most {max(sizes) / _MEBI:.0f}"
+    )
+    for name, values in (("quiet", quiet), ("beside", busy)):
+        p50, p99 = percentile(values, 50) * 1000, percentile(values, 99) * 1000
+        print(f"  {name:<7} {len(values):6} calls at {rate}/s: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
+    print(f"  p99 beside / quiet: {percentile(busy, 99) / percentile(quiet, 99):.2f}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the two."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.downloads",
+        description=(__doc__ or "").split("\n", 1)[0],
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", choices=("speed", "beside"))
+    parser.add_argument("--mebibytes", type=int, default=1024, help="size of the file (default: %(default)s)")
+    parser.add_argument("--repetitions", type=int, default=5, help="for speed (default: %(default)s)")
+    parser.add_argument("--calls-per-second", type=int, default=300, help="for beside (default: %(default)s)")
+    options = parser.parse_args(argv)
+    if options.what == "speed":
+        return speed(options.mebibytes, options.repetitions)
+    return asyncio.run(beside(options.mebibytes, options.calls_per_second))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
