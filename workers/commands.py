@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -146,9 +147,16 @@ class CommandDesk:
         table: CommandTable,
         caller: MethodCaller,
         lanes: LaneChooser,
+        refresh_lanes: Callable[[], Awaitable[None]],
         store: KeyValueStore,
         return_bytes: int,
     ) -> None:
+        """Take what a desk works with.
+
+        Args:
+            refresh_lanes: brings ``lanes`` up to date; awaited before each command.
+        """
+        self._refresh_lanes = refresh_lanes
         self._table = table
         self._caller = caller
         self._lanes = lanes
@@ -186,6 +194,7 @@ class CommandDesk:
     async def _send(
         self, line: str, chat: ChatInfo, who: CommandExecutionContext, timeout_seconds: float
     ) -> list[CommandResponse]:
+        await self._refresh_lanes()
         try:
             lane = self._lanes.lane_of_plugin(self._table.find(line.split()[0]).plugin.key)
         except InvalidValueError as exc:

@@ -16,7 +16,7 @@ from loguru import logger
 from broker_config.app import create_app
 from broker_config.calls import MethodCaller
 from broker_config.codec import encode_arguments
-from broker_config.embedded import resolve_settings, resolve_signing_key
+from broker_config.embedded import make_data_dir, resolve_settings, resolve_signing_key
 from broker_config.redaction import Redactor
 from broker_config.settings import Settings
 from broker_config.wire import Envelope, Signer
@@ -92,6 +92,7 @@ class Services:
             SettingsError: a setting is wrong or the signing key cannot be read.
         """
         settings = resolve_settings(settings)
+        make_data_dir(settings)
         loaded = load_plugins(
             settings.plugins.dirs,
             disabled=settings.plugins.disabled,
@@ -294,6 +295,7 @@ class Services:
             table=self.commands,
             caller=self._caller,
             lanes=self.lanes,
+            refresh_lanes=self.marks.refresh,
             store=SqlKeyValueStore(self.database, self.settings.store),
             return_bytes=self.settings.sandbox.return_bytes,
         )
