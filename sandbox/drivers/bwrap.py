@@ -236,39 +236,33 @@ class BwrapDriver:
 
 
 class _Pipes:
-    """The two pipes by which bubblewrap tells the first process and waits to let it go."""
+    """By what bubblewrap names the first process, and what it waits for before it lets that one go.
+
+    The first is a pair of sockets and not a pipe: uvloop closes the descriptor of a pipe that it was
+    given twice, and the second time it may be another thread's.
+    """
 
     def __init__(self, descriptors: contextlib.ExitStack) -> None:
-        self._info_read, self.info_write = os.pipe()
+        self._info, self._info_inside = socket.socketpair()
+        self.info_write = self._info_inside.fileno()
         self.block_read, self._block_write = os.pipe()
-        descriptors.callback(self._close)
-        self._open = {self._info_read, self.info_write, self.block_read, self._block_write}
-
-    def _close(self) -> None:
-        for fd in self._open:
-            os.close(fd)
-        self._open.clear()
+        for close in (self._info.close, self._info_inside.close):
+            descriptors.callback(close)
+        for fd in (self.block_read, self._block_write):
+            descriptors.callback(os.close, fd)
 
     async def read_info(self) -> str:
         """Return all that bubblewrap says; it arrives in pieces."""
-        self._forget(self.info_write)
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()
-        pipe = os.fdopen(self._info_read, "rb", buffering=0)
-        self._open.discard(self._info_read)
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        self._info_inside.close()
+        reader, writer = await asyncio.open_unix_connection(sock=self._info)
         try:
             return (await reader.read()).decode()
         finally:
-            transport.close()
+            writer.close()
 
     def release(self) -> None:
         """Let the first process start."""
         os.write(self._block_write, b"x")
-
-    def _forget(self, fd: int) -> None:
-        os.close(fd)
-        self._open.discard(fd)
 
 
 def verify_isolation(pid: int, *, uid: int) -> None:
