@@ -18,7 +18,7 @@ from broker_config.metrics import metrics
 from broker_config.settings import AgentSettings
 from nekro_agent.errors import NekroError, StorageUnavailableError
 from nekro_agent.methods import SandboxMethodType
-from nekro_agent.ports import MessageKind
+from nekro_agent.ports import JobState, MessageKind
 from sandbox.models import StopType
 from storage.calls import Call
 from storage.engine import Database
@@ -27,6 +27,7 @@ from storage.rounds import ClaimedRound, Round, RoundReport, RoundRequest
 from storage.states import CallState, RoundState, TriggerKind
 from storage.transaction import Transaction
 from workers.call_story import call_json, told_calls
+from workers.detached import end_job
 from workers.dispatch import CallRecord
 from workers.messages import announce_message
 from workers.publisher import EventPublisher
@@ -92,6 +93,19 @@ class RoundLedger:
         """
         async with self._database.begin() as transaction:
             await self._settle_orphans(transaction, chat_key, fence)
+
+    async def announce_due(self, chat_key: str) -> float | None:
+        """Publish that a round of the chat is due, if one is; else return in how many seconds one will be.
+
+        For whoever gave the chat back, and after that: a trigger that came while the chat was held
+        found it held, and this look is what sees its row.
+        """
+        async with self._database.read() as transaction:
+            seconds = await transaction.rounds.seconds_until_due(chat_key)
+        if seconds is not None and seconds <= 0:
+            await self._publisher.round_requested(chat_key)
+            return None
+        return seconds
 
     async def answered(self, claimed: ClaimedRound, answer: RoundAnswer, *, fence: int) -> None:
         """Record what the model answered, before its code runs.
@@ -240,6 +254,9 @@ class RoundLedger:
     async def _cancel_calls(self, transaction: Transaction, ended: Round) -> None:
         # What still runs is fenced from now on; the revocation stops it as well.
         calls = await transaction.calls.cancel_round(ended.id, reason="its round was stopped on request")
+        for call in calls:
+            if call.detached_at is not None:
+                await end_job(transaction, call.id, JobState.CANCELLED, "its round was stopped on request")
         if calls:
             transaction.after_commit(lambda: self._publisher.revoke(*(call.id for call in calls)))
 
@@ -311,7 +328,7 @@ async def _woken_by(transaction: Transaction, rows: Sequence[Call]) -> StopType 
 def _interruption(rows: Sequence[Call]) -> str:
     told = "".join(f" `{row.method.rpartition('.')[2]}`: {_fate(row.state)}." for row in rows)
     return (
-        "The host that ran the program died, perhaps in the middle of it; what it printed is lost. "
+        "The host that ran the program went down, perhaps in the middle of it; what it printed is lost. "
         f"What it did before may stand.{told} Look at the chat before you repeat anything."
     )
 

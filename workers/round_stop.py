@@ -22,7 +22,7 @@ from workers.round_ledger import RoundLedger
 
 __all__ = ["RoundStopper", "StoppedRounds"]
 
-_POLL_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.1
 #: For ending what a dead worker left behind.
 _LEASE_SECONDS: Final = 10.0
 
@@ -86,6 +86,7 @@ class RoundStopper:
                 await self._ledger.settle_orphans(chat_key, fence=lease.fence)
         except FencedError:  # this process stood still meanwhile, and another one took over
             logger.bind(chat_key=chat_key).warning("chat_lease_lost")
+        await self._ledger.announce_due(chat_key)
 
     async def _refreshed(self, rounds: list[Round]) -> list[Round]:
         async with self._database.read() as transaction:

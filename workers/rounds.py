@@ -67,9 +67,10 @@ class RoundDrain:
         except FencedError:
             logger.bind(chat_key=chat_key, fence=lease.fence).warning("chat_lease_lost")
             return
-        # After the release, not before: a trigger that came while the chat was held found it held,
-        # and this look is what sees its row.
-        await self._announce_rest(chat_key)
+        seconds = await self._ledger.announce_due(chat_key)
+        if seconds is not None and chat_key not in self._delayed:
+            # One per chat: the first of a burst is due first, and takes the others along.
+            self._delayed[chat_key] = asyncio.create_task(self._announce_later(chat_key, seconds))
 
     async def close(self) -> None:
         """Forget announcements that wait for a debounce; the sweep makes them."""
@@ -77,17 +78,6 @@ class RoundDrain:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _announce_rest(self, chat_key: str) -> None:
-        async with self._database.read() as transaction:
-            seconds = await transaction.rounds.seconds_until_due(chat_key)
-        if seconds is None:
-            return
-        if seconds <= 0:
-            await self._publisher.round_requested(chat_key)
-        elif chat_key not in self._delayed:
-            # One per chat: the first of a burst is due first, and takes the others along.
-            self._delayed[chat_key] = asyncio.create_task(self._announce_later(chat_key, seconds))
 
     async def _announce_later(self, chat_key: str, seconds: float) -> None:
         try:

@@ -172,7 +172,7 @@ async def prove(database: Database) -> dict[str, Any]:
     figures |= dict(await rows(database, "SELECT 'calls ' || state, count(*) FROM calls GROUP BY state"))
     (attempts, interrupted, said) = (
         "SELECT count(*) FROM rounds WHERE attempt > 1",
-        "SELECT count(*) FROM rounds WHERE error LIKE 'The host that ran%'",
+        "SELECT count(*) FROM rounds WHERE error LIKE 'The host that ran %'",
         "SELECT count(*) FROM messages WHERE text = 'counted'",
     )
     figures["rounds asked again"] = (await rows(database, attempts))[0][0]

@@ -68,7 +68,7 @@ async def test_code_that_may_have_run_is_not_run_again_and_the_model_is_told(ben
     assert [call["method"] for call in interrupted.calls or []] == ["tests.scene.keep"]
     assert rounds[1].user_id == "ada"
     (prompt,) = model.prompts
-    assert "died" in prompt and "`keep`: done" in prompt and HOLD in prompt
+    assert "went down" in prompt and "`keep`: done" in prompt and HOLD in prompt
     assert bench.journal().count("keep a promise") == 1
     assert "never said" not in [message.text for message in await bench.messages("chat")]
 

@@ -177,7 +177,7 @@ async def test_a_program_dies_with_its_worker_and_is_not_run_again(fleet: Fleet,
         first, second = await ended(fleet, services, "program")
     assert sandbox
     assert (first.stop_type, first.attempt, second.stop_type) == (StopType.ERROR, 1, StopType.NORMAL)
-    assert "died" in (first.error or "") and "`keep`: done" in (first.error or "")
+    assert "went down" in (first.error or "") and "`keep`: done" in (first.error or "")
     assert first.finished_at is not None and lease_until is not None
     assert first.finished_at <= lease_until + timedelta(seconds=SWEEP_SECONDS + SLACK_SECONDS)
     assert journal(fleet).count("keep once") == 1
