@@ -141,15 +141,15 @@ class System:
             (ROOT / "compose.yaml").read_text().replace("      - systempaths=unconfined\n", "")
         )
 
-    def compose(self, *arguments: str) -> str:
-        """Run one command of Compose."""
+    def compose(self, *arguments: str, given: str | None = None) -> str:
+        """Run one command of Compose, with ``given`` on its standard input."""
         files = ["-f", str(self._file), "-f", str(HERE / "compose.test.yaml")]
         command = ["docker-compose", "--project-directory", str(ROOT), "-p", PROJECT, *files, *arguments]
-        return run(*command, env=self._environment)
+        return run(*command, env=self._environment, input=given)
 
-    def nekro(self, *arguments: str, service: str = "rounds") -> str:
+    def nekro(self, *arguments: str, service: str = "rounds", given: str | None = None) -> str:
         """Run `nekro` inside a service."""
-        return self.compose("exec", "-T", service, "nekro", *arguments)
+        return self.compose("exec", "-T", service, "nekro", *arguments, given=given)
 
     def containers(self, service: str) -> list[str]:
         """Ids of a service's containers."""
@@ -219,13 +219,13 @@ def prove_scale(system: System) -> None:
     wait_for(
         lambda: system.figures().get('nekro_lane_workers{lane="methods"}') == 3, seconds=60, what="3 workers"
     )
-    workers = set()
-    for _ in range(60):
-        told = json.loads(system.nekro("call", "list_notes", "--user-id", "ada", "--json"))
-        workers.add(told["worker"])
-        if len(workers) == 3:
-            break
-    assert len(workers) >= 2, workers
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(8) as pool:\n    list(pool.map(lambda _: list_notes(), range(120)))\n"
+    )
+    told = json.loads(system.nekro("exec", "-", "--user-id", "ada", "--json", given=code))
+    workers = {call["worker"] for call in told["calls"]}
+    assert len(told["calls"]) == 120 and len(workers) == 3, (told["output"], workers)
 
 
 def prove_redis_restart(system: System) -> None:
