@@ -65,11 +65,7 @@ def test_the_guest_of_the_sandbox_uses_the_standard_library_only() -> None:
     import sys
 
     guest = ROOT / "sandbox" / "guest"
-    names = {
-        module.partition(".")[0]
-        for path, module in imports_of("sandbox")
-        if path.is_relative_to(guest)
-    }
+    names = {module.partition(".")[0] for path, module in imports_of("sandbox") if path.is_relative_to(guest)}
     assert names <= set(sys.stdlib_module_names) | {"sandbox"}
 
 
