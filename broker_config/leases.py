@@ -39,11 +39,12 @@ CLOSE_SECONDS: Final = 5
 #: Time beyond a task's hard limit for which its delivery is still renewed.
 LIMIT_GRACE_SECONDS: Final = 30
 
-#: Renews leases. KEYS: index. ARGV: tags. Returns the tags that are not held any more.
+#: Renews leases. KEYS: index. ARGV: seconds of a lease, tags. Returns the tags that are not held any more.
 RENEW: Final = """
 local now = redis.call('TIME')
-local score, lost = now[1] + now[2] / 1000000, {}
-for _, tag in ipairs(ARGV) do
+local score, lost = now[1] + now[2] / 1000000 + ARGV[1], {}
+for i = 2, #ARGV do
+    local tag = ARGV[i]
     if redis.call('ZSCORE', KEYS[1], tag) then
         redis.call('ZADD', KEYS[1], score, tag)
     else
@@ -61,6 +62,7 @@ class LeaseKeeper:
 
     def __init__(self, client: redis.Redis, *, visibility_timeout_seconds: float) -> None:
         self._client = client
+        self._lease_seconds = visibility_timeout_seconds
         self._period = visibility_timeout_seconds / RENEWALS_PER_TIMEOUT
         self._channels: list[ClaimChannel] = []
         self._acks: list[tuple[str, str, str]] = []
@@ -186,7 +188,7 @@ class LeaseKeeper:
             if not tags:
                 continue
             key = f"{channel.global_keyprefix}{channel.unacked_index_key}"
-            lost: Any = self._client.eval(RENEW, 1, key, *tags)
+            lost: Any = self._client.eval(RENEW, 1, key, str(self._lease_seconds), *tags)
             for tag in {raw.decode() for raw in lost} - self._lost - self._acknowledged():
                 # Restored while this process was frozen or cut off: another worker has it.
                 logger.error("lost the lease of delivery %s (task %s)", tag, held[tag].headers.get("id"))

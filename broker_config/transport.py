@@ -47,21 +47,22 @@ REFUSED_SECONDS: Final = 0.5
 MAX_RESTORE: Final = 100
 
 #: Pops messages and records them as held, in one step.
-#: KEYS: index (sorted set: tag → time), held (hash: tag → message), then the queues (lists).
-#: ARGV: the queues' names as JSON strings (one per queue), then tags, as many as may be taken.
+#: KEYS: index (sorted set: tag → when its lease ends), held (hash: tag → message), then the queues
+#: (lists). ARGV: seconds of a lease, the queues' names as JSON strings (one per queue), then tags, as
+#: many as may be taken. Each worker writes when *its* lease ends, so workers may differ in that.
 #: Returns {queue number, tag, message, …}. A held message is written as kombu does,
 #: ``[message, exchange, routing key]``, with the default exchange and its queue.
 CLAIM: Final = """
 local now = redis.call('TIME')
-local score = now[1] + now[2] / 1000000
+local score = now[1] + now[2] / 1000000 + ARGV[1]
 local queues = #KEYS - 2
-local taken, tag = {}, queues + 1
+local taken, tag = {}, queues + 2
 for q = 1, queues do
     while tag <= #ARGV do
         local message = redis.call('RPOP', KEYS[q + 2])
         if not message then break end
         redis.call('ZADD', KEYS[1], score, ARGV[tag])
-        redis.call('HSET', KEYS[2], ARGV[tag], '[' .. message .. ', "", ' .. ARGV[q] .. ']')
+        redis.call('HSET', KEYS[2], ARGV[tag], '[' .. message .. ', "", ' .. ARGV[q + 1] .. ']')
         taken[#taken + 1] = q
         taken[#taken + 1] = ARGV[tag]
         taken[#taken + 1] = message
@@ -134,11 +135,11 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
         """Put back deliveries that nobody renewed, by the clock of Redis."""
         with self.channel.conn_or_acquire() as client:
             seconds, microseconds = client.time()
-            oldest = seconds + microseconds / 1e6 - self.visibility_timeout
+            now = seconds + microseconds / 1e6
             try:
                 with stock.Mutex(client, self.unacked_mutex_key, self.unacked_mutex_expire):
                     tags = client.zrange(
-                        self.unacked_index_key, 0, oldest, byscore=True, offset=0, num=num or MAX_RESTORE
+                        self.unacked_index_key, 0, now, byscore=True, offset=0, num=num or MAX_RESTORE
                     )
                     for tag in tags:
                         self.restore_by_tag(bytes_to_str(tag), client, is_lost=True)
@@ -245,7 +246,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             prefix, tags = self.global_keyprefix, [str(uuid4()) for _ in range(max(1, self._room()))]
             held = [f"{prefix}{self.unacked_index_key}", f"{prefix}{self.unacked_key}"]
             names = [dumps(queue) for queue in queues]
-            connection.send_command("EVAL", CLAIM, len(held) + len(keys), *held, *keys, *names, *tags)
+            lease = float(self.visibility_timeout)
+            connection.send_command("EVAL", CLAIM, len(held) + len(keys), *held, *keys, lease, *names, *tags)
             return
         self._asked = []
         seconds = (timeout or self.brpop_timeout) if len(queues) == 1 else SEVERAL_QUEUES_SECONDS
