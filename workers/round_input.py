@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +23,7 @@ from workers.registry import MethodEntry, Registry
 from workers.runs import context_of
 from workers.turns import Turn
 
-__all__ = ["PreparedRound", "RoundInputs"]
+__all__ = ["PreparedRound", "RoundInputs", "history_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class RoundInputs:
             chat=_chat_brief(chat),
             number=round_.number,
             turn_started_at=turn.started_at,
-            history=[_history_message(message) for message in messages],
+            history=history_of(messages),
             plugins=self._plugin_briefs(entries, ctx),
             methods=calls.stubs,
             dispatch=_guarded(calls.dispatch, lease),
@@ -137,6 +137,11 @@ def _chat_brief(chat: ChatInfo) -> ChatBrief:
         channel_name=chat.channel_name,
         channel_type=chat.channel_type,
     )
+
+
+def history_of(messages: Iterable[Message]) -> list[HistoryMessage]:
+    """Return what the model sees of messages; those sent with ``record=False`` are for people only."""
+    return [_history_message(message) for message in messages if not (message.data or {}).get("hidden")]
 
 
 def _history_message(message: Message) -> HistoryMessage:

@@ -1,0 +1,111 @@
+"""What ``Messages`` promises to plugins, checked on each implementation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from runtime_bench import Road, emptied
+
+from nekro_agent.ports import MessageKind, Messages, OutgoingMessage, Records
+from nekro_agent.testing import InMemoryRuntime
+from storage.engine import Database
+from workers.messages import SqlMessages
+from workers.records import SqlRecords
+from workers.round_input import history_of
+
+
+@dataclass
+class Port:
+    """One implementation."""
+
+    messages: Messages
+    records: Records
+    #: Chats that were woken, in order.
+    woken: Callable[[], list[str]]
+
+    async def texts(self, chat_key: str) -> list[tuple[MessageKind, str]]:
+        """Kinds and texts of a chat's history, oldest first."""
+        rows = await self.records.messages(chat_key=chat_key, since=None, limit=100)
+        return [(row.kind, row.text) for row in reversed(rows)]
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def port(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Port]:
+    if request.param == "memory":
+        async with InMemoryRuntime(data_dir=tmp_path) as world:
+            yield Port(world.messages, world.records, lambda: world.messages.triggered)
+        return
+    database = await emptied(request.getfixturevalue("migrated")(request.param), tmp_path)
+    road = Road()
+    yield Port(SqlMessages(database, road), SqlRecords(database), lambda: road.rounds)
+    road.close()
+    await database.dispose()
+
+
+async def test_message_is_in_the_history_when_send_returns(port: Port) -> None:
+    first = await port.messages.send(OutgoingMessage(chat_key="a", text="one"))
+    assert await port.texts("a") == [(MessageKind.ASSISTANT, "one")]
+    second = await port.messages.send(OutgoingMessage(chat_key="b", text="two"))
+    assert first != second
+    assert await port.texts("a") == [(MessageKind.ASSISTANT, "one")]
+    assert port.woken() == []
+
+
+async def test_system_message_wakes_the_agent_only_when_told_to(port: Port) -> None:
+    await port.messages.push_system("a", "quiet", trigger_agent=False, call_id=None)
+    assert port.woken() == []
+    await port.messages.push_system("a", "loud", trigger_agent=True, call_id=None)
+    assert port.woken() == ["a"]
+    assert await port.texts("a") == [(MessageKind.SYSTEM, "quiet"), (MessageKind.SYSTEM, "loud")]
+
+
+async def test_agent_is_woken_without_a_message(port: Port) -> None:
+    await port.messages.wake("a")
+    assert port.woken() == ["a"]
+    assert await port.texts("a") == []
+
+
+async def test_messages_sent_at_once_are_all_kept_in_one_order(port: Port) -> None:
+    texts = [f"message {number}" for number in range(20)]
+    ids = await asyncio.gather(
+        *(port.messages.send(OutgoingMessage(chat_key="a", text=text)) for text in texts)
+    )
+    assert len(set(ids)) == 20
+    rows = await port.records.messages(chat_key="a", since=None, limit=100)
+    assert sorted(row.text for row in rows) == sorted(texts)
+    sequences = [row.sequence for row in rows]
+    assert sequences == sorted(set(sequences), reverse=True)
+
+
+async def test_subscriber_that_reads_on_at_each_event_gets_everything_in_order(
+    database: Database, road: Road
+) -> None:
+    """The event follows the row, so whoever reads at the event finds it."""
+    messages, seen = SqlMessages(database, road), list[str]()
+    last = 0
+
+    async def read_on(name: str, chat_key: str, body: object) -> None:
+        nonlocal last
+        async with database.read() as tx:
+            for row in await tx.messages.after(chat_key, sequence=last, limit=100):
+                last = row.sequence
+                seen.append(row.text)
+
+    road.event = read_on  # type: ignore[method-assign]
+    for number in range(10):
+        await messages.send(OutgoingMessage(chat_key="a", text=f"{number}"))
+        assert seen == [f"{earlier}" for earlier in range(number + 1)]
+
+
+async def test_model_does_not_see_what_is_sent_unrecorded(database: Database, road: Road) -> None:
+    messages = SqlMessages(database, road)
+    await messages.send(OutgoingMessage(chat_key="a", text="for people", record=False))
+    await messages.send(OutgoingMessage(chat_key="a", text="for both"))
+    async with database.read() as tx:
+        rows = await tx.messages.newest("a", limit=10)
+    assert [row.text for row in rows] == ["for people", "for both"]  # whoever delivers them gets both
+    assert [message.text for message in history_of(rows)] == ["for both"]
