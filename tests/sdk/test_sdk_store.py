@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from loguru import logger
 
 from nekro_agent.errors import InvalidValueError, RuntimeNotBoundError
 from nekro_agent.plugin import NekroPlugin
@@ -91,3 +92,22 @@ async def test_wrong_arguments_are_named(arguments: dict[str, Any], reason: str)
 async def test_the_store_at_import_time_says_what_is_wrong(plugin: NekroPlugin) -> None:
     with pytest.raises(RuntimeNotBoundError, match="not at import time"):
         await plugin.store.get(store_key="k")
+
+
+async def test_a_large_value_is_kept_with_a_warning_and_a_larger_one_refused(
+    world: InMemoryRuntime, plugin: NekroPlugin
+) -> None:
+    warnings: list[str] = []
+    sink = logger.add(lambda message: warnings.append(message.record["message"]), level="WARNING")
+    try:
+        await plugin.store.set(store_key="fits", value="x" * ((1 << 20) - 1))
+        assert warnings == []
+        assert await plugin.store.set(store_key="big", value="é" * (1 << 19)) == 0
+        assert warnings == [
+            f"{plugin.key}: store.set('big') keeps {1 << 20} bytes; files suit such sizes better"
+        ]
+        with pytest.raises(InvalidValueError, match=r"limit is \d+ \(NEKRO_STORE__MAX_VALUE_BYTES\)"):
+            await plugin.store.set(store_key="huge", value="x" * (StorePolicy().max_value_bytes + 1))
+    finally:
+        logger.remove(sink)
+    assert await plugin.store.get(store_key="huge") is None

@@ -46,6 +46,11 @@ SCRIPT = """
     ```python
     send_msg_text(_ck, "mended")
     ```
+- when: 'who am I'
+  answer: |
+    ```python
+    send_msg_text(_ck, "you are " + who()["user"])
+    ```
 - when: 'never end'
   answer: |
     ```python
@@ -120,6 +125,11 @@ async def test_agent_results_wake_the_model_once_each_and_in_order(fleet: Any) -
     said = [m.text for m in messages if m.kind is MessageKind.ASSISTANT]
     assert said == ["counted to 2"]
     assert not any("never" in m.text for m in messages)
+
+
+async def test_methods_know_the_user_whose_message_began_the_turn(fleet: Any) -> None:
+    _, messages = await turn(fleet, "asking", "who am I", rounds=1)
+    assert [m.text for m in messages if m.kind is MessageKind.ASSISTANT] == ["you are u1"]
 
 
 async def test_an_error_comes_back_to_the_model_with_its_output(fleet: Any) -> None:
