@@ -1,0 +1,137 @@
+"""Flower in a real browser on a busy system; the screenshots stay in ``artifacts/flower``.
+
+Needs Playwright (`pip install nekro-workers[browser]`) and a Chromium on the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.environment import environment_of
+from nekro_agent.errors import NekroError
+from workers.composition import Services
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+HERE = Path(__file__).parent
+ARTIFACTS = HERE.parents[1] / "artifacts" / "flower"
+USER, PASSWORD = "operator", "of the house"
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One kind of database is enough here."""
+    return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+
+
+@pytest.fixture(scope="module")
+def fleet(make_fleet: Callable[..., Any]) -> Any:
+    return make_fleet(
+        plugins={"dirs": (HERE / "plugins", HERE / "slow_plugins")},
+        workers={"long_methods": ("tests.slow.*",), "drain_seconds": 1},
+    )
+
+
+@pytest.fixture(scope="module")
+def flower_url(fleet: Any) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "cli.main", "flower", "--port", str(port)],
+        env={**environment_of(fleet.settings), "FLOWER_BASIC_AUTH": f"{USER}:{PASSWORD}"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    fleet.start("methods", "methods", "long")
+    yield f"http://127.0.0.1:{port}"
+    process.terminate()
+    process.wait(20)
+
+
+class Busy:
+    """Calls of every kind, until it is closed."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Busy:
+        await self._services.start()
+        for method, argument in (
+            ("journal", 1), ("length", b"told in confidence"), ("fail_with", "it broke"), ("wait_long", 30),
+        ):  # fmt: skip
+            self._tasks += [asyncio.create_task(self._call(method, argument)) for _ in range(2)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._services.close()
+
+    async def _call(self, method: str, argument: object) -> None:
+        while True:
+            with contextlib.suppress(NekroError):
+                await self._services.invoke(
+                    method, (argument,), {}, chat_key="busy", user_id="u", timeout_seconds=60
+                )
+            await asyncio.sleep(0.2)
+
+
+async def test_flower_shows_a_busy_system_in_a_browser(fleet: Any, flower_url: str) -> None:
+    playwright = pytest.importorskip("playwright.async_api", reason="pip install nekro-workers[browser]")
+    if BROWSER is None:
+        pytest.skip("no Chromium: apt-get install chromium")
+    ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    async with Busy(fleet.services()), playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        context = await browser.new_context(
+            viewport={"width": 1500, "height": 900},
+            http_credentials={"username": USER, "password": PASSWORD},
+        )
+        page = await context.new_page()
+        await shows(page, f"{flower_url}/workers", "methods-0", "methods-1", "long-2")
+        await page.screenshot(path=ARTIFACTS / "workers.png")
+        await page.close()  # it goes on asking for news
+        page = await context.new_page()
+        await shows(page, f"{flower_url}/tasks", "tests.probe.journal", "fail_with")
+        await page.screenshot(path=ARTIFACTS / "tasks.png")
+        assert "in confidence" not in await page.content()
+        row = page.locator("tbody tr", has_text="fail_with").first
+        failed = await row.locator("a[href*='/task/']").first.get_attribute("href")
+        await shows(page, f"{flower_url}{failed}", "it broke", "in fail_with", "(hidden)")
+        await page.screenshot(path=ARTIFACTS / "failure.png", full_page=True)
+        await shows(page, f"{flower_url}/workers", "methods-0")
+        worker = page.locator("a", has_text="methods-0").first
+        href = await worker.get_attribute("href")
+        await shows(page, f"{flower_url}{href}", "AsyncioPool")
+        await page.screenshot(path=ARTIFACTS / "worker.png", full_page=True)
+        await browser.close()
+
+
+async def shows(page: Any, url: str, *texts: str) -> None:
+    """Open a page again and again until it shows every text."""
+    content = ""
+    for _ in range(12):
+        with contextlib.suppress(Exception):  # Flower starts: the browser has errors of its own for that
+            await page.goto(url, wait_until="domcontentloaded", timeout=15_000)
+            # Its tables fetch their rows after the page.
+            await asyncio.sleep(1.5)
+            content = await page.content()
+        if all(text in content for text in texts):
+            return
+    await page.screenshot(path=ARTIFACTS / "unexpected.png")
+    pytest.fail(f"{url} does not show {[text for text in texts if text not in content]}")
