@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from broker_config.codec import decode_value
 
+from broker_config.codec import decode_value
 from broker_config.wire import Envelope
 from nekro_agent.errors import (
     ArgumentError,
