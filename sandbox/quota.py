@@ -60,7 +60,7 @@ class Quota:
             names += 1
             if node.is_hidden or used_bytes > self.most_bytes:
                 return True
-        return names > self.most_names
+        return names > self.most_names or used_bytes > self.most_bytes
 
     def cut_back(self, *, since: float) -> int:
         """Remove files that changed after ``since``, newest first, until the rest fits.

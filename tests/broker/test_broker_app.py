@@ -55,7 +55,7 @@ def test_lanes_keep_their_deliveries_under_keys_of_their_own(make_settings: Make
 
 def test_pinned_plugins_have_a_queue_each(make_settings: MakeSettings) -> None:
     app = create_app(make_settings(workers={"pinned_plugins": ("alice.bot",)}))
-    assert set(app.amqp.queues) == {"methods", "long", "rounds", "pinned.alice.bot"}
+    assert set(app.amqp.queues) == {"methods", "long", "rounds", "pinned", "pinned.alice.bot"}
 
 
 def test_app_without_a_broker_url_is_refused(make_settings: MakeSettings) -> None:
