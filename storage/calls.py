@@ -103,13 +103,7 @@ class CallRepository(Repository):
 
     async def enqueue(self, request: CallRequest) -> bool:
         """Record a call before it is published; False when it is recorded already."""
-        statement = (
-            insert(self._dialect, CallRow)
-            .values(**_values(request), state=CallState.QUEUED, requested_at=now(), published_at=now())
-            .on_conflict_do_nothing(index_elements=[CallRow.id])
-            .returning(CallRow.id)
-        )
-        return await self._scalar(statement) is not None
+        return await self._scalar(_enqueue_statement(self._dialect), _values(request)) is not None
 
     async def keep_message(self, call_id: str, invocation: dict[str, Any]) -> None:
         """Store the message of an open call, to publish it again."""
@@ -326,6 +320,19 @@ class CallRepository(Repository):
             .returning(CallRow)
         )
         return sorted(await self._all(Call, statement), key=lambda call: call.requested_at)
+
+
+@cache
+def _enqueue_statement(dialect: str) -> Executable:
+    new = insert(dialect, CallRow).values(
+        {
+            **{item.name: bindparam(item.name) for item in dataclasses.fields(CallRequest)},
+            "state": CallState.QUEUED,
+            "requested_at": now(),
+            "published_at": now(),
+        }
+    )
+    return new.on_conflict_do_nothing(index_elements=[CallRow.id]).returning(CallRow.id)
 
 
 @cache

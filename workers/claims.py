@@ -8,6 +8,7 @@ The plugins' hooks see the text before that transaction begins, and may drop it.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -21,6 +22,7 @@ from nekro_agent.errors import (
     NekroError,
     OutcomeUnknownError,
     StorageError,
+    StorageUnavailableError,
 )
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import MessageKind, SystemMessageHooks
@@ -41,6 +43,8 @@ __all__ = ["CallClaims", "Claimable", "DuplicateDelivery", "HeldClaim", "outcome
 CLAIM_MARGIN_SECONDS: Final = 15.0
 #: Longest run of the hooks for one text, within that margin; a text that they did not judge is kept.
 HOOKS_SECONDS: Final = 10.0
+#: Pause before the record of a call is tried again.
+RECORD_RETRY_SECONDS: Final = 0.3
 
 
 class DuplicateDelivery(Exception):
@@ -136,27 +140,49 @@ class CallClaims:
 
         Raises:
             OutcomeUnknownError: the claim was lost meanwhile; nothing was written.
+            StorageUnavailableError: the database was away for longer than the claim's margin.
         """
         text = envelope.text
         if text is not None and await self._is_dropped(invocation.chat_key, text):
             text = None
+        give_up_at = time.monotonic() + CLAIM_MARGIN_SECONDS
         try:
-            async with self._database.begin() as transaction:
-                if text is not None:
-                    await self._record_text(transaction, claim, invocation, text)
-                round_id = await self._follow_up(transaction, invocation, envelope)
-                envelope = envelope.model_copy(update={"round_id": round_id})
-                ended = await transaction.calls.finish(
-                    claim.call_id, fence=claim.fence, outcome=envelope.model_dump(mode="json")
-                )
-                await settle(transaction, self._publisher, ended)
+            while True:
+                try:
+                    return await self._record(claim, invocation, envelope, text)
+                except StorageUnavailableError:
+                    # The method has run; what it did must not be forgotten because of a restart.
+                    if time.monotonic() > give_up_at:
+                        raise
+                    await asyncio.sleep(RECORD_RETRY_SECONDS)
         except FencedError as exc:
-            raise OutcomeUnknownError(
-                f"call {claim.call_id}: the claim was lost while the method ran; its effect may have happened"
-            ) from exc
+            return await self._recorded_before(claim, exc)
         finally:
             self._keeper.drop(claim.call_id)
+
+    async def _record(
+        self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None
+    ) -> Envelope:
+        async with self._database.begin() as transaction:
+            if text is not None:
+                await self._record_text(transaction, claim, invocation, text)
+            round_id = await self._follow_up(transaction, invocation, envelope)
+            envelope = envelope.model_copy(update={"round_id": round_id})
+            ended = await transaction.calls.finish(
+                claim.call_id, fence=claim.fence, outcome=envelope.model_dump(mode="json")
+            )
+            await settle(transaction, self._publisher, ended)
         return envelope
+
+    async def _recorded_before(self, claim: HeldClaim, exc: FencedError) -> Envelope:
+        """Return what an earlier try has committed although its connection broke; else the claim is lost."""
+        async with self._database.read() as transaction:
+            call = await transaction.calls.find(claim.call_id)
+        if call is not None and (call.state, call.fence) == (CallState.DONE, claim.fence) and call.outcome:
+            return Envelope.model_validate(call.outcome)
+        raise OutcomeUnknownError(
+            f"call {claim.call_id}: the claim was lost while the method ran; its effect may have happened"
+        ) from exc
 
     async def fail(self, claim: HeldClaim, error: BaseException) -> None:
         """Record that a call raised; if that fails, log it: the caller gets ``error`` either way."""

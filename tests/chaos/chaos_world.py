@@ -8,16 +8,19 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis
 from sqlalchemy import text
 from worker_fleet import Fleet, Worker
 
-from broker_config.codec import decode_value
+from broker_config.codec import decode_value, encode_arguments
 from broker_config.urls import client_url
+from broker_config.wire import Envelope
 from nekro_agent.errors import NekroError, OutcomeUnknownError
 from workers.composition import Services
+from workers.dispatch import CallScope
 
 CHAT = "chaos"
 #: Visibility timeout of the chaos fleets.
@@ -43,6 +46,18 @@ async def call(
         method, args, {}, chat_key=chat_key, user_id="u", timeout_seconds=seconds
     )
     return decode_value(envelope.value_bytes(), max_bytes=1 << 20) if envelope.value else envelope.text
+
+
+async def invoke(services: Services, method: str, *args: Any, call_id: str, seconds: float = 60) -> Envelope:
+    """Call under an id of one's own, as a round does."""
+    scope = CallScope(chat=await services.chat(CHAT), user_id=None, wakes_agent=True)
+    return await services.dispatcher.invoke(
+        services.registry.find(method),
+        encode_arguments(args, {}),
+        scope,
+        call_id=call_id,
+        deadline=datetime.now(UTC) + timedelta(seconds=seconds),
+    )
 
 
 def journal(fleet: Fleet) -> list[list[str]]:

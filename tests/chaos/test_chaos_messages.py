@@ -6,14 +6,25 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from chaos_world import Account, call, client_of, is_quiet, journal, key, opened, rows, started, times, until
+from chaos_world import (
+    Account,
+    call,
+    client_of,
+    invoke,
+    is_quiet,
+    journal,
+    key,
+    opened,
+    rows,
+    started,
+    times,
+    until,
+)
 from worker_fleet import Fleet
 
-from broker_config.codec import encode_arguments
 from broker_config.keys import Keys
 from nekro_agent.errors import (
     ArgumentError,
@@ -25,23 +36,10 @@ from nekro_agent.errors import (
     OutcomeUnknownError,
     ResultError,
 )
-from workers.dispatch import CallScope
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 MakeChaos = Callable[..., Fleet]
-
-
-async def invoke(services: Any, method: str, *args: Any, call_id: str, seconds: float = 30) -> Any:
-    """Call under an id of one's own, as a round does."""
-    scope = CallScope(chat=await services.chat("chaos"), user_id=None, wakes_agent=True)
-    return await services.dispatcher.invoke(
-        services.registry.find(method),
-        encode_arguments(args, {}),
-        scope,
-        call_id=call_id,
-        deadline=datetime.now(UTC) + timedelta(seconds=seconds),
-    )
 
 
 async def test_18_same_call_sent_twice_has_one_effect_and_one_answer(

@@ -17,6 +17,7 @@ from chaos_world import (
     Account,
     call,
     client_of,
+    invoke,
     is_quiet,
     key,
     opened,
@@ -30,7 +31,7 @@ from worker_fleet import Fleet
 
 from nekro_agent.errors import OutcomeUnknownError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MakeChaos = Callable[..., Fleet]
 CALLS = int(os.environ.get("NEKRO_TEST_CHAOS_CALLS", "2000"))
@@ -224,20 +225,7 @@ async def test_21_crash_before_the_follow_up_is_announced_leaves_one_round(
     fleet = make_chaos(each_database)
     fleet.start("methods", "methods")
     async with opened(fleet) as services:
-        from broker_config.codec import encode_arguments
-        from workers.dispatch import CallScope
-
-        chat = await services.chat("chaos")
-        await services.dispatcher.refresh()
-        from datetime import UTC, datetime, timedelta
-
-        envelope = await services.dispatcher.invoke(
-            services.registry.find("wake"),
-            encode_arguments(("A1",), {}),
-            CallScope(chat=chat, user_id=None, wakes_agent=True),
-            call_id="a" * 32,
-            deadline=datetime.now(UTC) + timedelta(seconds=30),
-        )
+        envelope = await invoke(services, "wake", "A1", call_id="a" * 32)
         made = await rows(services, "SELECT id, trigger_id FROM rounds")
         with client_of(fleet) as client:
             await until(lambda: client.llen(key(fleet, "rounds")), what="the sweep to announce the round")
