@@ -133,6 +133,7 @@ class System:
             "POSTGRES_IMAGE": "nekro-test/postgres",
             "FLOWER_PORT": str(FLOWER_PORT),
             "NEKRO_LLM__SCRIPT": "/script.yaml",
+            "COMPOSE_HTTP_TIMEOUT": "300",
             # The classic builder: BuildKit is a plugin that Debian's package lacks.
             "DOCKER_BUILDKIT": "0",
         }
