@@ -79,10 +79,12 @@ def fleet(make_fleet: Callable[..., Any]) -> Any:
 def flower(fleet: Any) -> Iterator[Flower]:
     """Flower first: it knows what it has seen happen, workers' starts included."""
     served = Flower(fleet.settings)
-    fleet.start("methods", "long")
-    yield served
-    served.process.terminate()
-    served.process.wait(20)
+    try:
+        fleet.start("methods", "long")
+        yield served
+    finally:
+        served.process.terminate()
+        served.process.wait(20)
 
 
 @contextlib.asynccontextmanager

@@ -55,10 +55,12 @@ def flower_url(fleet: Any) -> Iterator[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    fleet.start("methods", "methods", "long")
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(20)
+    try:
+        fleet.start("methods", "methods", "long")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 class Busy:
