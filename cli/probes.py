@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -44,7 +45,10 @@ def ask_workers(probe: Probe, *, lane: str | None = None) -> list[Answer]:
     Raises:
         ServiceError: the directory of their sockets is not this user's alone.
     """
-    answers = (_ask(path, probe) for path in monitor_sockets(lane))
+    paths = monitor_sockets(lane)
+    # At once: each that hangs takes the whole time.
+    with ThreadPoolExecutor(max(1, len(paths))) as pool:
+        answers = list(pool.map(lambda path: _ask(path, probe), paths))
     return [answer for answer in answers if answer is not None]
 
 

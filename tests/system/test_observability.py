@@ -9,9 +9,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -77,9 +78,12 @@ def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def observed(make_fleet: Callable[..., Any]) -> Observed:
+def observed(make_fleet: Callable[..., Any]) -> Iterator[Observed]:
     port = free_port()
-    return Observed(make_fleet(metrics={"port": port}, log={"json_lines": True}), port)
+    # Short, as a socket's path must be; private, as other workers of this user may run here.
+    with tempfile.TemporaryDirectory(prefix="nk") as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", directory)
+        yield Observed(make_fleet(metrics={"port": port}, log={"json_lines": True}), port)
 
 
 async def call(observed: Observed, method: str, *args: Any) -> str:
