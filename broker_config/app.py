@@ -90,7 +90,7 @@ def checked_task_options(**options: Any) -> dict[str, Any]:
     Raises:
         SettingsError: a name is unknown.
     """
-    known = {name for name in dir(celery.Task) if not name.startswith("_")} | {"base", "shared"}
+    known = {name for name in dir(celery.Task) if not name.startswith("_")} | {"base", "bind", "shared"}
     _reject_unknown(options, known, kind="task option")
     return options
 

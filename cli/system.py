@@ -14,7 +14,7 @@ from broker_config.embedded import EmbeddedRedis, resolve_settings
 from broker_config.settings import Settings
 from cli.environment import environment_of
 from cli.output import Output
-from cli.ownership import Ownership, RunningSystem, WorkerEntry, read_running
+from cli.ownership import Ownership, RunningSystem, WorkerEntry
 from cli.presence import require_broker
 from cli.process import START_SECONDS, ChildProcess, ChildSpec, worker_spec
 from nekro_agent.errors import ServiceError
@@ -73,15 +73,12 @@ async def open_services(
     output: Output,
     before_start: Callable[[Settings], None] | None = None,
 ) -> AsyncIterator[tuple[System, Services]]:
-    """Open a system and this process's services on it; plugins load while the workers start.
-
-    ``before_start`` checks what workers of our own would need; a running system has its own settings.
-    """
+    """Open a system, as ``open_system``, and this process's services; plugins load while workers start."""
     from workers.composition import Services
 
-    if before_start is not None and settings.broker.url is None and read_running(settings.data_dir) is None:
-        before_start(settings)
-    async with open_system(settings, command=command, lanes=lanes, output=output) as system:
+    async with open_system(
+        settings, command=command, lanes=lanes, output=output, before_start=before_start
+    ) as system:
         services = Services.load(system.settings, role="cli")
         failed = [record.key for record in services.loaded.records if record.error is not None]
         if failed:
@@ -96,7 +93,12 @@ async def open_services(
 
 @contextlib.asynccontextmanager
 async def open_system(
-    settings: Settings, *, command: str, lanes: Sequence[Lane], output: Output
+    settings: Settings,
+    *,
+    command: str,
+    lanes: Sequence[Lane],
+    output: Output,
+    before_start: Callable[[Settings], None] | None = None,
 ) -> AsyncIterator[System]:
     """Give a command the system that the settings or the data directory point to, else start one.
 
@@ -106,6 +108,7 @@ async def open_system(
     Args:
         command: its name, for other commands to see.
         lanes: lanes that must have a worker.
+        before_start: checks what workers of our own would need; not called when none is started.
 
     Raises:
         BrokerUnavailableError: the broker that the settings name does not answer.
@@ -119,11 +122,12 @@ async def open_system(
     ownership = Ownership(settings.data_dir)
     async with contextlib.AsyncExitStack() as stack:
         running = await _join_or_claim(ownership, stack, output)
+        missing = [lane for lane in lanes if running is None or lane not in running.lanes]
+        if missing and before_start is not None:
+            before_start(settings)
         if running is not None:
-            missing = [lane for lane in lanes if lane not in running.lanes]
             system = System(settings=resolve_settings(settings), own=bool(missing))
         else:
-            missing = list(lanes)
             resolved = await stack.enter_async_context(embedded_services(settings))
             system = System(settings=resolved, own=True)
         workers = await _begin_workers(missing, system.settings, stack, shared=running is None)

@@ -58,7 +58,7 @@ from workers.policies import core_config, package_policy
 from workers.progress import CallReports, ProgressAnnouncer
 from workers.publisher import EventPublisher
 from workers.records import SqlRecords
-from workers.registry import Registry
+from workers.registry import MethodEntry, Registry
 from workers.round_ledger import RoundLedger
 from workers.round_stop import RoundStopper, StoppedRounds
 from workers.runs import CodeReport, CodeRuns
@@ -83,6 +83,7 @@ class Services:
     app: Celery
     _caller: MethodCaller | None = None
     _sandboxes: SandboxManager | None = None
+    _pinned_owner: PinnedOwner | None = None
 
     @classmethod
     def load(cls, settings: Settings, *, role: str) -> Services:
@@ -225,7 +226,7 @@ class Services:
 
     def pinned_owner(self, *, consume: Callable[[str], None]) -> PinnedOwner:
         """Build what competes for pinned plugins; ``consume`` serves a queue from then on."""
-        return PinnedOwner(
+        self._pinned_owner = PinnedOwner(
             database=self.database,
             background=self.background,
             host=self.host,
@@ -233,8 +234,17 @@ class Services:
             owner=self.node,
             lease_seconds=self.settings.workers.pinned_lease_seconds,
             is_fallback=self.role != Lane.PINNED.value,
+            refresh=self.marks.refresh,
             consume=consume,
         )
+        return self._pinned_owner
+
+    def _home_of(self, entry: MethodEntry) -> str | None:
+        """Name the queue of a pinned plugin that does not live in this process."""
+        key = entry.plugin.key
+        if not self.lanes.is_pinned(key) or (self._pinned_owner and self._pinned_owner.holds(key)):
+            return None
+        return self.lanes.lane_of_plugin(key)
 
     @cached_property
     def watchdog(self) -> LoopWatchdog | None:
@@ -262,6 +272,7 @@ class Services:
             sandbox_settings=self.settings.sandbox,
             worker_name=self.node,
             reports=CallReports(self.database, self.background, self.announcer, worker_name=self.node),
+            home_of=self._home_of,
             watchdog=self.watchdog,
         )
 

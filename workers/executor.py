@@ -26,7 +26,15 @@ from workers.loop_watchdog import LoopWatchdog
 from workers.progress import CallReports
 from workers.registry import MethodEntry, Registry
 
-__all__ = ["MethodExecutor"]
+__all__ = ["MethodExecutor", "MisplacedCall"]
+
+
+class MisplacedCall(Exception):
+    """The call belongs to a process that a plugin lives in, and this is another one."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(f"belongs to queue {queue}")
+        self.queue = queue
 
 
 class MethodExecutor:
@@ -43,8 +51,14 @@ class MethodExecutor:
         sandbox_settings: SandboxSettings,
         worker_name: str,
         reports: CallReports,
+        home_of: Callable[[MethodEntry], str | None],
         watchdog: LoopWatchdog | None = None,
     ) -> None:
+        """Take what to execute with.
+
+        Args:
+            home_of: queue that a call has to go to instead; None when it may run in this process.
+        """
         self._registry = registry
         self._signer = signer
         self._claims = claims
@@ -54,6 +68,7 @@ class MethodExecutor:
         self._return_bytes = sandbox_settings.return_bytes
         self._worker_name = worker_name
         self._reports = reports
+        self._home_of = home_of
         self._watchdog = watchdog
 
     async def execute(self, body: object, *, task_name: str) -> dict[str, Any]:
@@ -67,6 +82,7 @@ class MethodExecutor:
             CallTimeoutError: its deadline has passed; the method was not started.
             MethodNotFoundError, MethodDisabledError, ArgumentError, ResultError,
                 OutcomeUnknownError: as their names say.
+            MisplacedCall: its plugin lives in another process; nothing was done.
             Exception: what the method itself raised, redacted where its text held a secret.
         """
         invocation = self._signer.verify(body, task_name=task_name)
@@ -75,6 +91,9 @@ class MethodExecutor:
                 f"{invocation.method}: the deadline of call {invocation.call_id} passed in the queue"
             )
         entry = self._registry.find(invocation.method)
+        home = self._home_of(entry)
+        if home is not None:
+            raise MisplacedCall(home)
         try:
             if entry.type is SandboxMethodType.TOOL:
                 envelope = await self._run(entry, invocation)

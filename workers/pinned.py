@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
@@ -71,11 +71,13 @@ class PinnedOwner:
         owner: str,
         lease_seconds: float,
         is_fallback: bool,
+        refresh: Callable[[], Awaitable[None]],
         consume: Callable[[str], None],
     ) -> None:
         """Take what to compete with.
 
         Args:
+            refresh: brings ``lanes`` up to date.
             is_fallback: keep out while a process of lane ``pinned`` is there.
             consume: serves a plugin's queue from now on.
         """
@@ -86,6 +88,7 @@ class PinnedOwner:
         self._owner = owner
         self._lease_seconds = lease_seconds
         self._is_fallback = is_fallback
+        self._refresh = refresh
         self._consume = consume
         self._holdings: dict[str, _Holding] = {}
         self._task: asyncio.Task[None] | None = None
@@ -96,13 +99,17 @@ class PinnedOwner:
         self._keeper = self._background.submit(self._keep())
         self._task = asyncio.create_task(self._compete_forever(), name="nekro-pinned")
 
+    def holds(self, plugin_key: str) -> bool:
+        """Whether a plugin lives in this process."""
+        return f"{_OWNER_LEASE}{plugin_key}" in self._holdings
+
     async def close(self) -> None:
         """Let the plugins clean up, then hand them on at once."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         for plugin in self._host.plugins:
-            if f"{_OWNER_LEASE}{plugin.key}" in self._holdings:
+            if self.holds(plugin.key):
                 await self._host.stop_plugin(plugin)
         if self._keeper is not None:
             self._keeper.cancel()
@@ -123,12 +130,19 @@ class PinnedOwner:
             await asyncio.sleep(self._lease_seconds / _LOOKS_PER_LEASE)
 
     async def _compete(self) -> None:
-        pinned = [plugin for plugin in self._host.plugins if self._lanes.is_pinned(plugin.key)]
+        await self._refresh()
+        pinned = [
+            plugin
+            for plugin in self._host.plugins
+            if self._lanes.is_pinned(plugin.key) and not self.holds(plugin.key)
+        ]
+        for plugin in pinned:
+            # Started here before somebody pinned it; nothing otherwise.
+            await self._host.stop_plugin(plugin)
         if not await self._may_compete():
             return
         for plugin in pinned:
-            name = f"{_OWNER_LEASE}{plugin.key}"
-            if plugin.is_enabled and name not in self._holdings and await self._acquire(name):
+            if plugin.is_enabled and await self._acquire(f"{_OWNER_LEASE}{plugin.key}"):
                 await self._adopt(plugin)
 
     async def _may_compete(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import Ignore
 from celery.worker.state import revoked
 
@@ -15,7 +16,7 @@ from broker_config.bridge import at_loop_close
 from broker_config.topology import COMMAND_TASK, DRAIN_TASK, JOB_TASK
 from workers.awaiting import StopReason, current_job, run_async
 from workers.claims import DuplicateDelivery
-from workers.executor import MethodExecutor
+from workers.executor import MethodExecutor, MisplacedCall
 from workers.job_runner import Interruption
 
 #: What a job that is stopped at its time limit has to clean up.
@@ -35,9 +36,8 @@ def register_methods(services: Services) -> None:
     """
     executor, cleanups = services.executor, _LoopCleanups(services)
     for entry in services.registry:
-        services.app.task(**checked_task_options(name=entry.task, typing=False, shared=False))(
-            _method_body(entry.task, executor, cleanups)
-        )
+        options = checked_task_options(name=entry.task, typing=False, shared=False, bind=True)
+        services.app.task(**options)(_method_body(entry.task, executor, cleanups))
 
 
 def register_commands(services: Services) -> None:
@@ -100,17 +100,22 @@ def _interruption(job_id: str) -> Interruption:
 
 def _method_body(
     task_name: str, executor: MethodExecutor, cleanups: _LoopCleanups
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
+) -> Callable[[Task, dict[str, Any]], dict[str, Any]]:
     async def execute(body: dict[str, Any]) -> dict[str, Any]:
         cleanups.ensure()
         return await executor.execute(body, task_name=task_name)
 
-    def run(body: dict[str, Any]) -> dict[str, Any]:
+    def run(task: Task, body: dict[str, Any]) -> dict[str, Any]:
         try:
             return run_async(execute(body))
         except DuplicateDelivery as exc:
             # Neither success nor failure: the delivery that runs it will store the result.
             raise Ignore("another delivery of this call is running") from exc
+        except MisplacedCall as exc:
+            # Sent by somebody who did not know yet that its plugin is pinned.
+            message = task.signature_from_request(queue=exc.queue)
+            run_async(asyncio.to_thread(message.apply_async))
+            raise Ignore(str(exc)) from exc
 
     functools.update_wrapper(run, execute, assigned=("__doc__",))
     run.__name__ = task_name.rpartition(".")[2]
@@ -126,8 +131,6 @@ class _LoopCleanups:
 
     def ensure(self) -> None:
         """Register the cleanup of the running loop, once."""
-        import asyncio
-
         key = id(asyncio.get_running_loop())
         if key not in self._seen:
             self._seen.add(key)

@@ -35,7 +35,8 @@ examples:
 
 A method that blocks its event loop is sent to lane `long` by the watchdog; LANE then shows `long!` and
 the reason stands below. `pin` decides it for good, `unpin` forgets both. Running systems follow in a second.
-`pin PLUGIN pinned` has a whole plugin live in one process of the fleet; restart the workers then.
+`pin PLUGIN pinned` has a whole plugin live in one process of the fleet; restart the workers afterwards,
+unless its cleanup ends all that its init began.
 `--json` prints a list of {name, task, plugin, type, lane, signature, doc}; lane_reason where a mark decides.
 """
 

@@ -51,6 +51,8 @@ class RangeServer:
         self.behaviour = Behaviour()
         self.requests: list[Request] = []
         self.sent_bytes = 0
+        #: Answers of an earlier age end at once.
+        self._age = 0
         self._lock = threading.Lock()
         outer = self
 
@@ -79,6 +81,12 @@ class RangeServer:
     def starts(self) -> list[int]:
         """Where each request began."""
         return [request.start for request in self.requests]
+
+    def count_anew(self) -> None:
+        """End the answers under way and count bytes and requests from zero."""
+        with self._lock:
+            self._age += 1
+            self.requests, self.sent_bytes = [], 0
 
     def stop(self) -> None:
         """Stop serving."""
@@ -127,14 +135,18 @@ class RangeServer:
         return start + behaviour.cut_after
 
     def _send(self, handler: BaseHTTPRequestHandler, content: Any, start: int, end: int) -> None:
+        age = self._age
         for position in range(start, end, CHUNK_BYTES):
             behaviour = self.behaviour
             if behaviour.gate is not None and position >= behaviour.gate_at:
                 behaviour.gate.wait(60)
+            if self._age != age:
+                handler.close_connection = True
+                return
             piece = content[position : min(end, position + CHUNK_BYTES)]
             handler.wfile.write(piece)
             with self._lock:
-                self.sent_bytes += len(piece)
+                self.sent_bytes += len(piece) if self._age == age else 0
             if behaviour.pause_seconds:
                 time.sleep(behaviour.pause_seconds)
 

@@ -6,12 +6,17 @@ import asyncio
 import json
 import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker_config.codec import encode_arguments
+from broker_config.wire import new_id
+from nekro_agent.methods import Lane
 from workers.composition import Services
+from workers.dispatch import CallScope, _invocation
 
 PLUGINS = Path(__file__).parent / "pinned_plugins"
 SECONDS = 40
@@ -100,3 +105,28 @@ async def test_a_plugin_that_leaves_a_loop_running_is_pinned_by_itself(
         return (await call(services, "turns"))[0] > seen[0][0]
 
     await eventually(fleet, grows, "the loop of the owner")
+
+
+async def test_calls_of_those_who_do_not_know_of_the_pin_reach_its_owner_all_the_same(
+    fleet: Any, services: Services
+) -> None:
+    fleet.start("methods", "methods", concurrency=20)
+    owner = (await call(services, "bump"))[1]
+    entry = services.registry.find("bump")
+    scope = CallScope(chat=await services.chat("p"), user_id=None)
+    calls = [
+        services._caller.call(  # the dispatcher knows
+            _invocation(
+                entry,
+                encode_arguments((), {}),
+                scope,
+                call_id=new_id(),
+                deadline=datetime.now(UTC) + timedelta(seconds=SECONDS),
+            ),
+            lane=Lane.METHODS,
+        )
+        for _ in range(20)
+    ]
+    values = [pickle.loads(envelope.value_bytes()) for envelope in await asyncio.gather(*calls)]
+    assert {pid for _, pid in values} == {owner}
+    assert len({count for count, _ in values}) == 20
