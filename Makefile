@@ -33,7 +33,7 @@ demo: install ## Run the scripted tour: sandbox, plugins, queue, follow-up round
 	$(BIN)/nekro demo
 
 test: install ## Run the default test suite (SQLite and PostgreSQL, real Redis, real sandbox).
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' $(PYTEST_ARGS)
 
 test-slow: install ## Run the long proofs: crashes, soak, load.
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Set
 from typing import Any, Final
 
 import redis
@@ -76,22 +76,21 @@ class LeaseKeeper:
         """Start the thread."""
         self._thread.start()
 
-    def adopt(self, channel: ClaimChannel) -> None:
+    def adopt(self, channel: ClaimChannel, *, running: Set[str]) -> None:
         """Keep a channel's deliveries from now on.
 
         Deliveries of earlier channels whose task does not run are given back: Celery forgets
         them when it reconnects.
+
+        Args:
+            running: ids of the tasks that have begun and not ended.
         """
         channel.keeper = self
         with self._changed:
             earlier = [known for known in self._channels if known is not channel]
             self._channels = [*earlier, channel]
-        running = {request.id for request in state.active_requests}
         for known in earlier:
-            self._give_back(
-                known,
-                (tag for tag, held in known.qos.held().items() if held.headers.get("id") not in running),
-            )
+            self._give_back(known, running=running)
 
     def acknowledge(self, channel: ClaimChannel, tag: str) -> None:
         """Forget a delivery in Redis, soon and for certain; called on any thread."""
@@ -101,19 +100,26 @@ class LeaseKeeper:
             if len(self._acks) in (1, MAX_ACKS):
                 self._changed.notify()
 
-    def close(self) -> None:
-        """Send the last acknowledgements, give back what was never done, end the thread."""
+    def close(self, *, running: Set[str]) -> None:
+        """Send the last acknowledgements, give back what was never done, end the thread.
+
+        Args:
+            running: ids of tasks that did not obey when they were stopped. Their leases are left to
+                end: given back, they would begin elsewhere before this process is gone.
+        """
         with self._changed:
             self._is_closing = True
             self._changed.notify()
         self._thread.join(CLOSE_SECONDS)
         for channel in self._channels:
-            self._give_back(channel, channel.qos.held())
+            self._give_back(channel, running=running)
         self._client.close()
 
-    def _give_back(self, channel: ClaimChannel, tags: Iterable[str]) -> None:
+    def _give_back(self, channel: ClaimChannel, *, running: Set[str]) -> None:
         count = 0
-        for tag in tags:
+        for tag, message in channel.qos.held().items():
+            if message.headers.get("id") in running:
+                continue
             try:
                 channel.qos.restore_by_tag(tag)
             except LOST as exc:
@@ -231,13 +237,22 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )
             self._keeper = LeaseKeeper(client, visibility_timeout_seconds=channel.visibility_timeout)
             self._keeper.start()
-        self._keeper.adopt(channel)
+        self._keeper.adopt(channel, running=_running(c))
 
     def stop(self, c: Any) -> None:
         """The connection is lost or a shutdown begins; tasks still run, so leases are kept."""
+        channel = c.task_consumer.channel if c.task_consumer else None
+        if isinstance(channel, ClaimChannel):
+            channel.give_back_unread()
 
     def shutdown(self, c: Any) -> None:
         """The pool has drained: what is still held was never done."""
         if self._keeper is not None:
-            self._keeper.close()
+            self._keeper.close(running=_running(c))
             self._keeper = None
+
+
+def _running(consumer: Any) -> set[str]:
+    """Ids of the tasks that run now; a pool of ours knows better than Celery which have begun."""
+    ids = getattr(consumer.pool, "running_ids", None)
+    return {request.id for request in state.active_requests} if ids is None else ids()

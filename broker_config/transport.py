@@ -194,6 +194,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
     #: Set by the worker's bootstep; None where messages are fetched one by one.
     keeper: Keeper | None = None
     _in_poll: Any = False
+    _gives_back = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         #: Tags that a claim recorded and that are on their way to ``QoS.append``.
@@ -219,6 +220,21 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
                 pass  # not renewed: what was claimed comes back by itself
         self._in_poll = None
         super().close()
+
+    def give_back_unread(self) -> None:
+        """Give back what a claim took while its answer is under way: the hub will not turn to read it.
+
+        Nobody renews these: without this they would wait until their leases end.
+        """
+        if not (self._in_poll and self._asked):
+            return
+        self._gives_back = True
+        try:
+            self._brpop_read()
+        except (Empty, *LOST):
+            pass  # as in ``close``
+        finally:
+            self._gives_back = False
 
     def _get_pool(self, asynchronous: bool = False) -> Any:
         # A message is rejected on the channel it came by, which may be closed by then and
@@ -284,7 +300,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
 
     def _take(self, queue: str, tag: str, raw: bytes) -> None:
         """Deliver one claimed message, give it back when the channel closes, or bury it."""
-        if self._closing:
+        if self._closing or self._gives_back:
             self.qos.restore_by_tag(tag)
             return
         try:

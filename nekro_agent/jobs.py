@@ -47,9 +47,11 @@ class TaskCtl(BaseModel):
     progress: int | None = Field(None, ge=0, le=100)
 
     @classmethod
-    def report_progress(cls, message: str, percent: int = 0) -> TaskCtl:
+    def report_progress(cls, message: str, percent: float = 0) -> TaskCtl:
         """Say how far the job is; percent from 0 to 100."""
-        return cls(signal=TaskSignal.PROGRESS, message=message, progress=percent)
+        # A quotient is no integer, and may miss 100 by a little: no reason for a job to fail.
+        progress = max(0, min(int(percent), 100))
+        return cls(signal=TaskSignal.PROGRESS, message=message, progress=progress)
 
     @classmethod
     def success(cls, message: str = "", data: Any = None) -> TaskCtl:
@@ -198,20 +200,24 @@ class TaskRunner:
             return False
         return await runtime.current().service("jobs").cancel(found[0].id)
 
-    async def get_running_tasks(self) -> list[AsyncTaskHandle]:
-        """Return every open job of the plugins of this process."""
-        plugins = {plugin.key: plugin for owners in _owners.values() for plugin in owners}
-        jobs = await runtime.current().service("jobs").running()
-        return [_handle(job, plugins[job.plugin_key]) for job in jobs if job.plugin_key in plugins]
+    def get_running_tasks(self) -> list[str]:
+        """Return every open job of the plugins of this process as ``<task type>:<task id>``."""
+        return [f"{job.task_type}:{job.task_id}" for job in self._running()]
 
     async def stop_all(self) -> int:
         """Ask every job of the plugins of this process to end; returns how many."""
         jobs = runtime.current().service("jobs")
-        return sum([await jobs.cancel(handle.job_id) for handle in await self.get_running_tasks()])
+        return sum([await jobs.cancel(job.id) for job in self._running()])
 
     def runner(self) -> TaskRunner:
         """Return itself; the reference reaches the runner this way."""
         return self
+
+    @staticmethod
+    def _running() -> list[JobInfo]:
+        plugins = {plugin.key for owners in _owners.values() for plugin in owners}
+        jobs = runtime.current().service("jobs").running()
+        return [job for job in jobs if job.plugin_key in plugins]
 
     @staticmethod
     def _find(task_type: str, task_id: str) -> tuple[JobInfo, NekroPlugin] | None:

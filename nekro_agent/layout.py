@@ -3,10 +3,14 @@
 <data root>/
 ├── plugins/<plugin key>/        a plugin's own files
 ├── configs/<plugin key>.yaml    a plugin's configuration
-├── uploads/<chat>/              /app/uploads in the chat's sandboxes, read-only there
-├── sandboxes/<container>/       /app/shared in the sandbox
+├── uploads/<id>/                /app/uploads in the chat's sandboxes, read-only there
+├── sandboxes/<container key>/   /app/shared in the sandbox
 ├── packages/                    what ``dynamic_import_pkg`` installed
 └── staging/                     private copies that live as long as one call
+
+Both names are random-looking ids that SQL maps to chats (``upload_areas``, ``chats``): what
+sandboxed code learns of the host's paths tells nothing. Where there is no database, and in
+directories of older versions, uploads lie below the chat's encoded key.
 """
 
 from __future__ import annotations
@@ -81,7 +85,7 @@ def config_file(root: Path, plugin_key: str) -> Path:
 
 
 def uploads_dir(root: Path, chat_key: str) -> Path:
-    """Host side of ``/app/uploads``."""
+    """Host side of ``/app/uploads`` where no database names it."""
     return root / "uploads" / encode_key(chat_key)
 
 

@@ -328,7 +328,7 @@ class Jobs(Protocol):
         """Cancel the waits for ``key``, or all of the job's; returns how many."""
         ...
 
-    async def running(self) -> list[JobInfo]:
+    def running(self) -> list[JobInfo]:
         """Return every open job."""
         ...
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from nekro_agent import layout
 from nekro_agent.errors import InvalidValueError, StorageError
+from storage.upload_areas import UploadAreas
 
 __all__ = ["DataAreas"]
 
@@ -18,12 +19,21 @@ _CONTAINER_KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.%~-]{0,255}")
 class DataAreas:
     """Implements ``nekro_agent.ports.FileAreas``; every directory exists when it is returned."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *, uploads: UploadAreas | None = None) -> None:
+        """
+        Args:
+            uploads: names the directories of uploads; None, where there is no database, calls them
+                by the chat's encoded key.
+        """
         self._root = data_dir.absolute()
+        self._uploads = uploads
 
     def uploads_dir(self, chat_key: str) -> Path:
         """Directory that the chat's sandboxes see, read-only, as ``/app/uploads``."""
-        return _made(layout.uploads_dir(self._root, chat_key))
+        directory = layout.uploads_dir(self._root, chat_key)
+        if self._uploads is not None:
+            directory = directory.with_name(self._uploads.name(chat_key))
+        return _made(directory)
 
     def shared_dir(self, container_key: str) -> Path:
         """Directory that the sandbox sees as ``/app/shared``.

@@ -40,6 +40,7 @@ __all__ = [
     "PluginValueRow",
     "RoundRow",
     "TimerRow",
+    "UploadAreaRow",
 ]
 
 _Sequence = BigInteger().with_variant(Integer, "sqlite")
@@ -384,3 +385,14 @@ class DownloadRow(LeaseColumns, Base):
     whole_bytes: Mapped[int | None] = mapped_column(BigInteger())
     report: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
     updated_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class UploadAreaRow(Base):
+    """The directory behind a chat's ``/app/uploads``; a row never changes."""
+
+    __tablename__ = "upload_areas"
+
+    #: ``layout.encode_key`` of the chat key: never longer than an index entry.
+    chat_name: Mapped[str] = mapped_column(primary_key=True)
+    directory: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime]

@@ -34,6 +34,7 @@ from storage.chats import ChatRepository
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
+from storage.upload_areas import UploadAreas
 from workers.background import BackgroundLoop
 from workers.call_records import CallRecords, CallSweep
 from workers.claim_keeper import ClaimKeeper
@@ -151,6 +152,7 @@ class Services:
         self.announcer.close()
         self.publisher.close()
         await self.database.dispose()
+        self.upload_areas.dispose()
         runtime.unbind()
 
     @cached_property
@@ -166,7 +168,13 @@ class Services:
     @cached_property
     def areas(self) -> DataAreas:
         """Directories of chats, sandboxes and plugins."""
-        return DataAreas(self.settings.data_dir)
+        return DataAreas(self.settings.data_dir, uploads=self.upload_areas)
+
+    @cached_property
+    def upload_areas(self) -> UploadAreas:
+        """Names of the chats' upload directories."""
+        key = resolve_signing_key(self.settings).get_secret_value()
+        return UploadAreas(self.settings.database, self.settings.data_dir, key=key)
 
     @cached_property
     def publisher(self) -> EventPublisher:

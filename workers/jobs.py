@@ -157,8 +157,15 @@ class SqlJobs:
             self._write(self._cancel_waits(job_id, key))
         return len(waiting)
 
-    async def running(self) -> list[JobInfo]:
-        """Return every open job."""
+    def running(self) -> list[JobInfo]:
+        """Return every open job.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        return self._answer(self._open_ones())
+
+    async def _open_ones(self) -> list[JobInfo]:
         async with self._database.read() as transaction:
             jobs = await transaction.jobs.newest(limit=_MOST_JOBS, open_only=True)
         return [info_of(job) for job in jobs if not is_call(job)]

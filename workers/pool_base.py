@@ -90,6 +90,15 @@ class JobPool(BasePool):  # type: ignore[misc]
         """Cold shutdown."""
         self._shut_down(seconds=0)
 
+    def flush(self) -> None:
+        """Drop what has not begun: the connection is lost, and these messages are given back."""
+        for job in self._running():
+            job.drop()
+
+    def running_ids(self) -> set[str]:
+        """Ids of the tasks that have begun and not ended; callable from any thread."""
+        return {job.task_id for job in self._running() if job.has_begun}
+
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
         return info | {

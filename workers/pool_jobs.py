@@ -92,9 +92,31 @@ class Job:
     _depth: int = 0
     _body_is_over: bool = False
     _is_reported: bool = False
+    _has_begun: bool = False
+    _is_dropped: bool = False
+
+    @property
+    def task_id(self) -> str:
+        """Id of the task, which Celery hands to its tracer as the second argument."""
+        return str(self.args[1])
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it runs, or ran."""
+        return self._has_begun
+
+    def drop(self) -> bool:
+        """Keep a job from running, from any thread; returns False when it has begun."""
+        with self._lock:
+            self._is_dropped = not self._has_begun
+            return self._is_dropped
 
     def run(self) -> None:
         """Run Celery's tracer and report its outcome; nothing gets past this."""
+        with self._lock:
+            if self._is_dropped:
+                return
+            self._has_begun = True
         _current.set(self)
         try:
             apply_target(

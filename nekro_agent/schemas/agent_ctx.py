@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -210,17 +210,39 @@ class AgentCtx(BaseModel):
             self._on_progress(max(0.0, min(float(percent), 100.0)), message)
 
     @classmethod
-    async def create_by_chat_key(cls, chat_key: str, **unused: object) -> Self:
+    async def create_by_chat_key(
+        cls,
+        chat_key: str,
+        container_key: str | None = None,
+        from_chat_key: str | None = None,
+        webhook_request: WebhookRequest | None = None,
+        **unused: object,
+    ) -> Self:
         """Return a context for code that acts on a chat outside any call."""
         from nekro_agent.models.db_chat_channel import DBChatChannel
 
-        return await cls.create_by_db_chat_channel(await DBChatChannel.get_channel(chat_key=chat_key))
+        channel = await DBChatChannel.get_channel(chat_key=chat_key)
+        return cls.create_by_db_chat_channel(channel, container_key, from_chat_key, webhook_request)
 
     @classmethod
-    async def create_by_db_chat_channel(cls, db_chat_channel: DBChatChannel, **unused: object) -> Self:
-        """Return a context for a chat that was looked up."""
+    def create_by_db_chat_channel(
+        cls,
+        db_chat_channel: DBChatChannel,
+        container_key: str | None = None,
+        from_chat_key: str | None = None,
+        webhook_request: WebhookRequest | None = None,
+        **unused: object,
+    ) -> Self:
+        """Return a context for a chat that was looked up; ``await`` is allowed and not needed.
+
+        Args:
+            container_key: None derives the chat's own.
+            from_chat_key: None takes the channel's.
+        """
         return cls.for_call(
-            chat_key=db_chat_channel.chat_key,
+            chat_key=from_chat_key or db_chat_channel.chat_key,
+            container_key=container_key,
+            webhook_request=webhook_request,
             adapter_key=db_chat_channel.adapter_key or None,
             channel_id=db_chat_channel.channel_id or None,
             channel_name=db_chat_channel.channel_name or None,
@@ -242,7 +264,8 @@ class AgentCtx(BaseModel):
         """Return the chat's workspace: there are none here."""
         return None
 
-    async def get_onebot_v11_bot(self) -> NoReturn:
+    # No coroutines, these two: called without ``await`` they must raise all the same.
+    def get_onebot_v11_bot(self) -> NoReturn:
         """There is no bot object in a worker.
 
         Raises:
@@ -267,13 +290,18 @@ class AgentCtx(BaseModel):
         """Return the persona that applies: always the configured one."""
         return await self.current_preset()
 
-    async def set_preset(self, preset_id: int) -> NoReturn:
+    def set_preset(self, preset_id: int) -> NoReturn:
         """Refuse: personas are configured, not stored.
 
         Raises:
             InvalidValueError: always.
         """
         raise InvalidValueError(f"preset {preset_id} cannot be set: the persona is NEKRO_AGENT__PERSONA")
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Return the context itself: one factory is a coroutine in some versions of the API only."""
+        yield from ()
+        return self
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled: a context must not cross into a sandbox or a message."""

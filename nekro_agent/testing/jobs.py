@@ -96,7 +96,7 @@ class InMemoryJobs:
         chosen = [pair for pair in self._waits if pair[0] == job_id and key in (None, pair[1])]
         return sum(self._waits.pop(pair).cancel() for pair in chosen)
 
-    async def running(self) -> list[JobInfo]:
+    def running(self) -> list[JobInfo]:
         """Return every open job."""
         return [job for job in self._jobs.values() if not job.state.is_final]
 

@@ -23,9 +23,6 @@ from loguru import logger
 from cli.main import main
 from cli.ownership import read_running
 
-# One process of the test run: the tests share one `up` and stop it in the end.
-pytestmark = pytest.mark.xdist_group("cli-system")
-
 NEKRO = [sys.executable, "-P", "-m", "cli.main"]
 COMMAND_SECONDS = 60
 

@@ -68,6 +68,10 @@ class World(Protocol):
         """Host directory behind the chat's ``/app/shared``; it exists."""
         ...
 
+    def uploads_dir(self, chat_key: str = CHAT) -> Path:
+        """Host directory behind the chat's ``/app/uploads``; it exists."""
+        ...
+
     async def woken(self, chat_key: str) -> int:
         """How many follow-up rounds were asked for."""
         ...
@@ -127,6 +131,9 @@ class MemoryWorld:
     async def shared_dir(self, chat_key: str = CHAT) -> Path:
         return self.runtime.areas.shared_dir(layout.default_container_key(chat_key))
 
+    def uploads_dir(self, chat_key: str = CHAT) -> Path:
+        return self.runtime.areas.uploads_dir(chat_key)
+
     async def woken(self, chat_key: str) -> int:
         return self.runtime.messages.triggered.count(chat_key)
 
@@ -180,4 +187,4 @@ async def authored(start_world: StartWorld) -> MemoryWorld:
 
 def uploads_dir(world: World, chat_key: str = CHAT) -> Path:
     """Host directory behind ``/app/uploads`` of a chat."""
-    return layout.uploads_dir(world.data_dir, chat_key)
+    return world.uploads_dir(chat_key)

@@ -212,6 +212,9 @@ class QueueWorld:
         chat = await self._services.chat(chat_key)
         return self._services.areas.shared_dir(chat.container_key)
 
+    def uploads_dir(self, chat_key: str = CHAT) -> Path:
+        return self._services.areas.uploads_dir(chat_key)
+
     async def woken(self, chat_key: str) -> int:
         return int(
             self._system.query("SELECT count(*) FROM rounds WHERE chat_key = :chat", chat=chat_key)[0][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections import Counter
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from kombu import Consumer
 from worker_process import WorkerProcess, read_ledger, wait_for
 
 from broker_config.app import NekroApp, create_app
@@ -70,6 +72,40 @@ def test_lost_connection_runs_no_task_twice(
     wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgements")
     assert set(starts(settings).values()) == {1}
     assert worker.process.poll() is None
+
+
+def test_a_claim_whose_answer_nobody_will_read_is_given_back_when_a_worker_stops(
+    send: Send, client: Any, settings: Settings
+) -> None:
+    for _ in range(3):
+        send("t.wait", 0)
+    worker_app = create_app(settings, lane="methods")
+    with contextlib.closing(worker_app), worker_app.connection_for_read() as connection:
+        channel = connection.default_channel
+        with Consumer(channel, queues=[worker_app.amqp.queues["methods"]], accept=["json"]):
+            connection.transport.cycle.on_poll_start()  # sends the claim; its answer is for later
+            prefix = settings.broker.key_prefix
+            wait_for(lambda: client.hlen(f"{prefix}unacked.methods") == 3, what="the claim")
+            channel.give_back_unread()
+            assert client.llen(f"{prefix}methods") == 3
+            assert not client.exists(f"{prefix}unacked.methods", f"{prefix}unacked.methods_index")
+            assert not channel.qos.held()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pool", ["asyncio", "threads"])
+def test_a_method_that_does_not_stop_is_not_begun_elsewhere_while_its_process_lives(
+    pool: str, start_worker: StartWorker, send: Send, client: Any, settings: Settings
+) -> None:
+    update = {"workers": settings.workers.model_copy(update={"drain_seconds": 0.2})}
+    worker = start_worker(pool, settings=settings.model_copy(update=update))
+    result = send("t.block", 15)
+    wait_for(lambda: starts(settings)[result.id] == 1, what="the task to start")
+    worker.send(signal.SIGTERM)
+    worker.wait()
+    assert client.llen(f"{settings.broker.key_prefix}methods") == 0, "it was given back while it ran"
+    start_worker(pool)
+    wait_for(lambda: starts(settings)[result.id] == 2, what="the second delivery, when its lease has ended")
 
 
 @BOTH

@@ -127,7 +127,7 @@ async def test_row_of_a_call_is_no_job_of_the_plugin_and_is_cancelled_by_revokin
     with reports.following(entry, call) as on_progress:
         on_progress(1, "")
         await row(database, call.call_id, lambda _: True)
-        assert await jobs.running() == []
+        assert jobs.running() == []
         assert jobs.peek("tests.p", "fetch", call.call_id) is None
         assert await jobs.cancel(call.call_id)
     assert road.events == [f"revoke {call.call_id}"]

@@ -129,13 +129,27 @@ def test_messages_are_built_of_parts(tmp_path: Path) -> None:
         .tidy()
     )
     assert [part["type"] for part in message.content] == ["text", "image_url", "text"]
-    assert message.content[0]["text"] == "a\nb\n"
+    assert message.content[0]["text"] == "ab"
     assert message.content[1]["image_url"]["url"].startswith("data:image/jpeg;base64,")
     assert OpenAIChatMessage.from_text("system", "x").to_dict() == {"role": "system", "content": "x"}
     with pytest.raises(InvalidValueError, match="cannot append"):
         message.extend(OpenAIChatMessage.from_text("assistant", "x"))
-    with pytest.raises(InvalidValueError, match="does not look like an image"):
+    with pytest.raises(FileNotFoundError):
         ContentSegment.image_content_from_path(tmp_path / "a.txt")
+
+
+def test_an_image_is_known_by_its_content_then_by_its_suffix(tmp_path: Path) -> None:
+    signatures = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff", "gif": b"GIF8", "webp": b"RIFF____WEBP"}
+    for kind, content in signatures.items():
+        (tmp_path / "download").write_bytes(content)
+        part = ContentSegment.image_content_from_path(str(tmp_path / "download"))
+        assert part["image_url"]["url"].startswith(f"data:image/{kind};base64,")
+    assert ContentSegment.image_content_from_path("data:image/png;base64,AA==")["image_url"] == {
+        "url": "data:image/png;base64,AA=="
+    }
+    (tmp_path / "note.txt").write_text("x")
+    with pytest.raises(InvalidValueError, match="does not look like an image"):
+        ContentSegment.image_content_from_path(tmp_path / "note.txt")
 
 
 def endpoint(server: FileServer, answers: dict[str, Any]) -> str:

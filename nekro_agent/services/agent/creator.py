@@ -6,7 +6,7 @@ import base64
 import mimetypes
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,13 @@ __all__ = ["ContentSegment", "OpenAIChatMessage"]
 
 Segment: TypeAlias = dict[str, Any]
 Role: TypeAlias = Literal["user", "assistant", "system"]
+
+_SIGNATURES: Final = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF8": "image/gif",
+    b"BM": "image/bmp",
+}
 
 
 class ContentSegment(BaseModel):
@@ -36,25 +43,29 @@ class ContentSegment(BaseModel):
         return {"type": "image_url", "image_url": {"url": image_url}}
 
     @staticmethod
-    def image_content_from_bytes(image: bytes, image_type: str = "png") -> Segment:
+    def image_content_from_bytes(image_bytes: bytes, image_type: str = "png") -> Segment:
         """Return an image part that carries the image; type ``png`` or ``image/png``."""
         media_type = image_type if "/" in image_type else f"image/{image_type.lstrip('.').lower()}"
         media_type = "image/jpeg" if media_type == "image/jpg" else media_type
-        encoded = base64.b64encode(image).decode()
+        encoded = base64.b64encode(image_bytes).decode()
         return ContentSegment.image_content(f"data:{media_type};base64,{encoded}")
 
     @staticmethod
-    def image_content_from_path(path: str | Path) -> Segment:
-        """Return an image part that carries a file of the host.
+    def image_content_from_path(image_path: str | Path) -> Segment:
+        """Return an image part that carries a file of the host; a ``data:`` URL is taken as it is.
 
         Raises:
-            InvalidValueError: the name has no suffix of an image type.
+            InvalidValueError: neither content nor suffix is that of an image.
             OSError: the file cannot be read.
         """
-        media_type = mimetypes.guess_type(str(path))[0] or ""
+        if isinstance(image_path, str) and image_path.startswith("data:"):
+            return ContentSegment.image_content(image_path)
+        path = Path(image_path)
+        content = path.read_bytes()
+        media_type = _media_type(content) or mimetypes.guess_type(path.name)[0] or ""
         if not media_type.startswith("image/"):
-            raise InvalidValueError(f"{Path(path).name!r} does not look like an image (its suffix decides)")
-        return ContentSegment.image_content_from_bytes(Path(path).read_bytes(), media_type)
+            raise InvalidValueError(f"{path.name!r} does not look like an image by its content or its suffix")
+        return ContentSegment.image_content_from_bytes(content, media_type)
 
 
 class OpenAIChatMessage(BaseModel):
@@ -98,21 +109,28 @@ class OpenAIChatMessage(BaseModel):
         return self.batch_add(message.content)
 
     def tidy(self) -> OpenAIChatMessage:
-        """Join texts that follow each other and drop empty ones."""
+        """Join texts that follow each other, as they are, and drop empty ones."""
         tidied: list[Segment] = []
         for part in self.content:
             if part.get("type") == "text" and tidied and tidied[-1].get("type") == "text":
-                tidied[-1] = ContentSegment.text_content(f"{tidied[-1]['text']}\n{part['text']}")
+                tidied[-1] = ContentSegment.text_content(tidied[-1]["text"] + part["text"])
             elif part.get("type") != "text" or part.get("text"):
                 tidied.append(part)
         self.content = tidied
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the message as the API takes it: a message of one text as that text."""
-        if len(self.content) == 1 and self.content[0].get("type") == "text":
-            return {"role": self.role, "content": self.content[0]["text"]}
+        """Return the message as the API takes it: a message of texts only as one text."""
+        if self.content and all(part.get("type") == "text" for part in self.content):
+            return {"role": self.role, "content": "".join(part["text"] for part in self.content)}
         return {"role": self.role, "content": list(self.content)}
+
+
+def _media_type(content: bytes) -> str | None:
+    """Tell an image by its first bytes; plugins write downloads to names without a suffix."""
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "image/webp"
+    return next((media_type for start, media_type in _SIGNATURES.items() if content.startswith(start)), None)
 
 
 def _plain(segment: Segment | ContentSegment) -> Segment:
