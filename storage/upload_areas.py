@@ -1,0 +1,120 @@
+"""Which directory holds the uploads of which chat: ids that say nothing, mapped in SQL.
+
+A path below the data directory shows inside sandboxes (``/proc/self/mountinfo``), in logs and in
+tracebacks; it must tell nothing of the platform, the group or the person. So the directory is
+called by an id that nobody can compute without the fleet's key, and ``upload_areas`` says whose it
+is. ``/app/shared`` needs no table: a container key is a random id, and ``chats`` maps it.
+
+The plugin API asks for these paths by ordinary functions, on the thread of an event loop. There a
+blocking write may wait for a transaction of the same loop, which cannot go on meanwhile. So the id
+is not rolled but derived: every process finds the same one before the row is there, and a write
+that would have to wait is left to the next one who asks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, Engine, Select, select
+
+from broker_config.settings import DatabaseSettings
+from nekro_agent import layout
+from nekro_agent.errors import StorageError, StorageUnavailableError
+from storage import postgresql, sqlite
+from storage.clock import now
+from storage.models import UploadAreaRow
+from storage.upsert import insert
+from storage.urls import async_url, sync_url
+
+__all__ = ["UploadAreas"]
+
+#: How long the one write of a new chat may wait; see above for what happens then.
+_CLAIM_MILLISECONDS: Final = 50
+#: Ahead of an id: no encoded key begins with it, so no chat can be called like another's directory.
+_MARK: Final = "~"
+
+
+class UploadAreas:
+    """Names the upload directories of all chats; usable from any thread."""
+
+    def __init__(self, settings: DatabaseSettings, data_dir: Path, *, key: str) -> None:
+        """
+        Args:
+            key: secret that all processes of the fleet share; ids of new chats depend on it.
+        """
+        self._settings = settings
+        self._data_dir = data_dir
+        self._key = hashlib.sha256(key.encode()).digest()
+        #: A row never changes, so what was read once is true for ever.
+        self._known: dict[str, str] = {}
+        self._opened: Engine | None = None
+
+    def name(self, chat_key: str) -> str:
+        """Return what the chat's directory below ``uploads`` is called; it may not exist yet.
+
+        Raises:
+            InvalidValueError: the chat key is empty or holds a lone surrogate.
+            StorageUnavailableError: the database does not answer.
+        """
+        old = layout.uploads_dir(self._data_dir, chat_key)
+        return self._known.get(old.name) or self._look_up(old)
+
+    def dispose(self) -> None:
+        """Close the connections; the next question opens new ones."""
+        if self._opened is not None:
+            self._opened.dispose()
+
+    def _look_up(self, old: Path) -> str:
+        chat_name = old.name
+        with self._engine.connect() as connection:
+            name = connection.execute(_query(chat_name)).scalar_one_or_none()
+            if name is None:
+                # Directories of versions before this table bear the chat's name, and keep it.
+                proposed = chat_name if old.is_dir() else self._id(chat_name)
+                name = self._claim(connection, chat_name, proposed)
+                if name is None:
+                    return proposed
+        self._known[chat_name] = str(name)
+        return str(name)
+
+    def _claim(self, connection: Connection, chat_name: str, proposed: str) -> str | None:
+        """Make the row; returns what it says, or None when writing would have to wait."""
+        statement = insert(connection.dialect.name, UploadAreaRow).values(
+            chat_name=chat_name, directory=proposed, created_at=now()
+        )
+        try:
+            if connection.dialect.name == "sqlite":
+                connection.exec_driver_sql(f"PRAGMA busy_timeout = {_CLAIM_MILLISECONDS}")
+            else:
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_CLAIM_MILLISECONDS}ms'")
+            connection.execute(statement.on_conflict_do_nothing())
+            connection.commit()
+        except StorageUnavailableError:
+            connection.rollback()
+            return None
+        name: str | None = connection.execute(_query(chat_name)).scalar_one_or_none()
+        if name is None:
+            raise StorageError(
+                f"directory {proposed} of the uploads belongs to another chat than {chat_name}; "
+                "rename it and the row in upload_areas"
+            )
+        return name
+
+    def _id(self, chat_name: str) -> str:
+        digest = hashlib.blake2b(chat_name.encode(), key=self._key, person=b"nekro-uploads", digest_size=16)
+        return _MARK + digest.hexdigest()
+
+    @property
+    def _engine(self) -> Engine:
+        # Not in the constructor: a process that asks for no path opens nothing.
+        if self._opened is None:
+            url = async_url(self._settings, self._data_dir)
+            create = sqlite.create_sync if url.get_backend_name() == "sqlite" else postgresql.create_sync
+            self._opened = create(sync_url(url), self._settings, pooled=True)
+        return self._opened
+
+
+def _query(chat_name: str) -> Select[str]:
+    return select(UploadAreaRow.directory).where(UploadAreaRow.chat_name == chat_name)
