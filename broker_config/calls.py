@@ -29,7 +29,7 @@ from broker_config.publishing import PUBLISH_SECONDS, Publisher, make_publisher,
 from broker_config.revocations import revoke
 from broker_config.settings import Settings
 from broker_config.shares import ChatShares
-from broker_config.wire import Envelope, Invocation, Signer, new_id
+from broker_config.wire import Envelope, Invocation, Signer, new_id, refuse_version
 from nekro_agent.errors import BrokerError, CallTimeoutError, MessageRefusedError, StorageError
 from nekro_agent.methods import Lane
 
@@ -339,8 +339,11 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
 def _envelope(invocation: Invocation, record: Mapping[str, Any]) -> Envelope:
     if record["status"] != states.SUCCESS:
         raise failure_from_record(record)
+    answer = record.get("result")
+    if isinstance(answer, dict) and "version" in answer:
+        refuse_version(answer, what=f"answer to call {invocation.call_id}")
     try:
-        envelope = Envelope.model_validate(record.get("result"))
+        envelope = Envelope.model_validate(answer)
     except ValidationError as exc:
         raise MessageRefusedError(
             f"call {invocation.call_id}: the worker answered with something that is no envelope"

@@ -4,6 +4,12 @@ A method's message carries one ``Invocation`` and its signature; its result carr
 ``Envelope``. Both are JSON. Nothing here is ever unpickled on the host: ``Invocation.args``
 is decoded by ``broker_config.codec`` and ``Envelope.value`` is opaque until it is inside
 the sandbox again.
+
+Workers of two versions share a broker while a fleet is upgraded. A field that a reader may do
+without is added with a default: older readers pass over what they do not know (the signature
+is over the message as it was sent), newer ones fill in what is missing. A message that an
+older reader would misunderstand needs a new version, in two releases: the first reads it and
+goes on writing the old one, the second writes it.
 """
 
 from __future__ import annotations
@@ -12,9 +18,10 @@ import base64
 import binascii
 import hashlib
 import hmac
+import importlib.metadata
 import json
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretBytes, ValidationError
@@ -22,9 +29,12 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretBytes, V
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.methods import SandboxMethodType
 
-__all__ = ["WIRE_VERSION", "Envelope", "Invocation", "Signer", "new_id"]
+__all__ = ["READABLE_VERSIONS", "WIRE_VERSION", "Envelope", "Invocation", "Signer", "new_id", "refuse_version"]
 
+#: The form that this code writes.
 WIRE_VERSION: Final = 1
+#: The forms that it reads.
+READABLE_VERSIONS: Final = range(1, 2)
 
 
 def new_id() -> str:
@@ -32,14 +42,42 @@ def new_id() -> str:
     return uuid4().hex
 
 
+def refuse_version(message: object, *, what: str) -> None:
+    """Refuse a message of a form that this code does not read.
+
+    Args:
+        message: as it came, not parsed yet.
+        what: names it in the error.
+
+    Raises:
+        MessageRefusedError: it is older or newer; the text says which side to upgrade.
+    """
+    version = message.get("version") if isinstance(message, dict) else None
+    # True is 1 for Python, and no version.
+    if type(version) is int and version in READABLE_VERSIONS:
+        return
+    oldest, newest = READABLE_VERSIONS[0], READABLE_VERSIONS[-1]
+    is_newer = type(version) is int and version > newest
+    mend = "upgrade this worker or command" if is_newer else "upgrade whoever wrote it"
+    spoken = str(oldest) if oldest == newest else f"{oldest} to {newest}"
+    raise MessageRefusedError(f"{what} refused: version {version!r}, nekro-workers {_release()} speaks {spoken}; {mend}")
+
+
+def _release() -> str:
+    try:
+        return importlib.metadata.version("nekro-workers")
+    except importlib.metadata.PackageNotFoundError:
+        return "(source tree)"
+
+
 class _Wire(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Invocation(_Wire):
     """One call of one plugin method, with the identity that the host (never the sandbox) gave it."""
 
-    version: Literal[1] = WIRE_VERSION
+    version: int = Field(WIRE_VERSION, ge=READABLE_VERSIONS[0], le=READABLE_VERSIONS[-1])
     call_id: str = Field(min_length=1, max_length=64)
     method: str = Field(description="Task name `author.module.function`.")
     chat_key: str
@@ -87,7 +125,7 @@ class Invocation(_Wire):
 class Envelope(_Wire):
     """What a method returned, on its way to the caller."""
 
-    version: Literal[1] = WIRE_VERSION
+    version: int = Field(WIRE_VERSION, ge=READABLE_VERSIONS[0], le=READABLE_VERSIONS[-1])
     call_id: str
     type: SandboxMethodType
     value: str | None = Field(
@@ -155,11 +193,7 @@ class Signer:
 
     @staticmethod
     def _parse(payload: dict[str, Any]) -> Invocation:
-        if payload.get("version") != WIRE_VERSION:
-            raise MessageRefusedError(
-                f"message refused: version {payload.get('version')!r}, this worker speaks {WIRE_VERSION}; "
-                "upgrade the older side"
-            )
+        refuse_version(payload, what="message")
         try:
             return Invocation.model_validate(payload)
         except ValidationError as exc:

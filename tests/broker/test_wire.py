@@ -92,16 +92,37 @@ def resigned(payload: dict[str, Any]) -> dict[str, Any]:
     return {"invocation": payload, "signature": SIGNER._digest(payload)}
 
 
-def test_another_version_is_refused_and_both_are_named() -> None:
-    payload = sent(SIGNER.sign(invocation()))["invocation"] | {"version": 2}
-    with pytest.raises(MessageRefusedError, match="version 2, this worker speaks 1"):
+@pytest.mark.parametrize(
+    ("version", "mend"),
+    [(2, "upgrade this worker"), (0, "whoever wrote it"), (None, "whoever"), (True, "whoever"), ("1", "whoever")],
+)
+def test_another_version_is_refused_with_both_named_and_the_side_to_upgrade(version: object, mend: str) -> None:
+    payload = sent(SIGNER.sign(invocation()))["invocation"] | {"version": version}
+    with pytest.raises(MessageRefusedError, match=rf"version {version!r}, nekro-workers .+ speaks 1; .*{mend}"):
         SIGNER.verify(resigned(payload))
 
 
-def test_an_unknown_or_missing_field_is_refused_by_name() -> None:
+def test_what_a_newer_peer_adds_is_passed_over() -> None:
+    original = invocation()
+    payload = sent(SIGNER.sign(original))["invocation"]
+    assert SIGNER.verify(resigned(payload | {"surprise": {"deep": [1]}})) == original
+    altered = resigned(payload | {"surprise": 1})
+    altered["invocation"]["surprise"] = 2
+    with pytest.raises(MessageRefusedError, match="signature"):
+        SIGNER.verify(altered)
+
+
+def test_what_an_older_peer_did_not_know_gets_its_default() -> None:
+    original = invocation()
+    payload = sent(SIGNER.sign(original))["invocation"]
+    for name, field in Invocation.model_fields.items():
+        if not field.is_required() and name != "version":
+            del payload[name]
+    assert SIGNER.verify(resigned(payload)) == original
+
+
+def test_a_missing_field_is_refused_by_name() -> None:
     payload = sent(SIGNER.sign(invocation()))["invocation"]
-    with pytest.raises(MessageRefusedError, match="surprise"):
-        SIGNER.verify(resigned(payload | {"surprise": 1}))
     del payload["chat_key"]
     with pytest.raises(MessageRefusedError, match="chat_key"):
         SIGNER.verify(resigned(payload))
