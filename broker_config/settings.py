@@ -231,6 +231,9 @@ class SandboxSettings(_Group):
     argument_bytes: int = Field(1 << 20, ge=1024, description="Largest arguments of one call.")
     return_bytes: int = Field(8 << 20, ge=1024, description="Largest return value of one call.")
     max_calls: int = Field(200, ge=1, description="Plugin calls of one run.")
+    max_refused_calls: int = Field(
+        100, ge=0, description="Calls over that number, unknown or too large, after which a run is ended."
+    )
     max_calls_in_flight: int = Field(8, ge=1, description="Plugin calls of one run at the same time.")
     max_concurrent: int = Field(4, ge=1, description="Runs at the same time in one process.")
     warm_seconds: float = Field(

@@ -51,6 +51,8 @@ class BridgeLimits:
     argument_bytes: int
     return_bytes: int
     max_calls: int
+    #: How many calls the bridge refuses before it ends the run.
+    max_refused_calls: int
     max_calls_in_flight: int
     call_seconds: float
     #: How long an answer may stay unread before the run ends.
@@ -102,6 +104,7 @@ class Bridge:
         self._write_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_call_id = 0
+        self._refusals = 0
         self._exit: ExitReport | None = None
         self._deadline = datetime.max.replace(tzinfo=UTC)
         #: Calls that the sandbox made, refused ones included.
@@ -209,15 +212,27 @@ class Bridge:
 
     async def _answer(self, token: str, arguments: bytes) -> StubResult:
         if self.calls > self._limits.max_calls:
-            return _refused(
+            return self._refuse(
                 "CallLimitError", f"a run may make {self._limits.max_calls} calls; do the rest in another run"
             )
         method = self._methods.get(token)
         if method is None:
-            return _refused("MethodNotFoundError", "this run may not call that method")
+            return self._refuse("MethodNotFoundError", "this run may not call that method")
         if len(arguments) > self._limits.argument_bytes:
-            return _refused(ARGUMENT_ERROR, f"arguments may have {self._limits.argument_bytes} bytes")
+            return self._refuse(ARGUMENT_ERROR, f"arguments may have {self._limits.argument_bytes} bytes")
         return await self._call(method, arguments)
+
+    def _refuse(self, error_type: str, message: str) -> Raised:
+        """Refuse a call without asking anybody; a run that goes on like that is ended.
+
+        Refusals cost the host little and the run nothing: without an end to them, code could keep
+        its bridge busy for as long as it may run.
+        """
+        self._refusals += 1
+        if self._refusals > self._limits.max_refused_calls:
+            words = f"{self._refusals} calls of the run were refused, the last one with: {message}"
+            self._end(BridgeOutcome(limit=Limit.CALLS, error=words))
+        return _refused(error_type, message)
 
     async def _call(self, method: StubMethod, arguments: bytes) -> StubResult:
         now = datetime.now(UTC)

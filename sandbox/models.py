@@ -73,6 +73,8 @@ class Limit(StrEnum):
     OUTPUT = "output"
     #: Answers that the sandbox does not read.
     UNREAD = "unread"
+    #: Calls that were refused: too many, of unknown methods, with too large arguments.
+    CALLS = "calls"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +174,7 @@ class RunResult:
     truncated: bool
     #: Set when a limit ended the run.
     limit: Limit | None
-    #: Calls that reached ``dispatch``.
+    #: Calls that the code made, refused ones included.
     calls: int
     #: Last line of the traceback, or what the host found wrong; display only.
     error: str | None

@@ -162,6 +162,42 @@ async def test_attack_R10_call_over_the_number_of_a_run_is_refused(box: Lab) -> 
     assert len(box.calls) == 200
 
 
+@pytest.mark.parametrize(
+    ("token", "arguments"),
+    [("secret_method", "NOTHING"), ("echo", "b'x' * ((1 << 20) + 1)")],
+    ids=["unknown", "too_large"],
+)
+async def test_attack_R2_R10_flood_of_calls_that_are_refused_ends_the_run(
+    box: Lab, token: str, arguments: str
+) -> None:
+    code = f"""
+import threading
+def read_on():
+    while os.read(3, 1 << 20):
+        pass
+threading.Thread(target=read_on, daemon=True).start()
+payload = b"{token}\\0" + {arguments}
+number = 0
+while True:
+    number += 1
+    frame(CALL, number, payload)
+"""
+    result = await box.run(RAW + code)
+    assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.CALLS)
+    assert result.error is not None and "101 calls of the run were refused" in result.error
+    # No more than what was on its way when the last one was refused.
+    assert result.calls <= 101 + box.settings.max_calls_in_flight
+    assert box.calls == []
+
+
+async def test_attack_R10_calling_on_over_the_number_of_a_run_ends_it(tmp_path: Path) -> None:
+    async with lab(tmp_path, max_calls=5, max_refused_calls=3) as box:
+        code = "while True:\n    try:\n        echo()\n    except MethodError:\n        pass"
+        result = await box.run(code)
+    assert (result.stop_type, result.limit, result.calls) == (StopType.ERROR, Limit.CALLS, 5 + 3 + 1)
+    assert len(box.calls) == 5
+
+
 async def test_attack_R10_calls_in_flight_are_bounded_and_the_rest_waits(box: Lab) -> None:
     running = most = 0
     release = asyncio.Event()
