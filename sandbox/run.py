@@ -14,7 +14,7 @@ from sandbox.bridge import Bridge, BridgeOutcome
 from sandbox.drivers.base import ExitStatus, Sandbox
 from sandbox.limits import bridge_limits, process_limits
 from sandbox.models import Dispatch, Limit, RunRequest, RunResult, StopType, StubMethod
-from sandbox.output import OutputCollector
+from sandbox.output import OutputCollector, clean_text
 from sandbox.quota import Quota
 from sandbox.watchdog import watch_disk, watch_memory
 
@@ -103,7 +103,7 @@ class SandboxRun:
             truncated=self.output.truncated,
             limit=limit,
             calls=bridge.calls,
-            error=error,
+            error=None if error is None else _clean(error),
             started_at=started_at,
             duration_seconds=time.monotonic() - begin,
             warm=self._warm,
@@ -169,6 +169,11 @@ def _cut_back(quota: Quota, *, since: float) -> bool:
         return False
     quota.cut_back(since=since)
     return True
+
+
+def _clean(error: str) -> str:
+    """Clean what is partly the sandbox's own words; JSON may hold lone surrogates, which are no text."""
+    return clean_text(error.encode("utf-8", "replace").decode())
 
 
 def judge(

@@ -100,11 +100,23 @@ async def expect_hello(reader: asyncio.StreamReader) -> None:
         raise SandboxUnavailableError(f"the sandbox did not start properly: {exc}") from exc
     if frame is None:
         raise SandboxUnavailableError("the sandbox ended while it started")
-    hello: dict[str, Any] = json.loads(frame.payload)
-    if hello.get("protocol") != PROTOCOL:
+    protocol = _protocol_of(frame.payload)
+    if protocol != PROTOCOL:
         raise SandboxUnavailableError(
-            f"the runner speaks protocol {hello.get('protocol')}, this service {PROTOCOL}; reinstall it"
+            f"the runner speaks protocol {protocol}, this service {PROTOCOL}; reinstall it"
         )
+
+
+def _protocol_of(payload: bytes) -> int:
+    # Where modules are preloaded, what an operator named there has run before this was sent.
+    try:
+        hello: Any = json.loads(payload)
+        protocol = hello["protocol"]
+    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+        raise SandboxUnavailableError("the sandbox did not start properly: its HELLO is malformed") from exc
+    if not isinstance(protocol, int):
+        raise SandboxUnavailableError("the sandbox did not start properly: its HELLO is malformed")
+    return protocol
 
 
 @dataclass(kw_only=True)

@@ -59,6 +59,18 @@ os.write(2, "\u202eevil\u2066".encode())
     assert result.output == "aredbc\ufffd\ufffd\ndlink\nevil"
 
 
+async def test_attack_S4_error_line_is_cleaned_like_output(box: Lab) -> None:
+    dirty = r"a\x1b[2J\x1b]0;title\x07b\x00c\u202ed\r\ud800\x9b1m"
+    raised = await box.run(f'raise ValueError("{dirty}")')
+    assert (raised.stop_type, raised.error) == (StopType.ERROR, "ValueError: abcd\n?1m")
+    forged = await box.run(
+        "import json, os, struct\n"
+        f'text = json.dumps({{"code": 1, "error": "{dirty}", "limit": None}}).encode()\n'
+        'os.write(3, struct.pack(">IBI", len(text) + 5, 7, 0) + text)\nos._exit(1)'
+    )
+    assert (forged.stop_type, forged.error) == (StopType.ERROR, "abcd\n?1m")
+
+
 async def test_attack_S4_endless_line_is_capped(box: Lab) -> None:
     result = await box.run("import sys\nwhile True:\n    sys.stdout.write('x' * 65536)")
     assert (result.stop_type, result.limit, result.truncated) == (StopType.ERROR, Limit.OUTPUT, True)

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from broker_config.settings import SandboxSettings
-from nekro_agent.errors import SandboxProtocolError
+from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
 from sandbox import Limit, StopType
 from sandbox.bridge import BridgeOutcome, ExitReport
 from sandbox.cgroups import find_cgroups
 from sandbox.drivers.base import ExitStatus
+from sandbox.drivers.process import expect_hello
 from sandbox.frames import FrameKind, FrameReader, encode_frame
 from sandbox.limits import process_limits
 from sandbox.output import OutputCollector, clean_text
@@ -108,6 +109,30 @@ class TestFrames:
             except SandboxProtocolError:
                 continue
             assert all(kind in limits for kind, _, _ in frames)
+
+
+class TestHello:
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            b"[]",
+            b"1",
+            b"null",
+            b'"x"',
+            b"",
+            b"\xff",
+            b"{}",
+            b'{"protocol": "1"}',
+            b"[" * 1000,
+            b'{"protocol": 99}',
+        ],
+    )
+    async def test_malformed_hello_is_refused_with_a_reason(self, payload: bytes) -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(encode_frame(FrameKind.HELLO, payload))
+        reader.feed_eof()
+        with pytest.raises(SandboxUnavailableError, match="HELLO is malformed"):
+            await expect_hello(reader)
 
 
 def good_exit(code: int = 0, limit: str | None = None, error: str | None = None) -> BridgeOutcome:
