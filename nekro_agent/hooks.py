@@ -123,7 +123,7 @@ class PluginHost:
         """Run the system message hooks; True when the message is to be dropped (BLOCK_ALL)."""
         if not any(plugin.hook("system_message") for plugin in self._enabled()):
             return False
-        ctx = AgentCtx.for_call(chat_key=chat_key)
+        ctx = await AgentCtx.create_by_chat_key(chat_key)
         return await self.system_message(ctx, text) is MsgSignal.BLOCK_ALL
 
     async def injected_prompts(self, ctx: AgentCtx) -> list[InjectedPrompt]:

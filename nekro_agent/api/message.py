@@ -92,9 +92,11 @@ async def _send_path(
         raise InvalidValueError(
             f"send_{kind}: the path must be text or a Path, not {type(file_path).__name__}"
         )
-    container_key = (ctx.container_key if ctx else None) or layout.default_container_key(
-        _checked_chat(chat_key)
-    )
+    if ctx is not None and ctx.container_key:
+        container_key = ctx.container_key
+    else:
+        chat = await AgentCtx.create_by_chat_key(_checked_chat(chat_key))
+        container_key = chat.container_key or layout.default_container_key(chat_key)
     files = FileSystem(chat_key, container_key, plugin_key=ctx.plugin_key if ctx else None)
     sandbox_path = await files.bring_to_uploads(str(file_path), file_name or "")
     await runtime.current().messages.send(

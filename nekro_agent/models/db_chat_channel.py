@@ -25,6 +25,8 @@ class DBChatChannel(QueryModel):
     channel_id: str = ""
     channel_name: str = ""
     channel_type: str = ""
+    #: Names the sandbox area of the chat; None while nothing was recorded of the chat.
+    container_key: str | None = None
     is_active: bool = True
     conversation_start_time: datetime = datetime.fromtimestamp(0, UTC)
 
@@ -54,6 +56,7 @@ class DBChatChannel(QueryModel):
             channel_id=ctx.channel_id or "",
             channel_name=ctx.channel_name or "",
             channel_type=ctx.channel_type or "",
+            container_key=ctx.container_key,
         )
 
     @classmethod
@@ -69,5 +72,6 @@ class DBChatChannel(QueryModel):
             channel_id=chat.channel_id or "",
             channel_name=chat.channel_name or "",
             channel_type=chat.channel_type or "",
+            container_key=chat.container_key,
             conversation_start_time=chat.created_at or datetime.fromtimestamp(0, UTC),
         )

@@ -236,12 +236,12 @@ class AgentCtx(BaseModel):
         """Return a context for a chat that was looked up; ``await`` is allowed and not needed.
 
         Args:
-            container_key: None derives the chat's own.
+            container_key: None takes the chat's own.
             from_chat_key: None takes the channel's.
         """
         return cls.for_call(
             chat_key=from_chat_key or db_chat_channel.chat_key,
-            container_key=container_key,
+            container_key=container_key or db_chat_channel.container_key,
             webhook_request=webhook_request,
             adapter_key=db_chat_channel.adapter_key or None,
             channel_id=db_chat_channel.channel_id or None,

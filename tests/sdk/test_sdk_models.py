@@ -139,7 +139,12 @@ def test_messages_are_built_of_parts(tmp_path: Path) -> None:
 
 
 def test_an_image_is_known_by_its_content_then_by_its_suffix(tmp_path: Path) -> None:
-    signatures = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff", "gif": b"GIF8", "webp": b"RIFF____WEBP"}
+    signatures = {
+        "png": b"\x89PNG\r\n\x1a\n",
+        "jpeg": b"\xff\xd8\xff",
+        "gif": b"GIF8",
+        "webp": b"RIFF____WEBP",
+    }
     for kind, content in signatures.items():
         (tmp_path / "download").write_bytes(content)
         part = ContentSegment.image_content_from_path(str(tmp_path / "download"))
