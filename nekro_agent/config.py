@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError
+from pydantic_core import to_jsonable_python
 
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
@@ -89,7 +90,8 @@ class ConfigBase(BaseModel):
         """Write the file in one step; other processes see the old or the new one, never a half."""
         path = type(self)._path(file_path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(self.model_dump(mode="json"), allow_unicode=True, sort_keys=False)
+        values = to_jsonable_python(_revealed(self.model_dump()))
+        text = yaml.safe_dump(values, allow_unicode=True, sort_keys=False)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
         try:
             temporary.write_text(text, "utf-8")
@@ -165,6 +167,17 @@ class ConfigFile:
         except OSError:
             return None
         return info.st_mtime_ns, info.st_size, info.st_ino
+
+
+def _revealed(value: Any) -> Any:
+    """Put what ``SecretStr`` and ``SecretBytes`` hide in their place: the file is where it is kept."""
+    if isinstance(value, SecretStr | SecretBytes):
+        return value.get_secret_value()
+    if isinstance(value, dict):
+        return {key: _revealed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_revealed(item) for item in value]
+    return value
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

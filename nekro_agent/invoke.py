@@ -53,7 +53,7 @@ async def call_method(
 
     Raises:
         ArgumentError: the arguments do not fit the signature.
-        ResultError: a MULTIMODAL_AGENT method returned no content parts.
+        ResultError: the method yields, or a MULTIMODAL_AGENT method returned no content parts.
     """
     args, kwargs = _fitted(method.func, ctx, args, kwargs)
     async with staging.call_scope():
@@ -103,6 +103,11 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature:
 
 def _outcome(method: SandboxMethod, result: Any) -> Outcome:
     kind = method.method_type
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise ResultError(
+            f"{method.func.__name__} uses yield, so its caller got a generator and no result; "
+            "a sandbox method must return its result"
+        )
     if kind is SandboxMethodType.TOOL:
         return Outcome(type=kind, value=result)
     if kind is SandboxMethodType.MULTIMODAL_AGENT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -86,7 +87,8 @@ class PluginMounts:
         def decorate(func: F) -> F:
             if not callable(func) or not hasattr(func, "__name__"):
                 raise TypeError(f"{self.key}: mount_sandbox_method needs a function, not {func!r}")
-            func._method_type = kind  # type: ignore[attr-defined]  # plugins of the reference read it
+            with contextlib.suppress(AttributeError):  # a method of an object takes no attributes
+                func._method_type = kind  # type: ignore[attr-defined]  # plugins of the reference read it
             if func.__name__ in self._methods:
                 _log.warning(f"{self.key}: method {func.__name__} is registered again; the later one counts")
             self._methods[func.__name__] = SandboxMethod(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
 from collections.abc import Callable
@@ -84,6 +85,9 @@ def _annotation(annotation: Any) -> str:
 
 
 def _default(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        # Its class does not exist where the caller is; its value is what a caller can pass.
+        value = value.value
     plain = isinstance(value, _LITERALS) or (
         isinstance(value, list | tuple | set | dict) and all(isinstance(item, _LITERALS) for item in value)
     )
