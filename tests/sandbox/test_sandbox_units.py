@@ -124,7 +124,6 @@ class TestHello:
             b"{}",
             b'{"protocol": "1"}',
             b"[" * 1000,
-            b'{"protocol": 99}',
         ],
     )
     async def test_malformed_hello_is_refused_with_a_reason(self, payload: bytes) -> None:
@@ -132,6 +131,12 @@ class TestHello:
         reader.feed_data(encode_frame(FrameKind.HELLO, payload))
         reader.feed_eof()
         with pytest.raises(SandboxUnavailableError, match="HELLO is malformed"):
+            await expect_hello(reader)
+
+    async def test_runner_of_another_protocol_is_refused(self) -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(encode_frame(FrameKind.HELLO, b'{"protocol": 99}'))
+        with pytest.raises(SandboxUnavailableError, match="speaks protocol 99, this service 1; reinstall"):
             await expect_hello(reader)
 
 
