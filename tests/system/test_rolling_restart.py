@@ -1,26 +1,42 @@
-"""Restarting every worker, one after another, while calls and rounds keep coming."""
+"""Restarting every worker, one after another, while calls, rounds and a job keep going."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections import Counter
+import itertools
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from worker_fleet import Worker
 
+from broker_config.codec import decode_value
+from nekro_agent.api.plugin import task
+from nekro_agent.ports import JobState
+from sandbox.models import StopType
 from storage.overview import OverviewRepository
 from storage.rounds import Round
-from storage.states import RoundState
+from storage.states import RoundState, TriggerKind
 from workers.composition import Services
 
 HERE = Path(__file__).parent
-CALLERS = 24
+GO_ON_SECONDS = 60
 CHATS = ("chat-0", "chat-1", "chat-2", "chat-3")
-ANSWER = "```python\nremember('turn ${1}')\n```"
+SCRIPT = [
+    {"when": r"woke (\S+)", "answer": "```python\nsend_msg_text(_ck, 'heard of ${1}')\n```"},
+    {"when": r"please wake (\S+)", "answer": "```python\nwork(0, 0.2)\nwake('${1}')\n```"},
+]
+#: What each caller asks for, over and over, and with what beside a number of its own.
+CALLERS: dict[str, list[tuple[Any, ...]]] = {
+    "work": [(0.0,)] * 10 + [(1.5,)] * 4,
+    "keep": [()] * 4,
+    "dig": [(0.3,)] * 2,
+    "tick": [()] * 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,50 +49,58 @@ def database_url(postgres_server: Any) -> str:
 class Load:
     """Calls and messages without a pause, until told to stop."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, services: Services, callers: dict[str, list[tuple[Any, ...]]], *chats: str) -> None:
+        self._services, self._callers, self._chats = services, callers, chats
         self._stopped = asyncio.Event()
-        self.asked = 0
-        self.done = 0
+        self._numbers = itertools.count(1)
+        self.values: dict[str, list[Any]] = defaultdict(list)
         self.failures: list[str] = []
         self.messages = 0
 
     async def run(self) -> None:
         """Keep the fleet busy."""
         async with asyncio.TaskGroup() as group:
-            for number in range(CALLERS):
-                group.create_task(self._call(number))
-            for chat_key in CHATS:
+            for method, arguments in self._callers.items():
+                for more in arguments:
+                    group.create_task(self._call(method, more))
+            for chat_key in self._chats:
                 group.create_task(self._write(chat_key))
 
     def stop(self) -> None:
         """Ask nothing more; what was asked still ends."""
         self._stopped.set()
 
-    async def until(self, done: int) -> None:
-        """Wait until so many calls are done."""
-        async with asyncio.timeout(60):
-            while self.done < done:
-                await asyncio.sleep(0.02)
+    @property
+    def done(self) -> int:
+        """Calls that were answered."""
+        return sum(map(len, self.values.values()))
 
-    async def _call(self, number: int) -> None:
+    async def go_on(self, count: int) -> None:
+        """Wait until so many more calls are done, of every kind one at least."""
+        before = {method: len(self.values[method]) for method in self._callers}
+        total, end = self.done, time.monotonic() + GO_ON_SECONDS
+        while still := [method for method, known in before.items() if len(self.values[method]) == known] or (
+            self.done < total + count
+        ):
+            assert time.monotonic() < end, f"{still} does not go on: {self.failures[:3]}"
+            await asyncio.sleep(0.02)
+
+    async def _call(self, method: str, more: tuple[Any, ...]) -> None:
         while not self._stopped.is_set():
-            self.asked += 1
-            # Every eighth caller has a call that outlives the time between two restarts' steps.
-            method, argument = ("journal", self.asked) if number % 8 else ("wait_long", 1.5)
+            number = next(self._numbers)
             try:
-                await self._services.invoke(
-                    method, (argument,), {}, chat_key="load", user_id="u", timeout_seconds=30
+                envelope = await self._services.invoke(
+                    method, (number, *more), {}, chat_key="load", user_id="u", timeout_seconds=40
                 )
+                self.values[method].append(decode_value(envelope.value_bytes(), max_bytes=1 << 20))
             except Exception as exc:  # counted: the test is about their number
-                self.failures.append(f"{method}: {type(exc).__name__}: {exc}")
-            self.done += 1
+                self.failures.append(f"{method} {number}: {type(exc).__name__}: {exc}")
 
     async def _write(self, chat_key: str) -> None:
         while not self._stopped.is_set():
             self.messages += 1
             await self._services.receive_message(
-                chat_key, f"please note {self.messages}", user_id="u", user_name="U"
+                chat_key, f"please wake {chat_key}/{self.messages}", user_id="u", user_name="U"
             )
             await asyncio.sleep(0.5)
 
@@ -85,50 +109,125 @@ class Load:
 def fleet(make_fleet: Callable[..., Any], tmp_path: Path) -> Any:
     """A fleet whose model is a script."""
     script = tmp_path / "script.yaml"
-    script.write_text(yaml.safe_dump([{"when": r"please note (\d+)", "answer": ANSWER}]))
+    script.write_text(yaml.safe_dump(SCRIPT))
     return make_fleet(
-        plugins={"dirs": (HERE / "plugins", HERE / "slow_plugins")},
+        plugins={"dirs": (HERE / "rolling_plugins",)},
         llm={"script": script},
         agent={"debounce_seconds": 0},
+        workers={"long_methods": ("tests.rolling.dig",)},
     )
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_a_rolling_restart_of_every_worker_fails_no_call_and_repeats_none(fleet: Any) -> None:
-    workers = await asyncio.to_thread(fleet.start, "methods", "methods", "long", "rounds", "rounds")
+async def replace(fleet: Any, old: Worker) -> None:
+    """SIGTERM a worker and start its successor; they overlap while the first drains."""
+    old.process.terminate()
+    (successor,) = await asyncio.to_thread(fleet.start, old.lane)
+    # Not ``stop``: a second signal would end it cold.
+    assert await asyncio.to_thread(old.process.wait, 60) == 0, old.log.read_text()[-2000:]
+    assert successor.process.poll() is None
+
+
+def begun(services: Services) -> Counter[str]:
+    """How often each call and each job began."""
+    journal = (services.areas.plugin_dir("tests.rolling") / "journal.txt").read_text()
+    return Counter(line.rpartition(" ")[0] for line in journal.splitlines())
+
+
+def account(load: Load, services: Services, fleet: Any) -> None:
+    """Every call was answered with the value that is its own, and none ran twice."""
+    assert load.failures == [], f"{len(load.failures)} of {load.done}: {load.failures[:3]}\n{fleet.logs()}"
+    counts = begun(services)
+    repeated = {name: count for name, count in counts.items() if count > 1 and not name.startswith("trek")}
+    repeated.pop("work 0", None)  # the number that rounds use
+    assert repeated == {}, fleet.logs()
+    for method in ("work", "dig"):
+        assert {f"{method} {number}" for number in load.values[method]} <= counts.keys()
+        assert len(set(load.values[method])) == len(load.values[method])
+    assert sorted(load.values["tick"]) == list(range(1, len(load.values["tick"]) + 1))
+
+
+async def test_two_workers_replaced_under_load_fail_no_call_and_repeat_none(fleet: Any) -> None:
+    workers = await asyncio.to_thread(fleet.start, "methods", "methods")
     services = fleet.services()
     await services.start()
-    load = Load(services)
+    load = Load(services, {"work": [(0.0,)] * 8 + [(0.4,)] * 4, "keep": [()] * 2})
     running = asyncio.create_task(load.run())
     try:
-        await load.until(200)
         for old in workers:
-            await asyncio.to_thread(fleet.start, old.lane)
-            old.process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(old.process.wait, 60) == 0, old.log.read_text()[-2000:]
-            old._ours.close()
-            await load.until(load.done + 50)
+            await load.go_on(20)
+            await replace(fleet, old)
         load.stop()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(45):
             await running
-        rounds = await settled_rounds(services)
-        journal = (services.areas.plugin_dir("tests.probe") / "journal.txt").read_text().splitlines()
+        account(load, services, fleet)
     finally:
         load.stop()
         await asyncio.gather(running, return_exceptions=True)
         await services.close()
-    assert load.failures == [], f"{len(load.failures)} of {load.asked}: {load.failures[:3]}\n{fleet.logs()}"
-    repeated = {line: count for line, count in Counter(filter(str.isdigit, journal)).items() if count > 1}
-    assert repeated == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_a_rolling_restart_of_every_worker_fails_no_call_and_repeats_none(fleet: Any) -> None:
+    lanes = ("pinned", "methods", "methods", "methods", "long", "rounds", "rounds")
+    workers = await asyncio.to_thread(fleet.start, *lanes)
+    services = fleet.services()
+    await services.start()
+    load = Load(services, CALLERS, *CHATS)
+    running = asyncio.create_task(load.run())
+    try:
+        (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.rolling"]
+        job = await task.start("trek", "far", "load", plugin)
+        for old in workers:
+            await load.go_on(50)
+            await replace(fleet, old)
+        await load.go_on(50)
+        load.stop()
+        async with asyncio.timeout(60):
+            await running
+        rounds = await settled_rounds(services)
+        assert job.notify("enough")
+        await end_of_job(services)
+        account(load, services, fleet)
+        await account_of_rounds(load, rounds, services, fleet)
+    finally:
+        load.stop()
+        await asyncio.gather(running, return_exceptions=True)
+        await services.close()
+    print(f"{load.done} calls and {load.messages} messages over {len(workers)} restarts")
+
+
+async def account_of_rounds(load: Load, rounds: list[Round], services: Services, fleet: Any) -> None:
+    """Every round ended well, and every AGENT call had one effect, one line and one round."""
+    assert load.messages == sum(item.trigger_kind is TriggerKind.MESSAGE for item in rounds)
     wrong = [
         (item.state.value, item.trigger_kind.value, item.stop_type, item.error, item.output, item.calls)
         for item in rounds
-        if item.state not in (RoundState.DONE, RoundState.MERGED) or item.stop_type
+        if item.state not in (RoundState.DONE, RoundState.MERGED)
+        or item.stop_type not in (None, StopType.NORMAL, StopType.AGENT)
     ]
     assert wrong == [], fleet.logs()
-    assert len(rounds) == load.messages
-    print(f"{load.asked} calls and {load.messages} messages over {len(workers)} restarts")
+    woken = {name for name in begun(services) if name.startswith("wake ")}
+    follow_ups = [item.trigger_id for item in rounds if item.trigger_kind is TriggerKind.CALL]
+    assert len(follow_ups) == len(set(follow_ups)) == len(woken) > 0
+    async with services.database.read() as transaction:
+        texts = [m.text for chat in CHATS for m in await transaction.messages.newest(chat, limit=5000)]
+    assert Counter(text for text in texts if text.startswith("woke ")) == {
+        name.replace("wake", "woke"): 1 for name in woken
+    }
+
+
+async def end_of_job(services: Services) -> None:
+    """See the job end as it should: once, on the last of its workers."""
+    async with asyncio.timeout(60):
+        while True:
+            async with services.database.read() as transaction:
+                job = await transaction.jobs.find_latest("tests.rolling", "trek", "far")
+            if job is not None and job.state.is_final:
+                break
+            await asyncio.sleep(0.1)
+    assert job.state is JobState.SUCCEEDED
+    assert begun(services)["trek far"] == job.attempt == 2
 
 
 async def settled_rounds(services: Services) -> list[Round]:
@@ -138,6 +237,6 @@ async def settled_rounds(services: Services) -> list[Round]:
             async with services.database.read() as transaction:
                 open_rounds = await OverviewRepository(transaction.connection).rounds()
                 if open_rounds.waiting + open_rounds.running == 0:
-                    found = [await transaction.rounds.newest(chat, limit=1000) for chat in CHATS]
+                    found = [await transaction.rounds.newest(chat, limit=5000) for chat in CHATS]
                     return [item for rounds in found for item in rounds]
             await asyncio.sleep(0.1)
