@@ -29,7 +29,15 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretBytes, V
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.methods import SandboxMethodType
 
-__all__ = ["READABLE_VERSIONS", "WIRE_VERSION", "Envelope", "Invocation", "Signer", "new_id", "refuse_version"]
+__all__ = [
+    "READABLE_VERSIONS",
+    "WIRE_VERSION",
+    "Envelope",
+    "Invocation",
+    "Signer",
+    "new_id",
+    "refuse_version",
+]
 
 #: The form that this code writes.
 WIRE_VERSION: Final = 1
@@ -60,7 +68,9 @@ def refuse_version(message: object, *, what: str) -> None:
     is_newer = type(version) is int and version > newest
     mend = "upgrade this worker or command" if is_newer else "upgrade whoever wrote it"
     spoken = str(oldest) if oldest == newest else f"{oldest} to {newest}"
-    raise MessageRefusedError(f"{what} refused: version {version!r}, nekro-workers {_release()} speaks {spoken}; {mend}")
+    raise MessageRefusedError(
+        f"{what} refused: version {version!r}, nekro-workers {_release()} speaks {spoken}; {mend}"
+    )
 
 
 def _release() -> str:

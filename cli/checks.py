@@ -196,7 +196,8 @@ async def _database(settings: Settings) -> Check:
         )
     where = f"{status.url}, {status.server}"
     if status.migrated:
-        return Check(name="database", verdict=Verdict.OK, detail=f"{where}, schema {status.revision}")
+        newer = f" of a newer version (this one has {status.head})" if status.is_newer else ""
+        return Check(name="database", verdict=Verdict.OK, detail=f"{where}, schema {status.revision}{newer}")
     return Check(
         name="database",
         verdict=Verdict.FAILED,

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageError, StorageUnavailableError
 from storage import postgresql, sqlite
+from storage.schema import is_newer
 from storage.urls import async_url, sync_url
 
 __all__ = ["DatabaseStatus", "check", "head_revision", "require_migrated", "upgrade"]
@@ -48,8 +49,13 @@ class DatabaseStatus:
 
     @property
     def migrated(self) -> bool:
-        """Whether the schema is the one that this version needs."""
-        return self.revision == self.head
+        """Whether the schema is the one that this version needs, or a newer one, which is as good."""
+        return self.revision == self.head or self.is_newer
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether a later version migrated it."""
+        return is_newer(self.revision)
 
 
 async def upgrade(settings: DatabaseSettings, data_dir: Path, *, revision: str = "head") -> None:
@@ -72,7 +78,7 @@ async def require_migrated(settings: DatabaseSettings, data_dir: Path) -> None:
     """Return when the database is ready.
 
     Raises:
-        StorageUnavailableError: it does not answer, or its schema is another one.
+        StorageUnavailableError: it does not answer, or its schema is older or missing.
     """
     status = await check(settings, data_dir)
     if not status.reachable:
@@ -118,7 +124,7 @@ def locked(settings: DatabaseSettings, data_dir: Path) -> Iterator[Connection]:
 def _upgrade(settings: DatabaseSettings, data_dir: Path, revision: str) -> None:
     with locked(settings, data_dir) as connection:
         current = _revision(connection)
-        if current is not None and current not in _known_revisions():
+        if is_newer(current):
             raise StorageUnavailableError(
                 f"the database has schema {current}, which this version does not know: "
                 "a newer version migrated it; upgrade this installation"
@@ -153,10 +159,6 @@ def _engine(settings: DatabaseSettings, data_dir: Path) -> Iterator[Engine]:
 
 def _scripts() -> ScriptDirectory:
     return ScriptDirectory(str(Path(__file__).parent / "migrations"))
-
-
-def _known_revisions() -> set[str]:
-    return {script.revision for script in _scripts().walk_revisions()}
 
 
 def _revision(connection: Connection) -> str | None:

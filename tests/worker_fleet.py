@@ -27,7 +27,15 @@ COMMAND_SECONDS = 50
 class Worker:
     """One `nekro worker` process with the ready handshake of `nekro up`."""
 
-    def __init__(self, settings: Settings, log: Path, *, lane: str, concurrency: int | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        log: Path,
+        *,
+        lane: str,
+        concurrency: int | None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.log = log
         self.lane = lane
         self._ours, theirs = socket.socketpair()
@@ -37,7 +45,7 @@ class Worker:
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "cli.main", *arguments],
-                env=environment_of(settings),
+                env=environment or environment_of(settings),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -149,8 +157,10 @@ class Fleet:
             worker._ours.close()  # also of those that ended by themselves
 
 
-def build_fleet(directory: Path, redis_url: str, database_url: str, **overrides: Any) -> Fleet:
-    """Make a fleet without workers, with a key prefix of its own and a migrated database."""
+def build_fleet(
+    directory: Path, redis_url: str, database_url: str, *, is_migrated: bool = True, **overrides: Any
+) -> Fleet:
+    """Make a fleet without workers, with a key prefix of its own and, mostly, a migrated database."""
     values: dict[str, Any] = {
         "data_dir": directory / "data",
         "broker": {"url": redis_url, "key_prefix": f"t{uuid.uuid4().hex}:"},
@@ -161,5 +171,6 @@ def build_fleet(directory: Path, redis_url: str, database_url: str, **overrides:
     for name, value in overrides.items():
         values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
     settings = Settings.load(env_file=None, **values)
-    asyncio.run(migrate(settings))
+    if is_migrated:
+        asyncio.run(migrate(settings))
     return Fleet(settings, directory)

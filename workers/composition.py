@@ -33,6 +33,7 @@ from storage.areas import DataAreas
 from storage.chats import ChatRepository
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
+from storage.schema import require_schema
 from storage.timer_services import SqlCronJobs, SqlTimers
 from storage.upload_areas import UploadAreas
 from workers.background import BackgroundLoop
@@ -120,6 +121,8 @@ class Services:
         Raises:
             StorageUnavailableError: the database does not answer or is not migrated.
         """
+        if self.role != "cli":  # commands ask where they need it
+            await require_schema(self.database)
         runtime.bind(self._runtime())
         if self.role in (Lane.ROUNDS.value, "cli"):
             ledger = CallRecords(self.database, self.registry)

@@ -94,11 +94,11 @@ def resigned(payload: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("version", "mend"),
-    [(2, "upgrade this worker"), (0, "whoever wrote it"), (None, "whoever"), (True, "whoever"), ("1", "whoever")],
+    [(2, "upgrade this worker"), (0, "whoever wrote it"), (None, "whoever"), (True, "whoever")],
 )
-def test_another_version_is_refused_with_both_named_and_the_side_to_upgrade(version: object, mend: str) -> None:
+def test_another_version_is_refused_and_the_side_to_upgrade_named(version: object, mend: str) -> None:
     payload = sent(SIGNER.sign(invocation()))["invocation"] | {"version": version}
-    with pytest.raises(MessageRefusedError, match=rf"version {version!r}, nekro-workers .+ speaks 1; .*{mend}"):
+    with pytest.raises(MessageRefusedError, match=rf"version {version!r}, .+ speaks 1; .*{mend}"):
         SIGNER.verify(resigned(payload))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import subprocess
 import sys
@@ -11,13 +12,18 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
+import storage
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
+from storage.engine import Database
 from storage.migrate import check, configuration, head_revision, locked, require_migrated, upgrade
 from storage.models import Base
+from storage.schema import known_revisions, require_schema
 
+MIGRATIONS = Path(storage.__file__).parent / "migrations" / "versions"
 UPGRADE = """
 import asyncio, sys
 from pathlib import Path
@@ -80,6 +86,50 @@ async def test_schema_of_a_newer_version_is_left_alone(
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(StorageUnavailableError, match=r"9999.*newer version"):
         await upgrade(database_settings, tmp_path)
+    await require_migrated(database_settings, tmp_path)
+    await asked_by_a_worker(database_settings, tmp_path)
+
+
+async def asked_by_a_worker(settings: DatabaseSettings, data_dir: Path) -> None:
+    database = Database(settings, data_dir)
+    try:
+        await require_schema(database)
+    finally:
+        await database.dispose()
+
+
+async def test_a_worker_refuses_a_schema_that_is_missing_or_older(
+    database_settings: DatabaseSettings, tmp_path: Path
+) -> None:
+    with pytest.raises(StorageUnavailableError, match=r"schema none, not .*nekro db upgrade"):
+        await asked_by_a_worker(database_settings, tmp_path)
+    await upgrade(database_settings, tmp_path)
+    await asked_by_a_worker(database_settings, tmp_path)
+    with locked(database_settings, tmp_path) as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+    with pytest.raises(StorageUnavailableError, match=r"schema 0001, not .*nekro db upgrade"):
+        await asked_by_a_worker(database_settings, tmp_path)
+
+
+def test_files_of_revisions_are_named_by_them(tmp_path: Path) -> None:
+    scripts = ScriptDirectory(str(Path(storage.__file__).parent / "migrations"))
+    assert [script.revision for script in scripts.walk_revisions()][::-1] == list(known_revisions())
+    assert known_revisions()[-1] == head_revision()
+
+
+#: Each takes away what the version before may still use: for a release after the one that uses it no more.
+REMOVES = ("drop_column", "drop_table", "drop_constraint", "rename_table", "alter_column")
+
+
+@pytest.mark.parametrize("path", sorted(MIGRATIONS.glob("[0-9]*.py")), ids=lambda path: path.stem)
+def test_upgrades_only_add(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    (step,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "upgrade"]
+    called = {node.attr for node in ast.walk(step) if isinstance(node, ast.Attribute)}
+    assert called.isdisjoint(REMOVES)
+    columns = [node for node in ast.walk(step) if getattr(node, "attr", "") == "add_column"]
+    text = ast.unparse(step)
+    assert not columns or "nullable=True" in text or "server_default" in text
 
 
 async def test_processes_that_start_at_once_migrate_once(

@@ -1,0 +1,58 @@
+"""Whether a database has the schema that this version needs; without Alembic, since every worker asks.
+
+A newer schema is as good: a release only adds to the schema that the release before works
+with, and what nobody uses any more goes in a later one (docs/operations.md). So workers of
+two versions run side by side, before and after the migration.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+from sqlalchemy import Connection, inspect, text
+
+from nekro_agent.errors import StorageUnavailableError
+from storage.engine import Database
+
+__all__ = ["is_newer", "known_revisions", "require_schema"]
+
+_VERSIONS: Final = Path(__file__).parent / "migrations" / "versions"
+
+
+@cache
+def known_revisions() -> tuple[str, ...]:
+    """Revisions of this version, oldest first: the numbers that its files begin with."""
+    return tuple(sorted(path.name.partition("_")[0] for path in _VERSIONS.glob("[0-9]*_*.py")))
+
+
+def is_newer(revision: str | None) -> bool:
+    """Whether a later version migrated the database."""
+    return revision is not None and revision not in known_revisions()
+
+
+async def require_schema(database: Database) -> None:
+    """Return when the schema is the one that this version needs, or a newer one.
+
+    Raises:
+        StorageUnavailableError: it is older or there is none, or the database does not answer.
+    """
+    async with database.read() as transaction:
+        revision = await transaction.connection.run_sync(_revision)
+    needed = known_revisions()[-1]
+    if is_newer(revision):
+        logger.bind(schema=revision, known=needed).info("database_of_a_newer_version")
+    elif revision != needed:
+        raise StorageUnavailableError(
+            f"database {database.url.render_as_string(hide_password=True)} has schema {revision or 'none'}, "
+            f"not {needed}; run `nekro db upgrade`"
+        )
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return found

@@ -1,0 +1,185 @@
+"""Two versions side by side on one broker and one database: an older commit, and a next version."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_fleet import Fleet, Worker
+
+from broker_config.settings import Settings
+from storage.migrate import check, head_revision, upgrade
+
+ROOT = Path(__file__).parents[2]
+#: A version before, whose schema is older. It refuses fields that it does not know, as later ones do
+#: not: when a message gets a new field, this has to become a commit after "Pass over fields …".
+BEFORE = os.environ.get("NEKRO_TEST_COMMIT_BEFORE", "475b351")
+PACKAGES = (
+    "nekro_agent", "broker_config", "storage", "sandbox", "agent", "workers", "plugin_pkgs", "cli",
+)  # fmt: skip
+#: What a next version may do within the rules: a revision that adds, and fields with defaults.
+NEXT_REVISION = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "next", "{head}", None, None
+
+
+def upgrade() -> None:
+    op.add_column("calls", sa.Column("colour", sa.Text(), nullable=True))
+    op.add_column("messages", sa.Column("weight", sa.Integer(), nullable=False, server_default="1"))
+    op.create_table("colours", sa.Column("name", sa.Text(), primary_key=True))
+    op.create_index("ix_calls_colour", "calls", ["colour"])
+"""
+NEXT_FIELD = """
+    colour: str | None = Field("red", description="What the version before knows nothing of.")
+"""
+
+
+@pytest.fixture(scope="module")
+def database_url(postgres_server: Any) -> str:
+    """As a fleet has it."""
+    url: str = postgres_server.create_database()
+    return url
+
+
+@pytest.fixture(scope="module")
+def older_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The code of an earlier commit."""
+    tree = tmp_path_factory.mktemp("before")
+    packed = subprocess.run(["git", "archive", BEFORE], cwd=ROOT, capture_output=True, check=False)
+    if packed.returncode:
+        pytest.skip(f"no history to take commit {BEFORE} from: {packed.stderr.decode().strip()}")
+    subprocess.run(["tar", "-x", "-C", tree], input=packed.stdout, check=True)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def next_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This code with what a next version may add: a revision, and fields of messages and results."""
+    tree = tmp_path_factory.mktemp("next")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "storage/migrations/versions/next.py").write_text(NEXT_REVISION.format(head=head_revision()))
+    wire = tree / "broker_config/wire.py"
+    text, count = re.subn(r"(    version: int = Field.*\n)", rf"\1{NEXT_FIELD}", wire.read_text())
+    assert count == 2, "invocation and envelope"
+    wire.write_text(text)
+    return tree
+
+
+def environment_of_tree(settings: Settings, tree: Path) -> dict[str, str]:
+    """What an operator has set whatever the version, and the code of a tree before ours."""
+    key = settings.security.signing_key
+    assert settings.broker.url and settings.database.url and key is not None
+    return {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")} | {
+        "PYTHONPATH": str(tree),
+        "NEKRO_BROKER__URL": settings.broker.url,
+        "NEKRO_BROKER__KEY_PREFIX": settings.broker.key_prefix,
+        "NEKRO_DATABASE__URL": settings.database.url,
+        "NEKRO_DATA_DIR": str(settings.data_dir),
+        "NEKRO_PLUGINS__DIRS": ",".join(map(str, settings.plugins.dirs)),
+        "NEKRO_SECURITY__SIGNING_KEY": key.get_secret_value(),
+        "NEKRO_WORKERS__DRAIN_SECONDS": "10",
+    }
+
+
+def nekro_of(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of another version to its end."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cli.main", *arguments],
+        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def start_of(fleet: Fleet, environment: dict[str, str], lane: str, *, log: Path) -> Worker:
+    """Start a worker of another version."""
+    worker = Worker(fleet.settings, log, lane=lane, concurrency=None, environment=environment)
+    fleet.workers.append(worker)
+    worker.wait_ready()
+    return worker
+
+
+async def call_until_each_answered(fleet: Fleet, workers: list[Worker]) -> None:
+    """Call methods of each type until each of the workers has run some; every call must succeed."""
+    services = fleet.services()
+    await services.start()
+    pids: set[int] = set()
+    try:
+        async with asyncio.timeout(60):
+            while not {worker.pid for worker in workers} <= pids:
+                envelopes = await asyncio.gather(
+                    *(
+                        services.invoke(
+                            method, (argument,), {}, chat_key="c", user_id="u", timeout_seconds=30
+                        )
+                        for method, argument in [("journal", 1), ("remember", "x"), ("look_up", "y")] * 4
+                    )
+                )
+                pids |= {int(envelope.worker.rpartition(":")[2]) for envelope in envelopes}
+    finally:
+        await services.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_workers_and_callers_of_two_versions_understand_each_other_before_and_after_the_migration(
+    make_fleet: Callable[..., Fleet], older_tree: Path, tmp_path: Path
+) -> None:
+    fleet = await asyncio.to_thread(make_fleet, is_migrated=False)
+    environment = environment_of_tree(fleet.settings, older_tree)
+    done = await asyncio.to_thread(nekro_of, environment, "db", "upgrade")
+    assert done.returncode == 0, done.stderr
+    status = await check(fleet.settings.database, fleet.settings.data_dir)
+    assert status.revision not in (None, head_revision())
+    older = await asyncio.to_thread(
+        start_of, fleet, environment, "methods", log=tmp_path / "methods-before.log"
+    )
+    first = await asyncio.to_thread(nekro_of, environment, "call", "journal", "--args", "[0]", "--json")
+    assert first.returncode == 0, first.stderr
+
+    await upgrade(fleet.settings.database, fleet.settings.data_dir)  # under the worker that runs
+    (newer,) = await asyncio.to_thread(fleet.start, "methods")
+    await call_until_each_answered(fleet, [older, newer])
+    again = await asyncio.to_thread(
+        start_of, fleet, environment, "methods", log=tmp_path / "methods-again.log"
+    )
+    await call_until_each_answered(fleet, [again])
+
+    assert await asyncio.to_thread(older.stop) == 0
+    assert await asyncio.to_thread(again.stop) == 0
+    last = await asyncio.to_thread(nekro_of, environment, "call", "remember", "--args", '["z"]', "--json")
+    assert last.returncode == 0, last.stderr
+    assert str(newer.pid) in last.stdout + last.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_workers_serve_on_while_a_next_version_migrates_and_starts_beside_them(
+    make_fleet: Callable[..., Fleet], next_tree: Path, tmp_path: Path, postgres_server: Any
+) -> None:
+    fleet = await asyncio.to_thread(make_fleet, database={"url": postgres_server.create_database()})
+    environment = environment_of_tree(fleet.settings, next_tree)
+    (ours,) = await asyncio.to_thread(fleet.start, "methods")
+    done = await asyncio.to_thread(nekro_of, environment, "db", "upgrade")
+    assert done.returncode == 0, done.stderr
+    status = await check(fleet.settings.database, fleet.settings.data_dir)
+    assert status.revision == "next"
+    theirs = await asyncio.to_thread(start_of, fleet, environment, "methods", log=tmp_path / "next.log")
+    await call_until_each_answered(fleet, [ours, theirs])
+    assert await asyncio.to_thread(ours.stop) == 0
+    (restarted,) = await asyncio.to_thread(fleet.start, "methods")
+    await call_until_each_answered(fleet, [restarted, theirs])
+    assert await asyncio.to_thread(theirs.stop) == 0
+    last = await asyncio.to_thread(nekro_of, environment, "call", "remember", "--args", '["z"]', "--json")
+    assert last.returncode == 0, last.stderr
+    listed = await asyncio.to_thread(fleet.run, "history", "cli")
+    assert listed.returncode == 0, "the older version's commands work on the newer schema"
