@@ -60,14 +60,16 @@ class CallMessage:
         return cls.of(invocation.model_copy(update=times), signer=signer, lane=lane, reply_to=None)
 
     def build(self, app: Celery) -> Any:
-        """Make Celery's message of it, with the time limits that are left now."""
+        """Make Celery's message of it, with the time limits that are left now.
+
+        It does not expire by Celery's means: the worker's executor looks at the signed deadline anyway.
+        """
         remaining = max(0.0, self.invocation.remaining_seconds())
         return app.amqp.create_task_message(
             self.invocation.call_id,
             self.invocation.method,
             [self.body],
             {},
-            expires=self.invocation.deadline.isoformat(),
             soft_time_limit=remaining,
             time_limit=remaining + HARD_LIMIT_GRACE_SECONDS,
             reply_to=self.reply_to,

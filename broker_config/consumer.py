@@ -18,10 +18,11 @@ from celery.app.task import Context
 from celery.exceptions import NotRegistered
 from celery.worker.consumer import Consumer
 from kombu import Producer, Queue
+from kombu.transport import redis
 
 from broker_config.keys import DEAD_QUEUE
 from broker_config.metrics import metrics
-from broker_config.task_events import EVENT_SECONDS
+from broker_config.task_events import EVENT_SECONDS, WATCH_SECONDS
 from broker_config.transport import LOST, ClaimChannel, deliveries
 from nekro_agent.errors import MessageRefusedError, OutcomeUnknownError
 
@@ -43,6 +44,8 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         self._is_flush_due = False  # a lost connection took the hub's plans with it
         handle = super().create_task_handler(*args, **kwargs)
         limit = self.app.nekro_settings.broker.max_deliveries
+        if self.hub is not None and isinstance(self.task_consumer.channel, redis.Channel):
+            self.hub.call_repeatedly(WATCH_SECONDS, self._look_for_watchers)
 
         def on_task_received(message: Any) -> Any:
             if deliveries(message.headers) >= limit:
@@ -77,6 +80,16 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         if self.hub and not self._is_flush_due:
             self._is_flush_due = True
             self.hub.call_soon(self._plan_flush)
+
+    def _look_for_watchers(self) -> None:
+        """Send events only while a queue is bound to them; kombu drops bindings whose owners died."""
+        if self.event_dispatcher is None or self.task_consumer is None:
+            return
+        try:
+            bound = self.task_consumer.channel.get_table(self.app.conf.event_exchange)
+        except LOST:  # the hub finds out by itself
+            return
+        self.event_dispatcher.is_watched = bool(bound)
 
     def _plan_flush(self) -> None:
         self.hub.call_later(EVENT_SECONDS, self._flush_buffered)

@@ -123,7 +123,7 @@ async def test_call_that_expired_in_the_queue_never_runs(
 ) -> None:
     with pytest.raises(CallTimeoutError):
         await caller.call(invocation("m.wait", "0", seconds=0.3), lane=Lane.METHODS)
-    worker = start_worker("asyncio")
+    worker = await asyncio.to_thread(start_worker, "asyncio")
     await caller.call(invocation("m.noop"), lane=Lane.METHODS)
     assert worker.ledger() == []
 
