@@ -18,6 +18,7 @@ from loguru import logger
 
 from broker_config.calls import MethodCaller
 from broker_config.settings import WorkerSettings
+from broker_config.tracing import Span, span
 from broker_config.wire import Envelope, Invocation, new_id
 from nekro_agent.errors import ArgumentError, BrokerUnavailableError, MethodFailedError, NekroError
 from nekro_agent.methods import Lane, SandboxMethodType
@@ -36,7 +37,7 @@ from workers.detached import CallDetacher, still_running, wait_seconds
 from workers.lanes import LaneChooser
 from workers.registry import MethodEntry, Registry
 
-__all__ = ["CallRecord", "CallScope", "Dispatcher", "RunCalls"]
+__all__ = ["CallRecord", "CallScope", "Dispatcher", "RunCalls", "invocation_of"]
 
 _STOPS = {
     SandboxMethodType.AGENT: StopType.AGENT,
@@ -133,7 +134,7 @@ class Dispatcher:
             ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
                 other errors of ``MethodCaller.call``.
         """
-        invocation = _invocation(entry, arguments, scope, call_id=call_id, deadline=deadline)
+        invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
         try:
             return await self._caller.call(invocation, lane=self.lane_of(entry))
         except asyncio.CancelledError:
@@ -155,7 +156,7 @@ class Dispatcher:
         patience = wait_seconds(entry, lane=lane, settings=self._settings)
         now = datetime.now(UTC)
         deadline = now + timedelta(seconds=self.timeout_seconds(entry))
-        invocation = _invocation(
+        invocation = invocation_of(
             entry,
             arguments,
             scope,
@@ -210,7 +211,9 @@ class Dispatcher:
         seconds = self.timeout_seconds(entry) if timeout_seconds is None else timeout_seconds
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
         deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-        return await self.invoke(entry, arguments, scope, call_id=new_id(), deadline=deadline)
+        call_id, lane = new_id(), self.lane_of(entry)
+        with span(f"call {entry.task}", kind="client", call_id=call_id, method=entry.task, lane=lane):
+            return await self.invoke(entry, arguments, scope, call_id=call_id, deadline=deadline)
 
 
 class RunCalls:
@@ -244,6 +247,12 @@ class RunCalls:
     async def dispatch(self, call: StubCall) -> StubResult:
         """Carry one call of the sandbox; never raises for what a call does wrong."""
         entry = self._entries[call.token]
+        lane = self._dispatcher.lane_of(entry)
+        ids = {"call_id": call.call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
+        with span(f"call {entry.task}", kind="client", **ids) as part:
+            return await self._carry(entry, call, part)
+
+    async def _carry(self, entry: MethodEntry, call: StubCall, part: Span) -> StubResult:
         await self._dispatcher.refresh()
         record = self._recorder(entry, call.call_id)
         try:
@@ -252,14 +261,17 @@ class RunCalls:
             )
         except NekroError as exc:
             raised = _raised(exc)
+            part.fail(type(exc).__name__)
             record(error=f"{raised.error_type}: {raised.message}")
             return raised
         except asyncio.CancelledError:
             record(error="given up: its deadline passed, or its run ended")
             raise
         if envelope is None:
+            part.tell(is_detached=True)
             record(is_detached=True)
             return still_running(entry, call.call_id)
+        part.tell(follow_up_round_id=envelope.round_id)
         record(
             started_at=envelope.started_at,
             finished_at=envelope.finished_at,
@@ -298,7 +310,7 @@ def _raised(exc: NekroError) -> Raised:
     return Raised(error_type=type(exc).__name__, message=str(exc))
 
 
-def _invocation(
+def invocation_of(
     entry: MethodEntry,
     arguments: bytes,
     scope: CallScope,
@@ -307,6 +319,11 @@ def _invocation(
     deadline: datetime,
     waits_until: datetime | None = None,
 ) -> Invocation:
+    """Make the invocation of one call.
+
+    Args:
+        waits_until: when its caller ceases to wait; None: at the deadline.
+    """
     chat = scope.chat
     return Invocation(
         call_id=call_id,

@@ -7,16 +7,19 @@ import json
 import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker_config.codec import encode_arguments
-from broker_config.wire import new_id
+from broker_config.wire import Envelope, new_id
 from nekro_agent.methods import Lane
+from workers import remote_hooks
 from workers.composition import Services
-from workers.dispatch import CallScope, _invocation
+from workers.dispatch import CallScope, invocation_of
+from workers.runs import context_of
 
 PLUGINS = Path(__file__).parent / "pinned_plugins"
 SECONDS = 40
@@ -32,6 +35,12 @@ def fleet(make_fleet: Callable[..., Any]) -> Any:
     )
 
 
+@pytest.fixture(scope="module")
+def idle_fleet(make_fleet: Callable[..., Any]) -> Any:
+    """A fleet without workers."""
+    return make_fleet(plugins={"dirs": (PLUGINS,)})
+
+
 @pytest.fixture
 async def services(fleet: Any) -> AsyncIterator[Services]:
     services = fleet.services()
@@ -40,8 +49,12 @@ async def services(fleet: Any) -> AsyncIterator[Services]:
     await services.close()
 
 
+async def invoke(services: Services, name: str, chat_key: str, *args: Any) -> Envelope:
+    return await services.invoke(name, args, {}, chat_key=chat_key, user_id=None, timeout_seconds=SECONDS)
+
+
 async def call(services: Services, name: str) -> list[int]:
-    envelope = await services.invoke(name, (), {}, chat_key="p", user_id=None, timeout_seconds=SECONDS)
+    envelope = await invoke(services, name, "p")
     value: list[int] = pickle.loads(envelope.value_bytes())
     return value
 
@@ -116,7 +129,7 @@ async def test_calls_of_those_who_do_not_know_of_the_pin_reach_its_owner_all_the
     scope = CallScope(chat=await services.chat("p"), user_id=None)
     calls = [
         services._caller.call(  # the dispatcher knows
-            _invocation(
+            invocation_of(
                 entry,
                 encode_arguments((), {}),
                 scope,
@@ -130,3 +143,49 @@ async def test_calls_of_those_who_do_not_know_of_the_pin_reach_its_owner_all_the
     values = [pickle.loads(envelope.value_bytes()) for envelope in await asyncio.gather(*calls)]
     assert {pid for _, pid in values} == {owner}
     assert len({count for count, _ in values}) == 20
+
+
+async def test_hooks_run_where_their_plugin_lives(fleet: Any, services: Services) -> None:
+    fleet.start("methods", "methods", concurrency=20)
+    chat = f"h-{new_id()}"
+    owner = pickle.loads((await invoke(services, "hooked_owner", chat)).value_bytes())
+    send = partial(services.receive_message, chat, user_id="u1", user_name="Ada")
+    assert await send("hello")
+    assert await send("some spam") is None, "its memory says that this is blocked"
+    assert await send("break"), "a hook that raises blocks nothing"
+
+    ctx = context_of(await services.chat(chat), user_id="u1")
+    (prompt,) = await services.host.injected_prompts(ctx)
+    assert prompt.text == f"{chat} for u1: ['Ada: hello', 'Ada: some spam'] in {owner}"
+    (hooked,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.hooked"]
+    assert await services.host.inject(hooked, ctx) == prompt.text, "as a round asks for it"
+
+    # System messages come from every process, the owner's own included.
+    speakers = set()
+    async with asyncio.timeout(SECONDS):
+        while len(speakers) < 2:
+            envelopes = [
+                await invoke(services, "say_to_model", chat, f"{word} of x") for word in ("spam", "news")
+            ]
+            speakers |= {pickle.loads(envelope.value_bytes()) for envelope in envelopes}
+    async with services.database.read() as transaction:
+        messages = await transaction.messages.newest(chat, limit=100)
+    assert {message.text for message in messages} == {"hello", "break", "news of x"}
+
+    await services.reset_chat(chat)
+    (prompt,) = await services.host.injected_prompts(ctx)
+    assert f"['reset of {chat}']" in prompt.text
+
+
+async def test_a_hook_whose_owner_does_not_answer_is_left_out(
+    idle_fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_hooks, "WAIT_SECONDS", 0.3)
+    services = idle_fleet.services()
+    await services.start()
+    try:
+        chat = f"h-{new_id()}"
+        assert await services.receive_message(chat, "some spam", user_id="u1", user_name="Ada")
+        assert await services.host.injected_prompts(context_of(await services.chat(chat), user_id=None)) == []
+    finally:
+        await services.close()
