@@ -105,6 +105,7 @@ class Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_call_id = 0
         self._refusals = 0
+        self._sandbox_is_gone = False
         self._exit: ExitReport | None = None
         self._deadline = datetime.max.replace(tzinfo=UTC)
         #: Calls that the sandbox made, refused ones included.
@@ -127,6 +128,11 @@ class Bridge:
         finally:
             for task in self._tasks:
                 task.cancel()
+
+    def sandbox_ended(self) -> None:
+        """Take no more calls: a bridge that waits for one to end would not read that the sandbox is gone."""
+        self._sandbox_is_gone = True
+        self._slots.release()
 
     async def close(self) -> None:
         """Close the socket and wait a bounded time for cancelled calls; late answers are dropped."""
@@ -171,6 +177,10 @@ class Bridge:
             return
         token, arguments = self._check_call(frame)
         await self._slots.acquire()
+        if self._sandbox_is_gone:
+            # Nobody waits for the answer; what follows may still say how the code ended.
+            self._slots.release()
+            return
         task = asyncio.create_task(self._serve(frame.call_id, token, arguments))
         self._tasks.add(task)
         task.add_done_callback(self._release)

@@ -85,7 +85,8 @@ class SandboxRun:
             pump = asyncio.create_task(
                 self.output.pump(self._sandbox.output, on_over_limit=lambda: self.end(Limit.OUTPUT))
             )
-            for task in (pump, *self._watch(quota)):
+            ended = asyncio.create_task(self._tell_when_ended(bridge))
+            for task in (pump, ended, *self._watch(quota)):
                 clean_up.callback(task.cancel)
             outcome = await self._converse(bridge, started_at)
             status = await self._see_out(outcome)
@@ -111,13 +112,20 @@ class SandboxRun:
         )
 
     def _watch(self, quota: Quota) -> list[asyncio.Task[None]]:
-        watches = [watch_disk(self._sandbox, quota, end=self.end)]
+        quotas = [quota]
         if self._sandbox.scratch_dir is not None:
-            scratch = Quota.of_scratch(self._sandbox.scratch_dir, self._settings)
-            watches.append(watch_disk(self._sandbox, scratch, end=self.end))
+            quotas.append(Quota.of_scratch(self._sandbox.scratch_dir, self._settings))
+        most = self._settings.max_file_bytes
+        watches = [
+            watch_disk(self._sandbox, watched, most_file_bytes=most, end=self.end) for watched in quotas
+        ]
         if not self._sandbox.memory_bounded:
             watches.append(watch_memory(self._sandbox, settings=self._settings, end=self.end))
         return [asyncio.create_task(watch) for watch in watches]
+
+    async def _tell_when_ended(self, bridge: Bridge) -> None:
+        await self._sandbox.wait()
+        bridge.sandbox_ended()
 
     async def _converse(self, bridge: Bridge, started_at: datetime) -> BridgeOutcome:
         wall_seconds = self._request.wall_seconds or self._settings.wall_seconds

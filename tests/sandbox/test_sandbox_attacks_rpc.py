@@ -222,6 +222,40 @@ for _ in range(40):
     assert (result.stop_type, result.calls, most) == (StopType.NORMAL, 40, 8)
 
 
+@pytest.mark.parametrize(
+    ("end", "stop", "exit_code"),
+    [
+        ("", StopType.NORMAL, 0),
+        ("os._exit(3)", StopType.ERROR, 3),
+        ("os.kill(os.getpid(), 9)", StopType.ERROR, 137),
+    ],
+)
+async def test_attack_R10_sandbox_that_ends_while_calls_wait_for_their_turn_ends_the_run(
+    box: Lab, end: str, stop: StopType, exit_code: int
+) -> None:
+    """A bridge with enough calls in hand does not read: it must be told that the sandbox is gone."""
+    begun = 0
+    enough = asyncio.Event()
+
+    async def never() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 8:
+            enough.set()
+        await asyncio.Event().wait()
+
+    code = f"""
+for number in range(1, 13):
+    frame(CALL, number, b"never\\0" + NOTHING)
+{end}
+"""
+    box.handlers["never"] = never
+    async with asyncio.timeout(30):
+        result = await box.run(RAW + code, wall_seconds=600)
+    assert (result.stop_type, result.exit_code) == (stop, exit_code)
+    assert enough.is_set() and box.cancelled == ["never"] * 8
+
+
 async def test_attack_R11_half_a_frame_ends_in_a_timeout(box: Lab) -> None:
     result = await box.run(RAW + "raw(b'\\0\\0\\0\\x20\\x03')" + LINGER, wall_seconds=0.3)
     assert (result.stop_type, result.limit) == (StopType.TIMEOUT, Limit.WALL)
