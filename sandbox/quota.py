@@ -8,9 +8,7 @@ can write more than its quota, and what it wrote over it is taken away when it h
 from __future__ import annotations
 
 import contextlib
-import os
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +17,7 @@ from broker_config.settings import SandboxSettings
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.tools import safe_files
 
-__all__ = ["Quota", "unlinked_bytes"]
+__all__ = ["Quota"]
 
 #: File times come from a clock that ticks: a file may look that much older than it is.
 _CLOCK_TICK_SECONDS: Final = 0.02
@@ -86,19 +84,3 @@ class Quota:
                 names -= 1
                 removed += 1
         return removed
-
-
-def unlinked_bytes(root: Path, pids: Iterable[int]) -> int:
-    """Return the disk bytes that processes hold in files on ``root``'s file system without a name."""
-    device = os.stat(root).st_dev
-    found: dict[int, int] = {}
-    for pid in pids:
-        directory = f"/proc/{pid}/fd"
-        with contextlib.suppress(OSError):
-            for name in os.listdir(directory):
-                # One that is just closed must not hide the others of its process.
-                with contextlib.suppress(OSError):
-                    info = os.stat(f"{directory}/{name}")
-                    if info.st_nlink == 0 and info.st_dev == device and stat.S_ISREG(info.st_mode):
-                        found[info.st_ino] = info.st_blocks * 512
-    return sum(found.values())

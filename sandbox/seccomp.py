@@ -49,6 +49,7 @@ _TERMINAL_INJECTION: Final = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _SET_ID_BITS: Final = 0o6000
 #: O_CREAT and the bit that tells O_TMPFILE from O_DIRECTORY.
 _CREATES: Final = 0o100 | 0o20000000
+_SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ
 _MAP_TYPE_AND_ANONYMOUS: Final = 0x2F
 _MAP_SHARED_ANONYMOUS: Final = (0x21, 0x23)
 
@@ -72,8 +73,8 @@ def build_filter(
     Args:
         machine: as ``platform.machine()`` says it; None means this machine.
         strict_memory: also deny memory that no process's resident set shows (memfd, shared
-            anonymous pages). Needed where no cgroup bounds memory: the watchdog that stands
-            in for it would not see that memory.
+            anonymous pages, larger buffers of pipes and sockets). Needed where no cgroup bounds
+            memory: the watchdog that stands in for it would not see that memory.
         families: address families of sockets that may be made; the network namespace decides
             what they reach.
         strict_processes: also deny what changes other processes of the same user (their limits,
@@ -110,6 +111,9 @@ def build_filter(
     if strict_memory:
         rules.append(("memfd_create", [_deny(errno.ENOSYS)]))
         rules.append(("mmap", _deny_shared_anonymous(3)))
+        # Buffers of the usual size can be counted by counting pipes and sockets.
+        rules.append(("fcntl", _deny_values(1, [_SET_PIPE_SIZE], errno.EPERM)))
+        rules.append(("setsockopt", _deny_values(2, [socket.SO_SNDBUF], errno.EPERM)))
     if strict_processes:
         rules += [(name, _allow_only(0, [0], errno.EPERM)) for name in OWN_PROCESS_ONLY]
         rules += [(name, [_deny(errno.EPERM)]) for name in WHOLE_USERS]

@@ -125,11 +125,11 @@ _COMMON: Final = {
 
 _X86_64: Final = {
     "open": 2, "mmap": 9, "ioctl": 16, "shmget": 29, "socket": 41, "socketpair": 53, "clone": 56,
-    "semget": 64, "msgget": 68, "creat": 85, "chmod": 90, "fchmod": 91, "ptrace": 101, "syslog": 103,
-    "mknod": 133, "uselib": 134, "personality": 135, "ustat": 136, "sysfs": 139, "vhangup": 153,
-    "modify_ldt": 154, "pivot_root": 155, "_sysctl": 156, "adjtimex": 159, "chroot": 161, "acct": 163,
-    "settimeofday": 164, "mount": 165, "umount2": 166, "swapon": 167, "swapoff": 168, "reboot": 169,
-    "sethostname": 170, "setdomainname": 171, "iopl": 172, "ioperm": 173, "create_module": 174,
+    "setsockopt": 54, "semget": 64, "msgget": 68, "creat": 85, "chmod": 90, "fchmod": 91, "ptrace": 101,
+    "syslog": 103, "mknod": 133, "uselib": 134, "personality": 135, "ustat": 136, "sysfs": 139,
+    "vhangup": 153, "modify_ldt": 154, "pivot_root": 155, "_sysctl": 156, "adjtimex": 159, "chroot": 161,
+    "acct": 163, "settimeofday": 164, "mount": 165, "umount2": 166, "swapon": 167, "swapoff": 168,
+    "reboot": 169, "sethostname": 170, "setdomainname": 171, "iopl": 172, "ioperm": 173, "create_module": 174,
     "init_module": 175, "delete_module": 176, "get_kernel_syms": 177, "query_module": 178, "quotactl": 179,
     "nfsservctl": 180, "io_setup": 206, "io_destroy": 207, "io_getevents": 208, "io_submit": 209,
     "io_cancel": 210, "lookup_dcookie": 212, "remap_file_pages": 216, "clock_settime": 227, "mbind": 237,
@@ -140,7 +140,7 @@ _X86_64: Final = {
     "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313,
     "memfd_create": 319, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
     "setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203,
-    "ioprio_set": 251, "prlimit64": 302, "sched_setattr": 314,
+    "ioprio_set": 251, "prlimit64": 302, "sched_setattr": 314, "fcntl": 72,
 }  # fmt: skip
 
 _AARCH64: Final = {
@@ -158,7 +158,7 @@ _AARCH64: Final = {
     "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "finit_module": 273,
     "memfd_create": 279, "bpf": 280, "userfaultfd": 282, "kexec_file_load": 294,
     "ioprio_set": 30, "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122,
-    "setpriority": 140, "prlimit64": 261, "sched_setattr": 274,
+    "setpriority": 140, "prlimit64": 261, "sched_setattr": 274, "fcntl": 25, "setsockopt": 208,
 }  # fmt: skip
 
 #: Architecture, as ``platform.machine()`` names it, to call name to number.

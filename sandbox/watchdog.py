@@ -11,8 +11,9 @@ from typing import Final
 
 from broker_config.settings import SandboxSettings
 from sandbox.drivers.base import Sandbox, Usage
+from sandbox.holdings import hold_of, names_bytes, waiting_at
 from sandbox.models import Limit
-from sandbox.quota import Quota, unlinked_bytes
+from sandbox.quota import Quota
 
 __all__ = ["processes_beside", "usage_of", "watch_disk", "watch_memory"]
 
@@ -27,9 +28,10 @@ async def watch_memory(sandbox: Sandbox, *, settings: SandboxSettings, end: Call
     """End the run when its processes together use too much; sound up to the time between looks."""
 
     def exceeded() -> bool:
+        most_bytes = settings.memory_bytes - _kernel_bytes(sandbox)
         used_bytes = sandbox.usage().memory_bytes or 0
         # That counts pages once for each process that shares them: cheap, and never too little.
-        return used_bytes > settings.memory_bytes and shared_out(sandbox.processes()) > settings.memory_bytes
+        return used_bytes > most_bytes and shared_out(sandbox.processes()) > most_bytes
 
     while sandbox.alive:
         if await asyncio.to_thread(exceeded):
@@ -38,11 +40,28 @@ async def watch_memory(sandbox: Sandbox, *, settings: SandboxSettings, end: Call
         await asyncio.sleep(_MEMORY_SECONDS)
 
 
-async def watch_disk(sandbox: Sandbox, quota: Quota, *, end: Callable[[Limit], None]) -> None:
-    """End the run when its shared directory holds too much."""
+def _kernel_bytes(sandbox: Sandbox) -> int:
+    """Return what the kernel may keep for the code: buffers of sockets and pipes, names in memory."""
+    pids = sandbox.processes()
+    # Without a /tmp of its own, the names in there are on disk and the disk's watch counts them.
+    names = names_bytes(pids[0]) if pids and sandbox.scratch_dir is None else 0
+    return hold_of(pids, root=sandbox.spec.shared_dir).buffer_bytes() + names
+
+
+async def watch_disk(
+    sandbox: Sandbox, quota: Quota, *, most_file_bytes: int, end: Callable[[Limit], None]
+) -> None:
+    """End the run when its shared directory holds too much.
+
+    Args:
+        most_file_bytes: what counts for a file of which only that it exists can be seen.
+    """
 
     def exceeded() -> bool:
-        return quota.exceeded(unlinked=unlinked_bytes(quota.root, sandbox.processes()))
+        held = hold_of(sandbox.processes(), root=quota.root).disk_bytes(most_file_bytes=most_file_bytes)
+        # Our end of the channel is a socket too, and is not read while enough calls are under way.
+        held += waiting_at(sandbox.writer.get_extra_info("socket").fileno()) * most_file_bytes
+        return quota.exceeded(unlinked=held)
 
     while sandbox.alive:
         begin = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -20,10 +21,11 @@ from sandbox_lab import (
     as_other_user,
     host_processes,
     lab,
+    method,
     wait_until,
 )
 
-from sandbox import Limit, StopType
+from sandbox import Limit, StopType, StubCall, StubResult
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.quota import Quota
 
@@ -96,6 +98,70 @@ def test_attack_L2_L3_memory_of_many_processes_and_of_none_is_bounded(mode: str,
     # Where the kernel cannot count such memory, the filter refuses to make it.
     refused = result["error"] is not None and "[Errno" in result["error"]
     assert result["limit"] == "memory" or refused or "statuses" in result["output"], result
+
+
+#: Memory of the kernel's: buffers that are full and names of empty files.
+FULL_SOCKETS = """
+import os, socket, time
+for _ in range(6):
+    if os.fork() == 0:
+        break
+pairs = [socket.socketpair() for _ in range(100)]
+for ours, theirs in pairs:
+    for end in (ours, theirs):
+        end.setblocking(False)
+        try:
+            while True:
+                end.send(b'x' * 65536)
+        except BlockingIOError:
+            pass
+time.sleep(30)
+"""
+FULL_PIPES = """
+import os, time
+for _ in range(20):
+    if os.fork() == 0:
+        break
+for _ in range(110):
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    try:
+        while True:
+            os.write(theirs, b'x' * 4096)
+    except BlockingIOError:
+        pass
+time.sleep(30)
+"""
+MANY_EMPTY_FILES = """
+import os, time
+for number in range(150_000):
+    os.close(os.open(f'/tmp/{number}', os.O_CREAT | os.O_WRONLY))
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize(
+    "code", [FULL_SOCKETS, FULL_PIPES, MANY_EMPTY_FILES], ids=["sockets", "pipes", "names in memory"]
+)
+def test_attack_L3_memory_of_the_kernel_counts_where_no_group_counts_it(other_user: None, code: str) -> None:
+    result = as_other_user({"code": code, "settings": {"memory_bytes": 64 << 20}})
+    assert (result["stop"], result["limit"]) == ("ERROR", "memory"), result
+
+
+def test_attack_L3_buffers_cannot_be_enlarged_where_nobody_counts_them(other_user: None) -> None:
+    code = """
+import fcntl, os, socket
+def attempt(action):
+    try:
+        action()
+        print("done")
+    except OSError as exc:
+        print(exc.errno)
+ours, theirs = os.pipe()
+attempt(lambda: fcntl.fcntl(theirs, 1031, 1 << 20))
+attempt(lambda: socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22))
+"""
+    assert as_other_user({"code": code})["output"] == "1\n1\n"
 
 
 def test_attack_L3_system_v_shared_memory_is_refused(mode: str) -> None:
@@ -242,11 +308,39 @@ time.sleep(30)
 """
 
 
+IN_FLIGHT = """
+import os, socket, time
+ends = [socket.socketpair() for _ in range(8)]
+for number in range(40):
+    fd = os.open('shared/u', os.O_CREAT | os.O_WRONLY)
+    os.write(fd, b'x' * (1 << 20))
+    os.unlink('shared/u')
+    socket.send_fds(ends[number % 8][0], [b'x'], [fd])
+    os.close(fd)
+time.sleep(30)
+"""
+MAPPED_ONLY = """
+import mmap, os, time
+held = []
+for number in range(40):
+    fd = os.open('shared/u', os.O_CREAT | os.O_RDWR)
+    os.write(fd, b'x' * (1 << 20))
+    os.unlink('shared/u')
+    held.append(mmap.mmap(fd, 4096))
+    os.close(fd)
+# The module keeps a descriptor of its own for resizing.
+os.closerange(4, 256)
+time.sleep(30)
+"""
+
+
 @pytest.mark.parametrize(
-    "code", [MANY_BYTES, MANY_NAMES, UNLINKED], ids=["bytes", "20000 names", "unlinked files"]
+    "code",
+    [MANY_BYTES, MANY_NAMES, UNLINKED, IN_FLIGHT, MAPPED_ONLY],
+    ids=["bytes", "20000 names", "unlinked files", "files in flight", "files only mapped"],
 )
 async def test_attack_L7_shared_directory_has_a_quota(tmp_path: Path, code: str) -> None:
-    async with lab(tmp_path, shared_bytes=16 << 20, shared_files=500) as box:
+    async with lab(tmp_path, shared_bytes=16 << 20, shared_files=500, max_file_bytes=1 << 20) as box:
         result = await box.run(code)
         left = list(box.shared().iterdir())
         held = Quota.at_start(box.shared(), box.settings)
@@ -254,6 +348,56 @@ async def test_attack_L7_shared_directory_has_a_quota(tmp_path: Path, code: str)
     # What the run wrote over the quota is gone.
     assert len(left) <= 500
     assert (held.most_bytes, held.most_names) == (16 << 20, 500)
+
+
+async def test_attack_L7_files_that_wait_at_the_bridge_count(tmp_path: Path) -> None:
+    """A bridge with enough calls in hand does not read, and holds what was sent along meanwhile."""
+    code = """
+import os, socket, struct, time
+def frame(call_id, payload):
+    return struct.pack(">IBI", len(payload) + 5, 3, call_id) + payload
+channel = socket.socket(fileno=os.dup(3))
+# Eight are under way, one waits for its turn, the rest fills what is read ahead.
+for number in range(1, 14):
+    channel.sendall(frame(number, b"hold\\0" + b"x" * (64 << 10)))
+for number in range(14, 54):
+    fd = os.open('shared/u', os.O_CREAT | os.O_WRONLY)
+    os.write(fd, b'x' * (1 << 20))
+    os.unlink('shared/u')
+    socket.send_fds(channel, [frame(number, b"hold\\0")], [fd])
+    os.close(fd)
+time.sleep(30)
+"""
+
+    async def hold(call: StubCall) -> StubResult:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async with lab(tmp_path, shared_bytes=16 << 20, max_file_bytes=1 << 20) as box, asyncio.timeout(40):
+        result = await box.run(code, dispatch=hold, methods=[method("hold")], wall_seconds=600)
+    assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK)
+
+
+async def test_attack_L7_descriptors_in_flight_are_bounded_by_the_kernel(tmp_path: Path) -> None:
+    """What hides in sockets that are themselves on their way: no look can count it, this number does."""
+    code = """
+import os, socket
+fd, count, keep = os.open('/dev/null', os.O_RDONLY), 0, []
+try:
+    while True:
+        keep.append(socket.socketpair())
+        for _ in range(2):
+            socket.send_fds(keep[-1][0], [b'x'], [fd] * 10)
+            count += 10
+except OSError as exc:
+    print(count, exc.errno)
+"""
+    async with lab(tmp_path, max_open_files=64, max_file_bytes=1 << 20, shared_bytes=1 << 30) as box:
+        result = await box.run(code)
+    count, number = map(int, result.output.split())
+    assert number == errno.ETOOMANYREFS
+    # The limit of open files, and what one message may carry on top.
+    assert count <= 64 + 253
 
 
 async def test_attack_L7_quota_is_enforced_on_runs_too_short_to_be_watched(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.tools import safe_files
-from sandbox.quota import Quota, unlinked_bytes
+from sandbox.holdings import hold_of
+from sandbox.quota import Quota
 from sandbox.shared_area import empty_idle
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -101,7 +102,7 @@ def test_descriptor_that_is_gone_does_not_hide_the_next_one(
         (root / "nameless").unlink()
         real = os.listdir(f"/proc/{os.getpid()}/fd")
         monkeypatch.setattr(os, "listdir", lambda _: ["99999", *real])
-        assert unlinked_bytes(root, [os.getpid()]) >= 1 << 20
+        assert hold_of([os.getpid()], root=root).disk_bytes(most_file_bytes=0) >= 1 << 20
 
 
 CLOSED = """
