@@ -30,6 +30,7 @@ from sandbox.drivers.homes import make_home, remove_home, sweep_homes
 from sandbox.drivers.process import expect_hello
 from sandbox.models import Limit
 from sandbox.seccomp import build_filter
+from sandbox.service_id import ServiceId, own_id
 
 __all__ = ["ContainerDriver", "ContainerSandbox"]
 
@@ -161,7 +162,7 @@ class ContainerDriver:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         return [
-            "run", "--name", name, "--label", f"{_LABEL}={os.getpid()}", "--pull", "never",
+            "run", "--name", name, "--label", f"{_LABEL}={own_id()}", "--pull", "never",
             *(("--runtime", settings.container_runtime) if settings.container_runtime else ()),
             "--network", "none", "--ipc", "private", "--hostname", "sandbox",
             "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
@@ -184,13 +185,15 @@ class ContainerDriver:
         ]  # fmt: skip
 
     async def _remove_abandoned(self) -> None:
-        form = f'{{{{.ID}}}} {{{{.Label "{_LABEL}"}}}}'
+        """Remove the containers of services that have ended; whatever may be another's stays."""
+        form = f'{{{{.ID}}}} {{{{.State}}}} {{{{.Label "{_LABEL}"}}}}'
         code, words = await _ask(self.engine, "ps", "--all", "--filter", f"label={_LABEL}", "--format", form)
         if code:
             return
         for line in words.splitlines():
-            container, _, pid = line.partition(" ")
-            if not _runs(pid):
+            container, state, label = line.split(" ", 2)
+            owner = ServiceId.parse(label)
+            if owner is not None and owner.is_gone(still_runs=state == "running"):
                 await _ask(self.engine, "rm", "--force", container)
 
 
@@ -302,10 +305,6 @@ class _Door:
 def _user(spec: SandboxSpec) -> int:
     """Return who the code is: somebody of the pool, or this service's user where it is not root."""
     return spec.uid if os.geteuid() == 0 else os.geteuid()
-
-
-def _runs(pid: str) -> bool:
-    return Path("/proc", pid).exists()
 
 
 def _furnish(home: Path, uid: int) -> None:

@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sandbox_lab import Lab, lab, wait_until
 from broker_config.settings import SandboxSettings
 from sandbox import Limit, StopType, describe
 from sandbox.drivers.container import ContainerDriver
+from sandbox.service_id import own_id
 
 pytestmark = pytest.mark.slow
 
@@ -169,6 +171,32 @@ async def test_container_leaves_nothing_behind(contained: Lab) -> None:
         await contained.run(code)
     assert docker("ps", "--all", "--quiet", "--filter", "label=nekro.service").stdout == b""
     assert set(Path(tempfile.gettempdir()).glob(f"nekro-box-{os.getpid()}-*")) == before
+
+
+async def test_container_of_another_service_is_never_removed(image: str) -> None:
+    """Services may share an engine from containers or hosts of their own, where a process id says nothing."""
+    mine = own_id()
+    owners = {
+        "alive": mine,
+        "ended": replace(mine, pid=4_194_999),
+        "elsewhere": replace(mine, namespace="1", pid=4_194_999),
+        "remote": replace(mine, host="another", boot="another", pid=4_194_999),
+    }
+    made = {}
+    for name, owner in owners.items():
+        created = docker("create", "--label", f"nekro.service={owner}", image, "/usr/bin/python3")
+        assert created.returncode == 0, created.stderr
+        made[name] = created.stdout.decode().strip()
+    try:
+        await describe(SandboxSettings(driver="container", container_image=image))
+        left = docker("ps", "--all", "--quiet", "--no-trunc").stdout.decode().split()
+        assert {name for name, container in made.items() if container in left} == {
+            "alive",
+            "elsewhere",
+            "remote",
+        }
+    finally:
+        docker("rm", "--force", *made.values())
 
 
 SERVICE = """

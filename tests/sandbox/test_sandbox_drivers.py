@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loguru import logger
@@ -24,6 +26,7 @@ from sandbox.drivers.homes import make_home, sweep_homes
 from sandbox.drivers.supervised import UNSAFE_SWITCH, LandlockDriver, UnsafeDriver
 from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
 from sandbox.probe import probe
+from sandbox.service_id import ServiceId, own_id, pid_namespace
 
 
 @pytest.fixture
@@ -248,8 +251,39 @@ async def test_landlock_processes_end_with_a_killed_service(fenced: Lab) -> None
 
 def test_directories_of_killed_services_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for name in ("nekro-box-4194999-abc", "nekro-box-x", "other-4194999-abc"):
+    kept = {"nekro-box-x", "other-4194999-abc", "nekro-box-4194999-ns1-abc"}
+    for name in ("nekro-box-4194999-abc", f"nekro-box-4194999-ns{pid_namespace()}-abc", *kept):
         (tmp_path / name).mkdir()
     mine = make_home()
     sweep_homes()
-    assert {path.name for path in tmp_path.iterdir()} == {"nekro-box-x", "other-4194999-abc", mine.name}
+    assert {path.name for path in tmp_path.iterdir()} == {mine.name, *kept}
+
+
+class TestServiceId:
+    def test_round_trip(self) -> None:
+        assert ServiceId.parse(str(own_id())) == own_id()
+
+    @pytest.mark.parametrize("text", ["", "4194999", "a/b/c/d/e", "a/b/c/1", "a/b/c/1/2/3", "<no value>"])
+    def test_what_another_version_or_program_wrote_is_nobodys(self, text: str) -> None:
+        assert ServiceId.parse(text) is None
+
+    @pytest.mark.parametrize(
+        ("changes", "still_runs", "is_gone"),
+        [
+            ({}, True, False),
+            ({"pid": 4_194_999}, True, True),
+            ({"started": 1}, True, True),
+            ({"namespace": "1", "pid": 4_194_999}, False, False),
+            ({"host": "elsewhere", "boot": "another", "pid": 4_194_999}, False, False),
+            ({"boot": "another"}, False, True),
+            ({"boot": "another"}, True, False),
+        ],
+        ids=[
+            "this service", "ended", "id given again", "another container", "another host", "before a boot",
+            "another host of this name",
+        ],
+    )  # fmt: skip
+    def test_only_what_certainly_ended_is_gone(
+        self, changes: dict[str, Any], still_runs: bool, is_gone: bool
+    ) -> None:
+        assert replace(own_id(), **changes).is_gone(still_runs=still_runs) is is_gone

@@ -1,0 +1,83 @@
+"""Whose a leftover is: what tells a service that is gone from one that only cannot be seen from here.
+
+A process id alone does not: another service that shares a container engine or a directory may live
+in a process namespace, or on a host, of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+__all__ = ["ServiceId", "own_id", "pid_namespace"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceId:
+    """One process of this project, among all hosts, boots and process namespaces."""
+
+    host: str
+    #: Drawn by the kernel when it starts.
+    boot: str
+    #: Number of the namespace in which ``pid`` means something.
+    namespace: str
+    pid: int
+    #: Clock ticks from the boot to the start of the process: ids are given again.
+    started: int
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.boot}/{self.namespace}/{self.pid}/{self.started}"
+
+    @classmethod
+    def parse(cls, text: str) -> ServiceId | None:
+        """Read what ``str`` wrote; None when it is something else."""
+        parts = text.split("/")
+        if len(parts) != 5 or not (parts[3].isdigit() and parts[4].isdigit()):
+            return None
+        host, boot, namespace, pid, started = parts
+        return cls(host=host, boot=boot, namespace=namespace, pid=int(pid), started=int(started))
+
+    def is_gone(self, *, still_runs: bool) -> bool:
+        """Whether it is certain that this process has ended.
+
+        Args:
+            still_runs: whether what it left behind is active. After a boot nothing is: if it is,
+                that host only has the same name.
+        """
+        own = own_id()
+        if (self.boot, self.namespace) == (own.boot, own.namespace):
+            return _start_of(self.pid) != self.started
+        return self.host == own.host and self.boot != own.boot and not still_runs
+
+
+def own_id() -> ServiceId:
+    """Return this process's."""
+    return _own_id(os.getpid())
+
+
+@cache
+def pid_namespace() -> str:
+    """Return the number of this process's process namespace."""
+    return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+@cache
+def _own_id(pid: int) -> ServiceId:
+    return ServiceId(
+        host=socket.gethostname().replace("/", "_"),
+        boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        namespace=pid_namespace(),
+        pid=pid,
+        started=_start_of(pid) or 0,
+    )
+
+
+def _start_of(pid: int) -> int | None:
+    try:
+        # The name in parentheses may hold anything; the start is the 20th word behind it.
+        return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
