@@ -24,6 +24,7 @@ __all__ = [
     "AGENT_EVENTS",
     "COMMAND_TASK",
     "DRAIN_TASK",
+    "HOOK_TASK",
     "JOB_TASK",
     "ROUND_REQUESTED",
     "count_waiting",
@@ -43,6 +44,8 @@ DRAIN_TASK: Final = "nekro.rounds.drain"
 JOB_TASK: Final = "nekro.jobs.run"
 #: Celery task that runs one command line; two parts, so that no plugin's method has its name.
 COMMAND_TASK: Final = "nekro.command"
+#: Celery task that runs one hook of a pinned plugin where the plugin lives; two parts, as above.
+HOOK_TASK: Final = "nekro.hook"
 #: AMQP allows 255 bytes for a whole routing key.
 MAX_ENCODED_CHARS: Final = 180
 

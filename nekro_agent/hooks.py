@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from nekro_agent import runtime, staging
 from nekro_agent.core.logger import get_sub_logger
@@ -16,7 +16,7 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
 from nekro_agent.schemas.signal import MsgSignal, merge_signals
 
-__all__ = ["HookFailure", "InjectedPrompt", "PluginHost"]
+__all__ = ["HookFailure", "InjectedPrompt", "PluginHost", "RemoteHooks"]
 
 _log = get_sub_logger("hooks")
 
@@ -40,6 +40,18 @@ class InjectedPrompt:
     text: str
 
 
+class RemoteHooks(Protocol):
+    """The way to plugins that live in another process; the application implements it."""
+
+    async def is_elsewhere(self, plugin_key: str) -> bool:
+        """Whether the plugin's hooks have to run in another process."""
+        ...
+
+    async def run(self, plugin_key: str, hook: str, ctx: AgentCtx, *args: Any) -> Any:
+        """Run a hook there and return its text or signal; None when it does not answer."""
+        ...
+
+
 class PluginHost:
     """The lifecycle and the hooks of the plugins of one process.
 
@@ -48,15 +60,22 @@ class PluginHost:
     """
 
     def __init__(
-        self, plugins: Iterable[NekroPlugin], *, hook_seconds: float = 60, init_seconds: float = 600
+        self,
+        plugins: Iterable[NekroPlugin],
+        *,
+        remote: RemoteHooks | None = None,
+        hook_seconds: float = 60,
+        init_seconds: float = 600,
     ) -> None:
         """Take the plugins in loading order.
 
         Args:
+            remote: None when every plugin lives here. Init and cleanup always run here.
             hook_seconds: longest run of a hook of a message, prompt or reset.
             init_seconds: longest run of one init or cleanup; migrations take their time.
         """
         self.plugins: Sequence[NekroPlugin] = list(plugins)
+        self._remote = remote
         self._hook_seconds = hook_seconds
         self._init_seconds = init_seconds
         self._started: list[NekroPlugin] = []
@@ -106,17 +125,17 @@ class PluginHost:
 
     async def channel_reset(self, ctx: AgentCtx) -> list[HookFailure]:
         """Run the reset hooks for ``ctx``'s chat."""
-        ran = [await self._run(p, "channel_reset", ctx.for_plugin(p.key)) for p in self._enabled()]
+        ran = [await self._show(p, "channel_reset", ctx) for p in self._enabled()]
         return [failure for _, failure in ran if failure]
 
     async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
         """Show an incoming message to every plugin and return their merged answer."""
-        ran = [await self._run(p, "user_message", ctx.for_plugin(p.key), message) for p in self._enabled()]
+        ran = [await self._show(p, "user_message", ctx, message) for p in self._enabled()]
         return merge_signals(_signal(answer) for answer, _ in ran)
 
     async def system_message(self, ctx: AgentCtx, text: str) -> MsgSignal:
         """Show a system message to every plugin and return their merged answer."""
-        ran = [await self._run(p, "system_message", ctx.for_plugin(p.key), text) for p in self._enabled()]
+        ran = [await self._show(p, "system_message", ctx, text) for p in self._enabled()]
         return merge_signals(_signal(answer) for answer, _ in ran)
 
     async def on_system_message(self, chat_key: str, text: str) -> bool:
@@ -132,7 +151,7 @@ class PluginHost:
         for plugin in self._enabled():
             if not _serves(plugin, ctx):
                 continue
-            text, _ = await self._run(plugin, "prompt_inject", ctx.for_plugin(plugin.key))
+            text, _ = await self._show(plugin, "prompt_inject", ctx)
             if text:
                 prompts.append(
                     InjectedPrompt(
@@ -143,6 +162,20 @@ class PluginHost:
                     )
                 )
         return prompts
+
+    async def inject(self, plugin: NekroPlugin, ctx: AgentCtx) -> str:
+        """Return what one plugin adds to a round's prompt; what its hook raises passes through."""
+        hook = plugin.hook("prompt_inject")
+        if hook is None:
+            return ""
+        if self._remote is not None and await self._remote.is_elsewhere(plugin.key):
+            return str(await self._remote.run(plugin.key, "prompt_inject", ctx) or "")
+        return str(await run_callable(hook, ctx.for_plugin(plugin.key)) or "")
+
+    async def run_here(self, plugin: NekroPlugin, hook: str, ctx: AgentCtx, *args: Any) -> Any:
+        """Run one plugin's hook for another process; None when it failed, which is logged."""
+        answer, _ = await self._run(plugin, hook, ctx.for_plugin(plugin.key), *args)
+        return answer
 
     async def set_enabled(self, plugin_key: str, enabled: bool) -> list[HookFailure]:
         """Switch a plugin on or off and run its callbacks, when that changes anything.
@@ -163,6 +196,16 @@ class PluginHost:
 
     def _enabled(self) -> list[NekroPlugin]:
         return [plugin for plugin in self.plugins if plugin.is_enabled]
+
+    async def _show(
+        self, plugin: NekroPlugin, hook: str, ctx: AgentCtx, *args: Any
+    ) -> tuple[Any, HookFailure | None]:
+        """Run a hook for an event of a chat, where the plugin lives."""
+        if plugin.hook(hook) is None:
+            return None, None
+        if self._remote is not None and await self._remote.is_elsewhere(plugin.key):
+            return await self._remote.run(plugin.key, hook, ctx, *args), None
+        return await self._run(plugin, hook, ctx.for_plugin(plugin.key), *args)
 
     async def _run(
         self, plugin: NekroPlugin, hook: str, *args: Any, seconds: float | None = None

@@ -61,6 +61,7 @@ from workers.progress import CallReports, ProgressAnnouncer
 from workers.publisher import EventPublisher
 from workers.records import SqlRecords
 from workers.registry import MethodEntry, Registry
+from workers.remote_hooks import HookExecutor, HookForwarder
 from workers.round_ledger import RoundLedger
 from workers.round_stop import RoundStopper, StoppedRounds
 from workers.runs import CodeReport, CodeRuns
@@ -151,6 +152,7 @@ class Services:
             await self._sandboxes.close()
         if self._caller is not None:
             await self._caller.close()
+        await self.remote_hooks.close()
         await asyncio.to_thread(self.background.close)
         self.announcer.close()
         self.publisher.close()
@@ -166,7 +168,30 @@ class Services:
     @cached_property
     def host(self) -> PluginHost:
         """The plugins' lifecycle and hooks."""
-        return PluginHost(self.loaded.plugins)
+        return PluginHost(self.loaded.plugins, remote=self.remote_hooks)
+
+    @cached_property
+    def remote_hooks(self) -> HookForwarder:
+        """The way to hooks of pinned plugins."""
+        return HookForwarder(
+            background=self.background,
+            make_caller=lambda: MethodCaller(self.app, self.settings),
+            lanes=self.lanes,
+            refresh=self.marks.refresh,
+            lives_here=lambda key: self._queue_of_home(key) is None,
+            return_bytes=self.settings.sandbox.return_bytes,
+        )
+
+    @cached_property
+    def hook_executor(self) -> HookExecutor:
+        """Runs hooks of the pinned plugins that this process owns."""
+        return HookExecutor(
+            host=self.host,
+            signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
+            home_of=self._queue_of_home,
+            sandbox_settings=self.settings.sandbox,
+            worker_name=self.node,
+        )
 
     @cached_property
     def areas(self) -> DataAreas:
@@ -252,7 +277,9 @@ class Services:
 
     def _home_of(self, entry: MethodEntry) -> str | None:
         """Name the queue of a pinned plugin that does not live in this process."""
-        key = entry.plugin.key
+        return self._queue_of_home(entry.plugin.key)
+
+    def _queue_of_home(self, key: str) -> str | None:
         if not self.lanes.is_pinned(key) or (self._pinned_owner and self._pinned_owner.holds(key)):
             return None
         return self.lanes.lane_of_plugin(key)

@@ -25,7 +25,7 @@ from workers.logs import configure_logs
 from workers.monitor import monitored
 from workers.observation import observe_tasks
 from workers.pool_jobs import LoopThread
-from workers.tasks import register_commands, register_drain, register_jobs, register_methods
+from workers.tasks import register_commands, register_drain, register_hooks, register_jobs, register_methods
 
 __all__ = ["run_worker"]
 
@@ -51,6 +51,7 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
     services = Services.load(settings, role=lane)
     register_methods(services)
     register_commands(services)
+    register_hooks(services)
     health = Health(lane=lane, worker=node, database=services.database)
     home = _Home(services, health)
     if lane == Lane.ROUNDS.value:

@@ -9,8 +9,7 @@ from functools import partial
 from agent.model import ChatBrief, HistoryMessage, MethodBrief, PluginBrief
 from agent.rounds import RoundAnswer, RoundInput
 from broker_config.settings import AgentSettings
-from nekro_agent.invoke import run_callable
-from nekro_agent.plugin import NekroPlugin
+from nekro_agent.hooks import PluginHost
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from sandbox.models import Dispatch, StubCall, StubResult
@@ -38,11 +37,17 @@ class RoundInputs:
     """Builds the inputs of rounds; one instance per rounds worker."""
 
     def __init__(
-        self, database: Database, registry: Registry, dispatcher: Dispatcher, settings: AgentSettings
+        self,
+        database: Database,
+        registry: Registry,
+        dispatcher: Dispatcher,
+        host: PluginHost,
+        settings: AgentSettings,
     ) -> None:
         self._database = database
         self._registry = registry
         self._dispatcher = dispatcher
+        self._host = host
         self._settings = settings
 
     async def build(
@@ -98,7 +103,7 @@ class RoundInputs:
         briefs = []
         for plugin in self._registry.plugins:
             own = [entry for entry in entries if entry.plugin is plugin]
-            inject = _inject_of(plugin, ctx)
+            inject = partial(self._host.inject, plugin, ctx) if plugin.hook("prompt_inject") else None
             if not plugin.is_enabled or not (own or inject):
                 continue
             briefs.append(
@@ -163,10 +168,3 @@ def _observed_call(message: Message) -> str | None:
     """Id of the call whose result the message is; not of the call that merely sent it."""
     kind, _, call_id = (message.once_key or "").partition(":")
     return call_id if kind == "observation" else None
-
-
-def _inject_of(plugin: NekroPlugin, ctx: AgentCtx) -> Callable[[], Awaitable[str]] | None:
-    inject = plugin.hook("prompt_inject")
-    if inject is None:
-        return None
-    return partial(run_callable, inject, ctx.for_plugin(plugin.key))

@@ -44,7 +44,9 @@ class RoundsService:
             publisher=services.publisher,
             ledger=services.ledger,
             runner=runner,
-            inputs=RoundInputs(services.database, services.registry, services.dispatcher, settings.agent),
+            inputs=RoundInputs(
+                services.database, services.registry, services.dispatcher, services.host, settings.agent
+            ),
             settings=settings.agent,
             owner=services.node,
         )

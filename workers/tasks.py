@@ -13,7 +13,7 @@ from celery.worker.state import revoked
 
 from broker_config.app import checked_task_options
 from broker_config.bridge import at_loop_close
-from broker_config.topology import COMMAND_TASK, DRAIN_TASK, JOB_TASK
+from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK
 from workers.awaiting import StopReason, current_job, run_async
 from workers.claims import DuplicateDelivery
 from workers.executor import MethodExecutor, MisplacedCall
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from workers.composition import Services
     from workers.rounds import RoundDrain
 
-__all__ = ["register_commands", "register_drain", "register_jobs", "register_methods"]
+__all__ = ["register_commands", "register_drain", "register_hooks", "register_jobs", "register_methods"]
 
 
 def register_methods(services: Services) -> None:
@@ -55,6 +55,25 @@ def register_commands(services: Services) -> None:
             raise Ignore("another delivery of this command is running") from exc
 
     services.app.task(**checked_task_options(name=COMMAND_TASK, typing=False, shared=False))(run)
+
+
+def register_hooks(services: Services) -> None:
+    """Register the task that runs hooks of pinned plugins."""
+    executor, cleanups = services.hook_executor, _LoopCleanups(services)
+
+    async def execute(body: dict[str, Any]) -> dict[str, Any]:
+        cleanups.ensure()
+        return await executor.execute(body)
+
+    def run(task: Task, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return run_async(execute(body))
+        except MisplacedCall as exc:
+            _send_home(task, exc)
+            raise Ignore(str(exc)) from exc
+
+    options = checked_task_options(name=HOOK_TASK, typing=False, shared=False, bind=True)
+    services.app.task(**options)(run)
 
 
 def register_drain(app: Celery, drain: Callable[[], RoundDrain]) -> None:
@@ -113,13 +132,17 @@ def _method_body(
             raise Ignore("another delivery of this call is running") from exc
         except MisplacedCall as exc:
             # Sent by somebody who did not know yet that its plugin is pinned.
-            message = task.signature_from_request(queue=exc.queue)
-            run_async(asyncio.to_thread(message.apply_async))
+            _send_home(task, exc)
             raise Ignore(str(exc)) from exc
 
     functools.update_wrapper(run, execute, assigned=("__doc__",))
     run.__name__ = task_name.rpartition(".")[2]
     return run
+
+
+def _send_home(task: Task, misplaced: MisplacedCall) -> None:
+    message = task.signature_from_request(queue=misplaced.queue)
+    run_async(asyncio.to_thread(message.apply_async))
 
 
 class _LoopCleanups:

@@ -103,7 +103,9 @@ class Bench:
                 agent_settings=settings.agent,
                 sandbox_settings=settings.sandbox,
             ),
-            inputs=RoundInputs(self.database, services.registry, services.dispatcher, settings.agent),
+            inputs=RoundInputs(
+                self.database, services.registry, services.dispatcher, services.host, settings.agent
+            ),
             settings=settings.agent,
             owner=owner,
         )

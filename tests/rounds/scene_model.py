@@ -28,9 +28,10 @@ class SceneModel:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def start(self) -> str:
-        """Listen; returns the base URL."""
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._server.__aenter__(), self._loop).result(10)
+        """Listen, if it does not yet; returns the base URL."""
+        if not self._thread.is_alive():
+            self._thread.start()
+            asyncio.run_coroutine_threadsafe(self._server.__aenter__(), self._loop).result(10)
         return self._server.base_url
 
     def stop(self) -> None:

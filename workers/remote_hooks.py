@@ -1,0 +1,186 @@
+"""Hooks of pinned plugins: an event happens in one process, the plugin's state lives in another.
+
+A pinned plugin's init has run in its owner only, and what its hooks read (caches, sessions, loops)
+is there. Prompts, messages and resets are therefore shown to it through its queue, as its methods'
+calls are. Nobody waits long: an owner that does not answer is left out, with a warning.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from loguru import logger
+
+from broker_config.calls import MethodCaller
+from broker_config.codec import decode_arguments, decode_value, encode_arguments, encode_value
+from broker_config.settings import SandboxSettings
+from broker_config.topology import HOOK_TASK
+from broker_config.wire import Envelope, Invocation, Signer, new_id
+from nekro_agent.errors import CallTimeoutError, MethodNotFoundError, NekroError
+from nekro_agent.hooks import PluginHost
+from nekro_agent.methods import SandboxMethodType
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.schemas.chat_message import ChatMessage
+from workers.background import BackgroundLoop
+from workers.executor import MisplacedCall
+from workers.lanes import LaneChooser
+
+__all__ = ["HookExecutor", "HookForwarder"]
+
+#: How long an event waits for a hook that runs elsewhere. Below the time that a round's prompt and a
+#: system message have for all hooks together.
+WAIT_SECONDS: Final = 5.0
+
+
+class HookForwarder:
+    """Implements ``nekro_agent.hooks.RemoteHooks``; one instance per process."""
+
+    def __init__(
+        self,
+        *,
+        background: BackgroundLoop,
+        make_caller: Callable[[], MethodCaller],
+        lanes: LaneChooser,
+        refresh: Callable[[], Awaitable[None]],
+        lives_here: Callable[[str], bool],
+        return_bytes: int,
+        wait_seconds: float | None = None,
+    ) -> None:
+        """Take what to forward with.
+
+        Args:
+            make_caller: called when the first hook is forwarded; most processes never do.
+            refresh: brings ``lanes`` up to date.
+            lives_here: whether the plugin of a key is owned by this process.
+        """
+        self._background = background
+        self._make_caller = make_caller
+        self._lanes = lanes
+        self._refresh = refresh
+        self._lives_here = lives_here
+        self._return_bytes = return_bytes
+        self._wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
+        self._caller: MethodCaller | None = None
+
+    async def is_elsewhere(self, plugin_key: str) -> bool:
+        """Whether a plugin's hooks have to run in another process."""
+        await self._refresh()
+        return self._lanes.is_pinned(plugin_key) and not self._lives_here(plugin_key)
+
+    async def run(self, plugin_key: str, hook: str, ctx: AgentCtx, *args: Any) -> Any:
+        """Run a hook where its plugin lives; None, with a warning, when that does not answer in time."""
+        invocation = self._invocation(plugin_key, hook, ctx, args)
+        lane = self._lanes.lane_of_plugin(plugin_key)
+        try:
+            # On the background loop: hooks are asked for on every loop of lane ``long``, too.
+            envelope = await self._background.wait(self._call(invocation, lane))
+            return decode_value(envelope.value_bytes(), max_bytes=self._return_bytes)
+        except NekroError as exc:
+            logger.bind(plugin=plugin_key, hook=hook, error=str(exc)).warning("pinned_plugin_hook_left_out")
+            return None
+
+    async def close(self) -> None:
+        """Stop listening for answers."""
+        if self._caller is not None:
+            await self._background.wait(self._caller.close())
+            self._caller = None
+
+    async def _call(self, invocation: Invocation, lane: str) -> Envelope:
+        if self._caller is None:
+            self._caller = self._make_caller()
+            await self._caller.start()
+        return await self._caller.call(invocation, lane=lane)
+
+    def _invocation(self, plugin_key: str, hook: str, ctx: AgentCtx, args: tuple[Any, ...]) -> Invocation:
+        plain = [arg.model_dump(mode="json") if isinstance(arg, ChatMessage) else arg for arg in args]
+        now = datetime.now(UTC)
+        return Invocation(
+            call_id=new_id(),
+            method=HOOK_TASK,
+            chat_key=ctx.chat_key,
+            container_key=ctx.container_key or "",
+            user_id=ctx.from_user_id,
+            adapter_key=ctx.adapter_key,
+            channel_id=ctx.channel_id,
+            channel_name=ctx.channel_name,
+            channel_type=ctx.channel_type,
+            wakes_agent=False,
+            issued_at=now,
+            deadline=now + timedelta(seconds=self._wait_seconds),
+            args=base64.b64encode(encode_arguments((plugin_key, hook, plain), {})).decode("ascii"),
+        )
+
+
+class HookExecutor:
+    """Runs forwarded hooks in the process that the plugin lives in."""
+
+    def __init__(
+        self,
+        *,
+        host: PluginHost,
+        signer: Signer,
+        home_of: Callable[[str], str | None],
+        sandbox_settings: SandboxSettings,
+        worker_name: str,
+    ) -> None:
+        """Take what to execute with.
+
+        Args:
+            home_of: queue of a plugin that does not live here; None when it does.
+        """
+        self._host = host
+        self._signer = signer
+        self._home_of = home_of
+        self._argument_bytes = sandbox_settings.argument_bytes
+        self._return_bytes = sandbox_settings.return_bytes
+        self._worker_name = worker_name
+
+    async def execute(self, body: object) -> dict[str, Any]:
+        """Run the hook that a message body asks for; returns the envelope as JSON data.
+
+        Raises:
+            MessageRefusedError: the body is unsigned, altered or malformed.
+            CallTimeoutError: its deadline passed in the queue.
+            MethodNotFoundError: this worker has no such plugin.
+            MisplacedCall: the plugin has moved to another process; nothing was done.
+        """
+        invocation = self._signer.verify(body, task_name=HOOK_TASK)
+        if invocation.remaining_seconds() <= 0:
+            raise CallTimeoutError(f"the deadline of hook {invocation.call_id} passed in the queue")
+        arguments, _ = decode_arguments(invocation.argument_bytes(), max_bytes=self._argument_bytes)
+        plugin_key, hook, args = arguments
+        plugin = next((plugin for plugin in self._host.plugins if plugin.key == plugin_key), None)
+        if plugin is None:
+            raise MethodNotFoundError(f"this worker has no plugin {plugin_key!r}")
+        home = self._home_of(plugin_key)
+        if home is not None:
+            raise MisplacedCall(home)
+        if hook == "user_message":
+            args = [ChatMessage.model_validate(args[0])]
+        started_at = datetime.now(UTC)
+        answer = await self._host.run_here(plugin, hook, _context(invocation), *args)
+        # Texts and signals only: a hook may return anything, and anything else means nothing.
+        value = int(answer) if isinstance(answer, int) else None if answer is None else str(answer)
+        return Envelope.of(
+            call_id=invocation.call_id,
+            type=SandboxMethodType.TOOL,
+            value=encode_value(value, max_bytes=self._return_bytes),
+            worker=self._worker_name,
+            started_at=started_at,
+            finished_at=datetime.now(UTC),
+        ).model_dump(mode="json")
+
+
+def _context(invocation: Invocation) -> AgentCtx:
+    return AgentCtx.for_call(
+        chat_key=invocation.chat_key,
+        container_key=invocation.container_key or None,
+        user_id=invocation.user_id,
+        adapter_key=invocation.adapter_key,
+        channel_id=invocation.channel_id,
+        channel_name=invocation.channel_name,
+        channel_type=invocation.channel_type,
+    )
