@@ -23,6 +23,7 @@ from agent.model import ChatBrief, HistoryMessage, Observation, PluginBrief, Tur
 from agent.prompt import PromptBuilder, PromptRequest
 from agent.verdict import Verdict
 from broker_config.settings import AgentSettings, SandboxSettings
+from broker_config.tracing import span
 from sandbox.models import (
     Dispatch,
     RunRequest,
@@ -284,7 +285,15 @@ class _Round:
     async def _ask(self, request: LLMRequest) -> LLMAnswer:
         try:
             async with asyncio.timeout(self._seconds_to_ask()) as limit:
-                return await self._llm.complete(request)
+                with span("llm.request", {"round_id": request.round_id}, kind="client") as part:
+                    answer = await self._llm.complete(request)
+                    part.tell(
+                        model=answer.model,
+                        tries=answer.tries,
+                        prompt_tokens=answer.prompt_tokens,
+                        answer_tokens=answer.answer_tokens,
+                    )
+                    return answer
         except TimeoutError as exc:
             if not limit.expired():
                 raise
@@ -305,18 +314,19 @@ class _Round:
 
     async def _run(self, code: str) -> Verdict:
         wall_seconds = min(self._limits.wall_seconds, max(self._seconds_left(), _LEAST_RUN_SECONDS))
-        self._result = result = await self._sandbox.run(
-            RunRequest(
-                run_id=self._input.round_id,
-                chat_key=self._input.chat.chat_key,
-                container_key=self._input.chat.container_key,
-                code=code,
-                methods=self._input.methods,
-                dispatch=self._dispatch,
-                wall_seconds=wall_seconds,
-                on_output=self._input.on_output,
-            )
+        request = RunRequest(
+            run_id=self._input.round_id,
+            chat_key=self._input.chat.chat_key,
+            container_key=self._input.chat.container_key,
+            code=code,
+            methods=self._input.methods,
+            dispatch=self._dispatch,
+            wall_seconds=wall_seconds,
+            on_output=self._input.on_output,
         )
+        with span("sandbox.run", {"run_id": request.run_id}) as part:
+            self._result = result = await self._sandbox.run(request)
+            part.tell(stop_type=result.stop_type.name)
         if self._word_in_call or reveals_check_word(self._check_word, result.output):
             return verdict.word_revealed()
         self._output = result.output

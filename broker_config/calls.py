@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from celery import Celery, states
@@ -29,6 +29,7 @@ from broker_config.publishing import PUBLISH_SECONDS, Publisher, make_publisher,
 from broker_config.revocations import revoke
 from broker_config.settings import Settings
 from broker_config.shares import ChatShares
+from broker_config.tracing import span, trace_headers
 from broker_config.wire import Envelope, Invocation, Signer, new_id, refuse_version
 from nekro_agent.errors import BrokerError, CallTimeoutError, MessageRefusedError, StorageError
 from nekro_agent.methods import Lane
@@ -71,6 +72,8 @@ class _Pending:
     is_recorded: bool = False
     #: What the broker said when it took the message; None: not yet, or it never says.
     epoch: str | None = None
+    #: Headers that continue the trace in its worker, also when it is sent again.
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 class MethodCaller:
@@ -165,9 +168,11 @@ class MethodCaller:
         self._pending[call_id] = pending
         try:
             async with asyncio.timeout(remaining) as limit, self._shares.turn(invocation.chat_key):
-                if self._ledger is not None:
-                    pending.is_recorded = await self._ledger.record(pending.message)
-                pending.epoch = await self._publish(pending.message)
+                with span("publish", {"lane": queue, "call_id": call_id}, kind="producer"):
+                    pending.trace = trace_headers()
+                    if self._ledger is not None:
+                        pending.is_recorded = await self._ledger.record(pending.message)
+                    pending.epoch = await self._publish(pending.message, pending.trace)
                 answer = await pending.record
         except TimeoutError as exc:
             if not limit.expired():
@@ -193,9 +198,10 @@ class MethodCaller:
             raise RuntimeError("MethodCaller.send before start or after close")
         queue = self._app.amqp.queues[str(lane)].name
         message = CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=None)
-        if self._ledger is not None:
-            await self._ledger.record(message)
-        await self._publish(message)
+        with span("publish", {"lane": queue, "call_id": invocation.call_id}, kind="producer"):
+            if self._ledger is not None:
+                await self._ledger.record(message)
+            await self._publish(message, trace_headers())
 
     async def revoke(self, call_id: str, *, terminate: bool = True) -> None:
         """Tell all workers, also those that start later, to drop a call.
@@ -218,16 +224,18 @@ class MethodCaller:
     def _message(self, invocation: Invocation, queue: str) -> CallMessage:
         return CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=self._caller_id)
 
-    async def _publish(self, message: CallMessage) -> str | None:
+    async def _publish(self, message: CallMessage, trace: Mapping[str, str]) -> str | None:
         try:
-            return await self._put(message)
+            return await self._put(message, trace)
         except BrokerError:
             await self._withdraw(message.invocation.call_id)
             raise
 
-    async def _put(self, message: CallMessage) -> str | None:
+    async def _put(self, message: CallMessage, trace: Mapping[str, str]) -> str | None:
         assert self._publisher is not None  # noqa: S101 - checked by the callers
-        return await self._publisher.send(message.build(self._app), queue=message.lane)
+        task = message.build(self._app)
+        task.headers.update(trace)
+        return await self._publisher.send(task, queue=message.lane)
 
     async def _withdraw(self, call_id: str) -> None:
         if self._ledger is None:
@@ -312,7 +320,7 @@ class MethodCaller:
         if lost:
             logger.warning("the broker lost its data; sending %d calls again", len(lost))
         for pending in lost:
-            pending.epoch = await self._put(pending.message)
+            pending.epoch = await self._put(pending.message, pending.trace)
 
     def _settle(self, raw: Any) -> None:
         """Give a stored result to the call that waits for it; anything else is dropped."""

@@ -384,6 +384,16 @@ class MetricsSettings(_Group):
     address: str = Field("127.0.0.1", description="Address that these listen on.")
 
 
+class TracingSettings(_Group):
+    """OpenTelemetry traces; where they go is said by OpenTelemetry's own variables (`OTEL_…`)."""
+
+    enabled: bool = Field(
+        False,
+        description="Whether calls and rounds are traced; needs the extra `otel` "
+        "(`pip install 'nekro-workers[otel]'`).",
+    )
+
+
 class Settings(BaseSettings):
     """All settings; ``Settings.load()`` is the only way to read the environment."""
 
@@ -413,6 +423,7 @@ class Settings(BaseSettings):
     security: SecuritySettings = SecuritySettings()
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @classmethod
     def settings_customise_sources(

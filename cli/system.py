@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from broker_config.embedded import EmbeddedRedis, resolve_settings
 from broker_config.settings import Settings
+from broker_config.tracing import traced
 from cli.environment import environment_of
 from cli.output import Output
 from cli.ownership import Ownership, RunningSystem, WorkerEntry
@@ -84,11 +85,12 @@ async def open_services(
         if failed:
             output.words(f"not loaded: {', '.join(failed)}; `nekro plugins` says why")
         await system.ready()
-        await services.start()
-        try:
-            yield system, services
-        finally:
-            await services.close()
+        with traced(system.settings.tracing, role=command, node=services.node):
+            await services.start()
+            try:
+                yield system, services
+            finally:
+                await services.close()
 
 
 @contextlib.asynccontextmanager

@@ -212,7 +212,8 @@ class Dispatcher:
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
         deadline = datetime.now(UTC) + timedelta(seconds=seconds)
         call_id, lane = new_id(), self.lane_of(entry)
-        with span(f"call {entry.task}", kind="client", call_id=call_id, method=entry.task, lane=lane):
+        ids = {"call_id": call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
+        with span(f"call {entry.task}", ids, kind="client"):
             return await self.invoke(entry, arguments, scope, call_id=call_id, deadline=deadline)
 
 
@@ -247,13 +248,13 @@ class RunCalls:
     async def dispatch(self, call: StubCall) -> StubResult:
         """Carry one call of the sandbox; never raises for what a call does wrong."""
         entry = self._entries[call.token]
+        await self._dispatcher.refresh()
         lane = self._dispatcher.lane_of(entry)
         ids = {"call_id": call.call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
-        with span(f"call {entry.task}", kind="client", **ids) as part:
+        with span(f"call {entry.task}", ids, kind="client") as part:
             return await self._carry(entry, call, part)
 
     async def _carry(self, entry: MethodEntry, call: StubCall, part: Span) -> StubResult:
-        await self._dispatcher.refresh()
         record = self._recorder(entry, call.call_id)
         try:
             envelope = await self._dispatcher.invoke_patiently(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from loguru import logger
 
 from broker_config.metrics import metrics
 from broker_config.topology import DRAIN_TASK, JOB_TASK
+from broker_config.tracing import span
 from nekro_agent.errors import MethodFailedError, NekroError
 
 __all__ = ["observe_tasks", "outcome_of"]
@@ -27,16 +28,23 @@ _KEY: Final = "nekro_observation"
 #: and the log of that refusal is the better for them.
 _FIELDS: Final = ("chat_key", "round_id")
 _LONGEST_FIELD: Final = 200
+#: Outcomes that are no failure of the span; a duplicate runs elsewhere.
+_GOOD: Final = ("ok", "duplicate")
 
 
 class _Observation:
     """One task, from before its body to after everything."""
 
-    def __init__(self, task_id: str, name: str, fields: dict[str, str], issued_at: datetime | None) -> None:
+    def __init__(
+        self, name: str, fields: dict[str, str], issued_at: datetime | None, *, headers: Mapping[str, Any]
+    ) -> None:
         self._name = name
         self._is_round = name == DRAIN_TASK
         self._context = logger.contextualize(**fields)
         self._context.__enter__()
+        self._span = None if self._is_round else span(f"run {name}", fields, kind="consumer", headers=headers)
+        if self._span is not None:
+            self._span.__enter__()
         self._begin = time.monotonic()
         metrics().calls_in_flight.inc()
         if issued_at is not None:
@@ -51,6 +59,11 @@ class _Observation:
             metrics().calls.labels(self._name, outcome).inc()
             metrics().call_seconds.labels(self._name).observe(seconds)
             logger.bind(outcome=outcome, seconds=round(seconds, 6)).info("call_ended")
+        if self._span is not None:
+            self._span.tell(outcome=outcome)
+            if outcome not in _GOOD:
+                self._span.fail(outcome)
+            self._span.__exit__(None, None, None)
         with contextlib.suppress(ValueError):  # left behind by a coroutine that would not end
             self._context.__exit__(None, None, None)
 
@@ -85,7 +98,8 @@ def _begin(sender: Any, task_id: str, args: Any, **_: Any) -> None:
         value = claimed.get(name)
         if isinstance(value, str):
             fields[name] = value[:_LONGEST_FIELD]
-    observation = _Observation(task_id, sender.name, fields, _issued_at(claimed))
+    # Celery keeps a message's own headers beside its fields.
+    observation = _Observation(sender.name, fields, _issued_at(claimed), headers=vars(sender.request))
     setattr(sender.request, _KEY, observation)
 
 

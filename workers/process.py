@@ -17,6 +17,7 @@ from loguru import logger
 from broker_config.bridge import at_loop_close
 from broker_config.metrics import start_metrics
 from broker_config.settings import Settings
+from broker_config.tracing import traced
 from nekro_agent.errors import NekroError, SettingsError
 from nekro_agent.methods import Lane
 from workers.composition import Services
@@ -71,7 +72,11 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
         quiet=True,
     )
     services.announcer.hostname = worker.hostname
-    with monitored(settings.metrics, health, lane=lane), observe_tasks():
+    with (
+        traced(settings.tracing, role=lane, node=node),
+        monitored(settings.metrics, health, lane=lane),
+        observe_tasks(),
+    ):
         worker.start()
         home.close()
     if home.failure is not None:

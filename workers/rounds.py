@@ -15,6 +15,7 @@ from loguru import logger
 
 from agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
 from broker_config.settings import AgentSettings
+from broker_config.tracing import span
 from nekro_agent.errors import FencedError, NekroError, StorageError
 from storage.engine import Database
 from storage.rounds import ClaimedRound
@@ -89,7 +90,14 @@ class RoundDrain:
     async def _run_next(self, lease: ChatLease) -> None:
         claimed = await self._ledger.start_next(lease.chat_key, fence=lease.fence, worker=self._owner)
         if claimed is not None:
-            with logger.contextualize(round_id=claimed.round.id):
+            found = claimed.round
+            ids: dict[str, str | int] = {
+                "round_id": found.id,
+                "turn_id": found.turn_id,
+                "chat_key": found.chat_key,
+                "number": found.number,
+            }
+            with logger.contextualize(round_id=found.id), span("round", ids):
                 await self._carry_out(_Attempt(claimed, lease))
 
     async def _carry_out(self, attempt: _Attempt) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from broker_config.tracing import span
 from broker_config.wire import new_id
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -58,16 +59,17 @@ class CodeRuns:
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=wakes_agent)
         await self._dispatcher.refresh()
         calls = self._dispatcher.for_run(scope, entries)
-        result = await manager.run(
-            RunRequest(
-                run_id=new_id(),
-                chat_key=chat.chat_key,
-                container_key=chat.container_key,
-                code=code,
-                methods=calls.stubs,
-                dispatch=calls.dispatch,
-            )
+        request = RunRequest(
+            run_id=new_id(),
+            chat_key=chat.chat_key,
+            container_key=chat.container_key,
+            code=code,
+            methods=calls.stubs,
+            dispatch=calls.dispatch,
         )
+        with span("sandbox.run", {"run_id": request.run_id}) as part:
+            result = await manager.run(request)
+            part.tell(stop_type=result.stop_type.name)
         return CodeReport(
             stop_type=result.stop_type,
             exit_code=result.exit_code,

@@ -1,0 +1,157 @@
+"""One call is one trace: spans of two workers, as a collector on loopback gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+SECRET = "open-sesame"
+SCRIPT = [
+    {"when": "fail please", "answer": f"```python\nfail_with('{SECRET}')\n```"},
+    {"when": "add please", "answer": f"```python\nremember('{SECRET}')\nlook_up('{SECRET}')\n```"},
+    {"when": ".", "answer": "```python\nsend_msg_text(_ck, 'done')\n```"},
+]
+SECONDS = 40
+
+
+class Collector:
+    """Takes OTLP over HTTP, as an OpenTelemetry collector does."""
+
+    def __init__(self) -> None:
+        self.spans: list[dict[str, Any]] = []
+        self.raw: list[bytes] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                collector.take(self.path, self.rfile.read(int(self.headers["Content-Length"])))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def take(self, path: str, body: bytes) -> None:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        assert path == "/v1/traces"
+        self.raw.append(body)
+        for group in ExportTraceServiceRequest.FromString(body).resource_spans:
+            resource = {item.key: item.value.string_value for item in group.resource.attributes}
+            for span in (span for scope in group.scope_spans for span in scope.spans):
+                attributes = {item.key: item.value.string_value for item in span.attributes}
+                self.spans.append(
+                    {
+                        "name": span.name,
+                        "id": span.span_id,
+                        "parent": span.parent_span_id,
+                        "trace": span.trace_id,
+                        "failed": span.status.code == 2,
+                        "role": resource["nekro.role"],
+                        "service": resource["service.name"],
+                        **attributes,
+                    }
+                )
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    async def named(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        """Spans of a name, once there are so many."""
+        async with asyncio.timeout(SECONDS):
+            while len(found := [span for span in self.spans if span["name"] == name]) < count:
+                await asyncio.sleep(0.05)
+        return found
+
+    def road(self, span: dict[str, Any]) -> list[str]:
+        """Names from the root of a span's trace to the span."""
+        by_id = {other["id"]: other for other in self.spans}
+        parent = by_id.get(span["parent"])
+        return [*(self.road(parent) if parent else []), span["name"]]
+
+
+@pytest.fixture(scope="module")
+def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One kind of database is enough here."""
+    return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    make_fleet: Callable[..., Any], collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    script: Path = tmp_path_factory.mktemp("llm") / "script.yaml"
+    script.write_text(yaml.safe_dump(SCRIPT))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        system = make_fleet(llm={"script": script}, tracing={"enabled": True}, agent={"debounce_seconds": 0})
+        system.start("methods", "rounds")
+        yield system
+        system.stop()  # before the collector
+
+
+async def say(fleet: Any, chat_key: str, text: str) -> None:
+    services = fleet.services()
+    await services.start()
+    try:
+        await services.receive_message(chat_key, text, user_id="u1", user_name="Ada")
+    finally:
+        await services.close()
+
+
+async def test_a_call_of_a_round_is_one_trace_from_the_round_to_the_worker(
+    fleet: Any, collector: Collector
+) -> None:
+    await say(fleet, "traced", "add please")
+    for method in ("remember", "look_up"):
+        (ran,) = await collector.named(f"run tests.probe.{method}")
+        (called,) = await collector.named(f"call tests.probe.{method}")
+        await collector.named("round", 2)
+        assert collector.road(ran) == [
+            "round",
+            "sandbox.run",
+            f"call tests.probe.{method}",
+            "publish",
+            f"run tests.probe.{method}",
+        ]
+        assert ran["nekro.call_id"] == called["nekro.call_id"]
+        assert ran["role"] == "methods" and called["role"] == "rounds"
+        assert called["nekro.lane"] == ran["role"] and ran["nekro.outcome"] == "ok"
+    (first, second) = await collector.named("round", 2)
+    assert first["nekro.turn_id"] == second["nekro.turn_id"]
+    (asked, _) = await collector.named("llm.request", 2)
+    assert collector.road(asked) == ["round", "llm.request"] and asked["nekro.model"] == "scripted"
+    assert {span["service"] for span in collector.spans} == {"nekro-workers"}
+
+
+async def test_failures_are_told_by_their_kind_and_nothing_tells_arguments(
+    fleet: Any, collector: Collector
+) -> None:
+    await say(fleet, "failing", "fail please")
+    (ran,) = await collector.named("run tests.probe.fail_with")
+    (called,) = await collector.named("call tests.probe.fail_with")
+    assert ran["failed"] and ran["nekro.outcome"] == "method_failed"
+    assert called["failed"] and called["error.type"] == "MethodFailedError"
+    assert SECRET.encode() not in b"".join(collector.raw)
