@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 from broker_config.metrics import metrics
@@ -20,15 +21,17 @@ from nekro_agent.ports import FileAreas
 from sandbox.drivers.base import Sandbox, SandboxDriver, SandboxSpec
 from sandbox.drivers.selection import build_driver, choose_driver
 from sandbox.models import Dispatch, Raised, RunRequest, RunResult, StubCall, StubResult
-from sandbox.ownership import prepare_directories, sandbox_uid
+from sandbox.ownership import prepare_directories
 from sandbox.packages.builder import builder_settings
 from sandbox.packages.service import IMPORTER, PackageService
 from sandbox.pool import WarmPool
 from sandbox.run import SandboxRun
 from sandbox.shared_area import Hold, SharedCleaner
+from sandbox.users import UserHold, hold_user
 
 __all__ = ["SandboxManager"]
 
+_Result = TypeVar("_Result")
 _CODE_BYTES: Final = 1 << 20
 #: How long running code may take to be gone when the manager closes.
 _CLOSE_SECONDS: Final = 10
@@ -172,22 +175,25 @@ class SandboxManager:
         return await self._start(chat_key=request.chat_key, container_key=request.container_key), False
 
     async def _start(self, *, chat_key: str, container_key: str) -> Sandbox:
-        spec = await asyncio.to_thread(self._spec, chat_key, container_key)
-        self._cleaner.add(spec.shared_dir.parent)
-        hold = await asyncio.to_thread(Hold, spec.shared_dir)
-        try:
+        with contextlib.ExitStack() as holds:
+            spec = await _uncancelled(asyncio.to_thread(self._furnish, chat_key, container_key, holds))
+            self._cleaner.add(spec.shared_dir.parent)
             sandbox = await self._started_driver.start(spec)
-        except BaseException:
-            hold.release()
-            raise
-        sandbox.on_close.append(hold.release)
+            sandbox.on_close.append(holds.pop_all().close)
         return sandbox
 
-    def _spec(self, chat_key: str, container_key: str) -> SandboxSpec:
+    def _furnish(self, chat_key: str, container_key: str, holds: contextlib.ExitStack) -> SandboxSpec:
+        """Make ready what a sandbox is given, and hold it: the host's user and the shared directory."""
+        user = holds.enter_context(hold_user(container_key, settings=self._settings))
+        spec = self._spec(chat_key, container_key, user)
+        holds.callback(Hold(spec.shared_dir).release)
+        return spec
+
+    def _spec(self, chat_key: str, container_key: str, user: UserHold) -> SandboxSpec:
         spec = SandboxSpec(
             shared_dir=self._areas.shared_dir(container_key),
             uploads_dir=self._areas.uploads_dir(chat_key),
-            uid=sandbox_uid(container_key, settings=self._settings),
+            uid=user.uid,
             preload=self._settings.preload,
             layers=self._layers(container_key),
         )
@@ -198,3 +204,13 @@ class SandboxManager:
             settings=self._settings,
         )
         return spec
+
+
+async def _uncancelled(work: Awaitable[_Result]) -> _Result:
+    """Wait for work on a thread even when cancelled meanwhile: it cannot be stopped, and takes holds."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -1,8 +1,7 @@
 """Who owns the directories that a chat's sandboxes see, when the service is root.
 
-The code of one container always runs as the same host user, derived from the container key,
-so what one run wrote belongs to the next one too. Two of many containers may share a user;
-that opens nothing: what separates them is that neither sees the other's files or processes.
+The code of one container runs as the same host user each time, or nearly (see ``sandbox.users``):
+what a run wrote as another one is handed over to the next.
 
 ``/app/shared`` belongs to that user. Plugins run as root and may write there at any time:
 the SDK's own writers give their files to the directory's owner, a default ACL makes what
@@ -13,7 +12,6 @@ other code writes usable, and what still belongs to root is handed over when a r
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
 import struct
@@ -23,19 +21,13 @@ from typing import Final
 from broker_config.settings import SandboxSettings
 from nekro_agent.tools import safe_files
 
-__all__ = ["prepare_directories", "sandbox_uid"]
+__all__ = ["prepare_directories"]
 
 _ACL_VERSION: Final = 2
 _ACL_TAG_USER_OBJ, _ACL_TAG_USER, _ACL_TAG_GROUP_OBJ, _ACL_TAG_MASK, _ACL_TAG_OTHER = 1, 2, 4, 16, 32
 _NO_ID: Final = 0xFFFFFFFF
 _READ_WRITE_ENTER: Final = 7
 _READ_ENTER: Final = 5
-
-
-def sandbox_uid(container_key: str, *, settings: SandboxSettings) -> int:
-    """Return the host user of a container's code: always the same one for the same key."""
-    digest = hashlib.sha256(container_key.encode("utf-8", "surrogatepass")).digest()
-    return settings.uid_range_start + int.from_bytes(digest[:8]) % settings.uid_range_size
 
 
 def prepare_directories(*, shared_dir: Path, uploads_dir: Path, uid: int, settings: SandboxSettings) -> None:
@@ -49,7 +41,8 @@ def prepare_directories(*, shared_dir: Path, uploads_dir: Path, uid: int, settin
     # Twice the limit: files over the quota must be handed over too, or they could not be removed.
     most = 2 * settings.shared_files
     os.chmod(shared_dir, 0o700)
-    safe_files.take_ownership(shared_dir, uid=uid, gid=uid, max_entries=most)
+    owners = {os.geteuid(), os.stat(shared_dir).st_uid}
+    safe_files.take_ownership(shared_dir, uid=uid, gid=uid, owners=owners, max_entries=most)
     # Not every file system has ACLs; without one, the umask of plugins decides.
     with contextlib.suppress(OSError):
         os.setxattr(shared_dir, "system.posix_acl_default", _default_acl(uid))

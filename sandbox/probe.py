@@ -10,8 +10,9 @@ from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError
 from sandbox.drivers.base import Capability, Check, SandboxDriver, SandboxSpec
 from sandbox.models import RunRequest, StopType, StubCall, StubResult
-from sandbox.ownership import prepare_directories, sandbox_uid
+from sandbox.ownership import prepare_directories
 from sandbox.run import SandboxRun
+from sandbox.users import UserHold, hold_user
 
 __all__ = ["probe"]
 
@@ -30,8 +31,12 @@ async def probe(driver: SandboxDriver, settings: SandboxSettings) -> Capability:
 
 async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> Check:
     word = secrets.token_hex(8)
-    with tempfile.TemporaryDirectory(prefix="nekro-probe-") as base:
-        spec = _spec(Path(base), settings)
+    try:
+        user = hold_user(_PROBE_KEY, settings=settings)
+    except SandboxError as exc:
+        return Check(name="sandbox run", ok=False, detail=str(exc))
+    with user, tempfile.TemporaryDirectory(prefix="nekro-probe-") as base:
+        spec = _spec(Path(base), settings, user)
         request = RunRequest(
             run_id=_PROBE_KEY,
             chat_key=_PROBE_KEY,
@@ -56,13 +61,13 @@ async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> Check:
     return Check(name="sandbox run", ok=True, detail=f"code ran in {result.duration_seconds * 1000:.1f} ms")
 
 
-def _spec(base: Path, settings: SandboxSettings) -> SandboxSpec:
+def _spec(base: Path, settings: SandboxSettings, user: UserHold) -> SandboxSpec:
     # A directory that only this process may enter would hide the two from the code's user.
     base.chmod(0o711)
     spec = SandboxSpec(
         shared_dir=base / "shared",
         uploads_dir=base / "uploads",
-        uid=sandbox_uid(_PROBE_KEY, settings=settings),
+        uid=user.uid,
     )
     for directory in (spec.shared_dir, spec.uploads_dir):
         directory.mkdir()

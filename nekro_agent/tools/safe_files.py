@@ -14,7 +14,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, Final
@@ -220,17 +220,22 @@ def remove_file(root: Path | int, path: str | PurePath) -> None:
         os.close(parent_fd)
 
 
-def take_ownership(root: Path | int, *, uid: int, gid: int, max_entries: int) -> None:
-    """Give ``root`` and everything below it that this process owns to another user.
+def take_ownership(
+    root: Path | int, *, uid: int, gid: int, max_entries: int, owners: Collection[int] | None = None
+) -> None:
+    """Give ``root`` and everything below it that ``owners`` own to another user.
 
     Links are given away themselves, never what they point at.
+
+    Args:
+        owners: user ids; None means this process's own.
     """
-    me = os.geteuid()
+    given = {os.geteuid()} if owners is None else set(owners)
     with directory(root) as root_fd:
         if os.fstat(root_fd).st_uid != uid:
             os.fchown(root_fd, uid, gid)
         for node in walk(root_fd, max_entries=max_entries):
-            if node.info.st_uid == me != uid:
+            if node.info.st_uid in given and node.info.st_uid != uid:
                 with contextlib.suppress(FileNotFoundError):
                     os.chown(node.name, uid, gid, dir_fd=node.parent_fd, follow_symlinks=False)
 

@@ -29,11 +29,12 @@ from sandbox.models import (
     StubMethod,
     StubResult,
 )
-from sandbox.ownership import prepare_directories, sandbox_uid
+from sandbox.ownership import prepare_directories
 from sandbox.packages.index import IndexGateway
 from sandbox.packages.layers import Built, LayerStore
 from sandbox.packages.requirement import Requirement
 from sandbox.run import SandboxRun
+from sandbox.users import UserHold, hold_user
 
 __all__ = ["LayerBuilder", "builder_settings"]
 
@@ -90,22 +91,25 @@ class LayerBuilder:
             PackageInstallError: it cannot be installed; the message ends with the installer's words.
         """
         base = self._store.new_work_dir()
-        spec = self._spec(base)
         try:
-            gateway = IndexGateway(self._index(), directory=spec.uploads_dir, most_bytes=_MOST_BYTES)
-            result = await self._install(requirement, spec, gateway)
-            if result.stop_type is not StopType.NORMAL:
-                raise PackageInstallError(f"{requirement} cannot be installed: {_last_words(result)}")
-            version = _installed_version(spec.shared_dir, requirement)
-            return self._store.publish(
-                spec.shared_dir / "layer",
-                requirement,
-                version=version,
-                wheels=gateway.downloaded,
-                most_bytes=_MOST_BYTES,
-            )
+            with hold_user(_KEY, settings=self._settings) as user:
+                return await self._build(requirement, self._spec(base, user))
         finally:
             shutil.rmtree(base, ignore_errors=True)
+
+    async def _build(self, requirement: Requirement, spec: SandboxSpec) -> Built:
+        gateway = IndexGateway(self._index(), directory=spec.uploads_dir, most_bytes=_MOST_BYTES)
+        result = await self._install(requirement, spec, gateway)
+        if result.stop_type is not StopType.NORMAL:
+            raise PackageInstallError(f"{requirement} cannot be installed: {_last_words(result)}")
+        version = _installed_version(spec.shared_dir, requirement)
+        return self._store.publish(
+            spec.shared_dir / "layer",
+            requirement,
+            version=version,
+            wheels=gateway.downloaded,
+            most_bytes=_MOST_BYTES,
+        )
 
     async def _install(self, requirement: Requirement, spec: SandboxSpec, gateway: IndexGateway) -> RunResult:
         answers: dict[str, Callable[..., Awaitable[object]]] = {
@@ -129,11 +133,11 @@ class LayerBuilder:
         run = SandboxRun(sandbox, request, settings=self._settings, driver=self._driver.name, warm=False)
         return await run.execute(methods={m.token: m for m in request.methods}, dispatch=dispatch)
 
-    def _spec(self, base: Path) -> SandboxSpec:
+    def _spec(self, base: Path, user: UserHold) -> SandboxSpec:
         spec = SandboxSpec(
             shared_dir=base / "shared",
             uploads_dir=base / "wheels",
-            uid=sandbox_uid(_KEY, settings=self._settings),
+            uid=user.uid,
             layers=(self._installer(),),
             loopback=True,
         )

@@ -40,7 +40,7 @@ from sandbox import (
 )
 from sandbox.drivers.base import SandboxDriver
 from sandbox.drivers.selection import build_driver
-from sandbox.ownership import sandbox_uid
+from sandbox.users import sandbox_uid
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: Any user but root and the pool's will do.

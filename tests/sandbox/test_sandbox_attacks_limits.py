@@ -25,6 +25,7 @@ from sandbox_lab import (
     wait_until,
 )
 
+from nekro_agent.errors import SandboxUnavailableError
 from sandbox import Limit, StopType, StubCall, StubResult
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.quota import Quota
@@ -559,3 +560,43 @@ async def test_attack_L12_many_runs_leave_nothing_behind(box: Lab, runs: int) ->
         await box.run(endings[number % len(endings)])
     assert leftovers() == before
     assert nothing_runs(box)
+
+
+async def test_chats_that_run_at_once_never_share_a_host_user(
+    bwrap_driver: BwrapDriver, tmp_path: Path
+) -> None:
+    """The kernel counts processes, pipes and descriptors in flight by user."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root mode: as an ordinary user all code has the service's own user")
+    # A range of its own: the locks are the host's, and other tests may run beside this one.
+    async with lab(tmp_path, uid_range_start=700_000 + os.getpid() % 1000 * 10, uid_range_size=2) as box:
+        both = asyncio.Barrier(2)
+        users: dict[str, int] = {}
+
+        async def here(chat: str, user: int) -> None:
+            users[chat] = user
+            await both.wait()
+
+        box.handlers["here"] = here
+        code = "import os\nopen(f'shared/{os.urandom(4).hex()}', 'w').close()\nhere(_ck, os.getuid())"
+        # In whichever order they come: with two users for two chats, one of them has its second choice.
+        for _ in range(3):
+            results = await asyncio.gather(box.run(code, chat_key="a"), box.run(code, chat_key="b"))
+            assert [result.stop_type for result in results] == [StopType.NORMAL] * 2, results
+            assert users["a"] != users["b"]
+        first, second = box.run(code, chat_key="a"), box.run("print(1)", chat_key="c")
+        with pytest.raises(SandboxUnavailableError, match="UID_RANGE_SIZE"):
+            await asyncio.wait_for(_third(box, first, second, both), 30)
+
+
+async def _third(box: Lab, first: Any, second: Any, both: asyncio.Barrier) -> None:
+    """Run two chats that hold both users, and a third one beside them."""
+    others = [asyncio.create_task(first), asyncio.create_task(box.prepare("b"))]
+    await others[1]
+    while both.n_waiting == 0:
+        await asyncio.sleep(0.01)
+    try:
+        await second
+    finally:
+        await both.abort()
+        await others[0]

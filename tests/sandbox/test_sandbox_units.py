@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,9 @@ from sandbox.drivers.process import expect_hello
 from sandbox.frames import FrameKind, FrameReader, encode_frame
 from sandbox.limits import process_limits
 from sandbox.output import OutputCollector, clean_text
-from sandbox.ownership import prepare_directories, sandbox_uid
+from sandbox.ownership import prepare_directories
 from sandbox.run import judge
+from sandbox.users import hold_user, sandbox_uid
 
 
 def collector(keep_bytes: int = 1024, kill_bytes: int = 4096) -> OutputCollector:
@@ -276,6 +279,67 @@ class TestOwnership:
         assert users <= set(range(300_000, 300_100))
         assert len(users) > 90
         assert sandbox_uid("box1", settings=settings) == sandbox_uid("box1", settings=settings)
+
+    @pytest.mark.root
+    def test_two_containers_never_have_one_user_at_the_same_time(self, tmp_path: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("an ordinary user's code runs as that user")
+        settings = SandboxSettings(uid_range_start=300_000, uid_range_size=3)
+        keys = ["one", "two", "three"]
+        holds = [hold_user(key, settings=settings, directory=tmp_path) for key in keys]
+        assert sorted(hold.uid for hold in holds) == [300_000, 300_001, 300_002]
+        taken = holds[1].uid
+        again = hold_user("two", settings=settings, directory=tmp_path)
+        assert again.uid == taken, "two sandboxes of one container share its files, and so its user"
+        with pytest.raises(SandboxUnavailableError, match="UID_RANGE_SIZE"):
+            hold_user("four", settings=settings, directory=tmp_path)
+        holds[1].release()
+        with pytest.raises(SandboxUnavailableError):
+            hold_user("four", settings=settings, directory=tmp_path)
+        again.release()
+        with hold_user("four", settings=settings, directory=tmp_path) as freed:
+            assert freed.uid == taken
+        for hold in holds:
+            hold.release()
+
+    @pytest.mark.root
+    def test_user_is_held_between_processes_and_goes_with_one_that_is_killed(self, tmp_path: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("an ordinary user's code runs as that user")
+        settings = SandboxSettings(uid_range_start=300_000, uid_range_size=1)
+        program = (
+            "import sys\nfrom pathlib import Path\n"
+            "from broker_config.settings import SandboxSettings\nfrom sandbox.users import hold_user\n"
+            "settings = SandboxSettings(uid_range_start=300_000, uid_range_size=1)\n"
+            "hold = hold_user('other', settings=settings, directory=Path(sys.argv[1]))\n"
+            "print(hold.uid, flush=True)\nsys.stdin.readline()"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
+            assert other.stdout is not None and other.stdout.readline() == b"300000\n"
+            with pytest.raises(SandboxUnavailableError):
+                hold_user("mine", settings=settings, directory=tmp_path)
+            other.kill()
+            other.wait(10)
+        with hold_user("mine", settings=settings, directory=tmp_path) as hold:
+            assert hold.uid == 300_000
+
+    @pytest.mark.root
+    def test_files_of_a_run_that_had_another_user_are_handed_over(self, tmp_path: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("an ordinary user gives nothing away")
+        shared, uploads = tmp_path / "shared", tmp_path / "uploads"
+        uploads.mkdir()
+        (shared / "deep").mkdir(parents=True)
+        (shared / "deep" / "file").write_text("x")
+        (shared / "foreign").write_text("x")
+        for uid in (12345, 12346):
+            prepare_directories(shared_dir=shared, uploads_dir=uploads, uid=uid, settings=SandboxSettings())
+            os.chown(shared / "foreign", 4711, 4711)
+        handed = (shared, shared / "deep", shared / "deep" / "file")
+        assert {path.stat().st_uid for path in handed} == {12346}
+        assert (shared / "foreign").stat().st_uid == 4711
 
     @pytest.mark.root
     def test_directories_are_given_to_the_codes_user(self, tmp_path: Path) -> None:
