@@ -352,6 +352,12 @@ class WorkerSettings(_Group):
     block_warn_seconds: float = Field(
         0.5, gt=0, description="Blocking time of an event loop that the watchdog reports."
     )
+    block_exit_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="How long beyond its call's deadline a method may block an event loop; then its process "
+        "ends with code 70, and what it held is delivered again.",
+    )
 
 
 class SecuritySettings(_Group):

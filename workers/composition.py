@@ -289,8 +289,12 @@ class Services:
         """Watches the loop that methods run on; None where each has a thread."""
         if self.role in (Lane.LONG.value, Lane.ROUNDS.value, "cli"):
             return None
-        seconds = self.settings.workers.block_warn_seconds
-        return LoopWatchdog(warn_seconds=seconds, on_block=self.marks.record)
+        workers = self.settings.workers
+        return LoopWatchdog(
+            warn_seconds=workers.block_warn_seconds,
+            on_block=self.marks.record,
+            give_up_seconds=workers.block_exit_seconds,
+        )
 
     @cached_property
     def claims(self) -> CallClaims:

@@ -30,9 +30,6 @@ _LATE_SECONDS: Final = 0.1
 _FRAMES: Final = 12
 #: A method that blocks again is reported again after this time.
 _REPEAT_SECONDS: Final = 30.0
-#: How long beyond its call's deadline a method may hold the loop; then the process ends, because
-#: nothing can stop the method and nothing else runs.
-_GIVE_UP_SECONDS: Final = 10.0
 _GIVE_UP_EXIT: Final = 70
 
 
@@ -63,18 +60,23 @@ class LoopWatchdog:
     """Watches the calls of one event loop; ``follow`` them on it, ``start`` it from it."""
 
     def __init__(
-        self, *, warn_seconds: float, on_block: Callable[[Blocking], None], exits: bool = True
+        self,
+        *,
+        warn_seconds: float,
+        on_block: Callable[[Blocking], None],
+        give_up_seconds: float | None,
     ) -> None:
         """Take what to do.
 
         Args:
             warn_seconds: blocking time that is reported.
             on_block: called on the watchdog's thread.
-            exits: whether the process ends when a method holds the loop far beyond its deadline.
+            give_up_seconds: how long beyond its call's deadline a method may hold the loop; then the
+                process ends, because nothing can stop the method and nothing else runs. None: for ever.
         """
         self._warn_seconds = warn_seconds
         self._on_block = on_block
-        self._exits = exits
+        self._give_up_seconds = give_up_seconds
         self._step: _Step | None = None
         self._loop_thread = 0
         self._reported: dict[str, float] = {}
@@ -102,7 +104,8 @@ class LoopWatchdog:
         Args:
             remaining_seconds: until the call's deadline.
         """
-        give_up_at = time.monotonic() + max(remaining_seconds, 0) + _GIVE_UP_SECONDS
+        patience = float("inf") if self._give_up_seconds is None else self._give_up_seconds
+        give_up_at = time.monotonic() + max(remaining_seconds, 0) + patience
         error: BaseException | None = None
         while True:
             self._step = _Step(entry=entry, began_at=time.monotonic(), give_up_at=give_up_at)
@@ -136,7 +139,7 @@ class LoopWatchdog:
             seconds = now - max(step.began_at, awake_since)
             if seconds >= self._warn_seconds:
                 self._report(step, seconds)
-            if self._exits and now >= step.give_up_at and seconds >= _GIVE_UP_SECONDS:
+            if now >= step.give_up_at and self._give_up_seconds and seconds >= self._give_up_seconds:
                 self._give_up(step)
 
     def _report(self, step: _Step, seconds: float) -> None:

@@ -25,7 +25,7 @@ def entry_of(function: Callable[..., Any]) -> MethodEntry:
 
 async def watched(function: Callable[[], Any], *, warn_seconds: float = 0.1) -> tuple[Any, list[Blocking]]:
     seen: list[Blocking] = []
-    watchdog = LoopWatchdog(warn_seconds=warn_seconds, on_block=seen.append, exits=False)
+    watchdog = LoopWatchdog(warn_seconds=warn_seconds, on_block=seen.append, give_up_seconds=None)
     watchdog.start()
     try:
         result = await asyncio.gather(
@@ -72,7 +72,7 @@ async def test_a_followed_method_can_be_cancelled_and_catches_it() -> None:
             await asyncio.sleep(0)
             cleaned.set()
 
-    watchdog = LoopWatchdog(warn_seconds=1, on_block=lambda _: None, exits=False)
+    watchdog = LoopWatchdog(warn_seconds=1, on_block=lambda _: None, give_up_seconds=None)
 
     async def call() -> None:
         await watchdog.follow(entry_of(wait), wait(), remaining_seconds=5)

@@ -73,3 +73,26 @@ async def nap(_ctx: AgentCtx, seconds: float) -> int:
 async def ping(_ctx: AgentCtx) -> int:
     """Answer at once."""
     return os.getpid()
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "hang", "Never gives its event loop back")
+async def hang(_ctx: AgentCtx) -> None:
+    """Block for longer than anybody waits."""
+    note(f"hang {os.getpid()}")
+    time.sleep(600)
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "count", "Waits beside others")
+async def count_beside(_ctx: AgentCtx, name: str) -> int:
+    """Last until let go; return this process's id."""
+    note(f"count {name} {os.getpid()}")
+    await let_go(name)
+    return os.getpid()
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.BEHAVIOR, "carry", "Waits beside others, with an effect")
+async def carry_beside(_ctx: AgentCtx, name: str) -> str:
+    """Last until let go."""
+    note(f"carry {name} {os.getpid()}")
+    await let_go(name)
+    return f"carried {name}"

@@ -1,0 +1,102 @@
+"""A method that never gives its event loop back: its process ends, and what else ran there is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.environment import environment_of
+from nekro_agent.errors import CallTimeoutError, OutcomeUnknownError
+from workers.composition import Services
+
+SECONDS = 40
+
+
+@pytest.fixture
+def fleet(make_fleet: Callable[..., Any]) -> Any:
+    return make_fleet(
+        broker={"visibility_timeout_seconds": 3},
+        agent={"sweep_seconds": 0.5, "lease_seconds": 2},
+        workers={"block_warn_seconds": 0.2, "block_exit_seconds": 0.5},
+    )
+
+
+@pytest.fixture
+def up(fleet: Any, tmp_path: Path) -> Iterator[Path]:
+    """A `nekro up` with one worker; its log."""
+    log = tmp_path / "up.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cli.main", "up", "--methods", "1", "--long", "0", "--rounds", "0"],
+            env=environment_of(fleet.settings),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield log
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
+
+
+@pytest.fixture
+async def services(fleet: Any) -> AsyncIterator[Services]:
+    services = fleet.services()
+    await services.start()
+    yield services
+    await services.close()
+
+
+async def logged(log: Path, words: str) -> None:
+    try:
+        async with asyncio.timeout(SECONDS):
+            while words not in log.read_text():
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"waited {SECONDS} s for {words!r}\n{log.read_text()[-4000:]}")
+
+
+@pytest.mark.slow
+async def test_a_process_whose_loop_is_lost_ends_and_its_other_calls_are_answered(
+    up: Path, services: Services
+) -> None:
+    (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.hauler"]
+    journal = plugin.get_plugin_data_dir() / "journal.txt"
+
+    def invoke(name: str, *args: Any, seconds: float = SECONDS) -> asyncio.Task[Any]:
+        call = services.invoke(name, args, {}, chat_key="lost", user_id=None, timeout_seconds=seconds)
+        return asyncio.create_task(call)
+
+    await logged(up, "ready: ")
+    counting, carrying = invoke("count_beside", "x"), invoke("carry_beside", "x")
+    async with asyncio.timeout(SECONDS):
+        while not journal.exists() or len(journal.read_text().splitlines()) < 2:
+            await asyncio.sleep(0.02)
+    hanging = invoke("hang", seconds=1)
+    await logged(up, "ended with exit code 70")
+    assert "event_loop_lost" in up.read_text()
+    await plugin.store.set(store_key="go x", value="1")
+
+    with pytest.raises(CallTimeoutError):
+        await hanging
+    # A TOOL call runs again, in the process that the supervisor has started; a call with an effect does not.
+    pid = pickle.loads((await counting).value_bytes())
+    with pytest.raises(OutcomeUnknownError):
+        await carrying
+    await logged(up, f"is back (process {pid})")
+    ran = [tuple(line.split()) for line in journal.read_text().splitlines()]
+    (lost,) = [process for method, process in (run for run in ran if len(run) == 2) if method == "hang"]
+    assert set(ran) == {
+        ("count", "x", lost),
+        ("carry", "x", lost),
+        ("hang", lost),
+        ("count", "x", str(pid)),
+    }
