@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from benchmarks.harness.contender import Contender
-from benchmarks.peers import celery_prefork, dramatiq_redis, fastapi_pickle, ours, raw_redis, taskiq_list
+from benchmarks.peers import (
+    arq_redis,
+    celery_stock,
+    dramatiq_redis,
+    fastapi_pickle,
+    huey_redis,
+    ours,
+    raw_redis,
+    taskiq_list,
+)
 
 __all__ = ["CONTENDERS", "contender_named"]
 
 CONTENDERS: tuple[Contender, ...] = (
     raw_redis.CONTENDER,
-    celery_prefork.CONTENDER,
+    celery_stock.PREFORK,
+    celery_stock.THREADS,
     taskiq_list.CONTENDER,
     dramatiq_redis.CONTENDER,
+    huey_redis.CONTENDER,
+    arq_redis.CONTENDER,
     fastapi_pickle.SESSION,
     fastapi_pickle.PLAIN,
     ours.BRIDGE,

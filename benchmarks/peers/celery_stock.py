@@ -1,17 +1,21 @@
-"""Stock Celery as most projects would run coroutines on it: prefork, ``asyncio.run`` in the task."""
+"""Stock Celery as most projects would run coroutines on it: ``asyncio.run`` in the task, two of its pools."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.harness.contender import CALL_SECONDS, TEXT, Contender, Setup, WindowClient, probe
 from benchmarks.harness.worker import worker_command
 
-__all__ = ["CONTENDER", "CeleryClient", "create_app", "run_worker"]
+__all__ = ["PREFORK", "THREADS", "CeleryClient", "create_app", "run_worker"]
 
 _CHILDREN = 2
+_THREADS = 16
+#: Which pool a worker process is to have; its command line has room for a module alone.
+_POOL_VARIABLE = "RPC_BENCH_CELERY_POOL"
 
 
 def create_app(setup: Setup) -> Any:
@@ -29,7 +33,8 @@ def create_app(setup: Setup) -> Any:
 
 def run_worker(setup: Setup) -> None:
     """Run one worker until a signal ends it."""
-    options = ["--pool", "prefork", "--concurrency", str(_CHILDREN), "--loglevel", "WARNING"]
+    pool, concurrency = os.environ[_POOL_VARIABLE].split(":")
+    options = ["--pool", pool, "--concurrency", concurrency, "--loglevel", "WARNING"]
     create_app(setup).worker_main(["worker", *options, "--hostname", f"bench-{os.getpid()}@%h"])
 
 
@@ -51,10 +56,24 @@ class CeleryClient(WindowClient[Any]):
         self._app.close()
 
 
-CONTENDER = Contender(
+def _with_pool(pool: str, concurrency: int) -> Callable[[Setup], dict[str, str]]:
+    return lambda setup: {_POOL_VARIABLE: f"{pool}:{concurrency}"}
+
+
+PREFORK = Contender(
     name="celery-prefork",
     about=f"stock Celery, prefork with {_CHILDREN} children per worker, asyncio.run, Redis results",
     modules=("celery", "redis"),
     worker_commands=lambda setup: [worker_command(__name__)] * setup.workers,
     open_client=CeleryClient,
+    environment=_with_pool("prefork", _CHILDREN),
+)
+
+THREADS = Contender(
+    name="celery-threads",
+    about=f"stock Celery, {_THREADS} threads per worker, asyncio.run, Redis results",
+    modules=("celery", "redis"),
+    worker_commands=lambda setup: [worker_command(__name__)] * setup.workers,
+    open_client=CeleryClient,
+    environment=_with_pool("threads", _THREADS),
 )
