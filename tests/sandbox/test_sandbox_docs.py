@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import Limit
+from broker_config.settings import SandboxSettings
+from sandbox import Limit, StopType
+from sandbox.limits import process_limits
 
 REPOSITORY = Path(__file__).parents[2]
 #: Attacks that this package must meet; the rest of R is the codec's and the worker's.
@@ -55,3 +57,35 @@ def test_every_limit_is_on_the_page() -> None:
     text = (REPOSITORY / "docs" / "security.md").read_text()
     for limit in Limit:
         assert f"`{limit}`" in text, limit
+
+
+def test_every_limit_ends_an_attack_by_its_own_name() -> None:
+    attacks = "".join(path.read_text() for path in Path(__file__).parent.glob("test_sandbox_attacks_*.py"))
+    for limit in Limit:
+        assert (
+            f"Limit.{limit.name})" in attacks or f'"{limit}")' in attacks or f"Limit.{limit.name}," in attacks
+        ), limit
+
+
+def test_default_limits_are_those_of_the_page_and_of_the_design() -> None:
+    settings = SandboxSettings()
+    mebi = 1 << 20
+    assert {
+        "wall_seconds": 60, "call_seconds": 30, "cpu_seconds": 30, "memory_bytes": 512 * mebi,
+        "max_processes": 64, "max_file_bytes": 32 * mebi, "max_open_files": 256, "tmp_bytes": 64 * mebi,
+        "shm_bytes": 16 * mebi, "shared_bytes": 256 * mebi, "shared_files": 2000,
+        "output_keep_bytes": mebi >> 4, "output_kill_bytes": mebi, "argument_bytes": mebi,
+        "return_bytes": 8 * mebi, "max_calls": 200, "max_refused_calls": 100, "max_calls_in_flight": 8,
+        "max_concurrent": 4, "warm_seconds": 60,
+    }.items() <= settings.model_dump().items()  # fmt: skip
+    assert process_limits(settings) == {
+        "AS": 1 << 30, "CORE": 1, "CPU": 30, "FSIZE": 32 * mebi, "MEMLOCK": 0, "MSGQUEUE": 0, "NOFILE": 256,
+        "NPROC": 64,
+    }  # fmt: skip
+
+
+def test_stop_types_have_the_numbers_of_the_reference() -> None:
+    assert {stop.name: stop.value for stop in StopType} == {
+        "NORMAL": 0, "ERROR": 1, "TIMEOUT": 2, "AGENT": 8, "MANUAL": 9, "SECURITY": 10,
+        "MULTIMODAL_AGENT": 11,
+    }  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,6 +49,28 @@ async def test_probe_really_runs_a_sandbox(bwrap_driver: BwrapDriver) -> None:
     checks = {check.name: check for check in capability.checks}
     assert checks["sandbox run"].detail.startswith("code ran in")
     assert {"bubblewrap", "interpreter", "seccomp", "control groups", "network", "disk"} <= set(checks)
+
+
+def test_doctor_prints_line_by_line_what_isolation_this_machine_gives(
+    bwrap_driver: BwrapDriver, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from cli.main import main; raise SystemExit(main())", "doctor", "--json"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "NEKRO_DATA_DIR": str(tmp_path / "data")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    lines = {check["name"]: check for check in json.loads(done.stdout)}
+    isolation = {name.removeprefix("sandbox ") for name in lines if name.startswith("sandbox ")}
+    assert isolation == {"bubblewrap", "interpreter", "seccomp", "control groups", "network", "disk", "run"}
+    mode = "root mode" if os.geteuid() == 0 else "user mode"
+    assert mode in lines["sandbox bubblewrap"]["detail"]
+    assert lines["sandbox run"]["detail"].startswith("code ran in")
+    groups = lines["sandbox control groups"]
+    assert "bounds memory" in groups["detail"] or "Delegate=yes" in groups["mend"]
 
 
 async def test_description_never_raises_and_names_what_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
