@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TextIO
 
+from cli.job_pace import Pace, rate_words, time_words
 from cli.output import Output, one_line
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, Task, TaskID
+    from rich.progress import Progress, TaskID
 
     from storage.jobs import Job
 
-__all__ = ["JobView", "job_view"]
+__all__ = ["JobView", "bars_text", "job_view"]
 
-_MESSAGE_COLUMNS = 40
+_MESSAGE_COLUMNS: Final = 40
+#: Columns after the bar, in this order.
+_NO_WORDS: Final[dict[str, Any]] = {"rate": "", "left": "", "state": "", "words": ""}
 
 
 class JobView(Protocol):
@@ -68,11 +73,12 @@ class _Lines:
 
 
 class _Bars:
-    """A bar per job, drawn by rich."""
+    """A bar per job, drawn by rich; rate and time left are ours, for reports of whole percents."""
 
     def __init__(self, output: Output) -> None:
-        self._progress = _progress(output)
+        self._progress = _progress(output.stdout)
         self._tasks: dict[str, TaskID] = {}
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -85,41 +91,49 @@ class _Bars:
 
     def show(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            name = f"{job.type} {job.id[:8]}"
+            now, pace = time.monotonic(), self._paces[job.id]
+            pace.see(job.percent, now=now)
             if job.id not in self._tasks:
-                self._tasks[job.id] = self._progress.add_task(name, total=100, state="", words="")
-            self._progress.update(
-                self._tasks[job.id],
-                completed=job.percent,
-                state=job.state.value,
-                words=one_line(job.message, limit=_MESSAGE_COLUMNS),
+                self._tasks[job.id] = self._progress.add_task(
+                    f"{job.type} {job.id[:8]}", total=100, **_NO_WORDS
+                )
+            task = self._tasks[job.id]
+            words = one_line(job.message, limit=_MESSAGE_COLUMNS)
+            fields = _fields(
+                pace, now=now, state=job.state.value, words=words, is_open=not job.state.is_final
             )
+            self._progress.update(task, completed=job.percent, **fields)
             if job.state.is_final:
-                self._progress.stop_task(self._tasks[job.id])
+                self._progress.stop_task(task)
 
 
-def _progress(output: Output) -> Progress:
+def bars_text(
+    file: TextIO, name: str, percent: int, pace: Pace, *, now: float, state: str, words: str
+) -> str:
+    """Return one bar as text, as a wide terminal would show it."""
+    progress = _progress(file, width=200)
+    task = progress.add_task(name, total=100, **_NO_WORDS)
+    progress.update(task, completed=percent, **_fields(pace, now=now, state=state, words=words, is_open=True))
+    with progress.console.capture() as captured:
+        progress.console.print(progress.make_tasks_table(progress.tasks))
+    return captured.get()
+
+
+def _fields(pace: Pace, *, now: float, state: str, words: str, is_open: bool) -> dict[str, Any]:
+    left = time_words(pace.seconds_left(now=now)) if is_open else ""
+    return {"rate": rate_words(pace.per_second()), "left": left, "state": state, "words": words}
+
+
+def _progress(file: TextIO, *, width: int | None = None) -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
-    from rich.text import Text
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    class Rate(ProgressColumn):
-        """Percent per second, by what the last seconds brought."""
-
-        def render(self, task: Task) -> Text:
-            speed = task.finished_speed or task.speed
-            return Text("" if not speed else f"{speed:.1f} %/s")
-
+    fields = [TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in _NO_WORDS]
     return Progress(
         # Names come from plugins: no markup.
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         TaskProgressColumn(markup=False),
-        Rate(),
-        TimeLeft(),
-        TextColumn("{task.fields[state]}", markup=False),
-        TextColumn("{task.fields[words]}", markup=False),
-        console=Console(file=output.stdout),
-        speed_estimate_period=20,
+        *fields,
+        console=Console(file=file, width=width),
     )

@@ -25,6 +25,8 @@ plugin = NekroPlugin(
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+#: Rates are those of the last seconds.
+_RATE_SECONDS = 2.0
 
 
 class ModelInfo(BaseModel):
@@ -58,6 +60,26 @@ def _serves(known: ModelInfo, url: str, sha256: str) -> bool:
     return known.url == url and sha256.lower() in ("", known.sha256) and _file(known).is_file()
 
 
+class _Shown:
+    """Tells how far a download is, and how fast it goes."""
+
+    def __init__(self, ctx: AgentCtx) -> None:
+        self._ctx = ctx
+        self._rate = ""
+        self._since: tuple[float, int] | None = None
+
+    def __call__(self, done_bytes: int, whole_bytes: int | None) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now, done_bytes  # what an earlier try brought was not brought just now
+        elif now - self._since[0] >= _RATE_SECONDS:
+            per_second = (done_bytes - self._since[1]) / (now - self._since[0])
+            self._rate = f", {_size(max(int(per_second), 0))}/s"
+            self._since = now, done_bytes
+        percent = 100 * done_bytes / whole_bytes if whole_bytes else 0
+        self._ctx.report_progress(percent, f"{_size(done_bytes)} of {_size(whole_bytes)}{self._rate}")
+
+
 def _size(count: int | None) -> str:
     return "unknown size" if count is None else f"{count / (1 << 20):.1f} MiB"
 
@@ -85,12 +107,11 @@ async def download_model(_ctx: AgentCtx, model_url: str, model_name: str, sha256
         return f"Model {model_name!r} is already here ({known.size_bytes} bytes)."
     relative = f"models/{model_name}.model"
 
-    def show(done_bytes: int, whole_bytes: int | None) -> None:
-        percent = 100 * done_bytes / whole_bytes if whole_bytes else 0
-        _ctx.report_progress(percent, f"{_size(done_bytes)} of {_size(whole_bytes)}")
-
     result = await fetch(
-        model_url, plugin.get_plugin_data_dir() / relative, sha256=sha256 or None, progress=show
+        model_url,
+        plugin.get_plugin_data_dir() / relative,
+        sha256=sha256 or None,
+        progress=_Shown(_ctx),
     )
     info = ModelInfo(
         name=model_name,

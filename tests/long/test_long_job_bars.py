@@ -1,0 +1,95 @@
+"""Bars of `nekro jobs watch`: rates and times that say something for seconds and for hours."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.job_bars import bars_text
+from cli.job_pace import Pace, rate_words, time_words
+
+
+@pytest.mark.parametrize(
+    ("per_second", "words"),
+    [
+        (None, ""),
+        (12.34, "12.3 %/s"),
+        (1.0, "1.0 %/s"),
+        (0.5, "30.0 %/min"),
+        (0.01, "36.0 %/h"),
+        (0.0001, "0.4 %/h"),
+    ],
+)
+def test_a_rate_is_said_in_a_unit_that_can_be_read(per_second: float | None, words: str) -> None:
+    assert rate_words(per_second) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "-:--"),
+        (0, "0s"),
+        (59.4, "59s"),
+        (59.6, "1:00"),
+        (185, "3:05"),
+        (7200, "2:00:00"),
+        (90_061, "25:01:01"),
+    ],
+)
+def test_a_time_left_is_said_as_on_a_clock(seconds: float | None, words: str) -> None:
+    assert time_words(seconds) == words
+
+
+def test_the_pace_is_that_of_the_steps_and_the_time_left_runs_down() -> None:
+    pace = Pace()
+    assert (pace.per_second(), pace.seconds_left(now=0)) == (None, None)
+    pace.see(10, now=0)
+    pace.see(11, now=5)
+    assert pace.per_second() is None, "one step may have begun just before it was seen"
+    pace.see(20, now=50)
+    assert pace.per_second() == pytest.approx(0.2)
+    assert pace.seconds_left(now=50) == pytest.approx(400)
+    assert pace.seconds_left(now=60) == pytest.approx(390)
+    assert pace.seconds_left(now=9999) == 0
+
+
+def test_only_the_last_minutes_count_and_a_new_attempt_begins_anew() -> None:
+    pace = Pace()
+    for percent in range(50):  # slow at first
+        pace.see(percent, now=percent * 100)
+    for step in range(10):  # then fast
+        pace.see(50 + step, now=5000 + step)
+    for step in range(30):
+        pace.see(60 + step, now=5301 + step)
+    assert (pace.per_second() or 0) > 0.1
+    pace.see(3, now=6000)
+    assert pace.per_second() is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.floats(0, 1e6)), max_size=50))
+def test_whatever_is_seen_gives_words(seen: list[tuple[int, float]]) -> None:
+    pace, clock = Pace(), 0.0
+    for percent, pause in seen:
+        clock += pause
+        pace.see(percent, now=clock)
+        assert time_words(pace.seconds_left(now=clock)) and rate_words(pace.per_second()) is not None
+
+
+def test_a_bar_shows_rate_time_left_and_the_jobs_own_words() -> None:
+    pace = Pace()
+    pace.see(10, now=0)
+    pace.see(40, now=600)
+    line = bars_text(
+        io.StringIO(),
+        "download 1a2b3c4d",
+        40,
+        pace,
+        now=600,
+        state="running",
+        words="0.8 of 2.0 GiB, 1.4 MiB/s",
+    )
+    for part in ("download 1a2b3c4d", "40%", "3.0 %/min", "20:00", "running", "0.8 of 2.0 GiB, 1.4 MiB/s"):
+        assert part in line
