@@ -78,8 +78,7 @@ async def eventually(fleet: Any, question: Callable[[], Awaitable[Any]], what: s
 async def test_a_killed_owner_is_followed_by_another_that_goes_on_counting(
     fleet: Any, services: Services
 ) -> None:
-    workers = fleet.start("pinned", "pinned", concurrency=20)
-    workers += fleet.start("methods", concurrency=20)
+    workers = fleet.start("pinned", "pinned", "methods", concurrency=20)
     first = [await call(services, "bump") for _ in range(3)]
     owner = first[0][1]
     assert first == [[1, owner], [2, owner], [3, owner]]
