@@ -182,7 +182,8 @@ class MethodCaller:
                 f"{invocation.method}: no answer to call {call_id} before its deadline"
             ) from exc
         finally:
-            del self._pending[call_id]
+            if self._pending.get(call_id) is pending:  # no answer came
+                del self._pending[call_id]
         if pending.is_recorded and answer["status"] != states.SUCCESS:
             await self._withdraw(call_id)  # a worker refused it without claiming it
         return _envelope(invocation, answer)
@@ -282,6 +283,8 @@ class MethodCaller:
         if popped is None:
             return
         self._settle(popped[1])
+        # Whoever waited goes on before anything else is sent.
+        await asyncio.sleep(0)
         if self._pending:
             for raw in await client.lpop(self._reply_key, POP_COUNT) or ():
                 self._settle(raw)
@@ -331,7 +334,7 @@ class MethodCaller:
             return
         if not isinstance(record, dict) or record.get("status") not in states.READY_STATES:
             return
-        pending = self._pending.get(str(record.get("task_id")))
+        pending = self._pending.pop(str(record.get("task_id")), None)
         if pending is not None and not pending.record.done():
             pending.record.set_result(record)
 

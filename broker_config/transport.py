@@ -292,7 +292,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             self._claims_next = answer is not None or len(self.active_queues) > 1
             raise Empty()
         taken = [answer[i : i + 3] for i in range(0, len(answer), 3)]
-        self._claims_next = bool(taken)
+        # One alone: calls come one by one, and the next is waited for rather than asked for.
+        self._claims_next = len(taken) > 1
         for number, tag, message in taken:
             self._take(queues[number - 1], bytes_to_str(tag), message)
         if not taken:

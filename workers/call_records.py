@@ -13,7 +13,12 @@ from loguru import logger
 
 from broker_config.call_messages import CallMessage
 from broker_config.wire import Signer
-from nekro_agent.errors import MessageRefusedError, MethodDisabledError, MethodNotFoundError
+from nekro_agent.errors import (
+    MessageRefusedError,
+    MethodDisabledError,
+    MethodNotFoundError,
+    StorageUnavailableError,
+)
 from nekro_agent.methods import SandboxMethodType
 from storage.calls import Call, CallRequest
 from storage.engine import Database
@@ -54,11 +59,18 @@ class CallRecords:
             repeatable=invocation.repeatable,
             invocation=message.to_row(),
         )
+        try:
+            await self._enqueue(request)
+        except StorageUnavailableError:
+            # A connection that lay in the pool while the database restarted; the next one is new.
+            await self._enqueue(request)
+        return True
+
+    async def _enqueue(self, request: CallRequest) -> None:
         async with self._database.autocommit() as transaction:
             if not await transaction.calls.enqueue(request):
                 # Its caller left before it was sent; that row says whom to tell and not what to send.
-                await transaction.calls.keep_message(request.id, message.to_row())
-        return True
+                await transaction.calls.keep_message(request.id, request.invocation or {})
 
     async def withdraw(self, call_id: str) -> None:
         """Cancel a call that has not ended."""
