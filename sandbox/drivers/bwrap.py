@@ -28,7 +28,7 @@ from sandbox.drivers.base import Check, SandboxSpec
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE, BwrapFds, bwrap_arguments
 from sandbox.drivers.bwrap_tools import Tools, find_tools
 from sandbox.drivers.checks import check_of, describe_interpreter
-from sandbox.drivers.hints import explain_start_failure
+from sandbox.drivers.hints import explain_denied_call, explain_start_failure
 from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
 from sandbox.interpreter import Access, Interpreter, find_interpreter
 from sandbox.seccomp import build_filter, filter_fd
@@ -123,7 +123,7 @@ class BwrapDriver:
                     command, channel=theirs, ours=ours, pass_fds=inherited, environment={}
                 )
             except OSError as exc:
-                raise SandboxUnavailableError(f"bubblewrap could not be started: {exc}") from exc
+                raise SandboxUnavailableError(explain_denied_call(exc)) from exc
             try:
                 sandbox = await self._complete(spec, launched, pipes, group)
             except BaseException:

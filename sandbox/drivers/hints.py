@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Final
 
-__all__ = ["explain_start_failure"]
+__all__ = ["explain_denied_call", "explain_start_failure"]
 
 #: Fragment of the message to what to do; the first that occurs wins.
 _MENDS: Final = (
@@ -38,6 +39,21 @@ _MENDS: Final = (
     ("execvp", "the interpreter or setpriv does not exist inside: check NEKRO_SANDBOX__PYTHON"),
     ("error while loading shared libraries", "the interpreter needs libraries outside of its installation"),
 )
+
+
+#: What a container or sandbox around this service answers to calls that it denies.
+_DENIED: Final = (errno.ENOSYS, errno.EPERM, errno.EACCES)
+
+
+def explain_denied_call(error: OSError) -> str:
+    """Return one sentence for a failure before bubblewrap could say anything itself."""
+    words = f"bubblewrap could not start a sandbox: {error}"
+    if error.errno not in _DENIED:
+        return words
+    return (
+        f"{words} (a container around this service denies what starting a sandbox takes: loosen its seccomp"
+        " profile, or set NEKRO_SANDBOX__DRIVER=container)"
+    )
 
 
 def explain_start_failure(output: str) -> str:

@@ -144,8 +144,8 @@ time.sleep(30)
 @pytest.mark.parametrize(
     "code", [FULL_SOCKETS, FULL_PIPES, MANY_EMPTY_FILES], ids=["sockets", "pipes", "names in memory"]
 )
-def test_attack_L3_memory_of_the_kernel_counts_where_no_group_counts_it(other_user: None, code: str) -> None:
-    result = as_other_user({"code": code, "settings": {"memory_bytes": 64 << 20}})
+def test_attack_L3_memory_of_the_kernel_counts_with_and_without_a_group(mode: str, code: str) -> None:
+    result = carry_out({"code": code, "settings": {"memory_bytes": 64 << 20}}, mode)
     assert (result["stop"], result["limit"]) == ("ERROR", "memory"), result
 
 
