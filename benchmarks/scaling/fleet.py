@@ -1,0 +1,180 @@
+"""A Redis, workers and one caller on this machine, and what they use."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from benchmarks.harness.contender import ROOT
+from benchmarks.harness.processes import Child
+from benchmarks.harness.redis_server import RedisServer
+
+if TYPE_CHECKING:
+    from broker_config.settings import Settings
+    from workers.composition import Services
+
+__all__ = ["CHATS", "Caller", "Fleet", "Usage", "opened_caller", "running_fleet"]
+
+#: Calls are spread over chats, as each has a share of its own.
+CHATS = 200
+CALL_SECONDS = 120
+_START_SECONDS = 60
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Running totals of everything that takes part."""
+
+    redis_commands: float
+    redis_cpu_seconds: float
+    redis_net_bytes: int
+    worker_cpu_seconds: float
+    caller_cpu_seconds: float
+
+    def since(self, before: Usage) -> Usage:
+        """What was used from ``before`` until now."""
+        return Usage(**{name: getattr(self, name) - getattr(before, name) for name in vars(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """Workers that answer."""
+
+    #: None where there are no workers.
+    settings: Settings | None
+    server: RedisServer
+    workers: tuple[Child, ...]
+
+    def usage(self) -> Usage:
+        """Read every total."""
+        info = self._info()
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        return Usage(
+            redis_commands=int(info["total_commands_processed"]),
+            redis_cpu_seconds=float(info["used_cpu_user"]) + float(info["used_cpu_sys"]),
+            redis_net_bytes=int(info["total_net_input_bytes"]) + int(info["total_net_output_bytes"]),
+            worker_cpu_seconds=sum(_cpu_seconds(worker.pid) for worker in self.workers),
+            caller_cpu_seconds=own.ru_utime + own.ru_stime,
+        )
+
+    def redis_bytes(self) -> int:
+        """Memory that Redis uses now."""
+        return int(self._info()["used_memory"])
+
+    def worker_bytes(self) -> int:
+        """Memory of all workers now."""
+        return sum(_resident_bytes(worker.pid) for worker in self.workers)
+
+    def _info(self) -> dict[str, Any]:
+        with redis.Redis.from_url(self.server.url) as client:
+            found: dict[str, Any] = client.info("all")
+        return found
+
+
+class Caller:
+    """Calls the method ``linger`` as the bridge calls."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+
+    async def open(self) -> None:
+        """Prepare the chats."""
+        from workers.dispatch import CallScope
+
+        self._entry = self.services.registry.find("bench.linger.linger")
+        self._scopes = [
+            CallScope(chat=await self.services.chat(f"chat-{number}"), user_id=None)
+            for number in range(CHATS)
+        ]
+
+    async def call(self, number: int, seconds: float) -> str:
+        """Make one call; returns the name of the worker that ran it."""
+        from broker_config.codec import encode_arguments
+        from broker_config.wire import new_id
+
+        envelope = await self.services.dispatcher.invoke(
+            self._entry,
+            encode_arguments((seconds,), {}),
+            self._scopes[number % CHATS],
+            call_id=new_id(),
+            deadline=datetime.now(UTC) + timedelta(seconds=CALL_SECONDS),
+        )
+        return envelope.worker
+
+    async def until_all_answer(self, workers: int) -> None:
+        """Call until so many workers have answered."""
+        seen: set[str] = set()
+        async with asyncio.timeout(_START_SECONDS):
+            while len(seen) < workers:
+                seen |= set(await asyncio.gather(*(self.call(number, 0.05) for number in range(4 * workers))))
+
+
+@contextmanager
+def running_fleet(server: RedisServer, directory: Path, *, workers: int, concurrency: int) -> Iterator[Fleet]:
+    """Start methods workers on a Redis that is emptied before."""
+    from broker_config.settings import Settings
+    from cli.environment import environment_of
+    from storage.migrate import upgrade
+
+    server.clear()
+    directory.mkdir()
+    settings = Settings.load(
+        env_file=None,
+        data_dir=directory / "data",
+        broker={"url": server.url, "max_queued": 1_000_000, "calls_per_chat": 1_000_000},
+        plugins={"dirs": (Path(__file__).with_name("plugins"),)},
+        security={"signing_key": "benchmark"},
+        workers={"methods_concurrency": concurrency},
+        log={"level": "WARNING"},
+    )
+    asyncio.run(upgrade(settings.database, settings.data_dir))
+    environment = environment_of(settings) | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-P", "-m", "cli.main", "worker", "--lane", "methods", "--name"]
+    with ExitStack() as stack:
+        children = tuple(
+            stack.enter_context(
+                Child([*command, f"scale-{number}"], log=directory / f"{number}.log", environment=environment)
+            )
+            for number in range(workers)
+        )
+        yield Fleet(settings=settings, server=server, workers=children)
+
+
+@asynccontextmanager
+async def opened_caller(fleet: Fleet) -> AsyncIterator[Caller]:
+    """A caller in this process, once every worker answers it."""
+    from nekro_agent.core.logger import configure
+    from workers.composition import Services
+
+    assert fleet.settings is not None
+    configure(level=fleet.settings.log.level)
+    services = Services.load(fleet.settings, role="cli")
+    await services.start()
+    try:
+        caller = Caller(services)
+        await caller.open()
+        await caller.until_all_answer(len(fleet.workers))
+        yield caller
+    finally:
+        await services.close()
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields: Sequence[str] = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
+def _resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

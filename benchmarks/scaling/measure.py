@@ -1,0 +1,225 @@
+"""What this machine gives: calls per second, latency of calls that wait, and the price of a call."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.harness.figures import percentile
+from benchmarks.harness.redis_server import RedisServer
+from benchmarks.scaling.fleet import Caller, Fleet, Usage, opened_caller, running_fleet
+
+__all__ = ["Costs", "Figures", "Plan", "Throughput", "Waiting", "measure"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is measured."""
+
+    workers: tuple[int, ...] = (1, 2, 4)
+    #: Calls that wait at the same time.
+    waiting: tuple[int, ...] = (1, 10, 100, 1_000, 10_000)
+    flood_calls: int = 20_000
+    in_flight: int = 200
+    idle_seconds: float = 10.0
+    runs: int = 20
+
+    @classmethod
+    def quick(cls) -> Plan:
+        """Enough to see that all of it works."""
+        return cls(
+            workers=(1, 2), waiting=(1, 10, 100), flood_calls=500, in_flight=50, idle_seconds=1.0, runs=3
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Calls that do nothing, as many as will go through."""
+
+    workers: int
+    in_flight: int
+    calls_per_second: float
+    p50_seconds: float
+    p99_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Calls that all wait at the same time, and how much longer than their wait they took."""
+
+    waiting: int
+    #: How long each method waits.
+    wait_seconds: float
+    p50_extra_seconds: float
+    p99_extra_seconds: float
+    worker_bytes_per_call: float
+    redis_bytes_per_call: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What one call, one idle worker and one run of code use."""
+
+    redis_commands_per_call: float
+    redis_cpu_seconds_per_call: float
+    redis_net_bytes_per_call: float
+    worker_cpu_seconds_per_call: float
+    caller_cpu_seconds_per_call: float
+    idle_worker_commands_per_second: float
+    idle_worker_redis_cpu_share: float
+    idle_worker_cpu_share: float
+    #: A sandbox and its run, all processes; None where there is no sandbox.
+    run_cpu_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Everything that was measured."""
+
+    throughput: tuple[Throughput, ...]
+    waiting: tuple[Waiting, ...]
+    costs: Costs
+
+
+def measure(server: RedisServer, directory: Path, plan: Plan) -> Figures:
+    """Measure; tells stderr how far it is."""
+    throughput, costs = [], []
+    nobody = _redis_alone(server, plan.idle_seconds)
+    for workers in plan.workers:
+        _tell(f"{workers} workers …")
+        with running_fleet(server, directory / f"flood-{workers}", workers=workers, concurrency=200) as fleet:
+            figures, found = asyncio.run(_flooded(fleet, plan, nobody))
+        throughput.append(figures)
+        costs.append(found)
+    most = max(plan.waiting)
+    with running_fleet(server, directory / "waiting", workers=2, concurrency=most) as fleet:
+        waiting = asyncio.run(_all_waiting(fleet, plan))
+    # A call's price beside one worker, where least competes with it; an idle worker's from the most.
+    idle = {name: value for name, value in vars(costs[-1]).items() if name.startswith("idle_")}
+    return Figures(throughput=tuple(throughput), waiting=tuple(waiting), costs=replace(costs[0], **idle))
+
+
+def _redis_alone(server: RedisServer, seconds: float) -> Usage:
+    """What Redis and our looking at it use while nobody else does, per second."""
+    fleet = Fleet(settings=None, server=server, workers=())
+    before, begin = fleet.usage(), time.perf_counter()
+    time.sleep(seconds)
+    used, gone = fleet.usage().since(before), time.perf_counter() - begin
+    return replace(
+        used, redis_commands=used.redis_commands / gone, redis_cpu_seconds=used.redis_cpu_seconds / gone
+    )
+
+
+async def _flooded(fleet: Fleet, plan: Plan, nobody: Usage) -> tuple[Throughput, Costs]:
+    async with opened_caller(fleet) as caller:
+        await _flood(caller, plan.flood_calls // 10, in_flight=plan.in_flight)  # warm
+        before, begin = fleet.usage(), time.perf_counter()
+        latencies = await _flood(caller, plan.flood_calls, in_flight=plan.in_flight)
+        seconds, used = time.perf_counter() - begin, fleet.usage().since(before)
+        idle_before, begin = fleet.usage(), time.perf_counter()
+        await asyncio.sleep(plan.idle_seconds)
+        idle, idle_seconds = fleet.usage().since(idle_before), time.perf_counter() - begin
+        run_cpu_seconds = await _run_cpu_seconds(caller, plan.runs)
+    calls, workers = plan.flood_calls, len(fleet.workers)
+    costs = Costs(
+        redis_commands_per_call=used.redis_commands / calls,
+        redis_cpu_seconds_per_call=used.redis_cpu_seconds / calls,
+        redis_net_bytes_per_call=used.redis_net_bytes / calls,
+        worker_cpu_seconds_per_call=used.worker_cpu_seconds / calls,
+        caller_cpu_seconds_per_call=used.caller_cpu_seconds / calls,
+        idle_worker_commands_per_second=max(
+            0.0, (idle.redis_commands / idle_seconds - nobody.redis_commands) / workers
+        ),
+        idle_worker_redis_cpu_share=max(
+            0.0, (idle.redis_cpu_seconds / idle_seconds - nobody.redis_cpu_seconds) / workers
+        ),
+        idle_worker_cpu_share=idle.worker_cpu_seconds / idle_seconds / workers,
+        run_cpu_seconds=run_cpu_seconds,
+    )
+    figures = Throughput(
+        workers=workers,
+        in_flight=plan.in_flight,
+        calls_per_second=calls / seconds,
+        p50_seconds=percentile(latencies, 50),
+        p99_seconds=percentile(latencies, 99),
+    )
+    return figures, costs
+
+
+async def _flood(caller: Caller, calls: int, *, in_flight: int) -> list[float]:
+    numbers, latencies = iter(range(calls)), []
+
+    async def lane() -> None:
+        for number in numbers:
+            begin = time.perf_counter()
+            await caller.call(number, 0)
+            latencies.append(time.perf_counter() - begin)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(in_flight):
+            group.create_task(lane())
+    return latencies
+
+
+async def _all_waiting(fleet: Fleet, plan: Plan) -> list[Waiting]:
+    found = []
+    async with opened_caller(fleet) as caller:
+        for waiting in plan.waiting:
+            _tell(f"{waiting} calls that wait …")
+            found.append(await _wait_together(fleet, caller, waiting))
+    return found
+
+
+async def _wait_together(fleet: Fleet, caller: Caller, waiting: int) -> Waiting:
+    # Long enough that the last begins before the first ends.
+    wait_seconds = 1.0 + waiting / 500
+    redis_before, workers_before = fleet.redis_bytes(), fleet.worker_bytes()
+    latencies: list[float] = []
+
+    async def one(number: int) -> None:
+        begin = time.perf_counter()
+        await caller.call(number, wait_seconds)
+        latencies.append(time.perf_counter() - begin - wait_seconds)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(waiting):
+            group.create_task(one(number))
+        await asyncio.sleep(0.8 * wait_seconds)
+        redis_bytes, worker_bytes = fleet.redis_bytes(), fleet.worker_bytes()
+    return Waiting(
+        waiting=waiting,
+        wait_seconds=wait_seconds,
+        p50_extra_seconds=percentile(latencies, 50),
+        p99_extra_seconds=percentile(latencies, 99),
+        worker_bytes_per_call=max(0, worker_bytes - workers_before) / waiting,
+        redis_bytes_per_call=max(0, redis_bytes - redis_before) / waiting,
+    )
+
+
+async def _run_cpu_seconds(caller: Caller, runs: int) -> float | None:
+    from nekro_agent.errors import SandboxUnavailableError
+
+    services = caller.services
+    try:
+        await services.sandboxes()
+    except SandboxUnavailableError:
+        return None
+    before = _cpu_of_us_and_ours()
+    for number in range(runs):
+        await services.run_code(
+            "print(1)", chat_key=f"chat-{number}", user_id=None, follow_up=False, file_name="run.py"
+        )
+    return (_cpu_of_us_and_ours() - before) / runs
+
+
+def _cpu_of_us_and_ours() -> float:
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, kinds))
+
+
+def _tell(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)

@@ -1,0 +1,179 @@
+"""Fleets that this machine cannot hold, simulated from what it measured.
+
+Four kinds of station, each first come, first served: callers and worker loops (a core each),
+Redis (one thread each), and the methods' own waiting, which takes time and no core. A call
+passes caller → Redis (push) → worker loop via Redis (claim) → waiting → loop → Redis (result)
+→ caller. A worker asks for messages when it has room, so the simulation gives a call to the
+less loaded of two workers drawn at random, which is the usual stand-in for that. Redis also
+serves what idle workers ask for.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness.figures import percentile
+from benchmarks.scaling.measure import Costs
+
+if TYPE_CHECKING:
+    import simpy
+
+__all__ = ["Capacity", "Outcome", "System", "capacity", "simulate", "system_for"]
+
+#: How a call's Redis time is shared out over its three visits.
+_VISITS = (0.3, 0.4, 0.3)
+#: Part of the calls that is left out of the figures: the system fills meanwhile.
+_WARM_UP = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A fleet and what its parts take for one call."""
+
+    workers: int
+    callers: int
+    #: Redis servers that calls are spread over, by lane or by chat key.
+    redises: int
+    #: Calls that one worker runs at the same time.
+    concurrency: int
+    worker_seconds: float
+    caller_seconds: float
+    redis_seconds: float
+    #: Share of one Redis that one idle worker takes.
+    idle_share: float
+    #: How long methods wait for others, on average (exponential).
+    wait_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """Most calls per second that each kind of part lets through."""
+
+    workers: float
+    callers: float
+    redis: float
+    slots: float
+
+    @property
+    def first(self) -> tuple[str, float]:
+        """What breaks first, and at how many calls per second."""
+        parts = {
+            "worker CPU": self.workers,
+            "caller CPU": self.callers,
+            "Redis": self.redis,
+            "worker slots": self.slots,
+        }
+        name = min(parts, key=lambda part: parts[part])
+        return name, parts[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What callers saw at a load, the methods' own waiting left out."""
+
+    p50_seconds: float
+    p99_seconds: float
+    redis_use: float
+    worker_use: float
+
+
+def system_for(costs: Costs, *, workers: int, redises: int = 1, wait_seconds: float = 0.2) -> System:
+    """A fleet of so many workers, with as many callers as they can answer."""
+    ratio = costs.caller_cpu_seconds_per_call / costs.worker_cpu_seconds_per_call
+    return System(
+        workers=workers,
+        callers=max(1, round(workers * ratio * 1.5)),
+        redises=redises,
+        concurrency=1000,
+        worker_seconds=costs.worker_cpu_seconds_per_call,
+        caller_seconds=costs.caller_cpu_seconds_per_call,
+        redis_seconds=costs.redis_cpu_seconds_per_call,
+        idle_share=costs.idle_worker_redis_cpu_share,
+        wait_seconds=wait_seconds,
+    )
+
+
+def capacity(system: System) -> Capacity:
+    """Where a system breaks, by arithmetic: the simulation shows how it feels before that."""
+    return Capacity(
+        workers=system.workers / system.worker_seconds,
+        callers=system.callers / system.caller_seconds,
+        redis=system.redises * _redis_left(system) / system.redis_seconds,
+        slots=system.workers * system.concurrency / max(system.wait_seconds, system.worker_seconds),
+    )
+
+
+def simulate(system: System, *, calls_per_second: float, calls: int, seed: int = 1) -> Outcome:
+    """Send calls at random moments (Poisson) and follow each; the same seed gives the same figures."""
+    import simpy
+
+    run = _Run(simpy.Environment(), system, random.Random(seed))
+    run.environment.process(run.arrivals(calls_per_second, calls))
+    run.environment.run()
+    measured = run.latencies[int(_WARM_UP * calls) :]
+    return Outcome(
+        p50_seconds=percentile(measured, 50),
+        p99_seconds=percentile(measured, 99),
+        redis_use=1 - _redis_left(system) + calls_per_second * system.redis_seconds / system.redises,
+        worker_use=calls_per_second * system.worker_seconds / system.workers,
+    )
+
+
+def _redis_left(system: System) -> float:
+    """Share of a Redis that idle workers leave; workers are spread over the servers as calls are."""
+    return max(1e-6, 1 - system.workers * system.idle_share / system.redises)
+
+
+class _Run:
+    def __init__(self, environment: simpy.Environment, system: System, chance: random.Random) -> None:
+        import simpy
+
+        self.environment = environment
+        self.latencies: list[float] = []
+        self._chance = chance
+        # What idle workers ask for slows Redis down for everybody else.
+        self._system = replace(system, redis_seconds=system.redis_seconds / _redis_left(system))
+        self._callers = [simpy.Resource(environment) for _ in range(system.callers)]
+        self._redises = [simpy.Resource(environment) for _ in range(system.redises)]
+        self._loops = [simpy.Resource(environment) for _ in range(system.workers)]
+        self._slots = [simpy.Resource(environment, system.concurrency) for _ in range(system.workers)]
+
+    def arrivals(self, calls_per_second: float, calls: int) -> Generator[Any, Any, None]:
+        """Start calls, one after the other."""
+        for _ in range(calls):
+            yield self.environment.timeout(self._chance.expovariate(calls_per_second))
+            self.environment.process(self._call())
+
+    def _call(self) -> Generator[Any, Any, None]:
+        system, begin = self._system, self.environment.now
+        caller, server = self._chance.choice(self._callers), self._chance.choice(self._redises)
+        push, claim, answer = (share * system.redis_seconds for share in _VISITS)
+        yield from self._use(caller, system.caller_seconds / 2)
+        yield from self._use(server, push)
+        number = self._worker()
+        with self._slots[number].request() as slot:
+            yield slot
+            yield from self._use(server, claim)
+            yield from self._use(self._loops[number], system.worker_seconds / 2)
+            waited = self._chance.expovariate(1 / system.wait_seconds) if system.wait_seconds else 0.0
+            yield self.environment.timeout(waited)
+            yield from self._use(self._loops[number], system.worker_seconds / 2)
+        yield from self._use(server, answer)
+        yield from self._use(caller, system.caller_seconds / 2)
+        self.latencies.append(self.environment.now - begin - waited)
+
+    def _use(self, station: simpy.Resource, seconds: float) -> Generator[Any, Any, None]:
+        with station.request() as turn:
+            yield turn
+            yield self.environment.timeout(seconds)
+
+    def _worker(self) -> int:
+        one, other = self._chance.randrange(len(self._loops)), self._chance.randrange(len(self._loops))
+        return min(one, other, key=self._load)
+
+    def _load(self, number: int) -> tuple[int, int]:
+        loop: Sequence[Any] = self._loops[number].queue
+        return len(loop) + self._loops[number].count, self._slots[number].count
