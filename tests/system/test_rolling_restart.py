@@ -106,11 +106,12 @@ class Load:
 
 
 @pytest.fixture
-def fleet(make_fleet: Callable[..., Any], tmp_path: Path) -> Any:
-    """A fleet whose model is a script."""
+def fleet(make_fleet: Callable[..., Any], tmp_path: Path, postgres_server: Any) -> Any:
+    """A fleet whose model is a script, on a database of its own: owners of pinned plugins compete there."""
     script = tmp_path / "script.yaml"
     script.write_text(yaml.safe_dump(SCRIPT))
     return make_fleet(
+        database={"url": postgres_server.create_database()},
         plugins={"dirs": (HERE / "rolling_plugins",)},
         llm={"script": script},
         agent={"debounce_seconds": 0},
