@@ -72,7 +72,8 @@ class ContainerDriver:
             engine = self.engine
         except SandboxUnavailableError as exc:
             return (Check(name="container engine", ok=False, detail=str(exc)),)
-        code, words = await _ask(engine, "info", "--format", "{{.ID}}")
+        # What both engines answer alike; their `info` and their formats of `ps` differ.
+        code, words = await _ask(engine, "ps", "--quiet")
         if code:
             mend = "start the engine, or let this user talk to it (group docker, or rootless podman)"
             return (Check(name="container engine", ok=False, detail=words, mend=mend),)
@@ -170,7 +171,7 @@ class ContainerDriver:
             "--memory", memory, "--memory-swap", memory, "--cpus", "1",
             "--pids-limit", str(settings.max_processes),
             "--ulimit", f"fsize={settings.max_file_bytes}", "--ulimit", "core=1",
-            "--ulimit", f"nofile={settings.max_open_files}",
+            "--ulimit", f"nofile={settings.max_open_files}", *_processes_of_user(settings),
             "--tmpfs", f"/tmp:rw,nosuid,nodev,mode=1777,size={settings.tmp_bytes}",  # noqa: S108 - inside
             "--shm-size", str(settings.shm_bytes),
             "--volume", f"{spec.shared_dir}:/app/shared:rw",
@@ -186,12 +187,15 @@ class ContainerDriver:
 
     async def _remove_abandoned(self) -> None:
         """Remove the containers of services that have ended; whatever may be another's stays."""
-        form = f'{{{{.ID}}}} {{{{.State}}}} {{{{.Label "{_LABEL}"}}}}'
-        code, words = await _ask(self.engine, "ps", "--all", "--filter", f"label={_LABEL}", "--format", form)
-        if code:
+        code, words = await _ask(self.engine, "ps", "--all", "--quiet", "--filter", f"label={_LABEL}")
+        if code or not words:
             return
+        form = f'{{{{.Id}}}} {{{{.State.Status}}}} {{{{index .Config.Labels "{_LABEL}"}}}}'
+        # One that goes meanwhile makes this fail as a whole; what the others say is printed all the same.
+        _, words = await _ask(self.engine, "container", "inspect", "--format", form, *words.split())
         for line in words.splitlines():
-            container, state, label = line.split(" ", 2)
+            container, _, rest = line.partition(" ")
+            state, _, label = rest.partition(" ")
             owner = ServiceId.parse(label)
             if owner is not None and owner.is_gone(still_runs=state == "running"):
                 await _ask(self.engine, "rm", "--force", container)
@@ -305,6 +309,12 @@ class _Door:
 def _user(spec: SandboxSpec) -> int:
     """Return who the code is: somebody of the pool, or this service's user where it is not root."""
     return spec.uid if os.geteuid() == 0 else os.geteuid()
+
+
+def _processes_of_user(settings: SandboxSettings) -> tuple[str, ...]:
+    # Only where the user is the container's own: the kernel counts all processes of a user together.
+    # Podman would set a default of its own here, which not every root may.
+    return ("--ulimit", f"nproc={settings.max_processes}") if os.geteuid() == 0 else ()
 
 
 def _furnish(home: Path, uid: int) -> None:
