@@ -36,6 +36,8 @@ __all__ = [
 START_SECONDS: Final = 60.0
 _QUIT_SECONDS: Final = 5.0
 _TAIL_LINES: Final = 8
+#: What every command of ours begins its last line with when it fails.
+_ERROR: Final = "error: "
 
 
 class LineSink(Protocol):
@@ -198,6 +200,9 @@ class ChildProcess:
             sink.write(line)
 
     def _fault(self, what: str) -> str:
+        if self._tail and self._tail[-1].startswith(_ERROR):
+            # Its own one line says what is wrong and how to mend it.
+            return f"{self.spec.name} {what}: {self._tail[-1].removeprefix(_ERROR)}"
         said = "\n".join(f"    {line}" for line in self._tail)
         return f"{self.spec.name} {what}" + (f"; it last said:\n{said}" if said else "")
 

@@ -142,16 +142,28 @@ async def open_system(
 
 
 @contextlib.asynccontextmanager
-async def embedded_services(settings: Settings) -> AsyncIterator[Settings]:
-    """Run what no URL names: a Redis of our own, a migrated SQLite; yields settings with every URL filled."""
+async def embedded_services(settings: Settings, *, owns_database: bool = False) -> AsyncIterator[Settings]:
+    """Run what no URL names: a Redis of our own, a migrated SQLite; yields settings with every URL filled.
+
+    Args:
+        owns_database: migrate a PostgreSQL too, instead of asking whether somebody did.
+
+    Raises:
+        ServiceError: Redis did not start.
+        StorageUnavailableError: the database does not answer, or is not migrated.
+    """
     with contextlib.ExitStack() as stack:
         if settings.broker.url is None:
             redis = EmbeddedRedis(settings.data_dir)
             redis.start()
             stack.callback(redis.stop)
         resolved = resolve_settings(settings)
-        if settings.database.url is None or settings.database.url.startswith("sqlite"):
+        if owns_database or settings.database.url is None or settings.database.url.startswith("sqlite"):
             await migrate(resolved)
+        else:
+            from storage.migrate import require_migrated
+
+            await require_migrated(resolved.database, resolved.data_dir)
         yield resolved
 
 

@@ -101,7 +101,7 @@ class ChatRepository(Repository):
             NotFoundError: there is no such chat.
         """
         if await self._scalar(_lock_statement(), {"of_chat": chat_key}) is None:
-            raise NotFoundError(f"there is no chat {chat_key!r}; `ensure` it first")
+            raise NotFoundError(f"there is no chat {chat_key!r}; its first message begins it (`nekro send`)")
 
     async def acquire_lease(self, chat_key: str, *, owner: str, lease_seconds: float) -> int | None:
         """Become the one that runs the chat's rounds; returns the fencing token.

@@ -66,7 +66,13 @@ async def upgrade(settings: DatabaseSettings, data_dir: Path, *, revision: str =
     Raises:
         StorageUnavailableError: the database does not answer, or was migrated by a newer version.
     """
-    await asyncio.to_thread(_upgrade, settings, data_dir, revision)
+    try:
+        await asyncio.to_thread(_upgrade, settings, data_dir, revision)
+    except StorageUnavailableError as exc:
+        status = await check(settings, data_dir)
+        if not status.reachable:
+            raise _unreachable(status) from exc
+        raise
 
 
 async def check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
@@ -82,12 +88,19 @@ async def require_migrated(settings: DatabaseSettings, data_dir: Path) -> None:
     """
     status = await check(settings, data_dir)
     if not status.reachable:
-        raise StorageUnavailableError(f"database {status.url} cannot be reached: {status.problem}")
+        raise _unreachable(status)
     if not status.migrated:
         raise StorageUnavailableError(
             f"database {status.url} has schema {status.revision or 'none'}, not {status.head}; "
             "run `nekro db upgrade`"
         )
+
+
+def _unreachable(status: DatabaseStatus) -> StorageUnavailableError:
+    return StorageUnavailableError(
+        f"database {status.url} cannot be reached ({status.problem}); "
+        "start it, or correct NEKRO_DATABASE__URL"
+    )
 
 
 def head_revision() -> str:

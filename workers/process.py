@@ -102,6 +102,7 @@ class _Home:
     def __init__(self, services: Services, health: Health) -> None:
         self._services = services
         self._health = health
+        self.logs_json = services.settings.log.json_lines
         self._own_thread: LoopThread | None = None
         self._drain: Any = None
         #: Why the services did not start; the worker stops then.
@@ -163,7 +164,8 @@ def _step(home: _Home) -> type[bootsteps.StartStopStep]:
                 home.open(worker)
             except NekroError as exc:
                 # As an exit and not an error: Celery would log a traceback of its own.
-                logger.bind(error=str(exc)).error("worker_cannot_start")
+                if home.logs_json:  # for people the command says it, in one line
+                    logger.bind(error=str(exc)).error("worker_cannot_start")
                 raise SystemExit(1) from exc
 
     return ServicesStep

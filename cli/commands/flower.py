@@ -81,10 +81,13 @@ def run(args: Args, deps: Deps) -> int:
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
     from cli.ownership import require_running
+    from cli.presence import require_broker
     from cli.process import attach_to_supervisor
 
     if settings.broker.url is None and args.supervisor_fd is None:
         require_running(settings.data_dir)
+    if settings.broker.url is not None:
+        require_broker(settings)
     if args.supervisor_fd is not None:
         attach_to_supervisor(args.supervisor_fd, lambda: os.kill(os.getpid(), signal.SIGTERM))("")
     deps.output.words(f"Flower listens on http://{args.address}:{args.port}")

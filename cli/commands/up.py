@@ -9,6 +9,7 @@ from typing import Final
 from broker_config.settings import Settings
 from cli.command import Deps, count, port_number, warn_of_root
 from cli.ownership import Ownership
+from cli.presence import require_broker
 from cli.process import START_SECONDS, ChildSpec, flower_spec, worker_spec
 from cli.running import run_async
 from nekro_agent.errors import LLMError, ServiceError, UsageError
@@ -67,6 +68,9 @@ def run(args: Args, deps: Deps) -> int:
     settings = deps.load_settings()
     if not any((args.methods, args.long, args.rounds is None, args.rounds, args.pinned, args.flower_port)):
         raise UsageError("nothing to run: give at least one lane a worker, as in `nekro up --methods 1`")
+
+    if settings.broker.url is not None:
+        require_broker(settings)  # or its workers would wait for it for ever, and say so again and again
 
     async def work() -> int:
         ownership = Ownership(settings.data_dir)
@@ -131,9 +135,8 @@ async def _claim(ownership: Ownership, settings: Settings) -> None:
 
 async def _supervise(specs: list[ChildSpec], settings: Settings, ownership: Ownership, deps: Deps) -> None:
     from cli.supervisor import Supervisor
-    from cli.system import embedded_services, migrate
+    from cli.system import embedded_services
 
-    async with embedded_services(settings) as resolved:
-        await migrate(resolved)
+    async with embedded_services(settings, owns_database=True) as resolved:
         supervisor = Supervisor(specs, resolved, ownership=ownership, output=deps.output)
         await supervisor.run(embedded=settings.broker.url is None)

@@ -105,7 +105,7 @@ async def test_missing_chat_is_none_for_find_and_an_error_for_get(database: Data
         assert await tx.chats.find("no") is None
         with pytest.raises(NotFoundError, match="'no'"):
             await tx.chats.get("no")
-        with pytest.raises(NotFoundError, match="ensure"):
+        with pytest.raises(NotFoundError, match="no chat"):
             await tx.chats.lock("no")
 
 
