@@ -33,6 +33,8 @@ async def watch_memory(sandbox: Sandbox, *, settings: SandboxSettings, end: Call
         # That counts pages once for each process that shares them: cheap, and never too little.
         return used_bytes > most_bytes and shared_out(sandbox.processes()) > most_bytes
 
+    # Most runs have ended before the first look, and pay for none.
+    await asyncio.sleep(_MEMORY_SECONDS)
     while sandbox.alive:
         if await asyncio.to_thread(exceeded):
             end(Limit.MEMORY)
@@ -63,6 +65,7 @@ async def watch_disk(
         held += waiting_at(sandbox.writer.get_extra_info("socket").fileno()) * most_file_bytes
         return quota.exceeded(unlinked=held)
 
+    await asyncio.sleep(_DISK_SECONDS)
     while sandbox.alive:
         begin = time.monotonic()
         if await asyncio.to_thread(exceeded):
