@@ -16,6 +16,7 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ from typing import Final, Self
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 
-__all__ = ["UserHold", "hold_user", "sandbox_uid"]
+__all__ = ["UserHold", "hold_user", "lock_directory", "sandbox_uid"]
 
 _NAME: Final = "nekro-sandbox-users"
 
@@ -70,7 +71,7 @@ def hold_user(container_key: str, *, settings: SandboxSettings, directory: Path 
     """
     if os.geteuid() != 0:
         return UserHold(os.geteuid())
-    directory = directory or _lock_directory()
+    directory = directory or lock_directory((Path("/run"), Path(tempfile.gettempdir())))
     first = sandbox_uid(container_key, settings=settings) - settings.uid_range_start
     for offset in range(settings.uid_range_size):
         uid = settings.uid_range_start + (first + offset) % settings.uid_range_size
@@ -109,9 +110,14 @@ def _lock(path: Path, owner: bytes) -> int | None:
     return None
 
 
-def _lock_directory() -> Path:
+def lock_directory(parents: Iterable[Path]) -> Path:
+    """Return the directory of the locks: in the first of ``parents`` where only root can write it.
+
+    Raises:
+        SandboxUnavailableError: there is none.
+    """
     problems = []
-    for parent in (Path("/run"), Path(tempfile.gettempdir())):
+    for parent in parents:
         path = parent / _NAME
         try:
             path.mkdir(mode=0o700, exist_ok=True)

@@ -24,7 +24,7 @@ from sandbox.limits import process_limits
 from sandbox.output import OutputCollector, clean_text
 from sandbox.ownership import prepare_directories
 from sandbox.run import judge
-from sandbox.users import hold_user, sandbox_uid
+from sandbox.users import hold_user, lock_directory, sandbox_uid
 
 
 def collector(keep_bytes: int = 1024, kill_bytes: int = 4096) -> OutputCollector:
@@ -324,6 +324,24 @@ class TestOwnership:
             other.wait(10)
         with hold_user("mine", settings=settings, directory=tmp_path) as hold:
             assert hold.uid == 300_000
+
+    @pytest.mark.root
+    def test_locks_lie_where_only_root_can_write_them(self, tmp_path: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("locks are for root mode")
+        missing, planted, good = tmp_path / "missing", tmp_path / "planted", tmp_path / "good"
+        good.mkdir()
+        planted.mkdir()
+        (planted / "nekro-sandbox-users").symlink_to(good)
+        (foreign := tmp_path / "foreign" / "nekro-sandbox-users").mkdir(parents=True)
+        os.chown(foreign, 4711, 4711)
+        (loose := tmp_path / "loose" / "nekro-sandbox-users").mkdir(parents=True)
+        loose.chmod(0o777)
+        bad = [missing, planted, foreign.parent, loose.parent]
+        found = lock_directory([*bad, good])
+        assert (found.parent, found.stat().st_mode & 0o777) == (good, 0o700)
+        with pytest.raises(SandboxUnavailableError, match="belongs to somebody else"):
+            lock_directory(bad)
 
     @pytest.mark.root
     def test_files_of_a_run_that_had_another_user_are_handed_over(self, tmp_path: Path) -> None:
