@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Holdings", "hold_of", "names_bytes", "waiting_at"]
+__all__ = ["Holdings", "hold_of", "names_bytes", "sockets_in_sockets", "waiting_at"]
 
 #: A pipe's buffer; the filter denies to enlarge it where nobody counts it.
 _PIPE_BYTES: Final = 64 << 10
@@ -67,6 +67,22 @@ def hold_of(pids: Iterable[int], *, root: Path) -> Holdings:
         with contextlib.suppress(OSError):
             _add_mappings(found, Path(f"/proc/{pid}/maps").read_text("utf-8", "replace"), device)
     return found
+
+
+def sockets_in_sockets(pid: int, held: Holdings) -> set[int]:
+    """Return the sockets of a sandbox that no process has, so that they wait to be received by another.
+
+    What waits in those can be seen nowhere. A socket that was just made may be among them; one
+    that is still there at the next look was not just made. Empty where the sandbox has no network
+    of its own: the sockets of the host are no sign of anything.
+    """
+    with contextlib.suppress(OSError):
+        if os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino:
+            return set()
+        lines = Path(f"/proc/{pid}/net/unix").read_text("utf-8", "replace").splitlines()[1:]
+        # A connection that nobody has accepted yet has no inode number.
+        return {int(line.split(maxsplit=7)[6]) for line in lines} - held.sockets.keys() - {0}
+    return set()
 
 
 def names_bytes(pid: int) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 
 from broker_config.settings import SandboxSettings
 from sandbox.drivers.base import Sandbox, Usage
-from sandbox.holdings import hold_of, names_bytes, waiting_at
+from sandbox.holdings import hold_of, names_bytes, sockets_in_sockets, waiting_at
 from sandbox.models import Limit
 from sandbox.quota import Quota
 
@@ -59,11 +59,19 @@ async def watch_disk(
         most_file_bytes: what counts for a file of which only that it exists can be seen.
     """
 
+    hidden: set[int] = set()
+
     def exceeded() -> bool:
-        held = hold_of(sandbox.processes(), root=quota.root).disk_bytes(most_file_bytes=most_file_bytes)
+        nonlocal hidden
+        pids = sandbox.processes()
+        held = hold_of(pids, root=quota.root)
+        before, hidden = hidden, sockets_in_sockets(pids[0], held) if pids else set()
+        if before & hidden:
+            return True  # no look can tell how much waits in there
+        used_bytes = held.disk_bytes(most_file_bytes=most_file_bytes)
         # Our end of the channel is a socket too, and is not read while enough calls are under way.
-        held += waiting_at(sandbox.writer.get_extra_info("socket").fileno()) * most_file_bytes
-        return quota.exceeded(unlinked=held)
+        used_bytes += waiting_at(sandbox.writer.get_extra_info("socket").fileno()) * most_file_bytes
+        return quota.exceeded(unlinked=used_bytes)
 
     await asyncio.sleep(_DISK_SECONDS)
     while sandbox.alive:

@@ -320,6 +320,23 @@ for number in range(40):
     os.close(fd)
 time.sleep(30)
 """
+#: The sockets that hold the files are on their way themselves, and no process has them.
+IN_FLIGHT_WITHIN = """
+import os, socket, time
+outer = socket.socketpair()
+for _ in range(4):
+    ours, theirs = socket.socketpair()
+    for number in range(10):
+        fd = os.open('shared/u', os.O_CREAT | os.O_WRONLY)
+        os.write(fd, b'x' * (1 << 20))
+        os.unlink('shared/u')
+        socket.send_fds(ours, [b'x'], [fd])
+        os.close(fd)
+    socket.send_fds(outer[0], [b'x'], [theirs.fileno()])
+    ours.close()
+    theirs.close()
+time.sleep(30)
+"""
 MAPPED_ONLY = """
 import mmap, os, time
 held = []
@@ -337,8 +354,8 @@ time.sleep(30)
 
 @pytest.mark.parametrize(
     "code",
-    [MANY_BYTES, MANY_NAMES, UNLINKED, IN_FLIGHT, MAPPED_ONLY],
-    ids=["bytes", "20000 names", "unlinked files", "files in flight", "files only mapped"],
+    [MANY_BYTES, MANY_NAMES, UNLINKED, IN_FLIGHT, IN_FLIGHT_WITHIN, MAPPED_ONLY],
+    ids=["bytes", "20000 names", "unlinked files", "in flight", "in flight within", "only mapped"],
 )
 async def test_attack_L7_shared_directory_has_a_quota(tmp_path: Path, code: str) -> None:
     async with lab(tmp_path, shared_bytes=16 << 20, shared_files=500, max_file_bytes=1 << 20) as box:
@@ -349,6 +366,36 @@ async def test_attack_L7_shared_directory_has_a_quota(tmp_path: Path, code: str)
     # What the run wrote over the quota is gone.
     assert len(left) <= 500
     assert (held.most_bytes, held.most_names) == (16 << 20, 500)
+
+
+async def test_sockets_may_be_passed_on_and_made_in_numbers(tmp_path: Path) -> None:
+    """What ordinary programs do with sockets is no reason to end them."""
+    code = """
+import multiprocessing, socket, time
+def child(connection):
+    for _ in range(30):
+        received, fds, _, _ = socket.recv_fds(connection, 1, 1)
+        with socket.socket(fileno=fds[0]) as passed:
+            passed.send(b"hello")
+ours, theirs = socket.socketpair()
+process = multiprocessing.get_context("fork").Process(target=child, args=(theirs,))
+process.start()
+end = time.monotonic() + 0.5
+for _ in range(30):
+    mine, its = socket.socketpair()
+    socket.send_fds(ours, [b"x"], [its.fileno()])
+    its.close()
+    assert mine.recv(5) == b"hello"
+    mine.close()
+    time.sleep(max(0, (end - time.monotonic()) / 30))
+process.join()
+while time.monotonic() < end:
+    pairs = [socket.socketpair() for _ in range(50)]
+print("done")
+"""
+    async with lab(tmp_path) as box:
+        result = await box.run(code)
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "done\n"), result
 
 
 async def test_attack_L7_files_that_wait_at_the_bridge_count(tmp_path: Path) -> None:
@@ -380,7 +427,7 @@ time.sleep(30)
 
 
 async def test_attack_L7_descriptors_in_flight_are_bounded_by_the_kernel(tmp_path: Path) -> None:
-    """What hides in sockets that are themselves on their way: no look can count it, this number does."""
+    """Between two looks, and where sockets are the host's own, this number is the bound."""
     code = """
 import os, socket
 fd, count, keep = os.open('/dev/null', os.O_RDONLY), 0, []
