@@ -219,7 +219,7 @@ class KombuPublisher:
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
                 await asyncio.shield(sending)
-        except (OperationalError, OSError) as exc:  # TimeoutError is an OSError
+        except (OperationalError, RedisError, OSError) as exc:  # TimeoutError is an OSError
             ticket.given_up = True
             sending.add_done_callback(_consume_exception)
             raise unavailable(self._url, exc) from exc

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from itertools import count
 from queue import Empty
 from time import monotonic
 from typing import Any, Final, Protocol
@@ -200,6 +201,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         #: Tags that a claim recorded and that are on their way to ``QoS.append``.
         self.claimed: set[str] = set()
+        # An id of its own for each would cost a system call for each.
+        self._tags = map(f"{uuid4()}.{{}}".format, count())
         self._claims_next = True
         self._asked: list[str] = []  # queues of the claim under way; empty while peeking
         self._parameters: dict[str, Any] | None = None
@@ -260,7 +263,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         keys = [f"{self.global_keyprefix}{queue}" for queue in queues]
         if self._claims_next:
             self._asked = queues
-            prefix, tags = self.global_keyprefix, [str(uuid4()) for _ in range(max(1, self._room()))]
+            prefix, tags = self.global_keyprefix, [next(self._tags) for _ in range(max(1, self._room()))]
             held = [f"{prefix}{self.unacked_index_key}", f"{prefix}{self.unacked_key}"]
             names = [dumps(queue) for queue in queues]
             lease = float(self.visibility_timeout)
