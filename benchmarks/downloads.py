@@ -1,8 +1,9 @@
 """Downloads: how fast beside curl and aria2c, and what ordinary calls notice of one.
 
 ``speed`` fetches one file from one local server by each tool in turn (A B C … A B C …).
-``beside`` runs a whole system: first ordinary calls alone, then the same rate of calls while a
-worker downloads from a slow server that cuts each connection.
+``beside`` runs a whole system under a steady rate of ordinary calls, in windows that take turns: quiet,
+then beside a worker that downloads from a slow server that cuts each connection, quiet again, and so on.
+In the quiet windows between, the server stands still and the download waits for it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import asyncio
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -39,7 +41,6 @@ _MEBI: Final = 1 << 20
 _PLUGINS: Final = Path(__file__).parent / "peers" / "plugins"
 _CUT_BYTES: Final = 200 * 1000 * 1000
 _SLOW_BYTES_PER_SECOND: Final = 40 * 1000 * 1000
-_QUIET_SECONDS: Final = 20.0
 
 
 @dataclass
@@ -48,6 +49,16 @@ class Served:
 
     url: str
     starts: list[int] = field(default_factory=list)
+    pid: int = 0
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Freeze the server; its connections stay open."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
 
 
 @contextmanager
@@ -56,7 +67,7 @@ def serving(path: Path, *options: str) -> Iterator[Served]:
     command = [sys.executable, "-m", "benchmarks.harness.file_server", str(path), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    served = Served(url=f"http://127.0.0.1:{int(process.stdout.readline())}/file")
+    served = Served(url=f"http://127.0.0.1:{int(process.stdout.readline())}/file", pid=process.pid)
 
     def read() -> None:
         assert process.stdout is not None
@@ -148,16 +159,35 @@ def _fetch(url: str, target: Path, connections: int) -> Callable[[], None]:
     return run
 
 
-async def beside(mebibytes: int, calls_per_second: int) -> int:
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """Calls of some seconds, and what the machine did meanwhile."""
+
+    is_quiet: bool
+    #: Seconds that each call took, from when it was due.
+    took: list[float]
+    #: Cores that each kind of process used.
+    cores: dict[str, float]
+
+    @property
+    def p99(self) -> float:
+        return percentile(self.took, 99)
+
+
+async def beside(mebibytes: int, calls_per_second: int, window_seconds: float, bytes_per_second: int) -> int:
     """Print what calls and the worker's memory do while a large file comes in slowly."""
     from broker_config.settings import Settings
     from cli.output import Output
     from cli.system import CALL_LANES, open_services
+    from nekro_agent.core.logger import configure
 
+    configure(level="WARNING")
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as directory:
         source = Path(directory, "source")
         sha256 = make_file(source, mebibytes * _MEBI)
-        options = ("--cut-bytes", str(_CUT_BYTES), "--bytes-per-second", str(_SLOW_BYTES_PER_SECOND))
+        # What making the file has left to be written belongs to no window.
+        await asyncio.to_thread(os.sync)
+        options = ("--cut-bytes", str(_CUT_BYTES), "--bytes-per-second", str(bytes_per_second))
         settings = Settings.load(
             env_file=None,
             data_dir=Path(directory, "data"),
@@ -168,14 +198,51 @@ async def beside(mebibytes: int, calls_per_second: int) -> int:
             opened = open_services(settings, command="bench", lanes=CALL_LANES, output=Output())
             async with opened as (_, services):
                 await _calls(services, calls_per_second, seconds=3)
-                quiet = await _calls(services, calls_per_second, seconds=_QUIET_SECONDS)
+                windows = [await _window(services, calls_per_second, seconds=window_seconds, is_quiet=True)]
                 download = asyncio.create_task(_download(services, served.url, sha256))
                 memory = asyncio.create_task(_memory(services, download))
-                busy = await _calls(services, calls_per_second, until=download)
+                while not download.done():
+                    busy = await _window(
+                        services, calls_per_second, seconds=window_seconds, is_quiet=False, until=download
+                    )
+                    if len(busy.took) >= calls_per_second * window_seconds / 2:
+                        windows.append(busy)
+                    with served.standing_still():
+                        windows.append(
+                            await _window(services, calls_per_second, seconds=window_seconds, is_quiet=True)
+                        )
                 text = await download
                 sizes = await memory
-    _report(mebibytes, calls_per_second, text, served, quiet, busy, sizes)
+    _report(mebibytes, calls_per_second, bytes_per_second, text, served, windows, sizes)
     return 0 if sha256 in text else 1
+
+
+async def _window(
+    services: Any, rate: int, *, seconds: float, is_quiet: bool, until: asyncio.Task[Any] | None = None
+) -> _Window:
+    directory = str(services.settings.data_dir)
+    before, began = _cpu_seconds(directory), time.perf_counter()
+    took = await _calls(services, rate, seconds=seconds, until=until)
+    lasted = time.perf_counter() - began
+    used = {name: (total - before.get(name, 0.0)) / lasted for name, total in _cpu_seconds(directory).items()}
+    return _Window(is_quiet=is_quiet, took=took, cores=used)
+
+
+def _cpu_seconds(directory: str) -> dict[str, float]:
+    """CPU time so far of this process and of those that belong to the run, by what they are."""
+    tick = os.sysconf("SC_CLK_TCK")
+    totals = {"caller": sum(os.times()[:2])}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (entry / "cmdline").read_text().split("\0")
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            is_redis = any(directory in word for word in words) and "redis" in words[0]
+            if int(fields[1]) != os.getpid() and not is_redis:
+                continue
+            lane = words[words.index("--lane") + 1] if "--lane" in words else None
+            name = "redis" if is_redis else lane or "file server"
+            totals[name] = totals.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / tick
+    return totals
 
 
 async def _download(services: Any, url: str, sha256: str) -> str:
@@ -186,9 +253,13 @@ async def _download(services: Any, url: str, sha256: str) -> str:
 
 
 async def _calls(
-    services: Any, rate: int, *, seconds: float = 0, until: asyncio.Task[Any] | None = None
+    services: Any, rate: int, *, seconds: float, until: asyncio.Task[Any] | None = None
 ) -> list[float]:
-    """Call at a fixed rate whatever the answers take; returns how long each took from its due time."""
+    """Call at a fixed rate whatever the answers take; returns how long each took from its due time.
+
+    Args:
+        until: ends it before ``seconds``.
+    """
     took: list[float] = []
     entry, chat = services.registry.find("probe"), await services.chat("bench")
     arguments = encode_arguments((1, "text"), {})
@@ -200,9 +271,7 @@ async def _calls(
     begin = time.perf_counter()
     number = 0
     async with asyncio.TaskGroup() as group:
-        while (until is not None and not until.done()) or (
-            until is None and time.perf_counter() - begin < seconds
-        ):
+        while time.perf_counter() - begin < seconds and (until is None or not until.done()):
             due = begin + number / rate
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             group.create_task(one(due))
@@ -227,24 +296,32 @@ async def _memory(services: Any, download: asyncio.Task[Any]) -> list[int]:
 def _report(
     mebibytes: int,
     rate: int,
+    bytes_per_second: int,
     text: str,
     served: Served,
-    quiet: Sequence[float],
-    busy: Sequence[float],
+    windows: Sequence[_Window],
     sizes: Sequence[int],
 ) -> None:
     again = sum(start == 0 for start in served.starts) - 1
-    print(f"{mebibytes} MiB at {_SLOW_BYTES_PER_SECOND / 1e6:.0f} MB/s, cut every {_CUT_BYTES / 1e6:.0f} MB")
+    print(f"{mebibytes} MiB at {bytes_per_second / 1e6:.0f} MB/s, cut every {_CUT_BYTES / 1e6:.0f} MB")
     print(f"  {text}")
     print(f"  requests {len(served.starts)}, from zero again {again}")
     print(
         f"  worker memory MiB: first {sizes[0] / _MEBI:.0f}, middle {sizes[len(sizes) // 2] / _MEBI:.0f}, "
         f"last {sizes[-1] / _MEBI:.0f}, most {max(sizes) / _MEBI:.0f}"
     )
-    for name, values in (("quiet", quiet), ("beside", busy)):
-        p50, p99 = percentile(values, 50) * 1000, percentile(values, 99) * 1000
-        print(f"  {name:<7} {len(values):6} calls at {rate}/s: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
-    print(f"  p99 beside / quiet: {percentile(busy, 99) / percentile(quiet, 99):.2f}")
+    kinds = {"quiet": [w for w in windows if w.is_quiet], "beside": [w for w in windows if not w.is_quiet]}
+    for name, own in kinds.items():
+        took = [seconds for window in own for seconds in window.took]
+        each = " ".join(f"{window.p99 * 1000:.1f}" for window in own)
+        cores = {kind: median(window.cores.get(kind, 0.0) for window in own) for kind in own[0].cores}
+        print(
+            f"  {name:<7} {len(took):6} calls at {rate}/s: p50 {percentile(took, 50) * 1000:.2f} ms, "
+            f"p99 {percentile(took, 99) * 1000:.2f} ms; of each window {each}"
+        )
+        print("          cores: " + ", ".join(f"{kind} {used:.2f}" for kind, used in sorted(cores.items())))
+    quiet, busy = (median(window.p99 for window in own) for own in kinds.values())
+    print(f"  p99 beside / quiet, medians of the windows: {busy / quiet:.2f}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -259,10 +336,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--mebibytes", type=int, default=1024, help="size of the file (default: %(default)s)")
     parser.add_argument("--repetitions", type=int, default=5, help="for speed (default: %(default)s)")
     parser.add_argument("--calls-per-second", type=int, default=300, help="for beside (default: %(default)s)")
+    parser.add_argument(
+        "--window-seconds",
+        type=float,
+        default=8,
+        help="length of a window, for beside (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--megabytes-per-second",
+        type=int,
+        default=_SLOW_BYTES_PER_SECOND // 1_000_000,
+        help="how fast the server sends, for beside (default: %(default)s)",
+    )
     options = parser.parse_args(argv)
     if options.what == "speed":
         return speed(options.mebibytes, options.repetitions)
-    return asyncio.run(beside(options.mebibytes, options.calls_per_second))
+    rate = options.megabytes_per_second * 1_000_000
+    return asyncio.run(beside(options.mebibytes, options.calls_per_second, options.window_seconds, rate))
 
 
 if __name__ == "__main__":

@@ -162,6 +162,10 @@ class PartFile:
             while view:
                 count = os.pwrite(self._file, view, position)
                 view, position = view[count:], position + count
+            # Begin to bring it to the disk now: else ``save`` waits for a second's worth at once, and so
+            # do others who write to that disk meanwhile.
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._file, offset, len(data), os.POSIX_FADV_DONTNEED)
         except OSError as exc:
             raise self._cannot_write(exc) from exc
         self.spans.add(offset, position)

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -179,18 +179,24 @@ async def test_small_files_and_servers_without_ranges_get_one_connection(
 
 
 async def test_many_who_want_one_file_cause_one_download(serve: Serve, tmp_path: Path) -> None:
-    server = serve(CONTENT)
-    server.behaviour.pause_seconds = 0.005
-    seen: list[list[int]] = [[] for _ in range(20)]
-    results = await asyncio.gather(
-        *(
-            fetch(server.url, tmp_path / "m", progress=lambda done, _, mine=mine: mine.append(done))  # type: ignore[misc]
-            for mine in seen
-        )
-    )
+    server, callers = serve(CONTENT), range(20)
+    behaviour, informed = server.behaviour, set[int]()
+    behaviour.gate = gate = threading.Event()
+    behaviour.gate_at = 2 << 20
+
+    def seen_by(caller: int) -> Callable[[int, int | None], None]:
+        def progress(done: int, _: int | None) -> None:
+            if done > 0:
+                informed.add(caller)
+            if len(informed) == len(callers):
+                gate.set()  # those who waited saw the progress
+
+        return progress
+
+    fetches = [fetch(server.url, tmp_path / "m", progress=seen_by(caller)) for caller in callers]
+    results = await asyncio.gather(*fetches)
     assert len(server.requests) == 1
     assert all(is_whole(result, server) for result in results)
-    assert all(any(done > 0 for done in mine) for mine in seen), "those who waited saw the progress"
 
 
 async def test_those_who_wait_share_a_failure_but_not_another_request(serve: Serve, tmp_path: Path) -> None:
