@@ -287,7 +287,7 @@ def _local_workers() -> list[Check]:
         return [Check(name="worker probes", verdict=Verdict.WARNING, detail=str(exc))]
     return [
         Check(
-            name=f"worker {answer.worker}",
+            name=f"worker {answer.worker} (process {answer.pid})",
             verdict=Verdict.OK if answer.ok else Verdict.WARNING,
             detail="; ".join(answer.faults) or "ready",
             mend="" if answer.ok else "its log says more; it becomes ready by itself, or restart it",

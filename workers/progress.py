@@ -73,7 +73,8 @@ class ProgressAnnouncer:
             self._app.backend.store_progress(task_id, {"percent": percent, "message": message})
             if self._with_events:
                 with self._app.events.default_dispatcher(hostname=self.hostname) as dispatcher:
-                    dispatcher.send("task-progress", uuid=task_id, percent=percent)
+                    # Flower shows no field of ours, but a result also before there is one.
+                    dispatcher.send("task-progress", uuid=task_id, percent=percent, result=f"{percent} %")
         except Exception as exc:  # the row has it, and the next report comes
             logger.bind(task_id=task_id, error=type(exc).__name__).debug("progress_not_announced")
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from cli.environment import environment_of
@@ -74,6 +75,7 @@ class Busy:
         await self._services.start()
         for method, argument in (
             ("journal", 1), ("length", b"told in confidence"), ("fail_with", "it broke"), ("wait_long", 30),
+            ("fetch_long", 30),
         ):  # fmt: skip
             self._tasks += [asyncio.create_task(self._call(method, argument)) for _ in range(2)]
         return self
@@ -116,6 +118,11 @@ async def test_flower_shows_a_busy_system_in_a_browser(fleet: Any, flower_url: s
         failed = await row.locator("a[href*='/task/']").first.get_attribute("href")
         await shows(page, f"{flower_url}{failed}", "it broke", "in fail_with", "(hidden)")
         await page.screenshot(path=ARTIFACTS / "failure.png", full_page=True)
+        async with httpx.AsyncClient(auth=(USER, PASSWORD)) as client:
+            found = await client.get(f"{flower_url}/api/tasks?taskname=tests.slow.fetch_long&limit=1")
+        (fetching,) = found.json()
+        await shows(page, f"{flower_url}/task/{fetching}", "tests.slow.fetch_long", "PROGRESS", "42 %")
+        await page.screenshot(path=ARTIFACTS / "progress.png", full_page=True)
         await shows(page, f"{flower_url}/workers", "methods-0")
         worker = page.locator("a", has_text="methods-0").first
         href = await worker.get_attribute("href")

@@ -15,3 +15,11 @@ async def wait_long(_ctx: AgentCtx, seconds: float) -> float:
     """Wait, and return how long."""
     await asyncio.sleep(seconds)
     return seconds
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "fetch_long", "Tells how far it is")
+async def fetch_long(_ctx: AgentCtx, seconds: float) -> float:
+    """Report progress, and wait."""
+    _ctx.report_progress(42, "fetching")
+    await asyncio.sleep(seconds)
+    return seconds
