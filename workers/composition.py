@@ -1,92 +1,40 @@
-"""The composition root: everything that one process works with, built from settings in one place."""
+"""The services of one process: loaded, started, used by commands and workers, closed."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import Any
 
-from celery import Celery
 from loguru import logger
 
 from broker_config.app import create_app
 from broker_config.calls import MethodCaller
 from broker_config.codec import encode_arguments
-from broker_config.embedded import make_data_dir, resolve_settings, resolve_signing_key
-from broker_config.redaction import Redactor
+from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
-from broker_config.wire import Envelope, Signer
+from broker_config.wire import Envelope
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
-from nekro_agent.commands.table import CommandTable
-from nekro_agent.errors import RuntimeNotBoundError
-from nekro_agent.hooks import PluginHost
 from nekro_agent.methods import Lane
-from nekro_agent.policies import DownloadPolicy, StorePolicy
 from nekro_agent.ports import ChatInfo
-from sandbox.manager import SandboxManager
-from storage.areas import DataAreas
 from storage.chats import ChatRepository
 from storage.engine import Database
-from storage.kv import SqlKeyValueStore
 from storage.schema import require_schema
-from storage.timer_services import SqlCronJobs, SqlTimers
-from storage.upload_areas import UploadAreas
-from workers.background import BackgroundLoop
-from workers.call_records import CallRecords, CallSweep
-from workers.claim_keeper import ClaimKeeper
-from workers.claims import CallClaims
-from workers.commands import CommandDesk, CommandExecutor
-from workers.detached import CallDetacher, CallEnds
-from workers.dispatch import Dispatcher
-from workers.downloads import DownloadSweep, SqlDownloads
-from workers.executor import MethodExecutor
+from workers.call_records import CallRecords
 from workers.initialisation import start_plugins
-from workers.intake import MessageIntake
-from workers.job_keeper import KeeperSettings
-from workers.job_runner import JobRunner
-from workers.jobs import SqlJobs
-from workers.lanes import LaneChooser
-from workers.loader import LoadedPlugins, load_plugins
-from workers.loop_watchdog import LoopWatchdog
-from workers.marks import MethodMarks
-from workers.messages import SqlMessages
-from workers.pinned import PinnedOwner, declare_pinned
-from workers.policies import core_config, package_policy
-from workers.progress import CallReports, ProgressAnnouncer
-from workers.publisher import EventPublisher
-from workers.records import SqlRecords
-from workers.registry import MethodEntry, Registry
-from workers.remote_hooks import HookExecutor, HookForwarder
-from workers.round_ledger import RoundLedger
-from workers.round_stop import RoundStopper, StoppedRounds
-from workers.runs import CodeReport, CodeRuns
-from workers.sweeper import Sweeper
-from workers.sweeps import JobSweep, RetentionSweep, TimerFirings, TimerSweep
-from workers.watch_sweep import WatchSweep
+from workers.loader import load_plugins
+from workers.parts import Parts
+from workers.policies import package_policy
+from workers.registry import Registry
+from workers.round_stop import StoppedRounds
+from workers.runs import CodeReport
+from workers.sdk_runtime import runtime_of
 
 __all__ = ["CodeReport", "Services"]
 
 
-@dataclass(kw_only=True)
-class Services:
+class Services(Parts):
     """What one process works with; ``load`` it, then ``start`` it on the event loop that it lives on."""
-
-    #: With every URL filled.
-    settings: Settings
-    #: ``"cli"`` or the lane that the process serves.
-    role: str
-    loaded: LoadedPlugins
-    registry: Registry
-    database: Database
-    app: Celery
-    _caller: MethodCaller | None = None
-    _sandboxes: SandboxManager | None = None
-    _pinned_owner: PinnedOwner | None = None
 
     @classmethod
     def load(cls, settings: Settings, *, role: str) -> Services:
@@ -124,7 +72,7 @@ class Services:
         """
         if self.role != "cli":  # commands ask where they need it
             await require_schema(self.database)
-        runtime.bind(self._runtime())
+        runtime.bind(runtime_of(self))
         if self.role in (Lane.ROUNDS.value, "cli"):
             ledger = CallRecords(self.database, self.registry)
             self._caller = MethodCaller(self.app, self.settings, ledger=ledger)
@@ -159,273 +107,6 @@ class Services:
         await self.database.dispose()
         self.upload_areas.dispose()
         runtime.unbind()
-
-    @cached_property
-    def node(self) -> str:
-        """Name of this process in rows and logs: role, host and process id."""
-        return f"{self.role}@{socket.gethostname()}:{os.getpid()}"
-
-    @cached_property
-    def host(self) -> PluginHost:
-        """The plugins' lifecycle and hooks."""
-        return PluginHost(self.loaded.plugins, remote=self.remote_hooks)
-
-    @cached_property
-    def remote_hooks(self) -> HookForwarder:
-        """The way to hooks of pinned plugins."""
-        return HookForwarder(
-            background=self.background,
-            make_caller=lambda: MethodCaller(self.app, self.settings),
-            lanes=self.lanes,
-            refresh=self.marks.refresh,
-            lives_here=lambda key: self._queue_of_home(key) is None,
-            return_bytes=self.settings.sandbox.return_bytes,
-        )
-
-    @cached_property
-    def hook_executor(self) -> HookExecutor:
-        """Runs hooks of the pinned plugins that this process owns."""
-        return HookExecutor(
-            host=self.host,
-            signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
-            home_of=self._queue_of_home,
-            sandbox_settings=self.settings.sandbox,
-            worker_name=self.node,
-        )
-
-    @cached_property
-    def areas(self) -> DataAreas:
-        """Directories of chats, sandboxes and plugins."""
-        return DataAreas(self.settings.data_dir, uploads=self.upload_areas)
-
-    @cached_property
-    def upload_areas(self) -> UploadAreas:
-        """Names of the chats' upload directories."""
-        key = resolve_signing_key(self.settings).get_secret_value()
-        return UploadAreas(self.settings.database, self.settings.data_dir, key=key)
-
-    @cached_property
-    def publisher(self) -> EventPublisher:
-        """The way to ``agent.events``."""
-        return EventPublisher(self.app)
-
-    @cached_property
-    def background(self) -> BackgroundLoop:
-        """A loop that no plugin code runs on."""
-        return BackgroundLoop(self.database)
-
-    @cached_property
-    def announcer(self) -> ProgressAnnouncer:
-        """Tells Celery how far running work is."""
-        return ProgressAnnouncer(self.app, with_events=self.settings.workers.task_events)
-
-    @cached_property
-    def firings(self) -> TimerFirings:
-        """What a timer's firing causes."""
-        return TimerFirings(self.publisher, debounce_seconds=self.settings.agent.debounce_seconds)
-
-    @cached_property
-    def job_runner(self) -> JobRunner:
-        """Executes background jobs on a worker of lane ``long``."""
-        keeping = KeeperSettings(
-            database=self.database,
-            background=self.background,
-            lease_seconds=self.settings.agent.lease_seconds,
-            announce=self.announcer.announce,
-        )
-        return JobRunner(
-            keeping=keeping,
-            plugins={plugin.key: plugin for plugin in self.loaded.plugins},
-            redactor=self.redactor,
-            worker_name=self.node,
-        )
-
-    @cached_property
-    def redactor(self) -> Redactor:
-        """Takes secrets and host paths out of texts that leave the host."""
-        key = resolve_signing_key(self.settings).get_secret_value()
-        return Redactor((*self.settings.secret_values(), key), host_paths=(self.settings.data_dir,))
-
-    @cached_property
-    def lanes(self) -> LaneChooser:
-        """Where each method's calls travel."""
-        declared = {plugin.key for plugin in self.loaded.plugins if plugin.pinned}
-        declared |= set(self.settings.workers.pinned_plugins)
-        declare_pinned(self.app, declared)
-        return LaneChooser(pinned_plugins=declared)
-
-    @cached_property
-    def marks(self) -> MethodMarks:
-        """Methods that the watchdog or an operator sent to another lane."""
-        declare = partial(declare_pinned, self.app)
-        return MethodMarks(self.database, self.background, self.lanes, on_pinned=declare)
-
-    def pinned_owner(self, *, consume: Callable[[str], None]) -> PinnedOwner:
-        """Build what competes for pinned plugins; ``consume`` serves a queue from then on."""
-        self._pinned_owner = PinnedOwner(
-            database=self.database,
-            background=self.background,
-            host=self.host,
-            lanes=self.lanes,
-            owner=self.node,
-            lease_seconds=self.settings.workers.pinned_lease_seconds,
-            is_fallback=self.role != Lane.PINNED.value,
-            refresh=self.marks.refresh,
-            consume=consume,
-        )
-        return self._pinned_owner
-
-    def _home_of(self, entry: MethodEntry) -> str | None:
-        """Name the queue of a pinned plugin that does not live in this process."""
-        return self._queue_of_home(entry.plugin.key)
-
-    def _queue_of_home(self, key: str) -> str | None:
-        if not self.lanes.is_pinned(key) or (self._pinned_owner and self._pinned_owner.holds(key)):
-            return None
-        return self.lanes.lane_of_plugin(key)
-
-    @cached_property
-    def watchdog(self) -> LoopWatchdog | None:
-        """Watches the loop that methods run on; None where each has a thread."""
-        if self.role in (Lane.LONG.value, Lane.ROUNDS.value, "cli"):
-            return None
-        workers = self.settings.workers
-        return LoopWatchdog(
-            warn_seconds=workers.block_warn_seconds,
-            on_block=self.marks.record,
-            give_up_seconds=workers.block_exit_seconds,
-        )
-
-    @cached_property
-    def claims(self) -> CallClaims:
-        """Claims and outcomes of calls with an effect."""
-        keeper = ClaimKeeper(self.database, self.background, lease_seconds=self.settings.agent.lease_seconds)
-        return CallClaims(self.database, self.publisher, self.host, keeper)
-
-    @cached_property
-    def executor(self) -> MethodExecutor:
-        """Runs calls on a worker."""
-        return MethodExecutor(
-            registry=self.registry,
-            signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
-            claims=self.claims,
-            ends=CallEnds(self.database, self.publisher),
-            redactor=self.redactor,
-            sandbox_settings=self.settings.sandbox,
-            worker_name=self.node,
-            reports=CallReports(self.database, self.background, self.announcer, worker_name=self.node),
-            home_of=self._home_of,
-            watchdog=self.watchdog,
-        )
-
-    @cached_property
-    def commands(self) -> CommandTable:
-        """The plugins' commands."""
-        return CommandTable(self.loaded.plugins)
-
-    @cached_property
-    def command_executor(self) -> CommandExecutor:
-        """Runs commands on a worker."""
-        return CommandExecutor(
-            table=self.commands,
-            signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
-            claims=self.claims,
-            redactor=self.redactor,
-            sandbox_settings=self.settings.sandbox,
-            worker_name=self.node,
-        )
-
-    @cached_property
-    def command_desk(self) -> CommandDesk:
-        """Sends command lines to workers.
-
-        Raises:
-            RuntimeNotBoundError: this process calls nobody, or has not started.
-        """
-        if self._caller is None:
-            raise RuntimeNotBoundError(f"a process of role {self.role} sends no commands")
-        return CommandDesk(
-            table=self.commands,
-            caller=self._caller,
-            lanes=self.lanes,
-            refresh_lanes=self.marks.refresh,
-            store=SqlKeyValueStore(self.database, self.settings.store),
-            return_bytes=self.settings.sandbox.return_bytes,
-        )
-
-    @cached_property
-    def dispatcher(self) -> Dispatcher:
-        """Sends calls to workers.
-
-        Raises:
-            RuntimeNotBoundError: this process does not call methods, or has not started.
-        """
-        if self._caller is None:
-            raise RuntimeNotBoundError(f"a process of role {self.role} does not call methods")
-        return Dispatcher(
-            self._caller,
-            self.registry,
-            self.lanes,
-            self.settings.workers,
-            refresh=self.marks.refresh,
-            detacher=CallDetacher(self.database),
-        )
-
-    @cached_property
-    def runs(self) -> CodeRuns:
-        """Runs code in sandboxes, with calls of methods."""
-        return CodeRuns(self.dispatcher, self.registry, self.sandboxes)
-
-    @cached_property
-    def intake(self) -> MessageIntake:
-        """Takes messages of people."""
-        return MessageIntake(self.database, self.publisher, self.host, self.stopper, self.settings.agent)
-
-    @cached_property
-    def ledger(self) -> RoundLedger:
-        """Writes down what happens to rounds."""
-        return RoundLedger(self.database, self.publisher, self.settings.agent, redact=self.redactor)
-
-    @cached_property
-    def stopper(self) -> RoundStopper:
-        """Stops what goes on in a chat."""
-        return RoundStopper(self.database, self.ledger, owner=self.node)
-
-    def sweeper(self) -> Sweeper:
-        """Build what finds lost work and fires timers; every worker has one, one at a time sweeps."""
-        return Sweeper(
-            self.database,
-            self.publisher,
-            self.settings.agent,
-            owner=self.node,
-            sweeps=(
-                CallSweep(
-                    self.database,
-                    self.publisher,
-                    Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
-                    waiting_seconds=self.settings.agent.unclaimed_seconds,
-                ).sweep,
-                TimerSweep(self.database, self.firings).sweep,
-                JobSweep(self.database, self.publisher, self.settings.agent).sweep,
-                DownloadSweep(self.database, self.settings.downloads, data_dir=self.settings.data_dir).sweep,
-                RetentionSweep(self.database, self.settings.retention).sweep,
-                WatchSweep(self.app, self.settings.broker).sweep,
-            ),
-        )
-
-    async def sandboxes(self) -> SandboxManager:
-        """Return the started sandbox manager.
-
-        Raises:
-            SandboxUnavailableError: nothing isolates code here as the settings ask.
-        """
-        if self._sandboxes is None:
-            manager = SandboxManager(
-                self.settings.sandbox, self.areas, packages_dir=self.settings.data_dir / "layers"
-            )
-            await manager.start()
-            self._sandboxes = manager
-        return self._sandboxes
 
     async def chat(self, chat_key: str) -> ChatInfo:
         """Return a chat's row, created if it is new."""
@@ -504,43 +185,3 @@ class Services:
     async def reset_chat(self, chat_key: str) -> StoppedRounds:
         """Begin a conversation anew: rounds stopped, reset hooks run, history hidden from the model."""
         return await self.intake.reset(await self.chat(chat_key))
-
-    def _runtime(self) -> runtime.Runtime:
-        settings = self.settings
-        return runtime.Runtime(
-            data_dir=settings.data_dir,
-            store=SqlKeyValueStore(self.database, settings.store),
-            messages=SqlMessages(
-                self.database, self.publisher, debounce_seconds=settings.agent.debounce_seconds
-            ),
-            areas=self.areas,
-            timers=SqlTimers(self.database),
-            cron_jobs=SqlCronJobs(self.database, on_fire=self.firings.fire),
-            jobs=SqlJobs(self.database, self.background, self.publisher),
-            records=SqlRecords(self.database),
-            download_claims=SqlDownloads(
-                self.database,
-                self.background,
-                data_dir=settings.data_dir,
-                owner=self.node,
-                lease_seconds=settings.downloads.lease_seconds,
-            ),
-            hooks=self.host,
-            store_policy=StorePolicy(
-                max_value_bytes=settings.store.max_value_bytes,
-                warn_value_bytes=settings.store.warn_value_bytes,
-                max_key_chars=settings.store.max_key_chars,
-            ),
-            downloads=DownloadPolicy(
-                max_bytes=settings.downloads.max_bytes,
-                timeout_seconds=settings.downloads.timeout_seconds,
-                allow_private=tuple(settings.downloads.allow_private),
-                connections=settings.downloads.connections,
-                parallel_min_bytes=settings.downloads.parallel_min_bytes,
-                tries=settings.downloads.tries,
-                retry_seconds=settings.downloads.retry_seconds,
-                keep_partial_seconds=settings.downloads.keep_partial_days * 86_400,
-            ),
-            packages=package_policy(settings.plugins),
-            core=core_config(settings),
-        )

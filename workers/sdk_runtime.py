@@ -1,0 +1,58 @@
+"""The ports that the SDK's runtime has in a process of ours."""
+
+from __future__ import annotations
+
+from nekro_agent import runtime
+from nekro_agent.policies import DownloadPolicy, StorePolicy
+from storage.kv import SqlKeyValueStore
+from storage.timer_services import SqlCronJobs, SqlTimers
+from workers.downloads import SqlDownloads
+from workers.jobs import SqlJobs
+from workers.messages import SqlMessages
+from workers.parts import Parts
+from workers.policies import core_config, package_policy
+from workers.records import SqlRecords
+
+__all__ = ["runtime_of"]
+
+
+def runtime_of(parts: Parts) -> runtime.Runtime:
+    """Give plugins the databases, files and policies of a process."""
+    settings = parts.settings
+    return runtime.Runtime(
+        data_dir=settings.data_dir,
+        store=SqlKeyValueStore(parts.database, settings.store),
+        messages=SqlMessages(
+            parts.database, parts.publisher, debounce_seconds=settings.agent.debounce_seconds
+        ),
+        areas=parts.areas,
+        timers=SqlTimers(parts.database),
+        cron_jobs=SqlCronJobs(parts.database, on_fire=parts.firings.fire),
+        jobs=SqlJobs(parts.database, parts.background, parts.publisher),
+        records=SqlRecords(parts.database),
+        download_claims=SqlDownloads(
+            parts.database,
+            parts.background,
+            data_dir=settings.data_dir,
+            owner=parts.node,
+            lease_seconds=settings.downloads.lease_seconds,
+        ),
+        hooks=parts.host,
+        store_policy=StorePolicy(
+            max_value_bytes=settings.store.max_value_bytes,
+            warn_value_bytes=settings.store.warn_value_bytes,
+            max_key_chars=settings.store.max_key_chars,
+        ),
+        downloads=DownloadPolicy(
+            max_bytes=settings.downloads.max_bytes,
+            timeout_seconds=settings.downloads.timeout_seconds,
+            allow_private=tuple(settings.downloads.allow_private),
+            connections=settings.downloads.connections,
+            parallel_min_bytes=settings.downloads.parallel_min_bytes,
+            tries=settings.downloads.tries,
+            retry_seconds=settings.downloads.retry_seconds,
+            keep_partial_seconds=settings.downloads.keep_partial_days * 86_400,
+        ),
+        packages=package_policy(settings.plugins),
+        core=core_config(settings),
+    )
