@@ -8,7 +8,6 @@
 | ``chats``, ``messages``, ``rounds``, ``calls`` | repositories of the agent's road |
 | ``jobs``, ``job_signals``, ``timers``, ``leases``, ``marks``, ``records`` | the other repositories |
 | ``kv``, ``areas``, ``timer_services`` | ports of the SDK |
-| ``blocking`` | reading from code that cannot await |
 | ``retention`` | deleting what ended long ago |
 | ``models``, ``states``, ``types``, ``clock`` | tables, states, column types, the database's clock |
 """

@@ -1,23 +1,14 @@
-"""Queries across chats and plugins, and reading from code that cannot await."""
+"""Queries across chats and plugins."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
-import pytest
-
-from broker_config.settings import DatabaseSettings, StoreSettings
-from nekro_agent.errors import StorageUnavailableError
+from broker_config.settings import StoreSettings
 from nekro_agent.ports import MessageKind
-from storage.blocking import BlockingReader
 from storage.engine import Database
-from storage.jobs import NewJob
 from storage.kv import SqlKeyValueStore
 from storage.messages import NewMessage
-from storage.transaction import Repositories
 
 
 async def test_messages_of_one_or_all_chats_come_newest_first(database: Database) -> None:
@@ -60,39 +51,3 @@ async def test_plugin_values_are_narrowed_by_what_is_given(database: Database) -
     assert await values(plugin_key="a.b", store_key="k") == ["a.bck", "a.bk"]
     assert await values(chat_key="", plugin_key="a.b") == ["a.bk"]
     assert await values(store_key="k\0") == ["a.cck\0"]
-
-
-@pytest.fixture
-async def reader(
-    database: Database, migrated_settings: DatabaseSettings, tmp_path: Path
-) -> AsyncIterator[BlockingReader]:
-    reader = BlockingReader(migrated_settings, tmp_path)
-    yield reader
-    reader.dispose()
-
-
-async def test_blocking_reader_answers_beside_an_open_write_transaction(
-    database: Database, reader: BlockingReader
-) -> None:
-    async with database.begin() as tx:
-        job = await tx.jobs.add(NewJob(type="t", task_id="1", plugin_key="a.b", chat_key="c"))
-    async with database.begin() as tx:
-        await tx.jobs.claim(job.id, worker="w", lease_seconds=60)
-        # On the loop's own thread, while the loop's own transaction is open.
-        assert reader.read(lambda repositories: repositories.jobs.find(job.id)) == job
-        assert await asyncio.to_thread(reader.read, lambda repositories: repositories.jobs.get(job.id)) == job
-
-
-async def test_blocking_query_that_awaits_something_else_is_refused(reader: BlockingReader) -> None:
-    async def query(_repositories: Repositories) -> None:
-        await asyncio.sleep(0)
-
-    with pytest.raises(RuntimeError, match="await nothing but"):
-        reader.read(query)
-
-
-def test_blocking_reader_of_an_unreachable_server_says_so(tmp_path: Path) -> None:
-    reader = BlockingReader(DatabaseSettings(url="postgresql://127.0.0.1:1/x"), tmp_path)
-    with pytest.raises(StorageUnavailableError, match="refused"):
-        reader.read(lambda repositories: repositories.jobs.find("j"))
-    reader.dispose()
