@@ -350,10 +350,10 @@ class WorkerSettings(_Group):
         True, description="Whether workers publish task events, which Flower and `celery events` read."
     )
     long_nice: int = Field(
-        10,
+        5,
         ge=0,
         le=19,
-        description="By how much processes of lane `long` give way to others on their machine (as nice does).",
+        description="By how much what runs in lane `long` gives way to others on its machine (as nice does).",
     )
     block_warn_seconds: float = Field(
         0.5, gt=0, description="Blocking time of an event loop that the watchdog reports."

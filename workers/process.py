@@ -49,9 +49,6 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
     configure_logs(settings, lane=lane, worker=node)
     if settings.metrics.port:
         start_metrics().worker.labels(lane, node).set(1)
-    if lane == Lane.LONG.value:
-        # Downloads and hashing can wait for a moment; calls that a sandbox waits for cannot.
-        os.nice(settings.workers.long_nice)
     services = Services.load(settings, role=lane)
     register_methods(services)
     register_commands(services)

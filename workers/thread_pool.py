@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import os
+import sys
 import threading
 import time
 from queue import Empty, SimpleQueue
@@ -88,6 +90,11 @@ class ThreadPool(JobPool):
 
     # What the threads call.
 
+    def niceness(self) -> int:
+        """By how much jobs give way to the rest of the machine."""
+        settings = getattr(self.app, "nekro_settings", None)
+        return 0 if settings is None else int(settings.workers.long_nice)
+
     def next_job(self) -> Job | None:
         """Wait for a job; None tells the thread to end."""
         return self._queue.get()
@@ -119,6 +126,15 @@ class ThreadPool(JobPool):
                 self._add_thread()
 
 
+def _give_way(niceness: int) -> None:
+    """Lower the priority of this thread and of those that it starts.
+
+    Not of the process: its other threads renew claims, and inits wait for each other in the fleet.
+    """
+    if niceness and sys.platform == "linux":  # elsewhere it would be the process
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
+
+
 class JobThread(threading.Thread):
     """One thread with its own event loop, for as long as it lives."""
 
@@ -132,6 +148,7 @@ class JobThread(threading.Thread):
 
     def run(self) -> None:
         """Run jobs until told to end."""
+        _give_way(self._pool.niceness())
         loop = thread_state.loop = uvloop.new_event_loop()
         try:
             while not self.is_retired and (job := self._pool.next_job()) is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from broker_config.codec import decode_value
 from nekro_agent.ports import JobState
 from sandbox.models import StopType
 from storage.calls import Call
@@ -171,6 +173,15 @@ async def test_a_quick_tool_of_lane_long_returns_as_ever(fleet: Any, services: S
     assert report.output.strip() == "42" and report.stop_type is StopType.NORMAL
     async with services.database.read() as tx:
         assert await tx.jobs.newest(limit=9, chat_key="quick") == []
+
+
+async def test_what_runs_in_lane_long_gives_way_and_its_process_does_not(services: Services) -> None:
+    envelope = await services.invoke(
+        "priorities", (), {}, chat_key="nice", user_id=None, timeout_seconds=SECONDS
+    )
+    nice = decode_value(envelope.value_bytes(), max_bytes=1000)
+    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert nice == {"job": own + 5, "thread": own + 5, "process": own}
 
 
 async def test_jobs_are_listed_shown_watched_and_cancelled_from_the_shell(

@@ -54,6 +54,17 @@ async def study(_ctx: AgentCtx, name: str) -> str:
 
 
 @long_running
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "priorities", "Tells how nice it is")
+async def priorities(_ctx: AgentCtx) -> dict[str, int]:
+    """Return the niceness of this thread, of one that it starts, and of the process's first."""
+    return {
+        "job": os.getpriority(os.PRIO_PROCESS, 0),
+        "thread": await asyncio.to_thread(os.getpriority, os.PRIO_PROCESS, 0),
+        "process": os.getpriority(os.PRIO_PROCESS, os.getpid()),
+    }
+
+
+@long_running
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "weigh", "Lasts and returns")
 async def weigh(_ctx: AgentCtx, name: str) -> int:
     """Last until let go, then return a number."""
