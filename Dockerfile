@@ -17,7 +17,7 @@ COPY agent agent
 COPY workers workers
 COPY plugin_pkgs plugin_pkgs
 COPY cli cli
-RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ${PIP_ARGUMENTS} '.[flower]'
+RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ${PIP_ARGUMENTS} '.[flower,otel]'
 
 FROM ${BASE_IMAGE}
 RUN command -v bwrap >/dev/null || { \

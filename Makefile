@@ -39,7 +39,7 @@ test-slow: install ## Run the long proofs: crashes, soak, load.
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 chaos: install ## Run the reliability scenarios of docs/reliability.md: real processes, killed and frozen.
-	$(BIN)/python -m pytest tests/chaos -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/chaos tests/system/test_rolling_restart.py tests/system/test_upgrade.py -m slow $(PYTEST_ARGS)
 
 lint: install ## Check style and format.
 	$(BIN)/ruff check .

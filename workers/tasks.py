@@ -14,6 +14,7 @@ from celery.worker.state import revoked
 from broker_config.app import checked_task_options
 from broker_config.bridge import at_loop_close
 from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK
+from broker_config.tracing import trace_headers
 from workers.awaiting import StopReason, current_job, run_async
 from workers.claims import DuplicateDelivery
 from workers.executor import MethodExecutor, MisplacedCall
@@ -142,7 +143,7 @@ def _method_body(
 
 def _send_home(task: Task, misplaced: MisplacedCall) -> None:
     message = task.signature_from_request(queue=misplaced.queue)
-    run_async(asyncio.to_thread(message.apply_async))
+    run_async(asyncio.to_thread(message.apply_async, headers=trace_headers() or None))
 
 
 class _LoopCleanups:

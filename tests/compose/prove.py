@@ -112,7 +112,7 @@ def make_wheels() -> None:
     say("wheels")
     target = ROOT / "deploy" / "wheels"
     run(sys.executable, "-m", "pip", "wheel", "-q", "-w", str(target), "-c", "constraints.txt",
-        ".[flower]", "hatchling", "async-timeout", cwd=ROOT)  # fmt: skip
+        ".[flower,otel]", "hatchling", "async-timeout", cwd=ROOT)  # fmt: skip
     for own in target.glob("nekro_workers-*.whl"):
         own.unlink()
 
