@@ -19,7 +19,8 @@ from nekro_agent.tools.addresses import AddressPolicy
 from nekro_agent.tools.download_claims import LocalDownloads
 from nekro_agent.tools.download_http import Interrupted, Source, checked_url
 from nekro_agent.tools.download_part import PartFile, PartState, remove_stale
-from nekro_agent.tools.download_transfer import Content, Transfer, in_thread
+from nekro_agent.tools.download_transfer import Content, Transfer
+from nekro_agent.tools.task_groups import in_thread
 
 __all__ = ["Download", "Progress", "fetch"]
 

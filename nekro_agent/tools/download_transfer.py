@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from nekro_agent.errors import DownloadError, DownloadRefusedError
 from nekro_agent.policies import DownloadPolicy
 from nekro_agent.tools.download_http import Answer, Interrupted, Source
 from nekro_agent.tools.download_part import PartFile, PartState
+from nekro_agent.tools.download_patience import Patience
+from nekro_agent.tools.task_groups import in_thread, result_unless_failed, run_together
 
-__all__ = ["Content", "Transfer", "in_thread"]
-
-T = TypeVar("T")
+__all__ = ["Content", "Transfer"]
 
 _WRITE_BYTES: Final = 1 << 20
 #: Segments are at least and at most so large; small enough that connections end together.
@@ -24,7 +22,6 @@ _LEAST_SEGMENT_BYTES: Final = 4 << 20
 _MOST_SEGMENT_BYTES: Final = 64 << 20
 #: How often it is recorded which bytes are there: what a crash costs at most.
 _SAVE_SECONDS: Final = 1.0
-_LONGEST_PAUSE_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +80,7 @@ class Transfer:
         #: Until the server shows that it does not.
         self._sends_ranges = True
         self._accepts_ranges = False
-        self._patience = _Patience(policy)
+        self._patience = Patience(policy)
         self._grown = asyncio.Event()
         if part.spans.total:
             self._grown.set()
@@ -116,7 +113,7 @@ class Transfer:
         """
         keepers = [asyncio.create_task(self._hash_along()), asyncio.create_task(self._save_now_and_then())]
         try:
-            return await _first_failure_or_result(self._run(), *keepers)
+            return await result_unless_failed(self._run(), *keepers)
         finally:
             for keeper in keepers:
                 keeper.cancel()
@@ -194,7 +191,7 @@ class Transfer:
                 await self._complete(segment)
 
         workers = min(self._policy.connections, len(segments))
-        await _together(work((segments[0], answer)), *(work() for _ in range(workers - 1)))
+        await run_together(work((segments[0], answer)), *(work() for _ in range(workers - 1)))
 
     def _segments(self, start: int) -> list[_Segment]:
         """Split what is missing, if that is much and the server is known to send ranges."""
@@ -308,78 +305,3 @@ class Transfer:
             if state is not None and state != saved:
                 await in_thread(self._part.save, state)
                 saved = state
-
-
-class _Patience:
-    """How often a transfer tries again: a number of tries in a row that bring nothing new."""
-
-    def __init__(self, policy: DownloadPolicy) -> None:
-        self._policy = policy
-        self._failures = 0
-        self._best = 0
-        self._paused_until = 0.0
-        #: A server that never answered is not asked again: the caller decides.
-        self.has_answer = False
-
-    async def after(self, reason: Exception, *, held_bytes: int) -> None:
-        """Pause before the next try.
-
-        Raises:
-            DownloadError: there is none.
-        """
-        if held_bytes > self._best:
-            self._best, self._failures = held_bytes, 0
-        else:
-            self._failures += 1
-        if not self.has_answer or self._failures >= self._policy.tries:
-            raise DownloadError(str(reason)) from reason
-        pause = min(self._policy.retry_seconds * 2**self._failures, _LONGEST_PAUSE_SECONDS)
-        # Connections that broke together pause together.
-        self._paused_until = max(self._paused_until, time.monotonic() + pause)
-        await asyncio.sleep(self._paused_until - time.monotonic())
-
-
-async def _together(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run all; when one fails the others are cancelled, and its error is raised as it is."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _first_failure_or_result(
-    work: Coroutine[Any, Any, Content], *keepers: asyncio.Task[None]
-) -> Content:
-    """Return what ``work`` returns, unless a keeper fails before."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait([task, *keepers], return_when=asyncio.FIRST_COMPLETED)
-        for keeper in keepers:
-            if keeper.done():
-                keeper.result()
-        return await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Run a blocking function in a thread; also when cancelled, return only after it has ended.
-
-    Otherwise the file that it works on would be closed under it.
-    """
-    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        while not work.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()
-        raise
