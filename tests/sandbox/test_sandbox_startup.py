@@ -51,6 +51,7 @@ async def test_probe_really_runs_a_sandbox(bwrap_driver: BwrapDriver) -> None:
     assert {"bubblewrap", "interpreter", "seccomp", "control groups", "network", "disk"} <= set(checks)
 
 
+@pytest.mark.slow
 def test_doctor_prints_line_by_line_what_isolation_this_machine_gives(
     bwrap_driver: BwrapDriver, tmp_path: Path
 ) -> None:

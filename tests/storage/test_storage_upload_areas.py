@@ -59,6 +59,7 @@ async def test_directory_of_uploads_bears_an_id_that_sql_maps_to_its_chat(
     assert await rows(database) == {encode_key(CHAT): directory.name}
 
 
+@pytest.mark.slow
 async def test_processes_that_ask_at_once_agree(
     migrated_settings: DatabaseSettings, database: Database, tmp_path: Path
 ) -> None:
