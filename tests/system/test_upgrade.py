@@ -16,6 +16,7 @@ import pytest
 from worker_fleet import Fleet, Worker
 
 from broker_config.settings import Settings
+from cli.exit_codes import ExitCode
 from storage.migrate import check, head_revision, upgrade
 
 ROOT = Path(__file__).parents[2]
@@ -62,12 +63,28 @@ def older_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
+def copied(tree: Path) -> Path:
+    """Copy this code into a directory."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return tree
+
+
+@pytest.fixture(scope="module")
+def foreign_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This code with a form of messages that is two releases away: neither side reads the other's."""
+    tree = copied(tmp_path_factory.mktemp("foreign"))
+    wire = tree / "broker_config/wire.py"
+    text, count = re.subn(r"range\(1, 2\)", "range(2, 3)", wire.read_text())
+    assert count == 1
+    wire.write_text(text.replace("WIRE_VERSION: Final = 1", "WIRE_VERSION: Final = 2"))
+    return tree
+
+
 @pytest.fixture(scope="module")
 def next_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This code with what a next version may add: a revision, and fields of messages and results."""
-    tree = tmp_path_factory.mktemp("next")
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    tree = copied(tmp_path_factory.mktemp("next"))
     (tree / "storage/migrations/versions/next.py").write_text(NEXT_REVISION.format(head=head_revision()))
     wire = tree / "broker_config/wire.py"
     text, count = re.subn(r"(    version: int = Field.*\n)", rf"\1{NEXT_FIELD}", wire.read_text())
@@ -183,3 +200,22 @@ async def test_workers_serve_on_while_a_next_version_migrates_and_starts_beside_
     assert last.returncode == 0, last.stderr
     listed = await asyncio.to_thread(fleet.run, "history", "cli")
     assert listed.returncode == 0, "the older version's commands work on the newer schema"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_versions_that_cannot_read_each_other_say_so_to_the_caller(
+    make_fleet: Callable[..., Fleet], foreign_tree: Path, tmp_path: Path, postgres_server: Any
+) -> None:
+    fleet = await asyncio.to_thread(make_fleet, database={"url": postgres_server.create_database()})
+    environment = environment_of_tree(fleet.settings, foreign_tree)
+    (ours,) = await asyncio.to_thread(fleet.start, "methods")
+    for method in ("journal", "remember"):
+        newer = await asyncio.to_thread(nekro_of, environment, "call", method, "--args", "[1]")
+        assert newer.returncode == ExitCode.BROKER
+        assert "version 2, nekro-workers" in newer.stderr and "speaks 1; upgrade this worker" in newer.stderr
+    assert await asyncio.to_thread(ours.stop) == 0
+    await asyncio.to_thread(start_of, fleet, environment, "methods", log=tmp_path / "foreign.log")
+    older = await asyncio.to_thread(fleet.run, "call", "journal", "--args", "[1]")
+    assert older.returncode == ExitCode.BROKER
+    assert "version 1, nekro-workers" in older.stderr and "upgrade whoever wrote it" in older.stderr

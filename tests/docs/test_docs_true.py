@@ -1,0 +1,90 @@
+"""The pages name commands, chores, settings, files and tests that exist."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cli.environment import known_variables
+from cli.main import build_parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+SPAN = re.compile(r"`([^`\n]+)`")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+#: Languages of blocks whose lines people type.
+TYPED = ("", "bash", "sh", "text")
+TEST = re.compile(r"(?:tests/[\w/]+/)?test_\w+\.py(?:::(test_\w+))?(…)?")
+VARIABLE = re.compile(r"\bNEKRO_[A-Z_]+[A-Z]\b")
+
+
+def told(page: Path) -> list[str]:
+    """Code spans, and lines of blocks, of a page."""
+    text = page.read_text("utf-8")
+    lines = [
+        line for language, block in BLOCK.findall(text) if language in TYPED for line in block.splitlines()
+    ]
+    return [*SPAN.findall(BLOCK.sub("", text)), *lines]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Command lines of `nekro` on a page, without what a shell does about them."""
+    found = []
+    for words in told(page):
+        line = re.sub(r"^\S*/nekro ", "nekro ", words.strip())
+        if line.startswith("nekro ") and "…" not in line:
+            found.append(shlex.split(re.split(r"\s[|>&]|\s#", line)[0])[1:])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_command_of_a_page_is_one(page: Path) -> None:
+    wrong = []
+    for arguments in commands(page):
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+                build_parser().parse_args(arguments)
+        except SystemExit as exc:
+            # A command that is only named lacks its arguments; whatever else is wrong is wrong.
+            named = len(arguments) == 1 and "required" in said.getvalue()
+            if exc.code and not named:
+                wrong.append(f"nekro {shlex.join(arguments)}: {said.getvalue().splitlines()[0]}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_chore_of_a_page_is_one(page: Path) -> None:
+    chores = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    asked = {match[1] for words in told(page) if (match := re.match(r"make ([a-z-]+)", words.strip()))}
+    assert asked <= chores
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_setting_of_a_page_is_one(page: Path) -> None:
+    known = {variable for variable, _, _ in known_variables()} | {"NEKRO_DATA_DIR"}
+    known |= {f"{name}_FILE" for name in known}
+    named = {
+        name
+        for words in told(page)
+        for name in VARIABLE.findall(words)
+        if not name.startswith("NEKRO_TEST_") and f"{name}__…" not in words and f"{name}_…" not in words
+    }
+    assert sorted(name for name in named if name not in known) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_test_that_a_page_points_to_is_there(page: Path) -> None:
+    files = {path.name: path for path in (ROOT / "tests").rglob("test_*.py")}
+    gone = []
+    for words in SPAN.findall(page.read_text("utf-8")):
+        for match in TEST.finditer(words):
+            path = files.get(match[0].partition("::")[0].rpartition("/")[2])
+            if path is None or (match[1] and f"def {match[1]}" not in path.read_text("utf-8")):
+                gone.append(match[0])
+    assert gone == []
