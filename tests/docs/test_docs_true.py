@@ -14,7 +14,9 @@ from cli.environment import known_variables
 from cli.main import build_parser
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+#: The translations show the README's blocks (``test_readme.py``).
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TESTS = list((ROOT / "tests").rglob("test_*.py"))
 SPAN = re.compile(r"`([^`\n]+)`")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: Languages of blocks whose lines people type.
@@ -44,12 +46,12 @@ def commands(page: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_each_command_of_a_page_is_one(page: Path) -> None:
-    wrong = []
+    wrong, parser = [], build_parser()
     for arguments in commands(page):
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-                build_parser().parse_args(arguments)
+                parser.parse_args(arguments)
         except SystemExit as exc:
             # A command that is only named lacks its arguments; whatever else is wrong is wrong.
             named = len(arguments) == 1 and "required" in said.getvalue()
@@ -80,7 +82,7 @@ def test_each_setting_of_a_page_is_one(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_each_test_that_a_page_points_to_is_there(page: Path) -> None:
-    files = {path.name: path for path in (ROOT / "tests").rglob("test_*.py")}
+    files = {path.name: path for path in TESTS}
     gone = []
     for words in SPAN.findall(page.read_text("utf-8")):
         for match in TEST.finditer(words):

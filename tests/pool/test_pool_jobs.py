@@ -12,6 +12,7 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 from worker_process import WorkerProcess, wait_for
 
 from broker_config.app import NekroApp
+from workers.pool_jobs import Job
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
@@ -206,3 +207,27 @@ def test_events_tell_of_every_task_without_its_arguments(
     expected = ["task-received", "task-started", "task-succeeded"]
     assert all(seen[result.id] == expected for result in results)
     assert "hunter22" not in "".join(raw)
+
+
+def test_a_job_that_was_dropped_does_not_run_and_one_that_has_begun_cannot_be_dropped() -> None:
+    """After a lost connection: what has not begun is given back, and must not begin here as well."""
+    ran: list[str] = []
+
+    def job(name: str) -> Job:
+        return Job(
+            target=lambda *args: ran.append(args[1]) or (False, None, 0.0),
+            args=("t.name", name),
+            kwargs={},
+            callback=lambda _: None,
+            accept_callback=None,
+            error_callback=None,
+            timeout_callback=None,
+            soft_limit_seconds=None,
+            hard_limit_seconds=None,
+        )
+
+    waiting, running = job("waiting"), job("running")
+    assert waiting.drop()
+    waiting.run()
+    running.run()
+    assert (ran, running.drop(), running.has_begun, running.task_id) == (["running"], False, True, "running")
