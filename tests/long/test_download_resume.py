@@ -163,9 +163,11 @@ async def test_a_download_over_several_connections_goes_on_with_its_gaps(
     server = serve(BIG)
     await stopped_half_way(server, tmp_path / "m")
     server.count_anew()
-    assert is_whole(await fetch(server.url, tmp_path / "m"), server)
-    assert 0 not in server.starts
-    assert server.sent_bytes < len(BIG) * 2 // 3
+    seen: list[int] = []
+    result = await fetch(server.url, tmp_path / "m", progress=lambda done, _: seen.append(done))
+    assert is_whole(result, server)
+    # What the server sent would count what lay in buffers of connections that were closed.
+    assert 0 not in server.starts and seen[0] > len(BIG) // 2
 
 
 async def test_small_files_and_servers_without_ranges_get_one_connection(
