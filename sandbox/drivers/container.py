@@ -36,6 +36,8 @@ __all__ = ["ContainerDriver", "ContainerSandbox"]
 
 _SOCKET_INSIDE: Final = "/run/nekro"
 _LABEL: Final = "nekro.service"
+#: Podman 4.3 looks for it elsewhere than its monitor writes it, and says that memory was not the reason.
+_PODMAN_NOTE: Final = "oom"
 _START_SECONDS: Final = 30
 _COMMAND_SECONDS: Final = 20
 #: What the client says for "the engine could not", as against the container's own exit codes.
@@ -120,6 +122,8 @@ class ContainerDriver:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            # What podman starts leaves a note where it began when memory ran out.
+            cwd=home,
         )
         if process.stdout is None:  # PIPE was asked for; this is for the type checker
             raise SandboxUnavailableError("the engine has no output")
@@ -142,6 +146,7 @@ class ContainerDriver:
             writer=writer,
             output=process.stdout,
             spec=spec,
+            home=home,
             on_close=[lambda: remove_home(home)],
         )
 
@@ -213,6 +218,8 @@ class ContainerSandbox:
     writer: asyncio.StreamWriter
     output: asyncio.StreamReader
     spec: SandboxSpec
+    #: Where the engine's client runs.
+    home: Path
     on_close: list[Callable[[], object]]
     scratch_dir: Path | None = None
     _killing: asyncio.Task[tuple[int, str]] | None = None
@@ -234,7 +241,7 @@ class ContainerSandbox:
         code = await self.process.wait()
         if self._exit is None:
             _, words = await _ask(self.engine, "inspect", "--format", "{{.State.OOMKilled}}", self.name)
-            limit = Limit.MEMORY if words == "true" else None
+            limit = Limit.MEMORY if words == "true" or (self.home / _PODMAN_NOTE).exists() else None
             self._exit = ExitStatus(code=code if code >= 0 else 128 - code, limit=limit)
         return self._exit
 
