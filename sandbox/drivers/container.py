@@ -14,7 +14,6 @@ import os
 import secrets
 import shutil
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +25,7 @@ from nekro_agent.errors import SandboxUnavailableError
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.drivers.base import Check, ExitStatus, SandboxSpec, Usage
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE
+from sandbox.drivers.door import Door
 from sandbox.drivers.homes import make_home, remove_home, sweep_homes
 from sandbox.drivers.process import expect_hello
 from sandbox.models import Limit
@@ -38,7 +38,6 @@ _SOCKET_INSIDE: Final = "/run/nekro"
 _LABEL: Final = "nekro.service"
 #: Podman 4.3 looks for it elsewhere than its monitor writes it, and says that memory was not the reason.
 _PODMAN_NOTE: Final = "oom"
-_START_SECONDS: Final = 30
 _COMMAND_SECONDS: Final = 20
 #: What the client says for "the engine could not", as against the container's own exit codes.
 _ENGINE_FAILED: Final = 125
@@ -114,7 +113,7 @@ class ContainerDriver:
     async def _start(self, spec: SandboxSpec, home: Path, name: str) -> ContainerSandbox:
         uid = _user(spec)
         _furnish(home, uid)
-        door = _Door(home / "door" / "bridge.sock", uid=uid)
+        door = Door(home / "door" / "bridge.sock", uid=uid)
         await door.open()
         process = await asyncio.create_subprocess_exec(
             self.engine,
@@ -273,44 +272,6 @@ class ContainerSandbox:
         self.writer.close()
         for action in self.on_close:
             action()
-
-
-class _Door:
-    """The socket that one container may connect to, once."""
-
-    def __init__(self, path: Path, *, uid: int) -> None:
-        self._path = path
-        self._uid = uid
-
-    async def open(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._guest: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = loop.create_future()
-        self._server = await asyncio.start_unix_server(self._let_in, self._path)
-        # The directory around it is closed to everybody but the code's user.
-        self._path.chmod(0o666)
-
-    async def first_guest(
-        self, ended: asyncio.Future[int]
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the first connection; raises when the container ends before, or is late."""
-        waiting: set[asyncio.Future[object]] = {self._guest, ended}  # type: ignore[arg-type]
-        await asyncio.wait(waiting, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if self._guest.done():
-            return self._guest.result()
-        reason = "ended" if ended.done() else f"did not connect within {_START_SECONDS} s"
-        raise SandboxUnavailableError(f"the container {reason} while it started")
-
-    async def close(self) -> None:
-        """Let nobody else in."""
-        self._server.close()
-        self._path.unlink(missing_ok=True)
-
-    def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        if self._guest.done() or struct.unpack("3i", credentials)[1] != self._uid:
-            writer.close()
-            return
-        self._guest.set_result((reader, writer))
 
 
 def _user(spec: SandboxSpec) -> int:

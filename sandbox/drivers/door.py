@@ -1,0 +1,53 @@
+"""How a container reaches its bridge: it inherits no descriptor, so it connects once to a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from pathlib import Path
+from typing import Final
+
+from nekro_agent.errors import SandboxUnavailableError
+
+__all__ = ["Door"]
+
+_START_SECONDS: Final = 30
+
+
+class Door:
+    """The socket that one container may connect to, once."""
+
+    def __init__(self, path: Path, *, uid: int) -> None:
+        self._path = path
+        self._uid = uid
+
+    async def open(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._guest: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = loop.create_future()
+        self._server = await asyncio.start_unix_server(self._let_in, self._path)
+        # The directory around it is closed to everybody but the code's user.
+        self._path.chmod(0o666)
+
+    async def first_guest(
+        self, ended: asyncio.Future[int]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the first connection; raises when the container ends before, or is late."""
+        waiting: set[asyncio.Future[object]] = {self._guest, ended}  # type: ignore[arg-type]
+        await asyncio.wait(waiting, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if self._guest.done():
+            return self._guest.result()
+        reason = "ended" if ended.done() else f"did not connect within {_START_SECONDS} s"
+        raise SandboxUnavailableError(f"the container {reason} while it started")
+
+    async def close(self) -> None:
+        """Let nobody else in."""
+        self._server.close()
+        self._path.unlink(missing_ok=True)
+
+    def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if self._guest.done() or struct.unpack("3i", credentials)[1] != self._uid:
+            writer.close()
+            return
+        self._guest.set_result((reader, writer))
