@@ -25,6 +25,8 @@ def safe_basename(name: str) -> str:
     Raises:
         InvalidValueError: nothing usable is left (``""``, ``"."``, ``".."``, ``"a/"``).
     """
+    if not isinstance(name, str):
+        raise InvalidValueError(f"a file name must be text, not {type(name).__name__}: {name!r}")
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
     base = "".join(c for c in base if c.isprintable() and not 0xD800 <= ord(c) <= 0xDFFF).strip()
     if base in ("", ".", ".."):

@@ -11,6 +11,7 @@ import tempfile
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 from nekro_agent import layout, runtime, staging
 from nekro_agent.area_access import copy_in, copy_out, exists, refuse_links, safe_basename
@@ -20,6 +21,8 @@ from nekro_agent.tools.download import fetch
 from nekro_agent.tools.path_convertor import PathLocation, convert_to_host_path, is_url_path, locate
 
 __all__ = ["FileSystem"]
+
+_SHOWN_CHARS: Final = 200
 
 
 class FileSystem:
@@ -130,7 +133,7 @@ class FileSystem:
             sandbox_path = self._as_sandbox_path(found.path)
         elif sandbox_path is None:
             raise InvalidValueError(
-                f"cannot send {file!r}: it is no file of this chat (/app/uploads, /app/shared) "
+                f"cannot send {_shown(file)}: it is no file of this chat (/app/uploads, /app/shared) "
                 "or of this plugin's data directory"
             )
         target = name or safe_basename(Path(file).name)
@@ -139,7 +142,7 @@ class FileSystem:
             return f"{layout.SANDBOX_UPLOADS}/{target}"
         path = self.get_file(sandbox_path or file)
         if not path.is_file():
-            raise InvalidValueError(f"cannot send {file!r}: it is a directory, or nothing")
+            raise InvalidValueError(f"cannot send {_shown(file)}: it is a directory, or nothing")
         if sandbox_path and sandbox_path.startswith(layout.SANDBOX_UPLOADS + "/"):
             return sandbox_path
         await asyncio.to_thread(copy_in, self.upload_path, target, path)
@@ -168,7 +171,7 @@ class FileSystem:
         found = self._found(path)
         if found is None:
             raise InvalidValueError(
-                f"{text!r} is neither a file of this chat nor of this plugin; "
+                f"{_shown(text)} is neither a file of this chat nor of this plugin; "
                 "pass a pathlib.Path to forward another file of the host on purpose"
             )
         for inside in (path, found.path):
@@ -230,7 +233,10 @@ class FileSystem:
 
     def _found(self, path: Path) -> _Found | None:
         """Find the file that a path in a text, perhaps the LLM's, means; None when it is not this chat's."""
-        if not path.is_file():
+        try:
+            if not path.is_file():
+                return None
+        except OSError:  # a text that is no path at all, longer than a name can be
             return None
         real = path.resolve()
         temporary = Path(tempfile.gettempdir()).resolve()
@@ -267,6 +273,11 @@ def _copy_found(area: Path, name: str, found: _Found) -> None:
     """Copy a file into an area, as long as no link leads to it."""
     with safe_files.open_file(found.directory, found.relative) as file:
         copy_in(area, name, Path(f"/proc/self/fd/{file.fileno()}"))
+
+
+def _shown(text: str) -> str:
+    """Quote a path for an error; what was meant as content may be long."""
+    return repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…")
 
 
 def _is_data_url(text: str) -> bool:

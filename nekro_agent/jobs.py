@@ -160,7 +160,12 @@ class TaskRunner:
         Raises:
             InvalidValueError: the type is not mounted, or such a job is running.
         """
-        if task_type not in plugin.task_types:
+        task_types = getattr(plugin, "task_types", None)
+        if task_types is None:
+            raise InvalidValueError(
+                f"task.start needs the NekroPlugin as its fourth argument, not {plugin!r}"
+            )
+        if task_type not in task_types:
             known = ", ".join(plugin.task_types) or "none"
             raise InvalidValueError(f"{plugin.key} has no task type {task_type!r} (it has: {known})")
         request = JobRequest(

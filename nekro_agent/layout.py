@@ -54,6 +54,8 @@ def encode_key(key: str) -> str:
     Raises:
         InvalidValueError: the key is empty or holds a lone surrogate.
     """
+    if not isinstance(key, str):
+        raise InvalidValueError(f"a chat or container key must be text, not {type(key).__name__}: {key!r}")
     if not key:
         raise InvalidValueError("a chat or container key is empty; it names a directory and must not be")
     if set(key) == {"."}:

@@ -63,9 +63,9 @@ class NekroPlugin(PluginMounts):
         self.name = name
         self.module_name = _checked_identifier("module_name", module_name)
         self.author = _checked_identifier("author", author)
-        self.description = description.strip()
-        self.version = version.strip()
-        self.url = url.strip()
+        self.description, self.version, self.url = (
+            "" if value is None else str(value).strip() for value in (description, version, url)
+        )
         self.support_adapter: list[str] = list(support_adapter or [])
         self.is_builtin = is_builtin
         self.is_package = is_package

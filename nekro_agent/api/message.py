@@ -29,14 +29,15 @@ async def send_text(
     """
     if not isinstance(message, str):
         raise InvalidValueError(f"send_text: message must be a string, not {type(message).__name__}")
+    known = _checked_context("send_text", ctx)
     await runtime.current().messages.send(
         OutgoingMessage(
             chat_key=_checked_chat(chat_key),
             text=message,
             record=record,
             reply_to=ref_msg_id,
-            call_id=ctx.call_id if ctx else None,
-            plugin_key=ctx.plugin_key if ctx else None,
+            call_id=known.call_id if known else None,
+            plugin_key=known.plugin_key if known else None,
         )
     )
 
@@ -92,12 +93,12 @@ async def _send_path(
         raise InvalidValueError(
             f"send_{kind}: the path must be text or a Path, not {type(file_path).__name__}"
         )
-    if ctx is not None and ctx.container_key:
-        container_key = ctx.container_key
-    else:
+    known = _checked_context(f"send_{kind}", ctx)
+    container_key = known.container_key if known else None
+    if not container_key:
         chat = await AgentCtx.create_by_chat_key(_checked_chat(chat_key))
         container_key = chat.container_key or layout.default_container_key(chat_key)
-    files = FileSystem(chat_key, container_key, plugin_key=ctx.plugin_key if ctx else None)
+    files = FileSystem(_checked_chat(chat_key), container_key, plugin_key=known.plugin_key if known else None)
     sandbox_path = await files.bring_to_uploads(str(file_path), file_name or "")
     await runtime.current().messages.send(
         OutgoingMessage(
@@ -107,8 +108,8 @@ async def _send_path(
             file_kind=kind,
             record=record,
             reply_to=ref_msg_id,
-            call_id=ctx.call_id if ctx else None,
-            plugin_key=ctx.plugin_key if ctx else None,
+            call_id=known.call_id if known else None,
+            plugin_key=known.plugin_key if known else None,
         )
     )
 
@@ -121,20 +122,30 @@ async def push_system(
     Args:
         trigger_agent: whether the LLM is woken for it.
     """
-    bound, text = runtime.current(), str(message)
+    bound, text, known = runtime.current(), str(message), _checked_context("push_system", ctx)
     if bound.hooks is not None and await bound.hooks.on_system_message(_checked_chat(chat_key), text):
         return
     await bound.messages.push_system(
-        _checked_chat(chat_key), text, trigger_agent=trigger_agent, call_id=ctx.call_id if ctx else None
+        _checked_chat(chat_key), text, trigger_agent=trigger_agent, call_id=known.call_id if known else None
     )
 
 
 async def download_from_url(url: str, ctx: AgentCtx) -> str:
     """Fetch a URL into the chat's uploads and return its sandbox path."""
-    return await ctx.fs.mixed_forward_file(url)
+    known = _checked_context("download_from_url", ctx)
+    if known is None:
+        raise InvalidValueError("download_from_url: pass the AgentCtx, which says into whose uploads")
+    return await known.fs.mixed_forward_file(url)
 
 
 def _checked_chat(chat_key: str) -> str:
     if not isinstance(chat_key, str) or not chat_key:
         raise InvalidValueError(f"chat_key={chat_key!r} names no chat; pass _ctx.chat_key")
     return chat_key
+
+
+def _checked_context(function: str, ctx: object) -> AgentCtx | None:
+    """Return the context; None outside calls."""
+    if ctx is None or isinstance(ctx, AgentCtx):
+        return ctx
+    raise InvalidValueError(f"{function}: ctx must be the AgentCtx, not {type(ctx).__name__}")

@@ -35,6 +35,8 @@ def start_system(tmp_path_factory: pytest.TempPathFactory, redis_server: Any) ->
 
     yield start
     for system in systems:
+        system.begin_stop()  # they end side by side
+    for system in systems:
         system.close()
 
 

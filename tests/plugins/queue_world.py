@@ -61,6 +61,7 @@ class QueueSystem:
         self._snapshot = directory / "snapshot"
         self._log = directory / "worker.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopping = False
         self.settings = Settings.load(
             env_file=None,
             data_dir=directory / "data",
@@ -113,14 +114,21 @@ class QueueSystem:
                 start_new_session=True,
             )
         theirs.close()
+        self._is_stopping = False
         ours.settimeout(START_SECONDS)
         assert ours.recv(4096), f"the worker ended:\n{self._log.read_text()}"
         self._channel = ours  # closing it would tell the worker that its supervisor has died
 
+    def begin_stop(self) -> None:
+        """Tell the worker to stop, without waiting for it."""
+        if self._process is not None and not self._is_stopping:
+            self._is_stopping = True
+            self._process.terminate()
+
     def stop_worker(self) -> None:
         """Stop the worker warmly: its plugins' cleanup runs."""
         if self._process is not None:
-            self._process.terminate()
+            self.begin_stop()
             assert self._process.wait(START_SECONDS) == 0, self._log.read_text()[-4000:]
             self._process = None
             self._channel.close()

@@ -104,6 +104,8 @@ class OpenAIChatMessage(BaseModel):
         Raises:
             InvalidValueError: the roles differ.
         """
+        if not isinstance(message, OpenAIChatMessage):
+            raise InvalidValueError(f"extend needs an OpenAIChatMessage, not {type(message).__name__}")
         if message.role != self.role:
             raise InvalidValueError(f"cannot append a {message.role} message to a {self.role} message")
         return self.batch_add(message.content)
