@@ -47,9 +47,13 @@ def spec_on_sqlite(start_system: StartSystem, spec_plugins: Path) -> QueueSystem
 
 
 @pytest.fixture(scope="session")
-def spec_on_postgres(start_system: StartSystem, spec_plugins: Path, postgres_server: Any) -> QueueSystem:
+def spec_on_postgres(
+    start_system: StartSystem, spec_plugins: Path, postgres_server: Any
+) -> Iterator[QueueSystem]:
     """The same on PostgreSQL."""
-    return start_system(spec_plugins, database_url=postgres_server.create_database())
+    system = start_system(spec_plugins, database_url=postgres_server.create_database())
+    yield system
+    system.close()  # before its database: a worker that stops writes to it
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
