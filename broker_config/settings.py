@@ -294,6 +294,12 @@ class AgentSettings(_Group):
         "You are a helpful assistant in this chat.", description="Who the agent is, for the system prompt."
     )
     rounds_per_turn: int = Field(8, ge=1, le=100, description="Rounds that one trigger may cause.")
+    max_attempts: int = Field(
+        3,
+        ge=1,
+        description="Starts of a round whose worker dies each time before the LLM has answered; then the chat "
+        "is told.",
+    )
     turn_seconds: float = Field(1080, gt=0, description="Longest turn (a trigger and its follow-up rounds).")
     history_messages: int = Field(32, ge=1, description="Newest messages shown to the LLM.")
     history_chars: int = Field(

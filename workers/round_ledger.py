@@ -38,8 +38,6 @@ __all__ = ["ROUND_ENDED", "ROUND_STARTED", "RoundLedger"]
 ROUND_STARTED: Final = "round.started"
 ROUND_ENDED: Final = "round.ended"
 
-#: How often a round is started before it is given up: its worker died each time.
-MAX_ATTEMPTS: Final = 3
 #: Pauses before a round's end is written again that the database could not take.
 _RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -214,7 +212,8 @@ class RoundLedger:
         return ended
 
     async def _settle_orphans(self, transaction: Transaction, chat_key: str, fence: int) -> None:
-        for orphan in await transaction.rounds.take_over(chat_key, fence=fence, max_attempts=MAX_ATTEMPTS):
+        limit = self._settings.max_attempts
+        for orphan in await transaction.rounds.take_over(chat_key, fence=fence, max_attempts=limit):
             logger.bind(round_id=orphan.id, state=orphan.state.value).warning("round_taken_over")
             if orphan.state is RoundState.RUNNING:
                 await self._end_interrupted(transaction, orphan, fence)

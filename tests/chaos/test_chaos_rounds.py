@@ -120,7 +120,8 @@ def settings_for(tmp_path: Path, redis_url: str, database_url: str) -> Settings:
         plugins={"dirs": (PLUGINS,)},
         security={"signing_key": "test-signing-key"},
         llm={"script": script},
-        agent={"lease_seconds": 3, "sweep_seconds": 1, "rounds_per_turn": 100},
+        # These workers do not die of their rounds: a round that is started for the fourth time is no danger.
+        agent={"lease_seconds": 3, "sweep_seconds": 1, "rounds_per_turn": 100, "max_attempts": 1000},
         sandbox={"max_concurrent": 2},
     )
 

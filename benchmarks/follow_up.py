@@ -1,0 +1,163 @@
+"""From an AGENT method's return to the next request that reaches the LLM: ``python -m benchmarks.follow_up``.
+
+One chat, one methods worker, one rounds worker, Redis and SQLite (or ``--database-url``). The LLM is an HTTP
+server of this process that answers at once with code that calls an AGENT method; the method's text holds the
+time of its return, and the server compares it with the time at which the next request begins to arrive. All
+of it is one machine, so one clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.harness.figures import percentile
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.processes import Child
+from benchmarks.harness.redis_server import redis_server
+
+__all__ = ["main"]
+
+_PLUGINS: Final = Path(__file__).parent / "plugins"
+_CHAT: Final = "bench_chat"
+_RETURNED: Final = re.compile(r"returned (\d+\.\d+)")
+#: Follow-up rounds of a turn; a turn has a limit of 100 rounds.
+_ROUNDS: Final = 90
+_TURN_SECONDS: Final = 300
+
+
+class StampingModel:
+    """Speaks as much of the OpenAI chat protocol as one client needs, over connections that stay open."""
+
+    def __init__(self, rounds: int) -> None:
+        self.seconds: list[float] = []
+        self.turn_is_over = asyncio.Event()
+        self._rounds = rounds
+        self._left = rounds
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> str:
+        """Listen; returns the base URL."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+
+    def stop(self) -> None:
+        """Take no more connections."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                first = await reader.readexactly(1)
+                arrived = time.time()
+                head = (first + await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                found = re.search(r"content-length: (\d+)", head)
+                body = json.loads(await reader.readexactly(int(found[1]) if found else 0))
+                writer.write(self._answer(json.dumps(body["messages"]), arrived, streamed=body.get("stream")))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    def _answer(self, prompt: str, arrived: float, *, streamed: bool) -> bytes:
+        if self._left < self._rounds:
+            self.seconds.append(arrived - max(float(stamp) for stamp in _RETURNED.findall(prompt)))
+        code = "```python\nstamp()\n```"
+        if self._left:
+            self._left -= 1
+        else:
+            code = "```python\nprint('over')\n```"
+            self._left = self._rounds
+            self.turn_is_over.set()
+        common = {"id": "c", "created": 1, "model": "bench"}
+        if not streamed:
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": code}}
+            return _response(
+                json.dumps({**common, "object": "chat.completion", "choices": [choice]}), "application/json"
+            )
+        pieces = [
+            {"index": 0, "delta": {"role": "assistant", "content": code}, "finish_reason": None},
+            {"index": 0, "delta": {}, "finish_reason": "stop"},
+        ]
+        events = [
+            json.dumps({**common, "object": "chat.completion.chunk", "choices": [piece]}) for piece in pieces
+        ]
+        return _response("".join(f"data: {event}\n\n" for event in (*events, "[DONE]")), "text/event-stream")
+
+
+def _response(body: str, kind: str) -> bytes:
+    data = body.encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+        kind.encode(),
+        len(data),
+        data,
+    )
+
+
+async def measure(turns: int, database_url: str | None) -> list[list[float]]:
+    """Let a chat have turns of ``_ROUNDS`` follow-up rounds; returns the seconds of each, by turn."""
+    with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
+        directory, model = Path(name), StampingModel(_ROUNDS)
+        os.environ |= {
+            "NEKRO_BROKER__URL": server.url,
+            "NEKRO_DATA_DIR": str(directory / "data"),
+            "NEKRO_PLUGINS__DIRS": str(_PLUGINS),
+            "NEKRO_LOG__LEVEL": "WARNING",
+            "NEKRO_LLM__BASE_URL": await model.start(),
+            "NEKRO_LLM__API_KEY": "none",
+            "NEKRO_LLM__MODEL": "bench",
+            "NEKRO_AGENT__ROUNDS_PER_TURN": str(_ROUNDS + 10),
+            "NEKRO_AGENT__TURN_SECONDS": str(_TURN_SECONDS),
+        }
+        if database_url is not None:
+            os.environ["NEKRO_DATABASE__URL"] = database_url
+        nekro = str(Path(sys.executable).with_name("nekro"))
+        await _finish(nekro, "db", "upgrade")
+        lanes = ("methods", "rounds")
+        workers = [Child([nekro, "worker", "--lane", lane], log=directory / f"{lane}.log") for lane in lanes]
+        try:
+            for _ in range(turns):
+                await _finish(nekro, "send", _CHAT, "begin", "--user-id", "bench")
+                await asyncio.wait_for(model.turn_is_over.wait(), _TURN_SECONDS)
+                model.turn_is_over.clear()
+        except TimeoutError as exc:
+            words = "\n".join(worker.last_words() for worker in workers)
+            raise SystemExit(f"only {len(model.seconds)} rounds came:\n{words}") from exc
+        finally:
+            model.stop()
+            for worker in workers:
+                worker.stop()
+        print(describe_machine(server.version), file=sys.stderr)
+        return [model.seconds[at : at + _ROUNDS] for at in range(0, len(model.seconds), _ROUNDS)]
+
+
+async def _finish(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(*command, stdout=sys.stderr)
+    if await process.wait():
+        raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.follow_up", description=__doc__)
+    parser.add_argument("--turns", type=int, default=4, help="turns of 90 rounds; the first is no figure")
+    parser.add_argument("--database-url", help="instead of SQLite, for example postgresql://host/scratch")
+    options = parser.parse_args(argv)
+    for number, seconds in enumerate(asyncio.run(measure(options.turns, options.database_url))):
+        p50, p95, p99 = (percentile(seconds, percent) * 1e3 for percent in (50, 95, 99))
+        kind = f"turn {number}" if number else "warm-up"
+        print(f"{kind}: {len(seconds)} rounds, p50 {p50:.2f} ms, p95 {p95:.2f} ms, p99 {p99:.2f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
