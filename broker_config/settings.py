@@ -297,8 +297,8 @@ class AgentSettings(_Group):
     max_attempts: int = Field(
         3,
         ge=1,
-        description="Starts of a round whose worker dies each time before the LLM has answered; then the chat "
-        "is told.",
+        description="Starts of a round whose worker dies each time before the LLM answers; then its chat is "
+        "told.",
     )
     turn_seconds: float = Field(1080, gt=0, description="Longest turn (a trigger and its follow-up rounds).")
     history_messages: int = Field(32, ge=1, description="Newest messages shown to the LLM.")
