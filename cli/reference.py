@@ -32,6 +32,9 @@ are in `<data dir>/logs/`.
 """
 
 _EXEC_CODES: Final = """
+`up`, `worker`, `flower` and `metrics --port` run until Ctrl-C or SIGTERM ends them, and `tail` until Ctrl-C:
+that is code 0.
+
 The exit code of `nekro exec` is the stop type of the run: 0 NORMAL, 1 ERROR, 2 TIMEOUT, 8 AGENT, 9 MANUAL,
 10 SECURITY, 11 MULTIMODAL_AGENT. When the code did not run at all it returns the codes above, except for
 those that are stop types:"""

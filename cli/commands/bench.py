@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +35,17 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EPILOG
     parser.add_argument(
-        "name", nargs="?", default="rpc", help="module of `benchmarks/` (default: %(default)s)"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        default="rpc",
+        help="module of `benchmarks/` (default: %(default)s)",
     )
     parser.add_argument("rest", nargs="*", metavar="ARGUMENT", help="arguments of the benchmark, after --")
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Run one benchmark in a process of its own and return its exit code."""
+    """Become the benchmark; its exit code is the command's."""
     root = Path(__file__).resolve().parents[2]
     folder = root / "benchmarks"
     names = sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
@@ -49,4 +53,6 @@ def run(args: Args, deps: Deps) -> int:
         raise UsageError(f"{folder} does not exist: benchmarks are in the source tree only; clone it")
     if args.name not in names:
         raise UsageError(f"no benchmark {args.name}; there are: {', '.join(names)}")
-    return subprocess.call([sys.executable, "-m", f"benchmarks.{args.name}", *args.rest], cwd=root)  # noqa: S603
+    os.chdir(root)
+    # Not as a child: at Ctrl-C one would be killed before it has stopped the servers that it started.
+    os.execv(sys.executable, [sys.executable, "-m", f"benchmarks.{args.name}", *args.rest])  # noqa: S606

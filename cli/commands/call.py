@@ -23,9 +23,9 @@ __all__ = ["Args", "parse_arguments", "register", "run"]
 
 _EPILOG = """\
 examples:
-  nekro call list_notes
-  nekro call save_note --args '["groceries", "milk"]' --chat-key group_1 --user-id ada
-  nekro call Nekro.notes.save_note --args '{"title": "groceries", "text": "milk"}' --json
+  nekro call list_notes --user-id ada
+  nekro call save_note --args '["shop", "Shopping", "milk"]' --chat-key group_1 --user-id ada
+  nekro call nekro.notes.read_note --args '{"note_id": "shop"}' --user-id ada --json
   nekro call describe --args @arguments.json
 
 `--json` prints {id, value, type, worker, duration_ms}, or {error: {type, message}} with exit code 6.

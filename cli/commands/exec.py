@@ -18,9 +18,9 @@ __all__ = ["Args", "register", "run"]
 
 _EPILOG = """\
 examples:
-  nekro exec shopping.py
+  nekro exec shopping.py --user-id ada
   nekro exec --chat-key group_1 --user-id ada --json shopping.py
-  echo 'print(list_notes())' | nekro exec -
+  echo 'print(list_notes())' | nekro exec --user-id ada -
 
 Exit code = stop type: 0 NORMAL, 1 ERROR, 2 TIMEOUT, 8 AGENT, 9 MANUAL, 10 SECURITY, 11 MULTIMODAL_AGENT.
 When the code did not run at all: 64 command line or setting, 70 internal error, 3 broker, 4 database,

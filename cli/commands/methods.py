@@ -27,7 +27,7 @@ _LANES: Final = (Lane.METHODS, Lane.LONG)
 _EPILOG = """\
 examples:
   nekro methods
-  nekro methods Nekro.notes
+  nekro methods nekro.notes
   nekro methods --json
   nekro methods pin Ada.weather.forecast long
   nekro methods unpin Ada.weather.forecast

@@ -79,9 +79,11 @@ def _serve(figures: FleetFigures, address: str, port: int, deps: Deps) -> None:
     server = PageServer.on_port(address, port, pages, tries=1)
     deps.output.words(f"figures of the fleet on http://{address}:{server.port}/metrics; Ctrl-C stops")
     stopped = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: stopped.set()) for number in numbers]
     try:
         stopped.wait()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
         server.close()

@@ -88,7 +88,16 @@ def run(args: Args, deps: Deps) -> int:
     warnings.filterwarnings("ignore", category=SecurityWarning)
     from workers.process import run_worker
 
-    return int(run_worker(settings, lane=args.lane, concurrency=args.concurrency, name=args.name))
+    code = int(run_worker(settings, lane=args.lane, concurrency=args.concurrency, name=args.name))
+    return ExitCode.OK if _was_interrupted() else code
+
+
+def _was_interrupted() -> bool:
+    """Whether Ctrl-C stopped the worker warmly; Celery calls that a failure, SIGTERM none."""
+    from celery.platforms import EX_FAILURE
+    from celery.worker import state
+
+    return bool(state.should_stop == EX_FAILURE and not state.should_terminate)
 
 
 def _check(probe: Probe, args: Args, deps: Deps) -> int:

@@ -285,6 +285,9 @@ def prove(secrets: Path) -> None:
         system.compose("up", "-d", "--no-build")
         system.wait_healthy(redis=1, postgres=1, methods=1, long=1, rounds=1, pinned=1, flower=1)
         assert system.compose("exec", "-T", "rounds", "id", "-u").strip() == "10001"
+        told = system.compose("exec", "-T", "rounds", "nekro", "doctor")
+        assert "redis: " in told and "database: " in told, told
+        assert system.compose("logs", "methods").strip()
         say("all healthy; a turn")
         prove_turn(system)
         say("Flower")
