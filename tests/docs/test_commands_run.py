@@ -1,0 +1,810 @@
+"""Every `nekro …` command line of ``docs/`` is run as it stands, as a process, on a small real system.
+
+A table below says what each must print and how it must end. A command that the pages show and the
+table does not know fails a test, and so does an entry whose command is gone from the pages.
+
+What an example merely stands for is exchanged for something real: ids, ports, other hosts' names.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from chat_server import ChatServer, stream
+from conftest import RedisServer, free_port, wait_until
+from loguru import logger
+
+from benchmarks import rpc, scale
+from broker_config.embedded import socket_path
+from broker_config.settings import BrokerSettings
+from broker_config.transport import DELIVERIES_HEADER
+from cli.main import build_parser, main
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+#: Languages of blocks whose lines people type.
+TYPED = ("", "bash", "sh", "text")
+#: Not those that are links: the reference's headings.
+SPAN = re.compile(r"(?<!\[)`(nekro [^`\n]+)`")
+INVOCATION = re.compile(r"(?:[A-Z_]+=\S+ )*nekro |[^`]*\| nekro ")
+WAIT_SECONDS = 60
+PREFIX = BrokerSettings().key_prefix
+
+
+def lines_of_blocks(page: Path) -> list[str]:
+    """What people type of a page's blocks, without a shell's comments."""
+    blocks = [block for language, block in BLOCK.findall(page.read_text("utf-8")) if language in TYPED]
+    return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
+
+
+def is_whole(command: str) -> bool:
+    """Whether a command in a sentence can be run: one that lacks its arguments is only named."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            build_parser().parse_args(shlex.split(command)[1:])
+    except SystemExit:
+        return "arguments are required" not in said.getvalue()
+    return True
+
+
+@cache
+def documented() -> frozenset[str]:
+    """Every command line of `nekro` on the pages."""
+    found = set()
+    for page in PAGES:
+        lines = lines_of_blocks(page)
+        found |= {line for line in lines if INVOCATION.match(line)}
+        sentences = BLOCK.sub("", page.read_text("utf-8")) + "\n".join(lines)
+        found |= {span for span in SPAN.findall(sentences) if "…" not in span and is_whole(span)}
+    return frozenset(found)
+
+
+PLUGIN = '''
+import asyncio
+from typing import Annotated
+
+from nekro_agent.api.plugin import (
+    Arg, AsyncTaskHandle, CmdCtl, CommandExecutionContext, NekroPlugin, SandboxMethodType, TaskCtl, task
+)
+from nekro_agent.api.schemas import AgentCtx
+
+plugin = NekroPlugin(
+    name="Weather", module_name="weather", description="Rain.", version="1", author="Ada", url=""
+)
+
+
+def path(name: str):
+    return plugin.get_plugin_data_dir() / name
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "forecast")
+async def forecast(_ctx: AgentCtx, place: str) -> str:
+    """Say what the sky will do."""
+    return f"rain in {place}"
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "describe")
+async def describe(_ctx: AgentCtx, thing: str) -> str:
+    """Describe a thing, and leave a sign of it."""
+    path(f"described {thing}").touch()
+    return f"{thing}: wet"
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "hold")
+async def hold(_ctx: AgentCtx) -> None:
+    """Last until somebody stops it."""
+    path("held").touch()
+    await asyncio.Event().wait()
+
+
+@plugin.mount_async_task("haul")
+async def haul(handle: AsyncTaskHandle, name: str):
+    """Last until the file `name` is there."""
+    yield TaskCtl.report_progress("half way", 50)
+    while not path(name).exists():
+        await asyncio.sleep(0.05)
+    yield TaskCtl.success("arrived")
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "begin_haul")
+async def begin_haul(_ctx: AgentCtx, name: str) -> None:
+    """Begin a job."""
+    await task.start("haul", name, _ctx.chat_key, plugin, name)
+
+
+@plugin.mount_command(name="weather", description="Weather", usage="weather <place> [days]")
+async def weather_command(
+    context: CommandExecutionContext, place: Annotated[str, Arg("place", positional=True)], days: int = 1
+):
+    """Say the weather of some days."""
+    yield CmdCtl.success(f"{days} days of rain in {place}")
+
+
+@plugin.mount_command(name="forecast", description="Forecast")
+async def forecast_command(
+    context: CommandExecutionContext, place: Annotated[str, Arg("place", positional=True)]
+):
+    """Say it to somebody."""
+    yield CmdCtl.success(f"rain in {place}, {context.username}")
+
+
+@plugin.mount_command(name="umbrella", description="Umbrella")
+async def umbrella_command(
+    context: CommandExecutionContext, answer: Annotated[str, Arg("answer", positional=True)] = "?"
+):
+    """Ask, and take the answer."""
+    if answer == "?":
+        yield CmdCtl.wait("an umbrella?", callback_cmd="umbrella", timeout=60)
+    else:
+        yield CmdCtl.success(f"umbrella: {answer}")
+'''
+
+#: Earlier lines of a chat may stand in the same prompt: the last one decides.
+SCRIPT = r"""
+- when: 'hold on(?!.*(on today|Hello))'
+  answer: "```python\nhold()\n```"
+- when: 'on today(?!.*(hold on|Hello))'
+  answer: "```python\nsend_msg_text(_ck, 'Today: ' + forecast('Tokyo'))\n```"
+- when: 'Hello(?!.*(hold on|on today))'
+  answer: "```python\nsend_msg_text(_ck, 'Good day to you')\n```"
+"""
+
+
+class Running:
+    """A started command; its output goes to files, so that no pipe fills."""
+
+    def __init__(
+        self, line: str, directory: Path, environment: Mapping[str, str], expected: Expected
+    ) -> None:
+        self.line = line
+        self._files = {name: directory / f".{name}" for name in ("out", "err")}
+        self._terminal, theirs = pty.openpty() if expected.terminal else (None, None)
+        self._shown = ""
+        with self._files["out"].open("wb") as out, self._files["err"].open("wb") as err:
+            self.process = subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", line],
+                cwd=directory,
+                env=dict(environment),
+                stdin=subprocess.PIPE if theirs is None else theirs,
+                stdout=out,
+                stderr=err if theirs is None else theirs,
+                start_new_session=True,
+            )
+        if theirs is not None:
+            os.close(theirs)
+        if self.process.stdin is not None:
+            self.process.stdin.write(expected.given.encode())
+            self.process.stdin.close()
+
+    def said(self, stream: str) -> str:
+        """What it wrote so far: "out", or "err"."""
+        shown = self._shown if stream == "err" else ""
+        return self._files[stream].read_text("utf-8") + shown
+
+    def until(self, **patterns: str) -> None:
+        """Wait until its output fits; fail when it ends without."""
+        for stream_name, pattern in patterns.items():
+            wait_until(
+                lambda s=stream_name, p=pattern: (
+                    re.search(p, self.said(s)) or self.process.poll() is not None
+                ),
+                seconds=WAIT_SECONDS,
+                what=f"{pattern!r} of {self.line}",
+            )
+            assert re.search(pattern, self.said(stream_name)), f"{self.line}\n{self.all_of_it()}"
+
+    def answer(self, text: str) -> None:
+        """Type at its terminal once it asks."""
+        assert self._terminal is not None
+        self._shown += os.read(self._terminal, 4096).decode()
+        os.write(self._terminal, text.encode())
+
+    def stop(self, number: signal.Signals) -> None:
+        """Stop it: as Ctrl-C does, which reaches the whole group, or as a service manager does."""
+        if number is signal.SIGINT:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
+
+    def ended(self) -> int:
+        """Wait for its end; returns the exit code."""
+        code = self.process.wait(WAIT_SECONDS)
+        if self._terminal is not None:
+            with contextlib.suppress(OSError):  # how a terminal says that nobody writes to it any more
+                while more := os.read(self._terminal, 4096):
+                    self._shown += more.decode()
+            os.close(self._terminal)
+            self._terminal = None
+        return code
+
+    def all_of_it(self) -> str:
+        """Everything it wrote."""
+        return "\n".join(self.said(name) for name in self._files)
+
+    def kill(self) -> None:
+        """End whatever is left of it."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGTERM)
+            self.process.wait(WAIT_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What a command meets: a system that runs, and its own empty directory."""
+
+    world: World
+    directory: Path
+    environment: Mapping[str, str]
+    port: int
+
+    def nekro(self, *arguments: str) -> str:
+        """Run `nekro` in this process, for what happens before and beside the command; returns its data."""
+        out, err, before = io.StringIO(), io.StringIO(), dict(os.environ)
+        try:
+            os.environ.clear()
+            os.environ.update(self.environment)
+            with (
+                contextlib.chdir(self.directory),
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+            ):
+                code = main(arguments)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            logger.remove()
+        assert code == 0, f"nekro {shlex.join(arguments)}: {err.getvalue()}"
+        return out.getvalue()
+
+    def ask(self, path: str, *, password: str | None = None) -> str:
+        """Ask a page of the command's own server."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}")
+        if password:
+            request.add_header("Authorization", f"Basic {base64.b64encode(password.encode()).decode()}")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def plugin_file(self, name: str) -> Path:
+        """A file of the plugin above."""
+        folder = self.world.data_dir / "plugins" / "Ada.weather"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / name
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A `nekro up` with the plugin above and a scripted model, and services of other hosts."""
+
+    directory: Path
+    data_dir: Path
+    environment: Mapping[str, str]
+    broker_url: str
+    model_url: str
+
+    def scene(self, expected: Expected) -> Scene:
+        """An empty directory with the files that the examples name."""
+        directory = Path(tempfile.mkdtemp(dir=self.directory))
+        (directory / "arguments.json").write_text('{"thing": "the sea"}')
+        (made,) = re.findall(r"^printf .* > shopping\.py$", (ROOT / "README.md").read_text(), re.MULTILINE)
+        subprocess.run(["bash", "-c", made], cwd=directory, check=True)
+        kept = {name: value for name, value in self.environment.items() if name not in expected.without}
+        environment = {**kept, "TMPDIR": str(directory)}
+        return Scene(world=self, directory=directory, environment=environment, port=free_port())
+
+    def redis(self) -> redis.Redis:
+        """A client of the system's own Redis."""
+        return redis.Redis(unix_socket_path=str(socket_path(self.data_dir)))
+
+
+Changes = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """How a command shows that it works."""
+
+    #: Regular expressions that stdout and stderr must have.
+    out: str = ""
+    err: str = ""
+    code: int = 0
+    #: What must be there first; returns what else takes the place of what in the line.
+    before: Callable[[Scene], Changes] | None = None
+    #: For a command that goes on: what happens once it has said ``err``, before ``out`` is waited for.
+    beside: Callable[[Scene, Running], None] | None = None
+    #: What ends it; None: it ends by itself.
+    stop: signal.Signals | None = None
+    #: Looks at what the command has done.
+    after: Callable[[Scene, Running], None] | None = None
+    #: Its standard input.
+    given: str = ""
+    #: Its standard input and error are a terminal; ``beside`` answers there.
+    terminal: bool = False
+    #: Variables of the shell that it does not get.
+    without: tuple[str, ...] = ()
+
+
+#: The command has a data directory of its own, below its working directory.
+ALONE = ("NEKRO_DATA_DIR",)
+
+
+@pytest.fixture(scope="module")
+def model_url() -> Iterator[str]:
+    """An endpoint that speaks the OpenAI chat protocol."""
+    loop, urls = asyncio.new_event_loop(), []
+    ready, done = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with ChatServer([stream('```python\nsend_msg_text(_ck, "Qwen greets")\n```')]) as server:
+            urls.append(server.base_url)
+            ready.set()
+            await done.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(WAIT_SECONDS)
+    yield urls[0]
+    loop.call_soon_threadsafe(done.set)
+    thread.join(WAIT_SECONDS)
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def world(redis_server: RedisServer, model_url: str) -> Iterator[World]:
+    """Started by the documented `nekro up`, stopped by Ctrl-C."""
+    # Not pytest's own directory: a Unix socket's path is short.
+    with tempfile.TemporaryDirectory(prefix="nkdoc") as name:
+        directory = Path(name)
+        for folder in ("bin", "plugins", "runtime"):
+            (directory / folder).mkdir(mode=0o700)
+        command = directory / "bin" / "nekro"
+        command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m cli.main "$@"\n')
+        command.chmod(0o755)
+        (directory / "plugins" / "weather.py").write_text(PLUGIN, "utf-8")
+        (directory / "script.yaml").write_text(SCRIPT, "utf-8")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("NEKRO_", "FLOWER_"))}
+        world = World(
+            directory=directory,
+            data_dir=directory / "data",
+            environment={
+                **kept,
+                "PATH": f"{directory / 'bin'}:{kept['PATH']}",
+                # `nekro worker --check` asks all workers of the user: other tests' are none of ours.
+                "XDG_RUNTIME_DIR": str(directory / "runtime"),
+                "NEKRO_DATA_DIR": str(directory / "data"),
+                "NEKRO_PLUGINS__DIRS": str(directory / "plugins"),
+                "NEKRO_LLM__SCRIPT": str(directory / "script.yaml"),
+            },
+            broker_url=redis_server.url,
+            model_url=model_url,
+        )
+        up = Running("exec nekro up", directory, world.environment, Expected())
+        try:
+            up.until(err="ready: ")
+            ask_what_is_on(world.scene(Expected()))
+            yield world
+            up.stop(signal.SIGINT)
+            assert up.ended() == 0, up.all_of_it()
+        finally:
+            up.kill()
+
+
+JOB = "6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11"
+DEAD = "5f0c…"
+HEX = r"[0-9a-f]{32}"
+
+
+def set_aside_garbage(scene: Scene) -> Changes:
+    """Send what no worker can read."""
+    with scene.world.redis() as client:
+        client.lpush(f"{PREFIX}methods", b"garbage")
+        wait_until(lambda: client.exists(f"{PREFIX}dead"), what="the message to be set aside")
+    return {}
+
+
+def set_aside_call(scene: Scene) -> Changes:
+    """Send a call as it is after three workers died on it; made where no worker takes it."""
+    thing, prefix = scene.directory.name, f"t{uuid.uuid4().hex}:"
+    apart = {"NEKRO_BROKER__URL": scene.world.broker_url, "NEKRO_BROKER__KEY_PREFIX": prefix}
+    line = shlex.join(["exec", "nekro", "call", "describe", "--args", json.dumps([thing])])
+    call = Running(line, scene.directory, {**scene.environment, **apart}, Expected())
+    try:
+        with redis.Redis.from_url(scene.world.broker_url) as client:
+            raw = wait_until(lambda: client.rpop(f"{prefix}methods"), seconds=WAIT_SECONDS, what="the call")
+    finally:
+        call.kill()
+    message = json.loads(raw)
+    message["headers"][DELIVERIES_HEADER] = 3
+    with scene.world.redis() as client:
+        client.delete(f"{PREFIX}dead")
+        client.lpush(f"{PREFIX}methods", json.dumps(message))
+        wait_until(lambda: client.exists(f"{PREFIX}dead"), what="the call to be set aside")
+    return {DEAD: message["headers"]["id"][:8]}
+
+
+def nothing_is_dead(scene: Scene, _: Running) -> None:
+    with scene.world.redis() as client:
+        assert not client.exists(f"{PREFIX}dead")
+
+
+def the_call_runs(scene: Scene, _: Running) -> None:
+    wait_until(scene.plugin_file(f"described {scene.directory.name}").exists, what="the call to run")
+
+
+def open_jobs(scene: Scene) -> dict[str, str]:
+    """Ids and last words of what has not ended."""
+    found = json.loads(scene.nekro("jobs", "--open", "--json"))
+    return {job["id"]: job["message"] for job in found}
+
+
+def begin_job(scene: Scene) -> Changes:
+    """Begin a job in chat group_1 that lasts until this scene ends."""
+    before = set(open_jobs(scene))
+    scene.nekro("call", "begin_haul", "--args", json.dumps([scene.directory.name]), "--chat-key", "group_1")
+    (job,) = wait_until(
+        lambda: [i for i, said in open_jobs(scene).items() if said == "half way" and i not in before],
+        what="the job to begin",
+    )
+    return {JOB: job}
+
+
+def let_jobs_end(scene: Scene, *_: Running) -> None:
+    scene.plugin_file(scene.directory.name).touch()
+
+
+def watch_them_end(scene: Scene, command: Running) -> None:
+    command.until(out=" running +50% +half way")
+    let_jobs_end(scene)
+
+
+def hold_a_round(scene: Scene) -> Changes:
+    """Begin a round in chat group_1 that lasts until it is cancelled."""
+    held = scene.plugin_file("held")
+    held.unlink(missing_ok=True)
+    scene.nekro("send", "group_1", "hold on")
+    wait_until(held.exists, seconds=WAIT_SECONDS, what="the round to hold")
+    return {}
+
+
+def save_a_note(scene: Scene) -> Changes:
+    arguments = ["shop", "Shopping", "milk"]
+    scene.nekro("call", "save_note", "--args", json.dumps(arguments), "--user-id", "ada")
+    return {}
+
+
+def ask_what_is_on(scene: Scene) -> Changes:
+    scene.nekro("send", "cli", "What is on today?", "--wait")
+    return {}
+
+
+def ask_for_an_umbrella(scene: Scene) -> Changes:
+    scene.nekro("command", "group_1", "/umbrella")
+    return {}
+
+
+def migrate(scene: Scene) -> Changes:
+    scene.nekro("db", "upgrade")
+    return {}
+
+
+def store_for_weather(scene: Scene) -> Changes:
+    (scene.world.data_dir / "plugins" / "you.weather").mkdir()
+    return {"author.module": "you.weather"}
+
+
+def nothing_is_stored(scene: Scene, _: Running) -> None:
+    assert not (scene.world.data_dir / "plugins" / "you.weather").exists()
+
+
+def say_hello(scene: Scene, _: Running) -> None:
+    scene.nekro("send", "group_1", "Hello")
+
+
+def three_lines(_: Scene, command: Running) -> None:
+    assert len(command.said("out").splitlines()) == 3
+
+
+def nothing_is_left(scene: Scene, _: Running) -> None:
+    assert list(scene.directory.glob("rpc-bench-*")) == []
+
+
+def flower_answers(scene: Scene, _: Running) -> None:
+    def answers() -> bool:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            return "Flower" in scene.ask("/")
+        return False
+
+    wait_until(answers, seconds=WAIT_SECONDS, what="Flower")
+
+
+def flower_wants_its_password(scene: Scene, _: Running) -> None:
+    def refuses() -> bool:
+        try:
+            scene.ask("/")
+        except urllib.error.HTTPError as exc:
+            exc.close()
+            return exc.code == 401
+        except (urllib.error.URLError, ConnectionError):
+            return False
+        raise AssertionError("Flower let somebody in without a password")
+
+    wait_until(refuses, seconds=WAIT_SECONDS, what="Flower")
+    assert "Flower" in scene.ask("/", password="ada:secret")
+
+
+def metrics_are_served(scene: Scene, _: Running) -> None:
+    assert 'nekro_lane_workers{lane="methods"} 1' in scene.ask("/metrics")
+
+
+def files_are_there(*names: str) -> Callable[[Scene, Running], None]:
+    def look(scene: Scene, _: Running) -> None:
+        assert all((scene.directory / name).is_file() for name in names)
+
+    return look
+
+
+CTRL_C, TERM = signal.SIGINT, signal.SIGTERM
+PINS = {"before": migrate, "without": ALONE}
+SURE: dict[str, Any] = {
+    "before": store_for_weather,
+    "terminal": True,
+    "err": r"delete for good what you\.weather stored: 0 stored values, .*(?s:.*)deleted: ",
+    "beside": lambda _, command: command.answer("y\n"),
+    "after": nothing_is_stored,
+}
+READY = r"methods-1@\S+: ready"
+
+SAVE_NOTE = """nekro call save_note --args '["shop", "Shopping", "milk"]' --chat-key group_1 --user-id ada"""
+
+EXPECTED = {
+    "nekro demo": Expected(out=r"✓ (?s:.*)✓ ", without=ALONE),
+    "nekro --data-dir /tmp/tour demo": Expected(out=r"✓ (?s:.*)✓ ", without=ALONE),
+    "nekro up": Expected(err="ready: methods-1, long-1, rounds-1;", stop=CTRL_C, without=ALONE),
+    "nekro up --methods 2 --rounds 2 --flower-port 5555": Expected(
+        err="ready: methods-1, methods-2, long-1, rounds-1, rounds-2, flower;",
+        beside=flower_answers, stop=CTRL_C, without=ALONE,
+    ),
+    "NEKRO_DATA_DIR=/srv/nekro NEKRO_PLUGINS__DIRS=/srv/plugins nekro up": Expected(
+        err="ready: methods-1", stop=TERM, after=files_are_there("srv/nekro/nekro.db"),
+    ),
+    "nekro worker --lane methods": Expected(err=r"methods-\d+@\S+ ready", stop=TERM),
+    "NEKRO_BROKER__URL=redis://queue:6379/0 nekro worker --lane long --concurrency 2": Expected(
+        err=r"long-\d+@\S+ ready", stop=CTRL_C,
+    ),
+    "nekro worker --check": Expected(out=READY),
+    "nekro worker --check --lane methods": Expected(out=READY),
+    "nekro worker --check live": Expected(out=r"methods-1@\S+: live"),
+    "nekro exec shopping.py --user-id ada": Expected(out="Buy milk", err="NORMAL after 3 calls"),
+    "nekro exec --chat-key group_1 --user-id ada --json shopping.py": Expected(out='"stop_type": "NORMAL"'),
+    "echo 'print(list_notes())' | nekro exec --user-id ada -": Expected(
+        before=save_a_note, out="Shopping", err="NORMAL after 1 calls"
+    ),
+    "nekro call list_notes --user-id ada": Expected(before=save_a_note, out="Shopping", err=r"tool in .* ms"),
+    SAVE_NOTE: Expected(
+        out="Shopping", err="behavior in .* ms on methods"),
+    """nekro call nekro.notes.read_note --args '{"note_id": "shop"}' --user-id ada --json""": Expected(
+        before=save_a_note, out='"value": ".*milk'
+    ),
+    "nekro call describe --args @arguments.json": Expected(out="^the sea: wet$"),
+    "nekro command": Expected(out=r"/weather .*Ada\.weather:weather"),
+    "nekro command group_1 '/weather Tokyo days:3'": Expected(out="^3 days of rain in Tokyo$"),
+    "nekro command group_1 '/Ada.weather:forecast Tokyo' --user-id ada --as user --json": Expected(
+        out='"message": "rain in Tokyo, ada"'
+    ),
+    "nekro command group_1 yes": Expected(before=ask_for_an_umbrella, out="^umbrella: yes$"),
+    "nekro command K '/name arguments'": Expected(
+        before=lambda _: {" K ": " group_1 ", "/name arguments": "/weather Tokyo"}, out="^1 days of rain"
+    ),
+    "NEKRO_LLM__BASE_URL=http://127.0.0.1:8000/v1 NEKRO_LLM__MODEL=qwen nekro chat": Expected(
+        given="Hello\n", out="^Qwen greets$", without=(*ALONE, "NEKRO_LLM__SCRIPT")
+    ),
+    "nekro chat --chat-key group_1 --user-id ada": Expected(
+        given="\nHello\n", out="^Good day to you$", err="chat group_1; Ctrl-D ends"
+    ),
+    "nekro send group_1 'What is on today?'": Expected(out=f"^{HEX}$"),
+    "nekro send group_1 'What is on today?' --user-id ada --wait": Expected(out="^Today: rain in Tokyo$"),
+    "nekro history cli": Expected(out=r"cli-user: What is on today\?\n.*Today: rain in Tokyo"),
+    "nekro history cli --trace": Expected(out=r"Today: rain in Tokyo(?s:.*)scripted(?s:.*)forecast"),
+    "nekro history CHAT --trace": Expected(
+        before=lambda _: {"CHAT": "cli"}, out=r"Today: rain in Tokyo(?s:.*)scripted(?s:.*)forecast"
+    ),
+    "nekro history cli --limit 5 --json": Expected(
+        before=ask_what_is_on, out=r'"text": "What is on today\?"'),
+    "nekro tail group_1": Expected(
+        err="watching chat group_1", beside=say_hello, out="message.added +cli-user: Hello", stop=CTRL_C
+    ),
+    "nekro tail group_1 --json --count 3": Expected(
+        err="watching chat group_1", beside=say_hello, out='"event": "message.added"', after=three_lines
+    ),
+    "nekro tail group_1 --seconds 60": Expected(
+        before=lambda _: {"--seconds 60": "--seconds 2"}, err="watching chat group_1"
+    ),
+    "nekro cancel group_1": Expected(before=hold_a_round, err="^stopped 1 running, cancelled 0 waiting$"),
+    "nekro cancel group_1 --seconds 60 --json": Expected(
+        before=hold_a_round, out=r'"stopped": \[\s*{\s*"id": "' + HEX
+    ),
+    "nekro reset group_1": Expected(err="^chat group_1 begins anew$"),
+    "nekro jobs": Expected(before=begin_job, out=f"{JOB} .* running .*50% +half way"),
+    "nekro jobs list --open --chat-key group_1 --json": Expected(before=begin_job, out=f'"id": "{JOB}"'),
+    "nekro jobs watch": Expected(before=begin_job, beside=watch_them_end, out=" succeeded "),
+    f"nekro jobs watch {JOB}": Expected(before=begin_job, beside=watch_them_end, out=f"^{JOB}.* succeeded "),
+    f"nekro jobs show {JOB} --json": Expected(before=begin_job, out='"state": "running"'),
+    f"nekro jobs cancel {JOB}": Expected(before=begin_job, err=f"^job {JOB} (is cancelled|was asked to end)"),
+    "nekro methods": Expected(out=r"^forecast +tool +methods .*Ada\.weather"),
+    "nekro methods nekro.notes": Expected(out=r"(?s)\A(?!.*forecast).*save_note"),
+    "nekro methods --json": Expected(out='"task": "Ada.weather.forecast"'),
+    "nekro methods pin Ada.weather.forecast long": Expected(
+        err=r"^Ada\.weather\.forecast runs in lane long from now on$", **PINS
+    ),
+    "nekro methods unpin Ada.weather.forecast": Expected(
+        err=r"^Ada\.weather\.forecast was not marked$", **PINS
+    ),
+    "nekro methods pin Ada.weather pinned": Expected(
+        err=r"^Ada\.weather runs in lane pinned from now on$", **PINS
+    ),
+    "nekro plugins": Expected(out=r"^Ada\.weather +ok "),
+    "nekro plugins list --json": Expected(out='"key": "Ada.weather"'),
+    "nekro plugins new weather": Expected(
+        out=r"^weather\.py\ntest_weather\.py$", after=files_are_there("weather.py", "test_weather.py")
+    ),
+    "nekro plugins new weather --dir my_plugins": Expected(
+        out=r"^my_plugins/weather\.py$", after=files_are_there("my_plugins/test_weather.py")
+    ),
+    "nekro plugins purge you.weather": Expected(**SURE),
+    "nekro plugins purge author.module": Expected(**SURE),
+    "nekro doctor": Expected(out=r"^✓ redis: (?s:.*)^✓ database: (?s:.*)^✓ workers: "),
+    "nekro doctor --settings": Expected(out=r"^\* NEKRO_LLM__SCRIPT +/"),
+    "nekro doctor --json": Expected(out='"name": "redis"'),
+    "nekro dead": Expected(before=set_aside_garbage, out="^raw-.* no worker can read it$"),
+    f"nekro dead show {DEAD}": Expected(before=set_aside_call, out=r"^task: Ada\.weather\.describe$"),
+    f"nekro dead retry {DEAD}": Expected(
+        before=set_aside_call, err="^sent .* to lane methods again$", after=the_call_runs
+    ),
+    "nekro dead drop all": Expected(before=set_aside_garbage, err="^dropped raw-", after=nothing_is_dead),
+    "nekro db upgrade": Expected(err="^the database schema is up to date$", without=ALONE),
+    "nekro flower": Expected(err="^Flower listens on http://127", beside=flower_answers, stop=CTRL_C),
+    "FLOWER_BASIC_AUTH=ada:secret nekro flower --address 0.0.0.0 --port 5555": Expected(
+        err="^Flower listens on http://127", beside=flower_wants_its_password, stop=TERM
+    ),
+    "nekro metrics": Expected(out='^nekro_lane_workers{lane="methods"} 1'),
+    "nekro metrics --port 9463": Expected(
+        err="^figures of the fleet on http://127", beside=metrics_are_served, stop=CTRL_C
+    ),
+    "nekro metrics --address 0.0.0.0 --port 9463": Expected(
+        err="^figures of the fleet on http://127", beside=metrics_are_served, stop=TERM
+    ),
+    "nekro bench": Expected(
+        err=r"^1/\d+ ", stop=CTRL_C, code=130, after=nothing_is_left
+    ),
+    "nekro bench rpc -- --help": Expected(out=r"^usage: python -m benchmarks\.rpc"),
+}  # fmt: skip
+
+
+def test_each_command_of_the_pages_is_run_here() -> None:
+    assert sorted(documented() - set(EXPECTED)) == [], "documented, and nothing is expected of it"
+    assert sorted(set(EXPECTED) - documented()) == [], "expected, and gone from the pages"
+    assert [line for line, expected in EXPECTED.items() if not (expected.out or expected.err)] == []
+
+
+def changes(scene: Scene) -> dict[str, str]:
+    """What stands in examples, and what takes its place here."""
+    broker = f"{scene.world.broker_url} NEKRO_BROKER__KEY_PREFIX=t{uuid.uuid4().hex}:"
+    return {
+        "redis://queue:6379/0": broker,
+        "http://127.0.0.1:8000/v1": scene.world.model_url,
+        "0.0.0.0": "127.0.0.1",
+        "port 5555": f"port {scene.port}",
+        "port 9463": f"port {scene.port}",
+        "/srv/plugins": str(scene.world.directory / "plugins"),
+        "/srv/nekro": str(scene.directory / "srv" / "nekro"),
+        "/tmp/tour": str(scene.directory / "tour"),
+    }
+
+
+def changed(text: str, what: Mapping[str, str]) -> str:
+    for told, real in what.items():
+        text = text.replace(told, real)
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("line", EXPECTED)
+def test_the_command_does_what_its_page_says(line: str, world: World) -> None:
+    expected = EXPECTED[line]
+    scene = world.scene(expected)
+    what = changes(scene) | dict(expected.before(scene) if expected.before else {})
+    real = changed(line, what)
+    if line == "nekro flower":
+        real += f" --port {scene.port}"  # its own may be taken
+    if "|" not in real:  # a signal must reach the command and not a shell
+        real = re.sub(r"(?<!\S)nekro ", "exec nekro ", real, count=1)
+    out, err = (f"(?m){changed(text, what)}" for text in (expected.out, expected.err))
+    command = Running(real, scene.directory, scene.environment, expected)
+    try:
+        if expected.beside is not None or expected.stop is not None:
+            if not expected.terminal:
+                command.until(err=err)
+            if expected.beside is not None:
+                expected.beside(scene, command)
+        if expected.stop is not None:
+            command.until(out=out)
+            command.stop(expected.stop)
+        assert command.ended() == expected.code, command.all_of_it()
+    finally:
+        let_jobs_end(scene)
+        command.kill()
+    assert re.search(out, command.said("out")), command.all_of_it()
+    assert re.search(err, command.said("err")), command.all_of_it()
+    assert "Traceback" not in command.said("err")
+    if "--json" in line:
+        documents = command.said("out").splitlines() if "--count" in line else [command.said("out")]
+        assert all(json.loads(document) for document in documents)
+    if expected.after is not None:
+        expected.after(scene, command)
+
+
+def plain(arguments: list[str]) -> list[str]:
+    """Arguments of Compose without what differs between a person's and the proof's."""
+    words = [re.sub(r"=\d+$", "=N", {"-d": "--detach"}.get(word, word)) for word in arguments]
+    return [word for word in words if word not in ("-T", "--no-build")]
+
+
+def test_each_line_of_compose_is_one_that_the_proof_runs() -> None:
+    """`make compose-test` is too long for a suite: here only that it does what the pages show."""
+    proof = ast.parse((ROOT / "tests" / "compose" / "prove.py").read_text("utf-8"))
+    calls = [
+        plain([word.value for word in node.args if isinstance(word, ast.Constant)])
+        for node in ast.walk(proof)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "compose"
+    ]
+    lines = {line for page in (ROOT / "README.md", *PAGES) for line in lines_of_blocks(page)}
+    lines |= {span for page in PAGES for span in re.findall(r"`(docker compose [^`]+)`", page.read_text())}
+    shown = [plain(shlex.split(line)[2:]) for line in sorted(lines) if line.startswith("docker compose ")]
+    assert ["exec", "rounds", "nekro", "doctor"] in shown
+    unproved = [
+        told for told in shown if not any(call[:1] == told[:1] and set(told) <= set(call) for call in calls)
+    ]
+    assert unproved == []
+
+
+def test_options_of_the_benchmarks_are_theirs() -> None:
+    parsers: dict[str, Callable[[list[str]], object]] = {"rpc": rpc.parse_options, "scale": scale.parse}
+    chores = {"bench": "rpc", "scale": "scale"}
+    for chore, module in chores.items():
+        assert f"-m benchmarks.{module} $({chore.upper()}_ARGS)" in (ROOT / "Makefile").read_text()
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    by_chore = re.findall(r"make (\w+) [A-Z]+_ARGS=(?:'([^']*)'|([^\s']+))", text)
+    told = [(chores[chore], quoted or bare) for chore, quoted, bare in by_chore]
+    told += re.findall(r"python -m benchmarks\.(\w+) ([^`\n]+)", text)
+    scaling = (ROOT / "docs" / "scaling.md").read_text("utf-8")
+    told += [("scale", option) for option in re.findall(r"`(--[a-z-]+(?: [A-Z]+)?)`", scaling)]
+    assert {module for module, _ in told} == set(parsers)
+    for module, options in told:
+        parsers[module](shlex.split(options))
