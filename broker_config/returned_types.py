@@ -150,9 +150,10 @@ _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
 }
 
 #: Classes that are never unloaded; a plugin's are, when it is loaded anew.
-_permanent: Final[dict[type, Treatment]] = dict.fromkeys(_WHOLE_TYPES, _WHOLE) | dict.fromkeys(
-    _CONTAINER_TYPES, _REFILLED
-)
+_permanent: Final[dict[type, Treatment]] = {
+    **dict.fromkeys(_WHOLE_TYPES, _WHOLE),
+    **dict.fromkeys(_CONTAINER_TYPES, _REFILLED),
+}
 _known: WeakKeyDictionary[type, Treatment] = WeakKeyDictionary()
 
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Final
 
 from sqlalchemy import exc as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import NekroError, StorageUnavailableError
 from storage import postgresql, sqlite
+from storage.connection import LoopConnection
 from storage.driver_errors import translated
 from storage.transaction import Transaction
 from storage.urls import async_url
@@ -182,8 +183,8 @@ class Database:
             yield
 
     @asynccontextmanager
-    async def _connected(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-        connection = engine.connect()
+    async def _connected(self, engine: AsyncEngine) -> AsyncIterator[LoopConnection]:
+        connection = LoopConnection(engine)
         try:
             await connection.start()
         except sa.TimeoutError as exc:
@@ -219,7 +220,7 @@ class Database:
             ) from exc
 
 
-async def _roll_back(connection: AsyncConnection, *, is_sqlite: bool) -> None:
+async def _roll_back(connection: LoopConnection, *, is_sqlite: bool) -> None:
     if connection.invalidated or connection.closed:
         return
     try:

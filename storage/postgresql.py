@@ -11,10 +11,11 @@ from typing import Any, Final
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, QueuePool
 
 from broker_config.settings import DatabaseSettings
+from storage.connection import LoopConnection
 from storage.error_hook import install
 
 __all__ = ["create", "create_sync", "cut_after"]
@@ -58,15 +59,13 @@ def create_sync(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -
     return engine
 
 
-def cut_after(connection: AsyncConnection, seconds: float) -> asyncio.TimerHandle:
+def cut_after(connection: LoopConnection, seconds: float) -> asyncio.TimerHandle:
     """Shut the connection's socket down after ``seconds``, unless the returned handle is cancelled.
 
     The server's own limits cannot help when the server is frozen or the network swallows packets,
     and a driver that waits for an answer has no limit of its own. A closed socket ends its wait.
     """
-    sync_connection = connection.sync_connection
-    assert sync_connection is not None  # noqa: S101 - `connection` has been started
-    return _cut_later(sync_connection.connection.driver_connection, seconds)
+    return _cut_later(connection.sync_connection.connection.driver_connection, seconds)
 
 
 def _cut_later(driver_connection: Any, seconds: float) -> asyncio.TimerHandle:

@@ -34,7 +34,7 @@ def new_id() -> str:
 
 
 class StatementRunner(Protocol):
-    """What repositories need of a connection; SQLAlchemy's ``AsyncConnection`` has it."""
+    """What repositories need of a connection; ``storage.connection.LoopConnection`` has it."""
 
     @property
     def dialect(self) -> Dialect:

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from functools import cached_property
 
 from loguru import logger
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.call_progress import CallProgressRepository
 from storage.calls import CallRepository
 from storage.chats import ChatRepository
+from storage.connection import LoopConnection
 from storage.detached_calls import DetachedCallRepository
 from storage.downloads import DownloadRepository
 from storage.job_signals import JobSignalRepository
@@ -106,7 +106,7 @@ class Repositories:
 class Transaction(Repositories):
     """What ``Database.begin()``, ``autocommit()`` and ``read()`` give; never build one yourself."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: LoopConnection) -> None:
         super().__init__(connection)
         self.connection = connection
         self._callbacks: list[Callable[[], Awaitable[object]]] = []
