@@ -20,6 +20,7 @@ from celery import states
 from celery.backends.redis import RedisBackend
 from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str, str_to_bytes
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from broker_config.batching import PipelineBatcher
 from broker_config.bridge import at_loop_close, await_here, can_await
@@ -29,6 +30,8 @@ from broker_config.urls import url_of_backend
 
 __all__ = ["ReplyBackend"]
 
+#: How Redis says that it has no memory left, within whatever words.
+_OUT_OF_MEMORY: Final = "OOM command not allowed"
 
 #: Stores a result, tells its subscribers, and gives it to the caller that waits, in one step.
 #: KEYS: result (string; its channel has the same name), reply list or nothing. ARGV: payload, seconds
@@ -139,12 +142,19 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         return None if found is None else str_to_bytes(found)
 
     def _write(self, stored: StoredResult) -> None:
-        if can_await():
-            await_here(self._batcher().write(stored.queue_on, size_bytes=len(stored.payload)))
-            return
-        with self.client.pipeline(transaction=False) as pipeline:
-            stored.queue_on(pipeline)
-            pipeline.execute()
+        try:
+            if can_await():
+                await_here(self._batcher().write(stored.queue_on, size_bytes=len(stored.payload)))
+                return
+            with self.client.pipeline(transaction=False) as pipeline:
+                stored.queue_on(pipeline)
+                pipeline.execute()
+        except ResponseError as exc:
+            # What a script meets is told as an error of the script. Memory that ran out passes, and a
+            # result that is tried again then is not lost.
+            if _OUT_OF_MEMORY in str(exc):
+                raise OutOfMemoryError(_OUT_OF_MEMORY) from exc
+            raise
 
     def _sleep(self, amount: float) -> None:
         # Between two tries to store a result; the other tasks of the loop must go on.
