@@ -17,7 +17,6 @@ from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo
-from storage.chats import ChatRepository
 from storage.engine import Database
 from storage.schema import require_schema
 from workers.call_records import CallRecords
@@ -110,8 +109,13 @@ class Services(Parts):
 
     async def chat(self, chat_key: str) -> ChatInfo:
         """Return a chat's row, created if it is new."""
+        # Nearly every chat is known, and reading waits for no writer.
+        async with self.database.read() as transaction:
+            known = await transaction.chats.find(chat_key)
+        if known is not None:
+            return known
         async with self.database.begin() as transaction:
-            return await ChatRepository(transaction.connection).ensure(chat_key)
+            return await transaction.chats.ensure(chat_key)
 
     async def invoke(
         self,

@@ -59,15 +59,22 @@ async def test_chat_with_thousands_of_calls_does_not_starve_the_others(make_chao
     fleet = make_chaos(broker={"calls_per_chat": 32})
     fleet.start("methods", concurrency=8)
     async with opened(fleet) as services:
-        flood = [
-            asyncio.create_task(call(services, "work", f"T{n}", 0.01, chat_key="greedy", seconds=120))
-            for n in range(3000)
-        ]
+        work, deadline = services.registry.find("work"), datetime.now(UTC) + timedelta(seconds=120)
+
+        async def one(name: str, scope: CallScope, seconds: float) -> Envelope:
+            arguments = encode_arguments((name, seconds), {})
+            return await services.dispatcher.invoke(
+                work, arguments, scope, call_id=new_id(), deadline=deadline
+            )
+
+        chats = ("greedy", *(f"modest{n}" for n in range(10)))
+        greedy, *modest = [CallScope(chat=await services.chat(key), user_id=None) for key in chats]
+        flood = [asyncio.create_task(one(f"T{n}", greedy, 0.01)) for n in range(3000)]
         await until(lambda: len(times(fleet, "start")) > 50, what="the flood")
         waits = []
-        for number in range(10):
+        for number, scope in enumerate(modest):
             begin = time.monotonic()
-            await call(services, "work", f"T-modest{number}", chat_key=f"modest{number}")
+            await one(f"T-modest{number}", scope, 0)
             waits.append(time.monotonic() - begin)
         done = sum(task.done() for task in flood)
         await asyncio.gather(*flood)
