@@ -80,7 +80,7 @@ async def _run(function: Callable[[], T]) -> T:
             value = await outcome
         except BaseException as exc:  # cancellation included: it belongs to the function
             runner.parent = getcurrent()
-            outcome = runner.throw(exc)
+            outcome = runner.throw(type(exc), exc, exc.__traceback__)
         else:
             runner.parent = getcurrent()
             outcome = runner.switch(value)

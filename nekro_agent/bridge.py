@@ -79,7 +79,7 @@ class Bridged(Generic[T]):
                 reply = (yield from outcome.value.__await__()) if outcome.is_wait else (yield outcome.value)
             except BaseException as exc:  # cancellation included: it belongs to the coroutine
                 inner.parent = getcurrent()
-                outcome = inner.throw(exc)
+                outcome = inner.throw(type(exc), exc, exc.__traceback__)
             else:
                 inner.parent = getcurrent()
                 outcome = inner.switch(reply)
