@@ -30,9 +30,9 @@ __all__ = ["main"]
 _PLUGINS: Final = Path(__file__).parent / "plugins"
 _CHAT: Final = "bench_chat"
 _RETURNED: Final = re.compile(r"returned (\d+\.\d+)")
-#: Follow-up rounds of a turn; a turn has a limit of 100 rounds.
-_ROUNDS: Final = 90
-_TURN_SECONDS: Final = 300
+#: Follow-up rounds of a turn: as many as a turn may have by default.
+_ROUNDS: Final = 7
+_TURN_SECONDS: Final = 60
 
 
 class StampingModel:
@@ -66,6 +66,8 @@ class StampingModel:
                 writer.write(self._answer(json.dumps(body["messages"]), arrived, streamed=body.get("stream")))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
             writer.close()
 
     def _answer(self, prompt: str, arrived: float, *, streamed: bool) -> bytes:
@@ -103,8 +105,8 @@ def _response(body: str, kind: str) -> bytes:
     )
 
 
-async def measure(turns: int, database_url: str | None) -> list[list[float]]:
-    """Let a chat have turns of ``_ROUNDS`` follow-up rounds; returns the seconds of each, by turn."""
+async def measure(turns: int, database_url: str | None) -> list[float]:
+    """Let a chat have turns of ``_ROUNDS`` follow-up rounds; returns the seconds of each."""
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
         directory, model = Path(name), StampingModel(_ROUNDS)
         os.environ |= {
@@ -115,8 +117,6 @@ async def measure(turns: int, database_url: str | None) -> list[list[float]]:
             "NEKRO_LLM__BASE_URL": await model.start(),
             "NEKRO_LLM__API_KEY": "none",
             "NEKRO_LLM__MODEL": "bench",
-            "NEKRO_AGENT__ROUNDS_PER_TURN": str(_ROUNDS + 10),
-            "NEKRO_AGENT__TURN_SECONDS": str(_TURN_SECONDS),
         }
         if database_url is not None:
             os.environ["NEKRO_DATABASE__URL"] = database_url
@@ -137,7 +137,7 @@ async def measure(turns: int, database_url: str | None) -> list[list[float]]:
             for worker in workers:
                 worker.stop()
         print(describe_machine(server.version), file=sys.stderr)
-        return [model.seconds[at : at + _ROUNDS] for at in range(0, len(model.seconds), _ROUNDS)]
+        return model.seconds
 
 
 async def _finish(*command: str) -> None:
@@ -149,13 +149,13 @@ async def _finish(*command: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.follow_up", description=__doc__)
-    parser.add_argument("--turns", type=int, default=4, help="turns of 90 rounds; the first is no figure")
+    parser.add_argument("--turns", type=int, default=30, help="turns of 7 follow-up rounds (default: 30)")
     parser.add_argument("--database-url", help="instead of SQLite, for example postgresql://host/scratch")
     options = parser.parse_args(argv)
-    for number, seconds in enumerate(asyncio.run(measure(options.turns, options.database_url))):
-        p50, p95, p99 = (percentile(seconds, percent) * 1e3 for percent in (50, 95, 99))
-        kind = f"turn {number}" if number else "warm-up"
-        print(f"{kind}: {len(seconds)} rounds, p50 {p50:.2f} ms, p95 {p95:.2f} ms, p99 {p99:.2f} ms")
+    # The first two turns warm up.
+    seconds = asyncio.run(measure(options.turns + 2, options.database_url))[2 * _ROUNDS :]
+    p50, p95, p99 = (percentile(seconds, percent) * 1e3 for percent in (50, 95, 99))
+    print(f"{len(seconds)} follow-up rounds: p50 {p50:.2f} ms, p95 {p95:.2f} ms, p99 {p99:.2f} ms")
     return 0
 
 

@@ -13,7 +13,7 @@ enqueued before they are published.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -275,6 +275,11 @@ class CallRepository(Repository):
     async def find(self, call_id: str) -> Call | None:
         """Return the call, or None."""
         return await self._one_or_none(Call, select(CallRow).where(CallRow.id == call_id))
+
+    async def find_all(self, call_ids: Collection[str]) -> dict[str, Call]:
+        """Return the calls that there are, by id."""
+        found = await self._all(Call, select(CallRow).where(CallRow.id.in_(call_ids)))
+        return {call.id: call for call in found}
 
     async def get(self, call_id: str) -> Call:
         """Return the call.

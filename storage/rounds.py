@@ -254,14 +254,14 @@ class RoundRepository(Repository):
         statement = select(RoundRow).where(_is_open(chat_key), RoundRow.state == RoundState.RUNNING)
         return await self._one_or_none(Round, statement)
 
-    async def merged_into(self, round_id: str) -> list[Round]:
-        """List the rounds that a round took along, in order."""
-        statement = select(RoundRow).where(RoundRow.merged_into == round_id).order_by(RoundRow.sequence)
+    async def merged_into(self, *round_ids: str) -> list[Round]:
+        """List what rounds took along, in order; each chat's by itself."""
+        statement = select(RoundRow).where(RoundRow.merged_into.in_(round_ids)).order_by(RoundRow.sequence)
         return await self._all(Round, statement)
 
-    async def rounds_of_turn(self, turn_id: str) -> list[Round]:
-        """List a turn's rounds, in order."""
-        statement = select(RoundRow).where(RoundRow.turn_id == turn_id).order_by(RoundRow.sequence)
+    async def rounds_of_turns(self, *turn_ids: str) -> list[Round]:
+        """List the rounds of turns of one chat, in order."""
+        statement = select(RoundRow).where(RoundRow.turn_id.in_(turn_ids)).order_by(RoundRow.sequence)
         return await self._all(Round, statement)
 
     async def newest(self, chat_key: str, *, limit: int) -> list[Round]:

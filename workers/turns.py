@@ -35,11 +35,11 @@ class Turn:
     @classmethod
     async def read(cls, transaction: Transaction, claimed: ClaimedRound) -> Turn:
         """Gather it."""
-        own = await transaction.rounds.rounds_of_turn(claimed.round.turn_id)
+        own = await transaction.rounds.rounds_of_turns(claimed.round.turn_id)
         triggers = [*claimed.triggers, *await _merged_into(transaction, own)]
         earlier = [
             item
-            for item in await _rounds_of(transaction, {item.turn_id for item in triggers})
+            for item in await transaction.rounds.rounds_of_turns(*{item.turn_id for item in triggers})
             if item.state is RoundState.DONE and item.sequence < claimed.round.sequence
         ]
         triggers += [*earlier, *await _merged_into(transaction, earlier)]
@@ -55,13 +55,8 @@ class Turn:
         )
 
 
-async def _rounds_of(transaction: Transaction, turn_ids: Iterable[str]) -> list[Round]:
-    found = [item for turn_id in turn_ids for item in await transaction.rounds.rounds_of_turn(turn_id)]
-    return sorted(found, key=lambda item: item.sequence)
-
-
 async def _merged_into(transaction: Transaction, rounds: Iterable[Round]) -> list[Round]:
-    return [merged for item in rounds for merged in await transaction.rounds.merged_into(item.id)]
+    return await transaction.rounds.merged_into(*(item.id for item in rounds))
 
 
 async def _observations(
@@ -69,11 +64,10 @@ async def _observations(
 ) -> dict[str | None, list[Observation]]:
     """Results among the triggers, by the round whose code made the call; in order."""
     found: dict[str | None, list[Observation]] = {}
-    by_id = {item.id: item for item in triggers}
+    by_id = {item.id: item for item in triggers if item.trigger_kind is TriggerKind.CALL}
+    calls = await transaction.calls.find_all({item.trigger_id for item in by_id.values()})
     for trigger in sorted(by_id.values(), key=lambda item: item.sequence):
-        if trigger.trigger_kind is not TriggerKind.CALL:
-            continue
-        call = await transaction.calls.find(trigger.trigger_id)
+        call = calls.get(trigger.trigger_id)
         caller = None if call is None else call.round_id
         found.setdefault(caller, []).append(_observation(trigger, call))
     return found

@@ -146,7 +146,7 @@ async def test_what_is_known_is_recorded_piece_by_piece(database: Database, fenc
     async with database.read() as tx:
         assert await tx.rounds.get(round_id) == done
         assert await tx.rounds.newest("chat", limit=5) == [done]
-        assert await tx.rounds.rounds_of_turn(done.turn_id) == [done]
+        assert await tx.rounds.rounds_of_turns(done.turn_id) == [done]
         assert await tx.rounds.find_running("chat") is None
 
 
