@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from chaos_world import Account, call, opened, rows, started, times, until, worker_that_runs
-from rabbit_server import RabbitServer, free_port, rabbit_binary
+from rabbit_server import RabbitServer, rabbit_binary
+from redis_process import free_port
 from worker_fleet import Fleet
 
 from broker_config.keys import DEAD_QUEUE

@@ -35,8 +35,8 @@ from typing import Any
 import pytest
 import redis
 from chat_server import ChatServer, stream
-from conftest import RedisServer, free_port, wait_until
 from loguru import logger
+from redis_process import RedisServer, free_port, wait_until
 
 from benchmarks import rpc, scale
 from broker_config.embedded import socket_path

