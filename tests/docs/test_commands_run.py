@@ -35,14 +35,14 @@ from typing import Any
 import pytest
 import redis
 from chat_server import ChatServer, stream
-from loguru import logger
+from nekro_inside import run_inside
 from redis_process import RedisServer, free_port, wait_until
 
 from benchmarks import rpc, scale
 from broker_config.embedded import socket_path
 from broker_config.settings import BrokerSettings
 from broker_config.transport import DELIVERIES_HEADER
-from cli.main import build_parser, main
+from cli.main import build_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -266,22 +266,9 @@ class Scene:
 
     def nekro(self, *arguments: str) -> str:
         """Run `nekro` in this process, for what happens before and beside the command; returns its data."""
-        out, err, before = io.StringIO(), io.StringIO(), dict(os.environ)
-        try:
-            os.environ.clear()
-            os.environ.update(self.environment)
-            with (
-                contextlib.chdir(self.directory),
-                contextlib.redirect_stdout(out),
-                contextlib.redirect_stderr(err),
-            ):
-                code = main(arguments)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-            logger.remove()
-        assert code == 0, f"nekro {shlex.join(arguments)}: {err.getvalue()}"
-        return out.getvalue()
+        code, out, err = run_inside(*arguments, directory=self.directory, environment=self.environment)
+        assert code == 0, f"nekro {shlex.join(arguments)}: {err}"
+        return out
 
     def ask(self, path: str, *, password: str | None = None) -> str:
         """Ask a page of the command's own server."""
