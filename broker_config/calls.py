@@ -18,14 +18,13 @@ from typing import Any, Final, Protocol
 from celery import Celery, states
 from pydantic import ValidationError
 from redis import RedisError
-from redis.asyncio import Redis
 
 from broker_config.call_messages import CallMessage
-from broker_config.clients import async_client
 from broker_config.embedded import resolve_signing_key
 from broker_config.failures import failure_from_record
 from broker_config.keys import Keys
 from broker_config.publishing import PUBLISH_SECONDS, Publisher, make_publisher, unavailable
+from broker_config.redis_link import RedisLink
 from broker_config.revocations import revoke
 from broker_config.settings import Settings
 from broker_config.shares import ChatShares
@@ -89,8 +88,8 @@ class MethodCaller:
         self._pending: dict[str, _Pending] = {}
         self._shares = ChatShares(per_chat=settings.broker.calls_per_chat, waiting=settings.broker.max_queued)
         self._publisher: Publisher | None = None
-        self._popper: Redis | None = None
-        self._reader: Redis | None = None
+        self._popper: RedisLink | None = None
+        self._reader: RedisLink | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._revocations: set[asyncio.Task[None]] = set()
 
@@ -100,7 +99,7 @@ class MethodCaller:
             return
         self._publisher = make_publisher(self._app, self._settings.broker)
         # Apart, because a blocking pop occupies its connection.
-        self._popper, self._reader = self._client(), self._client()
+        self._popper, self._reader = self._link(), self._link()
         self._tasks = [
             asyncio.create_task(self._listen(self._popper), name="nekro-replies"),
             asyncio.create_task(self._reread_forever(self._reader), name="nekro-rereads"),
@@ -114,10 +113,10 @@ class MethodCaller:
             pending.record.cancel()
         if self._reader is not None:
             with contextlib.suppress(RedisError, OSError):
-                await self._reader.delete(self._reply_key)
-        for client in (self._popper, self._reader):
-            if client is not None:
-                await client.aclose()
+                await self._reader.execute("DEL", self._reply_key)
+        for link in (self._popper, self._reader):
+            if link is not None:
+                await link.close()
         if self._publisher is not None:
             await self._publisher.close()
         self._publisher = self._popper = self._reader = None
@@ -257,39 +256,35 @@ class MethodCaller:
         self._revocations.add(task)
         task.add_done_callback(self._revocations.discard)
 
-    def _client(self) -> Redis:
-        url = self._settings.results.url or self._settings.broker.url
+    def _link(self) -> RedisLink:
+        url, broker = self._settings.results.url or self._settings.broker.url, self._settings.broker
         assert url is not None  # noqa: S101 - checked when the app was built
-        return async_client(
-            url,
-            socket_timeout_seconds=self._settings.broker.socket_timeout_seconds,
-            connect_timeout_seconds=self._settings.broker.connect_timeout_seconds,
+        return RedisLink(
+            url, reply_seconds=broker.socket_timeout_seconds, connect_seconds=broker.connect_timeout_seconds
         )
 
-    async def _listen(self, client: Redis) -> None:
+    async def _listen(self, link: RedisLink) -> None:
         while True:
             try:
-                await self._pop(client)
+                await self._pop(link)
             except (RedisError, OSError) as exc:
                 logger.warning("replies cannot be read, trying again: %s", exc)
                 await asyncio.sleep(RECONNECT_SECONDS)
             except Exception:  # calls wait on this loop, whatever one reply held
                 logger.exception("a reply could not be handled")
 
-    async def _pop(self, client: Redis) -> None:
-        # Well below the socket timeout, so that a silent Redis can be told from an empty list.
-        seconds = min(POP_SECONDS, self._settings.broker.socket_timeout_seconds / 2)
-        popped = await client.blpop([self._reply_key], timeout=seconds)
+    async def _pop(self, link: RedisLink) -> None:
+        popped = await link.execute("BLPOP", self._reply_key, POP_SECONDS, blocks_seconds=POP_SECONDS)
         if popped is None:
             return
         self._settle(popped[1])
         # Whoever waited goes on before anything else is sent.
         await asyncio.sleep(0)
         if self._pending:
-            for raw in await client.lpop(self._reply_key, POP_COUNT) or ():
+            for raw in await link.execute("LPOP", self._reply_key, POP_COUNT) or ():
                 self._settle(raw)
 
-    async def _reread_forever(self, client: Redis) -> None:
+    async def _reread_forever(self, link: RedisLink) -> None:
         """Look after old calls: a lost pop took the reply from the list, a lost Redis took the message."""
         while True:
             await asyncio.sleep(REREAD_SECONDS)
@@ -301,7 +296,7 @@ class MethodCaller:
                         self._app.backend.get_key_for_task(call_id)
                         for call_id in calls[start : start + REREAD_KEYS]
                     ]
-                    for raw in await client.mget(keys):
+                    for raw in await link.execute("MGET", *keys):
                         if raw is not None:
                             self._settle(raw)
                 if calls:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -17,9 +16,8 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis import RedisError
 
-from broker_config.batching import PipelineBatcher
-from broker_config.clients import async_client
 from broker_config.keys import Keys
+from broker_config.redis_link import RedisLink
 from broker_config.settings import BrokerSettings
 from broker_config.topology import count_waiting
 from broker_config.urls import is_redis, without_password
@@ -71,7 +69,7 @@ class Publisher(Protocol):
         ...
 
     async def close(self) -> None:
-        """Send what waits and close the connections."""
+        """Send what waits and close the connection."""
         ...
 
 
@@ -93,7 +91,7 @@ def unavailable(url: str | None, exc: BaseException) -> BrokerUnavailableError:
 
 
 class PipelinePublisher:
-    """Publishes to Redis in kombu's message format, many messages per round trip.
+    """Publishes to Redis in kombu's message format; no message waits for the reply to another.
 
     What kombu's own producer does for a direct queue is one LPUSH of one JSON object; this
     sends the same object (a test compares the two) from the event loop itself.
@@ -103,53 +101,41 @@ class PipelinePublisher:
         assert settings.url is not None  # noqa: S101 - checked when the app was built
         self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
         self._epoch_key = Keys(prefix=settings.key_prefix).epoch
-        client = async_client(
+        self._link = RedisLink(
             settings.url,
-            socket_timeout_seconds=settings.socket_timeout_seconds,
-            connect_timeout_seconds=settings.connect_timeout_seconds,
+            reply_seconds=settings.socket_timeout_seconds,
+            connect_seconds=settings.connect_timeout_seconds,
         )
-        self._batcher = PipelineBatcher(client)
 
     async def send(self, message: Any, *, queue: str) -> str | None:
         """Put a message into a queue; see ``Publisher``."""
         key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
-
-        def queue_on(pipeline: Any) -> int:
-            pipeline.eval(PUSH, 2, key, self._epoch_key, payload, self._longest, uuid4().hex)
-            return 1
-
-        word = await self._write(queue_on, size_bytes=len(payload))
+        word = await self._execute("EVAL", PUSH, 2, key, self._epoch_key, payload, self._longest, uuid4().hex)
         if word is None:
             raise _full(queue, self._longest)
         return bytes(word).decode()
 
     async def epoch(self) -> str | None:
         """The word; see ``Publisher``. Empty when there is none, as in a Redis that lost its data."""
-
-        def queue_on(pipeline: Any) -> int:
-            pipeline.get(self._epoch_key)
-            return 1
-
-        word = await self._write(queue_on, size_bytes=0)
+        word = await self._execute("GET", self._epoch_key)
         return "" if word is None else bytes(word).decode()
 
-    async def _write(self, queue_on: Callable[[Any], int], *, size_bytes: int) -> Any:
+    async def _execute(self, *command: str | bytes | int) -> Any:
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
                 try:
-                    (reply,) = await self._batcher.write(queue_on, size_bytes=size_bytes)
+                    return await self._link.execute(*command)
                 except (ConnectionError, RedisError) as exc:
                     if not _is_stale(exc):
                         raise
                     # A connection that a restart of Redis had broken: the next one is fresh.
-                    (reply,) = await self._batcher.write(queue_on, size_bytes=size_bytes)
+                    return await self._link.execute(*command)
         except (RedisError, OSError) as exc:
             raise unavailable(self._url, exc) from exc
-        return reply
 
     async def close(self) -> None:
-        """Send what waits and close the connections."""
-        await self._batcher.close()
+        """Send what waits and close the connection."""
+        await self._link.close()
 
 
 def encode_message(message: Any, *, queue: str) -> bytes:

@@ -2,9 +2,8 @@
 
 A finished task is stored under its ordinary key and published on its ordinary channel, so
 ``AsyncResult``, Flower and scripts see it. When its message names a caller in ``reply_to``,
-the same pipeline pushes the result to that caller's list, which saves the caller one
-subscription per call. On an event loop all results of one tick travel in one pipeline, and
-no result blocks the loop.
+the same step pushes the result to that caller's list, which saves the caller one
+subscription per call. On an event loop no result waits for another, and none blocks the loop.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str, str_to_bytes
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from broker_config.batching import PipelineBatcher
 from broker_config.bridge import at_loop_close, await_here, can_await
-from broker_config.clients import async_client
 from broker_config.keys import REPLY_SECONDS, Keys, is_caller_id
+from broker_config.redis_link import RedisLink
 from broker_config.urls import url_of_backend
 
 __all__ = ["ReplyBackend"]
@@ -62,12 +60,10 @@ class StoredResult:
     #: List of the caller that waits; None when nobody named one.
     reply_key: str | None
 
-    def queue_on(self, pipeline: Any) -> int:
-        """Append this result's command to a pipeline; returns 1."""
+    def command(self) -> tuple[str | bytes | int, ...]:
+        """The command that stores it."""
         keys = (self.key,) if self.reply_key is None else (self.key, self.reply_key)
-        expires = self.expires_seconds or 0
-        pipeline.execute_command("EVAL", STORE, len(keys), *keys, self.payload, expires, REPLY_SECONDS)
-        return 1
+        return ("EVAL", STORE, len(keys), *keys, self.payload, self.expires_seconds or 0, REPLY_SECONDS)
 
 
 class ReplyBackend(RedisBackend):  # type: ignore[misc]
@@ -77,7 +73,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         prefix = self.app.conf.result_backend_transport_options.get("global_keyprefix", "")
         self._keys = Keys(prefix=prefix)
-        self._batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, PipelineBatcher] = WeakKeyDictionary()
+        self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, RedisLink] = WeakKeyDictionary()
 
     def on_task_call(self, producer: Any, task_id: str) -> None:
         """Subscribe to nothing when a task is sent.
@@ -138,17 +134,15 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             pipeline.set(key, value, ex=seconds or None).publish(key, value).execute()
 
     def _read(self, key: bytes) -> bytes | None:
-        found: Any = await_here(self._batcher().client.get(key)) if can_await() else self.client.get(key)
+        found: Any = await_here(self._link().execute("GET", key)) if can_await() else self.client.get(key)
         return None if found is None else str_to_bytes(found)
 
     def _write(self, stored: StoredResult) -> None:
         try:
             if can_await():
-                await_here(self._batcher().write(stored.queue_on, size_bytes=len(stored.payload)))
-                return
-            with self.client.pipeline(transaction=False) as pipeline:
-                stored.queue_on(pipeline)
-                pipeline.execute()
+                await_here(self._link().execute(*stored.command()))
+            else:
+                self.client.execute_command(*stored.command())
         except ResponseError as exc:
             # What a script meets is told as an error of the script. Memory that ran out passes, and a
             # result that is tried again then is not lost.
@@ -163,16 +157,15 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         else:
             super()._sleep(amount)
 
-    def _batcher(self) -> PipelineBatcher:
+    def _link(self) -> RedisLink:
         loop = asyncio.get_running_loop()
-        batcher = self._batchers.get(loop)
-        if batcher is None:
+        link = self._links.get(loop)
+        if link is None:
             conf = self.app.conf
-            client = async_client(
+            link = self._links[loop] = RedisLink(
                 url_of_backend(conf.result_backend),
-                socket_timeout_seconds=conf.redis_socket_timeout,
-                connect_timeout_seconds=conf.redis_socket_connect_timeout,
+                reply_seconds=conf.redis_socket_timeout,
+                connect_seconds=conf.redis_socket_connect_timeout,
             )
-            batcher = self._batchers[loop] = PipelineBatcher(client)
-            at_loop_close(batcher.close)
-        return batcher
+            at_loop_close(link.close)
+        return link

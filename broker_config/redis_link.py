@@ -1,0 +1,195 @@
+"""A connection to Redis on which any number of commands of one event loop are under way at once.
+
+redis-py connects (addresses, TLS, passwords, databases); from then on the connection is a protocol
+of the loop: commands are written as they come, replies are handed out in their order. That takes a
+sixth of the CPU time of redis-py's asyncio client, which waits for each reply on a stream of its own
+(``docs/performance.md``).
+
+Every exchange is bounded and tried once: whoever sends a command decides whether to repeat it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Any, Final
+
+import hiredis
+import redis
+from redis._parsers.base import BaseParser
+from redis.asyncio import ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from broker_config.urls import client_url, is_redis
+
+__all__ = ["RedisLink"]
+
+#: A connection that was idle this long is asked whether it still lives before a command is trusted to it.
+TRUSTED_SECONDS: Final = 10.0
+
+
+class RedisLink:
+    """Executes commands on one connection, made when it is needed and again when it broke."""
+
+    def __init__(self, url: str, *, reply_seconds: float, connect_seconds: float) -> None:
+        """Take where Redis is; nothing is connected yet.
+
+        Args:
+            reply_seconds: longest silence of Redis while replies are due.
+        """
+        assert is_redis(url)  # noqa: S101 - settings were checked when the app was built
+        self._pool = ConnectionPool.from_url(
+            client_url(url),
+            socket_timeout=reply_seconds,
+            socket_connect_timeout=connect_seconds,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
+        self._reply_seconds = reply_seconds
+        self._exchange: _Exchange | None = None
+        self._connecting = asyncio.Lock()
+
+    async def execute(self, *command: str | bytes | float, blocks_seconds: float = 0) -> Any:
+        """Send one command and return its reply, texts as bytes.
+
+        Args:
+            blocks_seconds: how long Redis may take because the command says so (``BLPOP``).
+
+        Raises:
+            redis.ConnectionError, redis.TimeoutError: the connection failed; Redis may have
+                executed the command.
+            redis.ResponseError: Redis refused it.
+        """
+        exchange = self._exchange
+        if exchange is None or not exchange.is_trusted():
+            exchange = await self._connected()
+        return await exchange.send(command, silence_seconds=self._reply_seconds + blocks_seconds)
+
+    async def close(self) -> None:
+        """Wait for the replies that are due and close the connection."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            await exchange.finish()
+
+    async def _connected(self) -> _Exchange:
+        async with self._connecting:
+            exchange = self._exchange
+            if exchange is not None and not exchange.is_trusted():
+                with contextlib.suppress(redis.RedisError):
+                    await exchange.send(("PING",), silence_seconds=self._reply_seconds)
+            if exchange is None or not exchange.is_open:
+                exchange = self._exchange = await self._connect()
+            return exchange
+
+    async def _connect(self) -> _Exchange:
+        connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
+        await connection.connect()
+        exchange = _Exchange(connection)
+        transport = connection._writer.transport
+        transport.set_protocol(exchange)
+        exchange.connection_made(transport)
+        return exchange
+
+
+class _Exchange(asyncio.Protocol):
+    """One open connection: what was sent, in order, and who waits for it."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection  # its writer would close the socket if it was collected
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(replyError=BaseParser.parse_error, protocolError=redis.InvalidResponse)
+        self._due: deque[tuple[asyncio.Future[Any], float, float]] = deque()
+        self._heard_at = self._loop.time()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._transport: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether commands can be sent."""
+        return self._transport is not None
+
+    def is_trusted(self) -> bool:
+        """Whether it is open and was heard of lately, or will be soon."""
+        return self.is_open and (bool(self._due) or self._loop.time() - self._heard_at < TRUSTED_SECONDS)
+
+    def send(self, command: tuple[Any, ...], *, silence_seconds: float) -> asyncio.Future[Any]:
+        """Write a command; its reply arrives in the future."""
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        if self._transport is None:
+            reply.set_exception(redis.ConnectionError("the connection to Redis is closed"))
+            return reply
+        now = self._loop.time()
+        self._due.append((reply, now, silence_seconds))
+        if self._alarm is None:
+            self._alarm = self._loop.call_at(now + silence_seconds, self._look_at_clock)
+        self._transport.write(hiredis.pack_command(command))
+        return reply
+
+    async def finish(self) -> None:
+        """Wait for what is due, then close."""
+        replies = [reply for reply, _, _ in self._due if not reply.done()]
+        if replies:
+            await asyncio.wait(replies)
+        if self._transport is not None:
+            self._transport.close()
+            self._end(redis.ConnectionError("the connection to Redis is closed"))
+
+    # What the loop calls.
+
+    def connection_made(self, transport: Any) -> None:
+        """Take the transport over."""
+        self._transport = transport
+        if transport.is_closing():
+            self._end(redis.ConnectionError("Redis closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        """Hand out the replies that are complete."""
+        self._heard_at = self._loop.time()
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not False:
+                self._hand_out(reply)
+        except Exception as exc:  # not the protocol of Redis: nothing that follows can be trusted
+            self._break(redis.ConnectionError(f"what Redis answered cannot be read: {exc}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell those who wait."""
+        reason = "Redis closed the connection" if exc is None else f"the connection to Redis broke: {exc}"
+        self._end(redis.ConnectionError(reason))
+
+    def _hand_out(self, reply: Any) -> None:
+        waiter, _, _ = self._due.popleft()
+        if waiter.done():
+            return  # cancelled
+        if isinstance(reply, Exception):
+            waiter.set_exception(reply)
+        else:
+            waiter.set_result(reply)
+
+    def _look_at_clock(self) -> None:
+        self._alarm = None
+        if not self._due:
+            return
+        _, sent_at, silence_seconds = self._due[0]
+        ends_at = max(sent_at, self._heard_at) + silence_seconds
+        if self._loop.time() >= ends_at:
+            self._break(redis.TimeoutError(f"Redis did not answer within {silence_seconds:g} s"))
+        else:
+            self._alarm = self._loop.call_at(ends_at, self._look_at_clock)
+
+    def _break(self, error: redis.RedisError) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        self._end(error)
+
+    def _end(self, error: redis.RedisError) -> None:
+        self._transport = None
+        self._connection._close()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        while self._due:
+            waiter, _, _ = self._due.popleft()
+            if not waiter.done():
+                waiter.set_exception(type(error)(*error.args))
