@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from celery import Task
 from celery.app.amqp import AMQP
+from celery.utils.saferepr import saferepr
 from celery.worker.request import Request
 
 from broker_config.transport import ClaimConnection
@@ -35,6 +36,26 @@ class PrivateAMQP(AMQP):  # type: ignore[misc]
 
 class PrivateRequest(Request):  # type: ignore[misc]
     """A delivery that ``inspect active`` and its siblings describe without arguments."""
+
+    @property
+    def asks_only_for_result(self) -> bool:
+        """Whether a success has no more to do than to be stored: no chain, chord, link or group."""
+        fields, embed = self.request_dict, self._payload[2]
+        return (
+            not self.kwargs
+            and isinstance(embed, dict)
+            and not any(embed.values())
+            and not self.ignore_result
+            and fields.get("group") is None
+            and fields.get("parent_id") is None
+        )
+
+    def shown(self, result: Any) -> str:
+        """A result as events show it; empty while nobody watches."""
+        if self.eventer is None or not self.eventer.enabled or not getattr(self.eventer, "is_watched", True):
+            return ""
+        text: str = saferepr(result, RESULT_CHARS)
+        return text
 
     def info(self, safe: bool = False) -> dict[str, Any]:
         """Describe the delivery; ``safe`` or not, arguments are placeholders."""

@@ -19,7 +19,7 @@ from celery import states
 from celery.backends.redis import RedisBackend
 from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str, str_to_bytes
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from broker_config.bridge import at_loop_close, await_here, can_await
 from broker_config.keys import REPLY_SECONDS, Keys, is_caller_id
@@ -83,6 +83,28 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         call. ``AsyncResult.get`` subscribes by itself.
         """
 
+    async def store_success(self, task_id: str, result: Any, *, reply_to: str | None) -> bool:
+        """Store the result of a task that nothing follows, and give it to the caller that waits.
+
+        Returns False when it could not be stored so: Celery's way takes more types and tries again.
+        """
+        try:
+            meta = {
+                "status": states.SUCCESS,
+                "result": result,
+                "traceback": None,
+                "children": [],
+                "date_done": self.app.now().isoformat(),
+                "task_id": task_id,
+            }
+            stored = self._stored(task_id, json.dumps(meta).encode(), state=states.SUCCESS, reply_to=reply_to)
+            if len(stored.payload) > self._MAX_STR_VALUE_SIZE:
+                return False
+            await self._link().execute(*stored.command())
+        except (TypeError, ValueError, RedisError, OSError):
+            return False
+        return True
+
     def store_progress(self, task_id: str, meta: Mapping[str, Any]) -> None:
         """Store how far a running task is, as its state ``PROGRESS``; tried once: the next report comes."""
         self._store_result(task_id, dict(meta), "PROGRESS")
@@ -104,15 +126,16 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         if len(payload) > self._MAX_STR_VALUE_SIZE:
             raise BackendStoreError("value too large for Redis backend", state=state, task_id=task_id)
         reply_to = getattr(request, "reply_to", None) if state in states.READY_STATES else None
-        self._write(
-            StoredResult(
-                key=self.get_key_for_task(task_id),
-                payload=payload,
-                expires_seconds=(self.failure_expires if state == states.FAILURE else self.expires) or None,
-                reply_key=self._keys.reply(reply_to) if is_caller_id(reply_to) else None,
-            )
-        )
+        self._write(self._stored(task_id, payload, state=state, reply_to=reply_to))
         return result
+
+    def _stored(self, task_id: str, payload: bytes, *, state: str, reply_to: Any) -> StoredResult:
+        return StoredResult(
+            key=self.get_key_for_task(task_id),
+            payload=payload,
+            expires_seconds=(self.failure_expires if state == states.FAILURE else self.expires) or None,
+            reply_key=self._keys.reply(reply_to) if is_caller_id(reply_to) else None,
+        )
 
     def _encoded(self, meta: dict[str, Any]) -> bytes:
         try:

@@ -355,6 +355,10 @@ class WorkerSettings(_Group):
     task_events: bool = Field(
         True, description="Whether workers publish task events, which Flower and `celery events` read."
     )
+    fast_path: bool = Field(
+        True,
+        description="Run calls without Celery's tracer as long as they succeed; false: all are Celery's.",
+    )
     long_nice: int = Field(
         5,
         ge=0,

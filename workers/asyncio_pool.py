@@ -4,7 +4,8 @@ Chosen with Celery's switch for out-of-tree pools:
 ``CELERY_CUSTOM_WORKER_POOL=workers.asyncio_pool:AsyncioPool`` and ``--pool custom``.
 
 Each task is a greenlet on a uvloop thread. Celery's tracer runs in it unmodified, and
-Celery's task-local state (``current_task`` and the like) keys on the greenlet.
+Celery's task-local state (``current_task`` and the like) keys on the greenlet. Calls of
+methods do without both as long as they succeed: ``workers.fast_path``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import deque
 from typing import Any
 
 from broker_config.bridge import spawn
+from workers.fast_path import run_job
 from workers.pool_base import JobPool
 from workers.pool_jobs import Alarms, Job, LoopThread
 
@@ -25,6 +27,8 @@ class AsyncioPool(JobPool):
 
     def on_start(self) -> None:
         """Start the loop's thread."""
+        settings = getattr(self.app, "nekro_settings", None)
+        self._is_fast = settings is not None and settings.workers.fast_path
         self._waiting: deque[Job] = deque()
         self._running_jobs: set[Job] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,7 +86,10 @@ class AsyncioPool(JobPool):
     async def _run(self, job: Job) -> None:
         self._alarms.arm(job)
         try:
-            await spawn(job.run)
+            if self._is_fast:
+                await run_job(job, self.app)
+            else:
+                await spawn(job.run)
         finally:
             self._alarms.disarm(job)
             self._release(job)

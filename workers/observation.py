@@ -20,8 +20,9 @@ from broker_config.metrics import metrics
 from broker_config.topology import DRAIN_TASK, JOB_TASK
 from broker_config.tracing import span
 from nekro_agent.errors import MethodFailedError, NekroError
+from workers.pool_jobs import current_job
 
-__all__ = ["observe_tasks", "outcome_of"]
+__all__ = ["Observation", "begin_observation", "is_only_observer", "observe_tasks", "outcome_of"]
 
 _KEY: Final = "nekro_observation"
 #: Names of an ``Invocation`` that logs show. As the message says: the executor refuses a forged one,
@@ -32,7 +33,7 @@ _LONGEST_FIELD: Final = 200
 _GOOD: Final = ("ok", "duplicate")
 
 
-class _Observation:
+class Observation:
     """One task, from before its body to after everything."""
 
     def __init__(
@@ -89,22 +90,40 @@ def outcome_of(state: str | None, result: object) -> str:
     return result.code if isinstance(result, NekroError) else MethodFailedError.code
 
 
-def _begin(sender: Any, task_id: str, args: Any, **_: Any) -> None:
+def begin_observation(name: str, task_id: str, args: Any, headers: Mapping[str, Any]) -> Observation:
+    """Begin to observe a task.
+
+    Args:
+        args: of its message.
+        headers: of its message; a trace goes on from them.
+    """
     claimed = _claimed(args)
-    fields = {"call_id": task_id, "method": sender.name}
-    if sender.name in (DRAIN_TASK, JOB_TASK):
+    fields = {"call_id": task_id, "method": name}
+    if name in (DRAIN_TASK, JOB_TASK):
         fields = {"task_id": task_id}
-    for name in _FIELDS:
-        value = claimed.get(name)
+    for field in _FIELDS:
+        value = claimed.get(field)
         if isinstance(value, str):
-            fields[name] = value[:_LONGEST_FIELD]
-    # Celery keeps a message's own headers beside its fields.
-    observation = _Observation(sender.name, fields, _issued_at(claimed), headers=vars(sender.request))
+            fields[field] = value[:_LONGEST_FIELD]
+    return Observation(name, fields, _issued_at(claimed), headers=headers)
+
+
+def is_only_observer() -> bool:
+    """Whether nobody but ``observe_tasks`` listens to the begin and the end of tasks."""
+    return all(len(signal.receivers) <= 1 for signal in (signals.task_prerun, signals.task_postrun))
+
+
+def _begin(sender: Any, task_id: str, args: Any, **_: Any) -> None:
+    job = current_job()
+    observation = None if job is None else job.observation
+    if observation is None:
+        # Celery keeps a message's own headers beside its fields.
+        observation = begin_observation(sender.name, task_id, args, vars(sender.request))
     setattr(sender.request, _KEY, observation)
 
 
 def _end(sender: Any, retval: object, state: str | None, **_: Any) -> None:
-    observation: _Observation | None = getattr(sender.request, _KEY, None)
+    observation: Observation | None = getattr(sender.request, _KEY, None)
     if observation is not None:
         observation.end(outcome_of(state, retval))
 

@@ -30,7 +30,17 @@ from celery.exceptions import Ignore
 from broker_config.bridge import close_loop_resources, spawn
 from nekro_agent.errors import MethodAbortedError
 
-__all__ = ["Body", "Job", "JobStopped", "LoopThread", "StopReason", "aborted", "current_job"]
+__all__ = [
+    "Body",
+    "Interruptible",
+    "Job",
+    "JobStopped",
+    "LoopThread",
+    "Outcome",
+    "StopReason",
+    "aborted",
+    "current_job",
+]
 
 #: How long a stopping loop waits for coroutines that were cancelled.
 CANCEL_SECONDS: Final = 2
@@ -72,6 +82,20 @@ def aborted(exc: BaseException) -> MethodAbortedError:
     return MethodAbortedError(f"the method ended in {detail}")
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a body came to: a value, or what it raised."""
+
+    value: Any = None
+    error: Exception | None = None
+
+    def get(self) -> Any:
+        """Return the value or raise."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
 @dataclass(eq=False)
 class Job:
     """One delivery in a pool. Celery knows it by ``pid``, and by the object that ``apply_async`` returned."""
@@ -87,6 +111,10 @@ class Job:
     hard_limit_seconds: float | None
     pid: int = field(default_factory=lambda: next(_numbers))
     stop_reason: StopReason | None = None
+    #: What its body came to before the tracer runs; None: the tracer runs the body.
+    outcome: Outcome | None = None
+    #: The ``workers.observation`` of it that has begun before the tracer does.
+    observation: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _cancel: Callable[[], None] | None = None
     _depth: int = 0
@@ -111,19 +139,35 @@ class Job:
             self._is_dropped = not self._has_begun
             return self._is_dropped
 
+    def begin(self) -> bool:
+        """Make it the job of the calling code; False when it was dropped meanwhile."""
+        with self._lock:
+            self._has_begun = not self._is_dropped
+        _current.set(self)
+        return self._has_begun
+
     def run(self) -> None:
         """Run Celery's tracer and report its outcome; nothing gets past this."""
-        with self._lock:
-            if self._is_dropped:
-                return
-            self._has_begun = True
-        _current.set(self)
+        if self.begin():
+            self.trace(accept=self.accept_callback)
+
+    def trace(self, *, accept: Callable[..., Any] | None) -> None:
+        """Run Celery's tracer for a job that has begun.
+
+        Args:
+            accept: told that the job begins; None when that is known.
+        """
         try:
-            apply_target(
-                self.target, self.args, self.kwargs, self._report, self.accept_callback, pid=self.pid
-            )
+            apply_target(self.target, self.args, self.kwargs, self._report, accept, pid=self.pid)
         except BaseException as exc:  # the slot must be free again, whatever a task did
-            self._report_escape(exc)
+            self.escape(exc)
+
+    def succeed(self, value: Any, seconds: float) -> None:
+        """Report a success whose result is stored, as ``trace`` does at its end."""
+        try:
+            self._report((False, value, seconds))
+        except Exception as exc:
+            self.escape(exc)
 
     def stop(self, reason: StopReason) -> bool:
         """Stop the body, from any thread; returns False when it is over and the outcome stands."""
@@ -158,13 +202,14 @@ class Job:
     def _report(self, outcome: Any) -> None:
         abortion = _abortion(outcome)
         if abortion is not None:
-            self._report_escape(abortion)
+            self.escape(abortion)
             return
         self._is_reported = True
         if self.stop_reason is None or not self.stop_reason.is_final:
             self.callback(outcome)
 
-    def _report_escape(self, exc: BaseException) -> None:
+    def escape(self, exc: BaseException) -> None:
+        """Report what got past everything else."""
         if self._is_reported:
             logger.error("after job %d was done: %r", self.pid, exc, exc_info=exc)
             return
@@ -267,6 +312,40 @@ class Cancellable:
     def _cancel(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs any more
             self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+class Interruptible:
+    """``with Interruptible():`` around what the running task awaits: ``Job.stop`` ends that and no more."""
+
+    def __init__(self) -> None:
+        self._job, self._task = current_job(), _this_task()
+        self._loop = asyncio.get_running_loop()
+        self._is_inside = False
+        self.was_interrupted = False
+
+    def __enter__(self) -> Interruptible:
+        self._is_inside = True
+        if self._job is not None:
+            with self._job._lock:
+                self._job._cancel = self._ask
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_inside = False
+        if self._job is not None:
+            with self._job._lock:
+                self._job._cancel = None
+        if self.was_interrupted:
+            self._task.uncancel()
+
+    def _ask(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs any more
+            self._loop.call_soon_threadsafe(self._interrupt)
+
+    def _interrupt(self) -> None:
+        if self._is_inside:
+            self.was_interrupted = True
+            self._task.cancel()
 
 
 class Alarms:

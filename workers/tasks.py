@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery, Task
@@ -18,6 +18,7 @@ from broker_config.tracing import trace_headers
 from workers.awaiting import StopReason, current_job, run_async
 from workers.claims import DuplicateDelivery
 from workers.executor import MethodExecutor, MisplacedCall
+from workers.fast_path import FAST_BODY
 from workers.job_runner import Interruption
 
 #: What a job that is stopped at its time limit has to clean up.
@@ -38,7 +39,8 @@ def register_methods(services: Services) -> None:
     executor, cleanups = services.executor, _LoopCleanups(services)
     for entry in services.registry:
         options = checked_task_options(name=entry.task, typing=False, shared=False, bind=True)
-        services.app.task(**options)(_method_body(entry.task, executor, cleanups))
+        run, execute = _method_body(entry.task, executor, cleanups)
+        setattr(services.app.task(**options)(run), FAST_BODY, execute)
 
 
 def register_commands(services: Services) -> None:
@@ -120,13 +122,17 @@ def _interruption(job_id: str) -> Interruption:
 
 def _method_body(
     task_name: str, executor: MethodExecutor, cleanups: _LoopCleanups
-) -> Callable[[Task, dict[str, Any]], dict[str, Any]]:
+) -> tuple[Callable[[Task, dict[str, Any]], dict[str, Any]], Callable[[dict[str, Any]], Awaitable[Any]]]:
     async def execute(body: dict[str, Any]) -> dict[str, Any]:
         cleanups.ensure()
         return await executor.execute(body, task_name=task_name)
 
     def run(task: Task, body: dict[str, Any]) -> dict[str, Any]:
+        job = current_job()
         try:
+            if job is not None and job.outcome is not None:
+                known: dict[str, Any] = job.outcome.get()
+                return known
             return run_async(execute(body))
         except DuplicateDelivery as exc:
             # Neither success nor failure: the delivery that runs it will store the result.
@@ -138,7 +144,7 @@ def _method_body(
 
     functools.update_wrapper(run, execute, assigned=("__doc__",))
     run.__name__ = task_name.rpartition(".")[2]
-    return run
+    return run, execute
 
 
 def _send_home(task: Task, misplaced: MisplacedCall) -> None:

@@ -1,0 +1,99 @@
+"""How a method's call runs that succeeds: what Celery's tracer would do, as a coroutine.
+
+The tracer is synchronous, so in the asyncio pool each task needs a greenlet for it, with memory for
+its frames, and it is made for more than calls: chains, chords, retries. A call whose message asks
+for none of these runs here. Whatever goes another way than success, in the method or in Redis, is
+handed to the tracer with the outcome so far: failures, stops, duplicates and results that are hard
+to store are Celery's business alone, and the method never runs a second time.
+
+``NEKRO_WORKERS__FAST_PATH=false`` leaves everything to the tracer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from celery import Celery, signals
+from celery.exceptions import SoftTimeLimitExceeded
+
+from broker_config.bridge import spawn
+from broker_config.private_tasks import PrivateRequest
+from broker_config.results import ReplyBackend
+from workers.observation import begin_observation, is_only_observer
+from workers.pool_jobs import Body as Stoppable
+from workers.pool_jobs import Interruptible, Job, Outcome, StopReason, aborted
+
+__all__ = ["FAST_BODY", "run_job"]
+
+Body = Callable[..., Awaitable[Any]]
+
+#: Attribute of a Celery task: the coroutine function that its body waits for.
+FAST_BODY = "nekro_fast_body"
+
+
+async def run_job(job: Job, app: Celery) -> None:
+    """Run a delivery to its end, its result stored and its message acknowledged."""
+    task = app.tasks.get(job.args[0])
+    body: Body | None = getattr(task, FAST_BODY, None)
+    request = getattr(job.callback, "__self__", None)
+    if body is None or not isinstance(request, PrivateRequest) or not _is_plain(request):
+        await spawn(job.run)
+    elif job.begin():
+        try:
+            await _run(job, body, task, request)
+        except Exception as exc:  # the slot must be free again, whatever happened
+            job.escape(exc)
+
+
+def _is_plain(request: PrivateRequest) -> bool:
+    return request.asks_only_for_result and is_only_observer() and not signals.task_success.receivers
+
+
+async def _run(job: Job, body: Body, task: Any, request: PrivateRequest) -> None:
+    began = time.monotonic()
+    if job.accept_callback is not None:
+        job.accept_callback(job.pid, began)
+    observation = job.observation = begin_observation(
+        task.name, request.id, request.args, request.request_dict
+    )
+    job.outcome = outcome = await _outcome(job, body, request.args)
+    if outcome.error is None and await _store(task.backend, request, outcome.value):
+        observation.end("ok")
+        job.succeed(request.shown(outcome.value), time.monotonic() - began)
+    else:
+        await spawn(lambda: job.trace(accept=None))
+
+
+async def _store(backend: Any, request: PrivateRequest, value: Any) -> bool:
+    if not isinstance(backend, ReplyBackend):
+        return False
+    return await backend.store_success(request.id, value, reply_to=request.reply_to)
+
+
+async def _outcome(job: Job, body: Body, args: Sequence[Any]) -> Outcome:
+    try:
+        with Stoppable():
+            return Outcome(value=await _interruptible(job, body(*args)))
+    except Exception as exc:
+        return Outcome(error=exc)
+
+
+async def _interruptible(job: Job, awaitable: Awaitable[Any]) -> Any:
+    guard = Interruptible()
+    try:
+        with guard:
+            return await awaitable
+    except asyncio.CancelledError as exc:
+        if guard.was_interrupted and job.stop_reason is StopReason.SOFT_LIMIT:
+            raise SoftTimeLimitExceeded(job.soft_limit_seconds) from exc
+        if _is_loop_closing():
+            raise
+        raise aborted(exc) from exc
+
+
+def _is_loop_closing() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
