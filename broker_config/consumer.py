@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 import logging
 import math
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 from celery import signals
 from celery.app.task import Context
 from celery.exceptions import NotRegistered
+from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu import Producer, Queue
 from kombu.transport import redis
 
 from broker_config.keys import DEAD_QUEUE
+from broker_config.loop_intake import LoopIntake
 from broker_config.metrics import metrics
 from broker_config.task_events import EVENT_SECONDS, WATCH_SECONDS
 from broker_config.transport import LOST, ClaimChannel, deliveries
@@ -38,16 +41,30 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
     """Celery's consumer; set by ``worker_consumer``."""
 
     _is_flush_due = False
+    _hub_thread = 0
+    _intake: LoopIntake | None = None
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         """Return what takes a delivery: Celery's own, behind a guard against what would stop it."""
         self._is_flush_due = False  # a lost connection took the hub's plans with it
         handle = super().create_task_handler(*args, **kwargs)
         limit = self.app.nekro_settings.broker.max_deliveries
+        self._hub_thread = threading.get_ident()
         if self.hub is not None and isinstance(self.task_consumer.channel, redis.Channel):
             self.hub.call_repeatedly(WATCH_SECONDS, self._look_for_watchers)
+        self._start_intake()
 
         def on_task_received(message: Any) -> Any:
+            if threading.get_ident() != self._hub_thread and not self._is_ordinary(message, limit):
+                return self.hub.call_soon(on_hub, message)
+            return on_any(message)
+
+        def on_hub(message: Any) -> Any:
+            # Its channel was lost meanwhile: the message is delivered again.
+            if self.task_consumer is not None and message.channel is self.task_consumer.channel:
+                on_any(message)
+
+        def on_any(message: Any) -> Any:
             if deliveries(message.headers) >= limit:
                 return self.on_poison(message)
             try:
@@ -60,6 +77,38 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
 
         return on_task_received
 
+    def _start_intake(self) -> None:
+        """Let the pool's event loop take the messages, if it has one."""
+        channel, loop = self.task_consumer.channel, getattr(self.pool, "loop", None)
+        settings = self.app.nekro_settings
+        if loop is None or not isinstance(channel, ClaimChannel) or not settings.workers.fast_path:
+            return
+        self._intake = channel.intake = LoopIntake(channel, loop, settings.broker)
+        self._intake.start()
+
+    def _is_ordinary(self, message: Any, limit: int) -> bool:
+        """Whether a message can be taken to the pool without an answer, a timer or a look at the past."""
+        headers = message.headers
+        try:
+            _check(headers)
+        except MessageRefusedError:
+            return False
+        return (
+            message.content_type == "application/json"
+            and headers["task"] in self.strategies
+            and headers["id"] not in state.revoked
+            and not state.revoked_stamps
+            and headers.get("eta") is None
+            and headers.get("expires") is None
+            and deliveries(headers) < limit
+        )
+
+    def on_close(self) -> None:
+        """The connection is lost: first of all nothing more is taken."""
+        if self._intake is not None:
+            self._intake.stop()
+        super().on_close()
+
     def call_soon_ack(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Acknowledge at once where a keeper does the work, on whatever thread the task ended.
 
@@ -71,7 +120,9 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             return super().call_soon_ack(p, *args, **kwargs)
         was_full = not channel.qos.can_consume()
         p(*args, **kwargs)
-        if was_full:
+        if was_full and self._intake is not None:
+            self._intake.wake()
+        elif was_full:
             self.hub.call_soon(_wake_up)  # it asked for nothing, and may ask again
         return None
 
@@ -163,6 +214,9 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task_id)
 
     def _answer(self, message: Any, error: Exception) -> None:
+        if threading.get_ident() != self._hub_thread:  # storing may wait for Redis; the tasks must go on
+            self.hub.call_soon(self._answer, message, error)
+            return
         headers = message.headers if isinstance(message.headers, dict) else {}
         task_id, name = headers.get("id"), headers.get("task")
         if not isinstance(task_id, str) or not task_id:

@@ -73,6 +73,12 @@ class RedisLink:
         if exchange is not None:
             await exchange.finish()
 
+    def abort(self) -> None:
+        """Close the connection; what waits for a reply gets ``redis.ConnectionError``."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.abort()
+
     async def _connected(self) -> _Exchange:
         async with self._connecting:
             exchange = self._exchange
@@ -135,6 +141,10 @@ class _Exchange(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             self._end(redis.ConnectionError("the connection to Redis is closed"))
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._break(redis.ConnectionError("the connection to Redis is closed"))
 
     # What the loop calls.
 

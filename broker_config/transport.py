@@ -10,6 +10,8 @@ on their queue, and they run twice. Here:
 - A lost connection restores nothing. ``broker_config.leases`` keeps what is held and gives
   back what was never started.
 - What cannot be read is put on the dead list; no message stops a worker.
+- Where tasks run on an event loop, that loop takes the messages (``broker_config.loop_intake``)
+  and this connection only tells whether Redis is there.
 
 Written against kombu 5.7, whose private names it overrides; ``broker.atomic_claim`` turns it
 off. Needs Redis 6.2.
@@ -43,6 +45,8 @@ DELIVERIES_HEADER: Final = "x-nekro-deliveries"
 MAX_CLAIM: Final = 16
 #: A consumer of several queues looks at all of them this often; BLMOVE waits for one alone.
 SEVERAL_QUEUES_SECONDS: Final = 0.05
+#: How often a channel whose messages are taken elsewhere asks whether Redis is there.
+PING_SECONDS: Final = 5.0
 #: Pause after Redis refused to hand out messages.
 REFUSED_SECONDS: Final = 0.5
 #: Deliveries restored in one pass.
@@ -85,6 +89,14 @@ class Keeper(Protocol):
 
     def acknowledge(self, channel: ClaimChannel, tag: str) -> None:
         """Forget a delivery in Redis, soon and for certain."""
+        ...
+
+
+class Intake(Protocol):
+    """Takes messages in the channel's place; see ``broker_config.loop_intake``."""
+
+    def stop(self) -> None:
+        """Take nothing any more; when it returns every message is delivered or given back."""
         ...
 
 
@@ -195,6 +207,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
     QoS = ClaimQoS
     #: Set by the worker's bootstep; None where messages are fetched one by one.
     keeper: Keeper | None = None
+    #: Set where tasks run on an event loop; None: the hub takes messages.
+    intake: Intake | None = None
     _in_poll: Any = False
     _gives_back = False
 
@@ -204,7 +218,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         # An id of its own for each would cost a system call for each.
         self._tags = map(f"{uuid4()}.{{}}".format, count())
         self._claims_next = True
-        self._asked: list[str] = []  # queues of the claim under way; empty while peeking
+        self._asked: list[str] = []  # queues of the claim under way; empty otherwise
+        self._command = "BLMOVE"  # the one under way
         self._parameters: dict[str, Any] | None = None
         self._resume_at = 0.0
         super().__init__(*args, **kwargs)
@@ -216,6 +231,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
 
     def close(self) -> None:
         """Close; a claim whose answer is under way is given back, a peek is dropped."""
+        if self.intake is not None:
+            self.intake.stop()
         self._closing = True
         if self._in_poll and self._asked:
             try:
@@ -230,6 +247,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
 
         Nobody renews these: without this they would wait until their leases end.
         """
+        if self.intake is not None:
+            self.intake.stop()
         if not (self._in_poll and self._asked):
             return
         self._gives_back = True
@@ -249,9 +268,18 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             self._parameters = self._connparams()
         return super()._get_pool(asynchronous)
 
-    def _room(self) -> int:
+    def room(self) -> int:
+        """How many messages may be claimed at once now."""
         room = self.qos.can_consume_max_estimate()
         return MAX_CLAIM if room is None else min(MAX_CLAIM, room)
+
+    def claim_command(self, queues: list[str], room: int) -> tuple[str | float, ...]:
+        """The command that claims up to ``room`` messages of these queues; see ``CLAIM``."""
+        prefix, tags = self.global_keyprefix, [next(self._tags) for _ in range(max(1, room))]
+        keys = [f"{prefix}{self.unacked_index_key}", f"{prefix}{self.unacked_key}"]
+        keys += [f"{prefix}{queue}" for queue in queues]
+        names = [dumps(queue) for queue in queues]
+        return ("EVAL", CLAIM, len(keys), *keys, float(self.visibility_timeout), *names, *tags)
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
@@ -260,23 +288,23 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         connection = self.client.connection
         self._in_poll = connection
         self._brpop_sent_at = monotonic()
-        keys = [f"{self.global_keyprefix}{queue}" for queue in queues]
-        if self._claims_next:
-            self._asked = queues
-            prefix, tags = self.global_keyprefix, [next(self._tags) for _ in range(max(1, self._room()))]
-            held = [f"{prefix}{self.unacked_index_key}", f"{prefix}{self.unacked_key}"]
-            names = [dumps(queue) for queue in queues]
-            lease = float(self.visibility_timeout)
-            connection.send_command("EVAL", CLAIM, len(held) + len(keys), *held, *keys, lease, *names, *tags)
+        if self.intake is not None:
+            self._resume_at = monotonic() + PING_SECONDS
+            self._command = "PING"
+            connection.send_command("PING")
             return
-        self._asked = []
+        if self._claims_next:
+            self._asked, self._command = queues, "EVAL"
+            connection.send_command(*self.claim_command(queues, self.room()))
+            return
+        self._asked, self._command = [], "BLMOVE"
         seconds = (timeout or self.brpop_timeout) if len(queues) == 1 else SEVERAL_QUEUES_SECONDS
         self._queue_cycle.rotate(queues[0])
-        connection.send_command("BLMOVE", keys[0], keys[0], "RIGHT", "RIGHT", seconds)
+        key = f"{self.global_keyprefix}{queues[0]}"
+        connection.send_command("BLMOVE", key, key, "RIGHT", "RIGHT", seconds)
 
     def _brpop_read(self, **options: Any) -> bool:
-        queues, self._asked = self._asked, []
-        command = "EVAL" if queues else "BLMOVE"
+        queues, self._asked, command = self._asked, [], self._command
         try:
             answer = self.client.parse_response(self.client.connection, command, **options)
         except self.connection_errors:
@@ -290,6 +318,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         finally:
             self._in_poll = None
             self._flush_brpop_reauth()
+        if command == "PING":
+            raise Empty()
         if not queues:
             # Several queues: the peek saw one of them; the claim looks at all.
             self._claims_next = answer is not None or len(self.active_queues) > 1

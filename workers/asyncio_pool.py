@@ -43,7 +43,10 @@ class AsyncioPool(JobPool):
 
     def submit(self, job: Job) -> None:
         """Queue a job on the loop."""
-        self._thread.call(self._admit, job)
+        if self._thread.is_here():
+            self._admit(job)
+        else:
+            self._thread.call(self._admit, job)
 
     def drop_waiting(self) -> None:
         """Forget jobs that have not started."""

@@ -396,6 +396,10 @@ class LoopThread:
         """Start the thread."""
         self._thread.start()
 
+    def is_here(self) -> bool:
+        """Whether the calling code runs on this thread."""
+        return threading.get_ident() == self._thread.ident
+
     def call(self, function: Callable[..., None], *args: Any) -> None:
         """Run a function on the loop soon; dropped when the loop is closed."""
         with contextlib.suppress(RuntimeError):

@@ -1,0 +1,192 @@
+"""Taking messages on the event loop that runs their tasks.
+
+Celery reads messages on its hub's thread. A pool that runs its tasks on an event loop would have
+each of them handed from thread to thread, and the two would pass Python's interpreter to and fro
+for every message. Here the loop itself waits, claims and delivers, in the protocol of
+``broker_config.transport``; the hub keeps control commands, heartbeats, events and whatever is out
+of the ordinary about a message. While the hub reconnects, nothing is taken and the tasks run on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import redis
+from kombu.utils.encoding import bytes_to_str
+
+from broker_config.redis_link import RedisLink
+
+if TYPE_CHECKING:
+    from broker_config.settings import BrokerSettings
+    from broker_config.transport import ClaimChannel
+
+__all__ = ["LoopIntake"]
+
+#: How long one BLMOVE waits.
+WAIT_SECONDS: Final = 1.0
+#: A consumer of several queues looks at all of them this often; BLMOVE waits for one alone.
+SEVERAL_QUEUES_SECONDS: Final = 0.05
+#: Pause while there is nothing to take from or no room; ``wake`` ends it.
+IDLE_SECONDS: Final = 0.5
+#: Pause after Redis refused to hand out messages, or went away.
+PAUSE_SECONDS: Final = 0.5
+#: How long the hub waits for the loop to stop taking.
+STOP_SECONDS: Final = 5
+
+logger = logging.getLogger(__name__)
+
+
+class LoopIntake:
+    """Takes the messages of one channel; made on the hub's thread, the rest is the loop's."""
+
+    def __init__(
+        self, channel: ClaimChannel, loop: asyncio.AbstractEventLoop, settings: BrokerSettings
+    ) -> None:
+        self._channel, self._loop, self._settings = channel, loop, settings
+        self._is_stopping = False
+        self._claims = False
+        self._untaken: list[str] = []
+        self._thread: int | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+
+    # From the hub's thread.
+
+    def start(self) -> None:
+        """Begin to take messages."""
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def stop(self) -> None:
+        """Take nothing any more; when it returns every message is delivered or given back.
+
+        A loop that does not obey within ``STOP_SECONDS`` finds out later; what it had claimed comes
+        back when the lease ends.
+        """
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        try:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(STOP_SECONDS)
+        except (concurrent.futures.TimeoutError, RuntimeError) as exc:  # it is blocked, or closed
+            logger.warning("the event loop does not stop taking messages: %r", exc)
+            return
+        for tag in self._untaken:
+            try:
+                self._channel.qos.restore_by_tag(tag)
+            except (redis.RedisError, OSError) as exc:
+                logger.warning("delivery %s could not be given back: %s", tag, exc)
+
+    # From any thread.
+
+    def wake(self) -> None:
+        """Look again: there is room, or another queue."""
+        if self.is_here():
+            self._idle.set()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._idle.set)
+
+    def is_here(self) -> bool:
+        """Whether the calling thread is the loop's."""
+        return threading.get_ident() == self._thread
+
+    # From the loop's thread.
+
+    def _begin(self) -> None:
+        self._thread = threading.get_ident()
+        if not self._is_stopping:
+            self._task = self._loop.create_task(self._take_forever(), name="nekro-intake")
+
+    async def _end(self) -> None:
+        task = self._task
+        if task is None:
+            return
+        self._idle.set()
+        if not self._claims:
+            task.cancel()
+        await asyncio.wait({task})
+
+    async def _take_forever(self) -> None:
+        with contextlib.ExitStack() as stack:
+            waiting, taking = stack.enter_context(self._link()), stack.enter_context(self._link())
+            knows_of_some = True
+            while not self._is_stopping:
+                queues, room = self._queues(), self._channel.room()
+                if not queues or room <= 0:
+                    await self._rest(IDLE_SECONDS)
+                    continue
+                try:
+                    if knows_of_some or await self._wait(waiting, queues):
+                        knows_of_some = await self._claim(taking, queues, room)
+                except redis.ResponseError as exc:
+                    # Out of memory, mostly: both commands write. It passes, and so does a hot loop.
+                    logger.error("Redis refuses to hand out messages: %s", exc)
+                    await self._rest(PAUSE_SECONDS)
+                except (redis.RedisError, OSError) as exc:  # the hub finds out as well
+                    logger.warning("messages cannot be taken: %s", exc)
+                    await self._rest(PAUSE_SECONDS)
+                except Exception:  # nobody else takes them
+                    logger.exception("messages cannot be taken")
+                    await self._rest(PAUSE_SECONDS)
+
+    @contextlib.contextmanager
+    def _link(self) -> Iterator[RedisLink]:
+        broker = self._settings
+        assert broker.url is not None  # noqa: S101 - checked when the app was built
+        link = RedisLink(
+            broker.url,
+            reply_seconds=broker.socket_timeout_seconds,
+            connect_seconds=broker.connect_timeout_seconds,
+        )
+        try:
+            yield link
+        finally:
+            link.abort()
+
+    def _queues(self) -> list[str]:
+        channel = self._channel
+        queues: list[str] = channel._queue_cycle.consume(len(channel.active_queues))
+        return queues
+
+    async def _rest(self, seconds: float) -> None:
+        self._idle.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+
+    async def _wait(self, link: RedisLink, queues: list[str]) -> bool:
+        """Wait for a message; with several queues one of them is waited for, and all are looked at."""
+        seconds = WAIT_SECONDS if len(queues) == 1 else SEVERAL_QUEUES_SECONDS
+        self._channel._queue_cycle.rotate(queues[0])
+        key = f"{self._channel.global_keyprefix}{queues[0]}"
+        found = await link.execute("BLMOVE", key, key, "RIGHT", "RIGHT", seconds, blocks_seconds=seconds)
+        return found is not None or len(queues) > 1
+
+    async def _claim(self, link: RedisLink, queues: list[str], room: int) -> bool:
+        """Claim and deliver; returns whether there may be more."""
+        self._claims = True
+        try:
+            answer = await link.execute(*self._channel.claim_command(queues, room))
+            taken = [answer[i : i + 3] for i in range(0, len(answer), 3)]
+            for number, tag, message in taken:
+                self._deliver(queues[number - 1], bytes_to_str(tag), message)
+        finally:
+            self._claims = False
+        # One alone: calls come one by one, and the next is waited for rather than asked for.
+        return len(taken) > 1
+
+    def _deliver(self, queue: str, tag: str, message: bytes) -> None:
+        if self._is_stopping or queue not in self._channel.active_queues:
+            self._untaken.append(tag)
+            return
+        try:
+            self._channel._take(queue, tag, message)
+        except (redis.RedisError, OSError) as exc:
+            logger.warning("delivery %s is given back: %s", tag, exc)
+            self._channel.qos.reject(tag, requeue=True)
