@@ -23,6 +23,7 @@ from kombu import Producer, Queue
 from kombu.transport import redis
 
 from broker_config.keys import DEAD_QUEUE
+from broker_config.leases import LeaseKeeper
 from broker_config.loop_intake import LoopIntake
 from broker_config.metrics import metrics
 from broker_config.task_events import EVENT_SECONDS, WATCH_SECONDS
@@ -83,7 +84,11 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         settings = self.app.nekro_settings
         if loop is None or not isinstance(channel, ClaimChannel) or not settings.workers.fast_path:
             return
-        self._intake = channel.intake = LoopIntake(channel, loop, settings.broker)
+        if not isinstance(channel.keeper, LeaseKeeper):
+            return
+        self._intake = channel.intake = LoopIntake(
+            channel, loop, keeper=channel.keeper, settings=settings.broker
+        )
         self._intake.start()
 
     def _is_ordinary(self, message: Any, limit: int) -> bool:

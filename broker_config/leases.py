@@ -3,7 +3,8 @@
 A delivery belongs to its worker for the visibility timeout. The keeper renews it while its
 task runs, so that timeout can be short (a dead worker's tasks move on soon) and tasks long.
 It also sends the acknowledgements: batched, repeated until Redis took them, and never from
-the worker's hub, which must not wait.
+the worker's hub, which must not wait. Where messages are taken on an event loop, that loop sends
+them, and the keeper only what the loop could not.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Set
-from typing import Any, Final
+from collections.abc import Iterable, Set
+from typing import Any, Final, Protocol
 
 import redis
 from celery import bootsteps
@@ -24,7 +25,7 @@ from broker_config.metrics import metrics
 from broker_config.transport import LOST, ClaimChannel
 from broker_config.urls import client_url
 
-__all__ = ["LeaseKeeper", "LeaseStep"]
+__all__ = ["ACK_SECONDS", "Ack", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands"]
 
 #: A lease is renewed this many times before it would run out.
 RENEWALS_PER_TIMEOUT: Final = 3
@@ -54,7 +55,30 @@ end
 return lost
 """
 
+#: Key of the index, key of the messages held, tag.
+Ack = tuple[str, str, str]
+
 logger = logging.getLogger(__name__)
+
+
+class Courier(Protocol):
+    """Sends acknowledgements from where their tasks run; see ``broker_config.loop_intake``."""
+
+    def send_soon(self) -> None:
+        """Take what waits from the keeper and send it, within about ``ACK_SECONDS``."""
+        ...
+
+
+def ack_commands(acks: Iterable[Ack]) -> list[tuple[str, ...]]:
+    """The commands that acknowledge deliveries."""
+    by_keys: dict[tuple[str, str], list[str]] = {}
+    for index, held, tag in acks:
+        by_keys.setdefault((index, held), []).append(tag)
+    return [
+        command
+        for (index, held), tags in by_keys.items()
+        for command in (("ZREM", index, *tags), ("HDEL", held, *tags))
+    ]
 
 
 class LeaseKeeper:
@@ -65,7 +89,9 @@ class LeaseKeeper:
         self._lease_seconds = visibility_timeout_seconds
         self._period = visibility_timeout_seconds / RENEWALS_PER_TIMEOUT
         self._channels: list[ClaimChannel] = []
-        self._acks: list[tuple[str, str, str]] = []
+        self._acks: list[Ack] = []
+        self._under_way: list[Ack] = []
+        self._courier: Courier | None = None
         self._since: dict[str, float] = {}
         self._lost: set[str] = set()
         self._changed = threading.Condition()
@@ -97,8 +123,37 @@ class LeaseKeeper:
         prefix = channel.global_keyprefix
         with self._changed:
             self._acks.append((f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}", tag))
-            if len(self._acks) in (1, MAX_ACKS):
-                self._changed.notify()
+            if self._courier is None:
+                if len(self._acks) in (1, MAX_ACKS):
+                    self._changed.notify()
+            elif len(self._acks) == 1:
+                self._courier.send_soon()
+
+    def use(self, courier: Courier | None) -> None:
+        """Leave the sending to a courier; None: the keeper's own thread sends again."""
+        with self._changed:
+            self._courier = courier
+            self._changed.notify()
+
+    def hand_over(self) -> list[Ack]:
+        """Give the acknowledgements that wait to the courier, who says how it went."""
+        with self._changed:
+            acks, self._acks = self._acks, []
+            self._under_way += acks
+        return acks
+
+    def delivered(self, acks: list[Ack]) -> None:
+        """Redis took what the courier was handed."""
+        self._forget(acks)
+        with self._changed:
+            self._under_way = [ack for ack in self._under_way if ack not in set(acks)]
+
+    def came_back(self, acks: list[Ack]) -> None:
+        """The courier could not send; the keeper's own thread will, again and again."""
+        with self._changed:
+            self._under_way = [ack for ack in self._under_way if ack not in set(acks)]
+            self._acks = acks + self._acks
+            self._changed.notify()
 
     def close(self, *, running: Set[str]) -> None:
         """Send the last acknowledgements, give back what was never done, end the thread.
@@ -165,17 +220,16 @@ class LeaseKeeper:
     def _is_due(self) -> bool:
         return self._is_closing or len(self._acks) >= MAX_ACKS
 
-    def _send(self, acks: list[tuple[str, str, str]]) -> None:
+    def _send(self, acks: list[Ack]) -> None:
         if not acks:
             return
-        by_keys: dict[tuple[str, str], list[str]] = {}
-        for index, held, tag in acks:
-            by_keys.setdefault((index, held), []).append(tag)
         with self._client.pipeline(transaction=False) as pipe:
-            for (index, held), tags in by_keys.items():
-                pipe.zrem(index, *tags)
-                pipe.hdel(held, *tags)
+            for command in ack_commands(acks):
+                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
             pipe.execute()
+        self._forget(acks)
+
+    def _forget(self, acks: list[Ack]) -> None:
         for _, _, tag in acks:
             self._since.pop(tag, None)
             self._lost.discard(tag)
@@ -203,7 +257,7 @@ class LeaseKeeper:
 
     def _acknowledged(self) -> set[str]:
         with self._changed:
-            return {tag for _, _, tag in self._acks}
+            return {tag for _, _, tag in (*self._acks, *self._under_way)}
 
     def _may_renew(self, tag: str, message: Any) -> bool:
         """Whether a delivery is still within its task's hard limit; a hung worker must not keep it."""

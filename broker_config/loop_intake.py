@@ -5,6 +5,7 @@ each of them handed from thread to thread, and the two would pass Python's inter
 for every message. Here the loop itself waits, claims and delivers, in the protocol of
 ``broker_config.transport``; the hub keeps control commands, heartbeats, events and whatever is out
 of the ordinary about a message. While the hub reconnects, nothing is taken and the tasks run on.
+Acknowledgements leave from here too; what cannot be sent goes back to ``broker_config.leases``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import redis
 from kombu.utils.encoding import bytes_to_str
 
+from broker_config.leases import ACK_SECONDS, Ack, LeaseKeeper, ack_commands
 from broker_config.redis_link import RedisLink
 
 if TYPE_CHECKING:
@@ -46,15 +48,22 @@ class LoopIntake:
     """Takes the messages of one channel; made on the hub's thread, the rest is the loop's."""
 
     def __init__(
-        self, channel: ClaimChannel, loop: asyncio.AbstractEventLoop, settings: BrokerSettings
+        self,
+        channel: ClaimChannel,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        keeper: LeaseKeeper,
+        settings: BrokerSettings,
     ) -> None:
-        self._channel, self._loop, self._settings = channel, loop, settings
+        self._channel, self._loop, self._keeper, self._settings = channel, loop, keeper, settings
         self._is_stopping = False
         self._claims = False
         self._untaken: list[str] = []
         self._thread: int | None = None
+        self._taking: RedisLink
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
+        self._acknowledging: set[asyncio.Task[None]] = set()
 
     # From the hub's thread.
 
@@ -92,6 +101,14 @@ class LoopIntake:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._idle.set)
 
+    def send_soon(self) -> None:
+        """Send what waits to be acknowledged; the keeper asks for it."""
+        if self.is_here():
+            self._plan_acknowledging()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the keeper renews for a while
+                self._loop.call_soon_threadsafe(self._plan_acknowledging)
+
     def is_here(self) -> bool:
         """Whether the calling thread is the loop's."""
         return threading.get_ident() == self._thread
@@ -101,39 +118,67 @@ class LoopIntake:
     def _begin(self) -> None:
         self._thread = threading.get_ident()
         if not self._is_stopping:
-            self._task = self._loop.create_task(self._take_forever(), name="nekro-intake")
+            self._task = self._loop.create_task(self._serve(), name="nekro-intake")
 
     async def _end(self) -> None:
-        task = self._task
-        if task is None:
+        if self._task is None:
             return
         self._idle.set()
         if not self._claims:
-            task.cancel()
-        await asyncio.wait({task})
+            self._task.cancel()
+        await asyncio.wait({self._task})
 
-    async def _take_forever(self) -> None:
+    async def _serve(self) -> None:
         with contextlib.ExitStack() as stack:
             waiting, taking = stack.enter_context(self._link()), stack.enter_context(self._link())
-            knows_of_some = True
-            while not self._is_stopping:
-                queues, room = self._queues(), self._channel.room()
-                if not queues or room <= 0:
-                    await self._rest(IDLE_SECONDS)
-                    continue
-                try:
-                    if knows_of_some or await self._wait(waiting, queues):
-                        knows_of_some = await self._claim(taking, queues, room)
-                except redis.ResponseError as exc:
-                    # Out of memory, mostly: both commands write. It passes, and so does a hot loop.
-                    logger.error("Redis refuses to hand out messages: %s", exc)
-                    await self._rest(PAUSE_SECONDS)
-                except (redis.RedisError, OSError) as exc:  # the hub finds out as well
-                    logger.warning("messages cannot be taken: %s", exc)
-                    await self._rest(PAUSE_SECONDS)
-                except Exception:  # nobody else takes them
-                    logger.exception("messages cannot be taken")
-                    await self._rest(PAUSE_SECONDS)
+            self._taking = taking
+            self._keeper.use(self)
+            try:
+                await self._take_forever(waiting, taking)
+            finally:
+                self._keeper.use(None)
+                if self._acknowledging:
+                    await asyncio.wait(self._acknowledging)
+
+    async def _take_forever(self, waiting: RedisLink, taking: RedisLink) -> None:
+        knows_of_some = True
+        while not self._is_stopping:
+            queues, room = self._queues(), self._channel.room()
+            if not queues or room <= 0:
+                await self._rest(IDLE_SECONDS)
+                continue
+            try:
+                if knows_of_some or await self._wait(waiting, queues):
+                    knows_of_some = await self._claim(taking, queues, room)
+            except redis.ResponseError as exc:
+                # Out of memory, mostly: both commands write. It passes, and so does a hot loop.
+                logger.error("Redis refuses to hand out messages: %s", exc)
+                await self._rest(PAUSE_SECONDS)
+            except (redis.RedisError, OSError) as exc:  # the hub finds out as well
+                logger.warning("messages cannot be taken: %s", exc)
+                await self._rest(PAUSE_SECONDS)
+            except Exception:  # nobody else takes them
+                logger.exception("messages cannot be taken")
+                await self._rest(PAUSE_SECONDS)
+
+    def _plan_acknowledging(self) -> None:
+        self._loop.call_later(ACK_SECONDS, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        acks = self._keeper.hand_over()
+        if acks:
+            task = self._loop.create_task(self._send(acks))
+            self._acknowledging.add(task)
+            task.add_done_callback(self._acknowledging.discard)
+
+    async def _send(self, acks: list[Ack]) -> None:
+        try:
+            await asyncio.gather(*(self._taking.execute(*command) for command in ack_commands(acks)))
+        except (redis.RedisError, OSError) as exc:
+            logger.warning("acknowledgements are sent again: %s", exc)
+            self._keeper.came_back(acks)
+        else:
+            self._keeper.delivered(acks)
 
     @contextlib.contextmanager
     def _link(self) -> Iterator[RedisLink]:

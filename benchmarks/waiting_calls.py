@@ -1,0 +1,120 @@
+"""Many calls that wait at the same time in one worker process: ``python -m benchmarks.waiting_calls``.
+
+One methods worker with room for all of them, Redis and SQLite; this process calls as the bridge does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.processes import Child, peak_bytes
+from benchmarks.harness.redis_server import redis_server
+
+if TYPE_CHECKING:
+    from workers.composition import Services
+
+__all__ = ["main"]
+
+_PLUGINS: Final = Path(__file__).parent / "plugins"
+_METHOD: Final = "bench.wait.wait"
+_CHAT: Final = "bench_chat"
+_CALL_SECONDS: Final = 110
+#: Calls that are begun before the loop turns to those that are under way.
+_AT_ONCE: Final = 50
+_MIB: Final = 1 << 20
+
+
+async def _burst(services: Services, calls: int, seconds: float) -> float:
+    """Make calls all at once; returns the seconds until the last answer."""
+    from broker_config.codec import decode_value, encode_arguments
+    from broker_config.wire import new_id
+    from workers.dispatch import CallScope
+
+    entry = services.registry.find(_METHOD)
+    scope = CallScope(chat=await services.chat(_CHAT), user_id=None)
+
+    async def call() -> None:
+        envelope = await services.dispatcher.invoke(
+            entry,
+            encode_arguments((seconds,), {}),
+            scope,
+            call_id=new_id(),
+            deadline=datetime.now(UTC) + timedelta(seconds=_CALL_SECONDS),
+        )
+        if decode_value(envelope.value_bytes(), max_bytes=1 << 16) != seconds:
+            raise SystemExit("a call was answered wrongly")
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for number in range(calls):
+            group.create_task(call())
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+    return time.perf_counter() - began
+
+
+async def _measure(worker: Child, calls: int, seconds: float, repetitions: int) -> None:
+    from broker_config.settings import Settings
+    from storage.migrate import upgrade
+    from workers.composition import Services
+
+    settings = Settings.load(env_file=None)
+    await upgrade(settings.database, settings.data_dir)
+    services = Services.load(settings, role="cli")
+    await services.start()
+    try:
+        await _burst(services, 1, 0)
+        before = peak_bytes([worker.pid])
+        for _ in range(repetitions):
+            took = await _burst(services, calls, seconds)
+            peak = peak_bytes([worker.pid])
+            print(
+                f"{calls} calls that wait {seconds:g} s: {took:.2f} s, worker {peak / _MIB:.0f} MiB "
+                f"({before / _MIB:.0f} MiB before; {(peak - before) / calls / 1024:.1f} KiB a call)"
+            )
+    finally:
+        await services.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting_calls", description=__doc__)
+    parser.add_argument("--calls", type=int, default=10_000, help="calls at once (default: 10000)")
+    parser.add_argument("--seconds", type=float, default=1, help="how long each waits (default: 1)")
+    parser.add_argument("--repetitions", type=int, default=3, help="bursts, in one worker (default: 3)")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
+        os.environ |= {
+            "NEKRO_BROKER__URL": server.url,
+            "NEKRO_BROKER__MAX_QUEUED": str(options.calls),
+            "NEKRO_BROKER__CALLS_PER_CHAT": str(options.calls),
+            "NEKRO_WORKERS__METHODS_CONCURRENCY": str(options.calls),
+            "NEKRO_WORKERS__WAIT_SECONDS": str(_CALL_SECONDS),
+            "NEKRO_DATA_DIR": str(Path(name) / "data"),
+            "NEKRO_PLUGINS__DIRS": str(_PLUGINS),
+            "NEKRO_LOG__LEVEL": "WARNING",
+        }
+        nekro = str(Path(sys.executable).with_name("nekro"))
+        worker = Child([nekro, "worker", "--lane", "methods"], log=Path(name) / "worker.log")
+        try:
+            uvloop.run(_measure(worker, options.calls, options.seconds, options.repetitions))
+        finally:
+            worker.stop()
+        print(describe_machine(server.version), file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
