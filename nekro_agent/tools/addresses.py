@@ -11,6 +11,7 @@ from typing import Final
 import httpcore
 
 from nekro_agent.errors import DownloadError, DownloadRefusedError, SettingsError
+from nekro_agent.tools.download_socket import GatheringStream
 
 __all__ = ["AddressPolicy", "CheckedBackend"]
 
@@ -97,7 +98,6 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
 
     def __init__(self, policy: AddressPolicy) -> None:
         self._policy = policy
-        self._inner = httpcore.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -111,7 +111,13 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         failure: Exception | None = None
         for address in await self._policy.resolve(host, port):
             try:
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+                return await GatheringStream.connect(
+                    address,
+                    port,
+                    timeout_seconds=timeout,
+                    local_address=local_address,
+                    socket_options=socket_options,
+                )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as exc:
                 failure = exc
         raise DownloadError(f"host {host!r} does not accept connections: {failure}") from failure

@@ -13,6 +13,7 @@ import httpcore
 
 from nekro_agent.errors import DownloadError, DownloadRefusedError
 from nekro_agent.tools.addresses import AddressPolicy, CheckedBackend
+from nekro_agent.tools.download_socket import GatheringStream
 
 __all__ = ["Answer", "Interrupted", "Source", "checked_url"]
 
@@ -56,11 +57,27 @@ class Answer:
         Raises:
             Interrupted: the server broke off or fell silent.
         """
+        received = 0
         try:
+            self._gather(received=0)
             async for chunk in self.response.aiter_stream():
+                received += len(chunk)
+                self._gather(received=received)
                 yield chunk
         except _BROKEN as exc:
             raise Interrupted(_reason(exc)) from exc
+        finally:
+            # The headers of the next answer must not wait for more.
+            self._stream.gather(0)
+
+    def _gather(self, *, received: int) -> None:
+        """Let the connection wait for as much of the body as is worth a read."""
+        self._stream.gather(None if self.end is None else self.end - self.start - received)
+
+    @property
+    def _stream(self) -> GatheringStream:
+        stream: GatheringStream = self.response.extensions["network_stream"]
+        return stream
 
 
 class Source:

@@ -22,6 +22,8 @@ from nekro_agent.errors import DownloadError, DownloadRefusedError
 __all__ = ["PartFile", "PartState", "Spans", "remove_stale", "remove_unfinished"]
 
 _HASH_BYTES: Final = 4 << 20
+#: How much of what was hashed stays in memory: what is on its way to the disk cannot be dropped.
+_CACHED_BYTES: Final = 16 << 20
 _STATE_BYTES: Final = 1 << 20
 _PART_NAME: Final = re.compile(r"\..+\.[0-9a-f]{12}\.part(\.json|\.new)?", re.DOTALL)
 
@@ -151,24 +153,31 @@ class PartFile:
                 f"the disk has {free} bytes free"
             )
 
-    def write(self, offset: int, data: bytes | bytearray) -> None:
-        """Write at a place.
+    def write(self, offset: int, *pieces: bytes | memoryview) -> None:
+        """Write pieces, one after the other, at a place; hash them if all before them was.
 
         Raises:
             DownloadError: the disk is full, for example.
         """
-        view, position = memoryview(data), offset
+        position = offset
         try:
-            while view:
-                count = os.pwrite(self._file, view, position)
-                view, position = view[count:], position + count
+            for piece in pieces:
+                view = memoryview(piece)
+                while view:
+                    count = os.pwrite(self._file, view, position)
+                    view, position = view[count:], position + count
             # Begin to bring it to the disk now: else ``save`` waits for a second's worth at once, and so
             # do others who write to that disk meanwhile.
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(self._file, offset, len(data), os.POSIX_FADV_DONTNEED)
+            self._let_go(offset, position)
         except OSError as exc:
             raise self._cannot_write(exc) from exc
         self.spans.add(offset, position)
+        with self._hash_lock:
+            if self._hashed == offset:  # else it is read back when what comes before it is there
+                for piece in pieces:
+                    self._hash.update(piece)
+                self._hashed = position
+                self._forget_hashed()
 
     def save(self, state: PartState) -> None:
         """Record which bytes are on disk; they are, when this returns.
@@ -195,10 +204,16 @@ class PartFile:
                 return False
             data = os.pread(self._file, size, self._hashed)
             if not data:
-                raise DownloadError(f"the unfinished file of {self._target.name!r} was cut by somebody")
+                raise self._was_cut()
             self._hash.update(data)
             self._hashed += len(data)
+            self._forget_hashed()
             return True
+
+    @property
+    def is_hash_behind(self) -> bool:
+        """Whether there is something for ``hash_more``; does not block."""
+        return self.spans.prefix > self._hashed
 
     @property
     def hexdigest(self) -> str:
@@ -209,10 +224,13 @@ class PartFile:
         """Hash what is left, and check the digest.
 
         Raises:
+            DownloadError: the file is shorter than what was written to it.
             DownloadRefusedError: it is another one than was expected.
         """
         while self.hash_more():
             pass
+        if os.fstat(self._file).st_size < self.spans.total:
+            raise self._was_cut()
         if sha256 is not None and self.hexdigest != sha256:
             raise DownloadRefusedError(f"{url}: content has SHA-256 {self.hexdigest}, expected {sha256}")
 
@@ -270,6 +288,25 @@ class PartFile:
         self._path.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(self._path, flags, 0o666)
+
+    def _forget_hashed(self) -> None:
+        """Drop from memory what nobody here reads again.
+
+        Memory that was just in use is cheaper than untouched memory, and a model of many gigabytes would push
+        out what others on the machine read.
+        """
+        end = self._hashed - _CACHED_BYTES
+        if end > 0:
+            # Again what was dropped already: some of it may not have been on the disk yet.
+            self._let_go(max(0, end - 4 * _CACHED_BYTES), end)
+
+    def _let_go(self, start: int, end: int) -> None:
+        """Let the system write what is not on the disk, and drop what is."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_DONTNEED)
+
+    def _was_cut(self) -> DownloadError:
+        return DownloadError(f"the unfinished file of {self._target.name!r} was cut by somebody")
 
     def _cannot_write(self, exc: OSError) -> DownloadError:
         reason = "the disk is full" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else exc.strerror

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,11 +12,13 @@ from nekro_agent.policies import DownloadPolicy
 from nekro_agent.tools.download_http import Answer, Interrupted, Source
 from nekro_agent.tools.download_part import PartFile, PartState
 from nekro_agent.tools.download_patience import Patience
+from nekro_agent.tools.download_socket import BLOCK_BYTES
 from nekro_agent.tools.task_groups import in_thread, result_unless_failed, run_together
 
 __all__ = ["Content", "Transfer"]
 
-_WRITE_BYTES: Final = 1 << 20
+#: Reads return blocks. Of a slow server, what is on disk and told is never further behind than this.
+_WRITE_BYTES: Final = BLOCK_BYTES // 2
 #: Segments are at least and at most so large; small enough that connections end together.
 _LEAST_SEGMENT_BYTES: Final = 4 << 20
 _MOST_SEGMENT_BYTES: Final = 64 << 20
@@ -244,19 +246,21 @@ class Transfer:
 
     async def _receive(self, segment: _Segment, answer: Answer) -> None:
         """Stream a body to disk; what has come is written also when the server breaks off."""
-        buffer = bytearray()
+        pieces: list[bytes] = []
+        size = 0
         try:
             async for chunk in answer.chunks():
-                buffer += chunk
-                self._check_size(segment.position + len(buffer), answer.url)
-                if len(buffer) >= _WRITE_BYTES or self._reaches_end(segment, buffer):
-                    await self._write(segment, buffer)
-                    buffer = bytearray()
+                pieces.append(chunk)
+                size += len(chunk)
+                self._check_size(segment.position + size, answer.url)
+                if size >= _WRITE_BYTES or self._reaches_end(segment, size):
+                    await self._write(segment, pieces)
+                    pieces, size = [], 0
                 if segment.is_done and answer.end != segment.end:
                     return  # the rest is for other connections
         finally:
-            if buffer:
-                await self._write(segment, buffer)
+            if pieces:
+                await self._write(segment, pieces)
             if answer.end != segment.end:
                 # At once: the next request of this worker needs the connection's place.
                 await answer.response.aclose()
@@ -264,18 +268,22 @@ class Transfer:
             raise Interrupted(f"the body ended after {segment.position} bytes")
 
     @staticmethod
-    def _reaches_end(segment: _Segment, buffer: bytearray) -> bool:
-        return segment.end is not None and segment.position + len(buffer) >= segment.end
+    def _reaches_end(segment: _Segment, size: int) -> bool:
+        return segment.end is not None and segment.position + size >= segment.end
 
     def _check_size(self, size: int, url: str) -> None:
         if self._whole is None and size > self._max_bytes:
             raise DownloadRefusedError(f"{url} sends more than the limit of {self._max_bytes} bytes")
 
-    async def _write(self, segment: _Segment, buffer: bytearray) -> None:
-        data = buffer if segment.end is None else buffer[: segment.end - segment.position]
-        await in_thread(self._part.write, segment.position, data)
-        segment.position += len(data)
-        self._grown.set()
+    async def _write(self, segment: _Segment, pieces: Sequence[bytes]) -> None:
+        size = sum(map(len, pieces))
+        beyond = 0 if segment.end is None else segment.position + size - segment.end
+        if beyond > 0:
+            pieces, size = [b"".join(pieces)[: size - beyond]], size - beyond
+        await in_thread(self._part.write, segment.position, *pieces)
+        segment.position += size
+        if self._part.is_hash_behind:
+            self._grown.set()
         self._on_progress(self._part.spans.total, self._whole)
 
     async def _after_cut(self, exc: Interrupted) -> None:

@@ -225,16 +225,16 @@ async def test_a_name_that_changes_its_address_gains_nothing(
         return [(family, socket.SOCK_STREAM, 6, "", (address, port)) for address in next(answers)]
 
     connected: list[str] = []
-    create = loop.create_connection
+    really_connect = loop.sock_connect
 
-    async def connect(factory: Any, host: str | None = None, *args: Any, **options: Any) -> Any:
-        connected.append(str(host))
-        if host == "93.184.216.34":
+    async def connect(connection: socket.socket, address: tuple[str, int]) -> None:
+        connected.append(address[0])
+        if address[0] == "93.184.216.34":
             raise ConnectionRefusedError("no network in this test")
-        return await create(factory, host, *args, **options)
+        await really_connect(connection, address)
 
     monkeypatch.setattr(loop, "getaddrinfo", resolve)
-    monkeypatch.setattr(loop, "create_connection", connect)
+    monkeypatch.setattr(loop, "sock_connect", connect)
     url = f"http://rebind.example:{file_server.port}/x"
     with pytest.raises(DownloadError, match="does not accept connections"):
         await fetch(url, tmp_path / "f", allow_private=())

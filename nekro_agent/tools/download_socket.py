@@ -1,0 +1,223 @@
+"""The connection of a download: few reads of large pieces, which the kernel gathers meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
+
+import httpcore
+
+__all__ = ["BLOCK_BYTES", "GatheringStream"]
+
+T = TypeVar("T")
+
+#: As much is read at once. Each read costs the same steps of Python, however much it brings.
+BLOCK_BYTES: Final = 1 << 20
+#: How long to wait for a block of a slow server before what there is of it is taken.
+_GATHER_SECONDS: Final = 0.1
+_RECORD_BYTES: Final = 16 << 10
+
+
+class GatheringStream(httpcore.AsyncNetworkStream):
+    """A TCP connection, encrypted or not, whose reader need not wake for each packet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Take a connected socket that does not block."""
+        self._socket = connection
+        #: How many bytes are worth a read.
+        self._worth = 1
+        #: Below how many the kernel lets the reader sleep.
+        self._low_water = 1
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        port: int,
+        *,
+        timeout_seconds: float | None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> GatheringStream:
+        """Connect to an IP address.
+
+        Raises:
+            httpcore.ConnectError: nobody listens there, or it cannot be reached.
+            httpcore.ConnectTimeout: it did not answer.
+        """
+        with _translated(httpcore.ConnectError, httpcore.ConnectTimeout):
+            connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            try:
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for option in socket_options or ():
+                    connection.setsockopt(*option)
+                if local_address is not None:
+                    connection.bind((local_address, 0))
+                async with asyncio.timeout(timeout_seconds):
+                    await asyncio.get_running_loop().sock_connect(connection, (address, port))
+            except BaseException:
+                connection.close()
+                raise
+        return cls(connection)
+
+    def gather(self, expected_bytes: int | None) -> None:
+        """Let later reads wait a moment for a block.
+
+        Args:
+            expected_bytes: how many are still to come; None when that is unknown, 0 for reads
+                that return the first byte at once.
+        """
+        self._worth = BLOCK_BYTES if expected_bytes is None else max(1, min(expected_bytes, BLOCK_BYTES))
+        if self._worth == 1:
+            self._wake_at(1)
+
+    async def read(
+        self,
+        max_bytes: int,
+        timeout: float | None = None,  # noqa: ASYNC109  # the interface of httpcore
+    ) -> bytes:
+        """Return what has come, ``b""`` at the end; after ``gather`` up to a block, more than ``max_bytes``.
+
+        The parser of httpcore takes any size, but asks for 64 KiB at a time.
+        """
+        with _translated(httpcore.ReadError, httpcore.ReadTimeout):
+            while True:
+                if self._worth > 1:
+                    self._wake_at(self._worth)
+                    await self._ready(_GATHER_SECONDS)
+                    data = self._take(BLOCK_BYTES)
+                else:
+                    data = self._take(max_bytes)
+                if data is not None:
+                    return data
+                self._wake_at(1)
+                if not await self._ready(timeout):
+                    raise TimeoutError(f"nothing came for {timeout} s")
+
+    async def write(
+        self,
+        buffer: bytes,
+        timeout: float | None = None,  # noqa: ASYNC109  # the interface of httpcore
+    ) -> None:
+        """Send all of it."""
+        view = memoryview(buffer)
+        with _translated(httpcore.WriteError, httpcore.WriteTimeout):
+            while view:
+                sent = await self._done(lambda rest=view: self._socket.send(rest), timeout)  # type: ignore[misc]
+                view = view[sent:]
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # the interface of httpcore
+    ) -> GatheringStream:
+        """Encrypt from now on, once the server has proved its name."""
+        try:
+            with _translated(httpcore.ConnectError, httpcore.ConnectTimeout):
+                encrypted = self._socket = ssl_context.wrap_socket(
+                    self._socket, server_hostname=server_hostname, do_handshake_on_connect=False
+                )
+                await self._done(encrypted.do_handshake, timeout)
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def get_extra_info(self, info: str) -> Any:
+        """Return what httpcore asks for."""
+        if info == "ssl_object":
+            return self._socket if isinstance(self._socket, ssl.SSLSocket) else None
+        if info == "is_readable":
+            return self._socket.fileno() < 0 or self._holds_something()
+        return None
+
+    def _holds_something(self) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _wake_at(self, size: int) -> None:
+        if size != self._low_water:
+            with suppress(OSError):  # where the kernel has no such thing, reads are smaller
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+            self._low_water = size
+
+    def _take(self, size: int) -> bytes | None:
+        """Return what the socket holds; None when that is nothing, ``b""`` at the end."""
+        if not isinstance(self._socket, ssl.SSLSocket):
+            try:
+                return self._socket.recv(size)
+            except BlockingIOError:
+                return None
+        # One read returns one record of at most 16 KiB.
+        records: list[bytes] = []
+        for _ in range(max(1, size // _RECORD_BYTES)):
+            try:
+                records.append(self._socket.recv(_RECORD_BYTES))
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break
+            except OSError:
+                if not records:
+                    raise
+                break  # what came before counts; the next read fails again
+            if not records[-1]:
+                break
+        return b"".join(records) if records else None
+
+    async def _done(self, act: Callable[[], T], seconds: float | None) -> T:
+        """Return what ``act`` returns once it need not wait for the connection."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            try:
+                return act()
+            except ssl.SSLWantReadError:
+                to_write = False
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                to_write = True
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not await self._ready(left, to_write=to_write):
+                raise TimeoutError(f"the connection did not move for {seconds} s")
+
+    async def _ready(self, seconds: float | None, *, to_write: bool = False) -> bool:
+        """Wait until the socket can be read, or written to; False when that takes longer."""
+        loop = asyncio.get_running_loop()
+        is_ready: asyncio.Future[bool] = loop.create_future()
+
+        def settle(value: bool) -> None:
+            if not is_ready.done():
+                is_ready.set_result(value)
+
+        descriptor = self._socket.fileno()
+        if descriptor < 0:
+            raise OSError("the connection was closed")
+        timer = None if seconds is None else loop.call_later(seconds, settle, False)
+        (loop.add_writer if to_write else loop.add_reader)(descriptor, settle, True)
+        try:
+            return await is_ready
+        finally:
+            (loop.remove_writer if to_write else loop.remove_reader)(descriptor)
+            if timer is not None:
+                timer.cancel()
+
+
+@contextmanager
+def _translated(error: type[Exception], timeout: type[Exception]) -> Iterator[None]:
+    """Raise the errors of sockets and of TLS as httpcore's."""
+    try:
+        yield
+    except TimeoutError as exc:
+        raise timeout(str(exc)) from exc
+    except OSError as exc:
+        raise error(str(exc)) from exc
