@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import os
-import sys
 import threading
 import time
 from queue import Empty, SimpleQueue
@@ -19,6 +17,7 @@ from typing import Any, Final
 import uvloop
 
 from workers.awaiting import thread_state
+from workers.niceness import SessionShare, lower_thread
 from workers.pool_base import JobPool
 from workers.pool_jobs import CANCEL_SECONDS, Alarms, Job, LoopThread, run_to_end
 
@@ -38,6 +37,7 @@ class ThreadPool(JobPool):
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._clock = LoopThread("nekro-clock")
         self._alarms = Alarms(self._clock.loop, on_hard_limit=self._give_up)
+        self._share = SessionShare(self._clock.loop, niceness=self.niceness(), is_busy=self._has_jobs)
         self._clock.start()
         self._threads: set[JobThread] = set()
         for _ in range(self.limit):
@@ -102,11 +102,16 @@ class ThreadPool(JobPool):
     def begin(self, job: Job) -> None:
         """A thread starts a job."""
         self._clock.call(self._alarms.arm, job)
+        self._clock.call(self._share.changed)
 
     def finish(self, job: Job) -> None:
         """A thread is done with a job."""
         self._clock.call(self._alarms.disarm, job)
+        self._clock.call(self._share.changed)
         self.ended(job)
+
+    def _has_jobs(self) -> bool:
+        return any(thread.job is not None for thread in list(self._threads))
 
     def gone(self, thread: JobThread) -> None:
         """A thread has ended."""
@@ -126,15 +131,6 @@ class ThreadPool(JobPool):
                 self._add_thread()
 
 
-def _give_way(niceness: int) -> None:
-    """Lower the priority of this thread and of those that it starts.
-
-    Not of the process: its other threads renew claims, and inits wait for each other in the fleet.
-    """
-    if niceness and sys.platform == "linux":  # elsewhere it would be the process
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
-
-
 class JobThread(threading.Thread):
     """One thread with its own event loop, for as long as it lives."""
 
@@ -148,7 +144,7 @@ class JobThread(threading.Thread):
 
     def run(self) -> None:
         """Run jobs until told to end."""
-        _give_way(self._pool.niceness())
+        lower_thread(self._pool.niceness())
         loop = thread_state.loop = uvloop.new_event_loop()
         try:
             while not self.is_retired and (job := self._pool.next_job()) is not None:

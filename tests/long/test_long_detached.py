@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from workers.composition import Services
 from workers.runs import CodeReport
 
 SECONDS = 30
+AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 SCRIPT = """
 - when: '.'
   answer: |
@@ -182,6 +184,25 @@ async def test_what_runs_in_lane_long_gives_way_and_its_process_does_not(service
     nice = decode_value(envelope.value_bytes(), max_bytes=1000)
     own = os.getpriority(os.PRIO_PROCESS, os.getpid())
     assert nice == {"job": own + 5, "thread": own + 5, "process": own}
+
+
+@pytest.mark.skipif(
+    not AUTOGROUPS.exists() or AUTOGROUPS.read_text().strip() != "1", reason="sessions are not grouped here"
+)
+async def test_the_session_of_a_worker_gives_way_while_a_long_job_runs(
+    fleet: Any, services: Services
+) -> None:
+    groups = [Path(f"/proc/{worker.pid}/autogroup") for worker in fleet.workers]
+
+    async def niceness(*, most: int) -> None:
+        async with asyncio.timeout(SECONDS):
+            while max(int(group.read_text().rpartition(" ")[2]) for group in groups) != most:
+                await asyncio.sleep(0.05)
+
+    await run(services, "haul('share')", "share")
+    await niceness(most=5)
+    await let_go(services, "share")
+    await niceness(most=0)
 
 
 async def test_jobs_are_listed_shown_watched_and_cancelled_from_the_shell(
