@@ -29,7 +29,8 @@ class SessionShare:
 
     Linux shares the CPU between sessions first, where it groups them (``sched_autogroup_enabled``), and
     looks at the niceness of threads only within each. Workers are sessions of their own, so a lowered
-    thread alone would give way to nobody. Use it on the thread of ``loop`` only.
+    thread alone would give way to nobody. Threads that renew claims come first within the session, and inits
+    find its share as it was unless a job runs. Use it on the thread of ``loop`` only.
     """
 
     def __init__(

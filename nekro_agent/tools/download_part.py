@@ -172,12 +172,17 @@ class PartFile:
         except OSError as exc:
             raise self._cannot_write(exc) from exc
         self.spans.add(offset, position)
+        if self._hashed == offset:  # else it is read back when what comes before it is there
+            self._hash_pieces(offset, pieces)
+
+    def _hash_pieces(self, offset: int, pieces: Iterable[bytes | memoryview]) -> None:
         with self._hash_lock:
-            if self._hashed == offset:  # else it is read back when what comes before it is there
-                for piece in pieces:
-                    self._hash.update(piece)
-                self._hashed = position
-                self._forget_hashed()
+            if self._hashed != offset:
+                return
+            for piece in pieces:
+                self._hash.update(piece)
+                self._hashed += len(piece)
+            self._forget_hashed()
 
     def save(self, state: PartState) -> None:
         """Record which bytes are on disk; they are, when this returns.
@@ -303,7 +308,8 @@ class PartFile:
     def _let_go(self, start: int, end: int) -> None:
         """Let the system write what is not on the disk, and drop what is."""
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_DONTNEED)
+            with suppress(OSError):  # a hint: without it all goes on
+                os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_DONTNEED)
 
     def _was_cut(self) -> DownloadError:
         return DownloadError(f"the unfinished file of {self._target.name!r} was cut by somebody")
