@@ -25,6 +25,8 @@ class LoopConnection:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._started: Connection | None = None
+        #: By ``time.monotonic``; for whoever keeps it between uses.
+        self.rests_since = 0.0
 
     @property
     def dialect(self) -> Dialect:
@@ -51,6 +53,11 @@ class LoopConnection:
     def invalidated(self) -> bool:
         """Whether it broke and is not used again."""
         return self.sync_connection.invalidated
+
+    @property
+    def driver_connection(self) -> Any:
+        """The driver's own connection."""
+        return self.sync_connection.connection.driver_connection
 
     async def start(self) -> None:
         """Take a connection from the pool; opens one where there is room."""

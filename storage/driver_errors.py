@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from sqlalchemy import Dialect
 from sqlalchemy import exc as sa
 
 from nekro_agent.errors import ConflictError, NekroError, StorageError, StorageUnavailableError
 
-__all__ = ["translated"]
+__all__ = ["translated", "translated_from_driver"]
 
 #: SQLSTATEs of an undefined table, column and schema.
 _SCHEMA_STATES: Final = frozenset({"42P01", "42703", "3F000"})
@@ -42,6 +43,11 @@ def translated(error: BaseException) -> NekroError:
     if isinstance(error, _UNAVAILABLE) or getattr(error, "connection_invalidated", False):
         return StorageUnavailableError(f"the database did not do it: {words}")
     return StorageError(f"the database refused a statement: {words}")
+
+
+def translated_from_driver(error: Exception, dialect: Dialect) -> NekroError:
+    """Return our error for a driver's that did not pass SQLAlchemy."""
+    return translated(sa.DBAPIError.instance(None, None, error, dialect.loaded_dbapi.Error, dialect=dialect))
 
 
 def _is_schema_error(cause: BaseException) -> bool:

@@ -14,32 +14,47 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
-from sqlalchemy import exc as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker_config.settings import DatabaseSettings
-from nekro_agent.errors import NekroError, StorageUnavailableError
+from nekro_agent.errors import NekroError
 from storage import postgresql, sqlite
 from storage.connection import LoopConnection
-from storage.driver_errors import translated
+from storage.driver_errors import translated_from_driver
+from storage.kept_connections import KeptConnections
+from storage.limits import limited
+from storage.loop_pool import LoopPool
+from storage.single_statement import SingleStatement
+from storage.sqlite_lanes import SqliteLanes
 from storage.transaction import Transaction
 from storage.urls import async_url
+from storage.write_gate import WriteGate
 
 __all__ = ["Database"]
 
-#: How much later than its connection a transaction's own task is stopped (see ``_limited``).
-_GRACE_SECONDS: Final = 1.0
 #: How long ``dispose`` waits for the engine of another thread's loop.
 _DISPOSE_SECONDS: Final = 10.0
 
 
+class SingleRunner(Protocol):
+    """Runs statements that are transactions of their own on a driver's connections."""
+
+    async def fetch_one(self, sql: str, parameters: Any, *, writes: bool) -> tuple[Any, ...] | None:
+        """Run a statement; returns its first row. The driver's errors pass as they are."""
+        ...
+
+    async def close(self) -> None:
+        """Close connections of its own."""
+        ...
+
+
 class _LoopEngine:
-    """The engine of one event loop: connections of asyncio drivers belong to the loop that opened them."""
+    """What one event loop has of the database."""
 
     def __init__(self, settings: DatabaseSettings, data_dir: Path) -> None:
         url = async_url(settings, data_dir)
@@ -51,10 +66,25 @@ class _LoopEngine:
         self.autocommit: AsyncEngine = (
             self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
         )
-        # SQLite has one writer. Waiting for it in its busy handler means polling with growing
-        # pauses and no order, so writers of one loop queue here and only processes compete there.
-        self.write_gate = asyncio.Lock() if self.is_sqlite else None
+        self.write_gate = WriteGate(settings) if self.is_sqlite else None
         self.writers: set[asyncio.Task[object] | None] = set()
+        self.driver_error = self.engine.dialect.loaded_dbapi.Error
+        self.pool = LoopPool(self.engine)
+        self.singles: SingleRunner = (
+            KeptConnections(self.pool, self.autocommit, settings)
+            if self.write_gate is None
+            else SqliteLanes(url, settings, self.write_gate)
+        )
+
+    def refuse_second_writer(self) -> None:
+        """Raise RuntimeError when the current task writes already: it would wait for itself."""
+        if asyncio.current_task() in self.writers:
+            raise RuntimeError("this task is inside a write transaction already; pass that one along")
+
+    async def dispose(self) -> None:
+        """Close the connections; to be called on the loop."""
+        await self.singles.close()
+        await self.pool.dispose()
 
 
 class Database:
@@ -102,12 +132,12 @@ class Database:
         local = self._local()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._writing(local))
-            connection = await stack.enter_async_context(self._connected(local.engine))
+            connection = await stack.enter_async_context(self._connected(local, local.engine))
             if local.is_sqlite:
                 await connection.exec_driver_sql("BEGIN IMMEDIATE")
             transaction = Transaction(connection)
             try:
-                async with self._limited():
+                async with limited(self.settings.transaction_timeout_seconds):
                     yield transaction
                 await connection.commit()
             except BaseException:
@@ -124,8 +154,8 @@ class Database:
         local = self._local()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._writing(local))
-            connection = await stack.enter_async_context(self._connected(local.autocommit))
-            async with self._limited():
+            connection = await stack.enter_async_context(self._connected(local, local.autocommit))
+            async with limited(self.settings.transaction_timeout_seconds):
                 yield Transaction(connection)
 
     @asynccontextmanager
@@ -134,15 +164,38 @@ class Database:
 
         Each statement sees what was committed when it began.
         """
-        async with self._connected(self._local().autocommit) as connection, self._limited():
+        local = self._local()
+        limit = limited(self.settings.transaction_timeout_seconds)
+        async with self._connected(local, local.autocommit) as connection, limit:
             yield Transaction(connection)
+
+    async def run(self, statement: SingleStatement, values: Mapping[str, Any]) -> Any:
+        """Run one statement that is a transaction of its own, by the shortest way there is.
+
+        Returns:
+            What the statement gives; None when it gives no row.
+
+        Raises:
+            StorageUnavailableError, ConflictError, RuntimeError: as from ``begin``.
+            InvalidValueError: a column type refuses a value.
+        """
+        local = self._local()
+        if statement.writes:
+            local.refuse_second_writer()
+        on_driver = statement.compiled(local.engine.dialect)
+        parameters = on_driver.parameters(values)
+        try:
+            row = await local.singles.fetch_one(on_driver.sql, parameters, writes=statement.writes)
+        except local.driver_error as exc:
+            raise translated_from_driver(exc, local.engine.dialect) from exc
+        return on_driver.value(row)
 
     async def dispose_loop(self) -> None:
         """Close the connections of the running loop; the next use opens new ones."""
         with self._lock:
             local = self._engines.pop(asyncio.get_running_loop(), None)
         if local is not None:
-            await local.engine.dispose()
+            await local.dispose()
 
     async def dispose(self) -> None:
         """Close the connections of every loop of the process.
@@ -156,10 +209,10 @@ class Database:
             self._engines.clear()
         for loop, local in others:
             if loop.is_running():
-                future = asyncio.run_coroutine_threadsafe(local.engine.dispose(), loop)
+                future = asyncio.run_coroutine_threadsafe(local.dispose(), loop)
                 await asyncio.wait_for(asyncio.wrap_future(future), _DISPOSE_SECONDS)
             else:
-                local.engine.sync_engine.dispose(close=False)
+                local.pool.abandon()
 
     def _local(self) -> _LoopEngine:
         loop = asyncio.get_running_loop()
@@ -171,32 +224,22 @@ class Database:
 
     @asynccontextmanager
     async def _writing(self, local: _LoopEngine) -> AsyncIterator[None]:
+        local.refuse_second_writer()
         task = asyncio.current_task()
-        if task in local.writers:
-            raise RuntimeError("this task is inside a write transaction already; pass that one along")
-        async with AsyncExitStack() as stack:
-            if local.write_gate is not None:
-                await _acquire(local.write_gate, self.settings.busy_timeout_seconds)
-                stack.callback(local.write_gate.release)
+        async with local.write_gate.alone() if local.write_gate is not None else nullcontext():
             local.writers.add(task)
-            stack.callback(local.writers.discard, task)
-            yield
+            try:
+                yield
+            finally:
+                local.writers.discard(task)
 
     @asynccontextmanager
-    async def _connected(self, engine: AsyncEngine) -> AsyncIterator[LoopConnection]:
-        connection = LoopConnection(engine)
-        try:
-            await connection.start()
-        except sa.TimeoutError as exc:
-            raise StorageUnavailableError(
-                f"no database connection was free within {self.settings.pool_timeout_seconds} s; "
-                "raise NEKRO_DATABASE__POOL_SIZE or lower the worker's concurrency"
-            ) from exc
-        except sa.SQLAlchemyError as exc:
-            raise translated(exc) from exc
+    async def _connected(self, local: _LoopEngine, engine: AsyncEngine) -> AsyncIterator[LoopConnection]:
+        connection = await local.pool.connect(engine)
         cut = None
         if not self.is_sqlite:
-            cut = postgresql.cut_after(connection, self.settings.transaction_timeout_seconds)
+            seconds = self.settings.transaction_timeout_seconds
+            cut = postgresql.cut_later(connection.driver_connection, seconds)
         try:
             yield connection
         finally:
@@ -204,20 +247,6 @@ class Database:
                 cut.cancel()
             # Shielded: a cancelled caller must not leave a connection out of the pool.
             await asyncio.shield(connection.close())
-
-    @asynccontextmanager
-    async def _limited(self) -> AsyncIterator[None]:
-        """Stop a block that outlives the cut of its connection, because it waits for something else."""
-        seconds = self.settings.transaction_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds + _GRACE_SECONDS) as limit:
-                yield
-        except TimeoutError as exc:
-            if not limit.expired():
-                raise
-            raise StorageUnavailableError(
-                f"a transaction took longer than {seconds} s (NEKRO_DATABASE__TRANSACTION_TIMEOUT_SECONDS)"
-            ) from exc
 
 
 async def _roll_back(connection: LoopConnection, *, is_sqlite: bool) -> None:
@@ -229,14 +258,3 @@ async def _roll_back(connection: LoopConnection, *, is_sqlite: bool) -> None:
     except NekroError:
         # The error that led here is the one to report; a connection in doubt is not used again.
         await connection.invalidate()
-
-
-async def _acquire(gate: asyncio.Lock, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await gate.acquire()
-    except TimeoutError as exc:
-        raise StorageUnavailableError(
-            f"other writers of this process kept SQLite busy for {seconds} s; "
-            "raise NEKRO_DATABASE__BUSY_TIMEOUT_SECONDS or use PostgreSQL"
-        ) from exc

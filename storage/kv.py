@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cache
+from typing import Final
 
-from sqlalchemy import Delete, Executable, bindparam, delete, func, select
+from sqlalchemy import bindparam, delete, func, select
+from sqlalchemy.sql.expression import ReturnsRows
 
 from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
 from storage.clock import now
 from storage.engine import Database
 from storage.models import PluginValueRow
+from storage.single_statement import SingleStatement
 from storage.upsert import insert
 
-__all__ = ["SqlKeyValueStore"]
+__all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore"]
+
+
+_SCOPE: Final = ("plugin_key", "chat_key", "user_key", "store_key")
 
 
 class SqlKeyValueStore:
@@ -35,10 +40,8 @@ class SqlKeyValueStore:
             InvalidValueError: a key is longer than the limit.
         """
         digest = self._digest(plugin_key, chat_key, user_key, store_key)
-        async with self._database.read() as tx:
-            found = await tx.connection.execute(_get_statement(), {"of_digest": digest})
-            value: str | None = found.scalar_one_or_none()
-            return value
+        value: str | None = await self._database.run(GET, {"of_digest": digest})
+        return value
 
     async def set(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str, value: str) -> bool:
         """Store durably before returning; True when the key is new, False when it was there.
@@ -58,10 +61,8 @@ class SqlKeyValueStore:
             "store_key": store_key,
             "value": value,
         }
-        async with self._database.autocommit() as tx:
-            statement = _set_statement(tx.connection.dialect.name)
-            revision: int = (await tx.connection.execute(statement, values)).scalar_one()
-            return revision == 1
+        revision: int = await self._database.run(SET, values)
+        return revision == 1
 
     async def delete(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str) -> bool:
         """True when a value was deleted, False when there was none.
@@ -70,7 +71,7 @@ class SqlKeyValueStore:
             InvalidValueError: a key is longer than the limit.
         """
         digest = self._digest(plugin_key, chat_key, user_key, store_key)
-        return await self._delete(delete(PluginValueRow).where(PluginValueRow.digest == digest)) > 0
+        return await self._database.run(DELETE, {"of_digest": digest}) is not None
 
     async def count(self, plugin_key: str) -> int:
         """Return how many values a plugin has."""
@@ -80,26 +81,23 @@ class SqlKeyValueStore:
 
     async def purge(self, plugin_key: str) -> int:
         """Delete all values of a plugin; returns how many."""
-        return await self._delete(delete(PluginValueRow).where(PluginValueRow.plugin_key == plugin_key))
-
-    async def _delete(self, statement: Delete) -> int:
+        statement = delete(PluginValueRow).where(PluginValueRow.plugin_key == plugin_key)
         async with self._database.autocommit() as tx:
             return (await tx.connection.execute(statement)).rowcount
 
     def _digest(self, plugin_key: str, chat_key: str, user_key: str, store_key: str) -> bytes:
         """SHA-256 of the four keys, each after its length, so that no two scopes look alike."""
-        digest = hashlib.sha256()
-        names = {"plugin_key": plugin_key, "chat_key": chat_key, "user_key": user_key, "store_key": store_key}
-        for name, key in names.items():
-            if len(key) > self._limits.max_key_chars:
+        limit = self._limits.max_key_chars
+        parts: list[bytes] = []
+        for name, key in zip(_SCOPE, (plugin_key, chat_key, user_key, store_key), strict=True):
+            if len(key) > limit:
                 raise InvalidValueError(
-                    f"{name} has {len(key)} characters, the limit is {self._limits.max_key_chars}; "
+                    f"{name} has {len(key)} characters, the limit is {limit}; "
                     "shorten it or raise NEKRO_STORE__MAX_KEY_CHARS"
                 )
             encoded = key.encode("utf-8", "surrogatepass")
-            digest.update(len(encoded).to_bytes(8, "big"))
-            digest.update(encoded)
-        return digest.digest()
+            parts += (len(encoded).to_bytes(8, "big"), encoded)
+        return hashlib.sha256(b"".join(parts)).digest()
 
     def _check_value(self, store_key: str, value: str) -> None:
         size = len(value.encode("utf-8", "surrogatepass"))
@@ -111,14 +109,17 @@ class SqlKeyValueStore:
             )
 
 
-@cache
-def _get_statement() -> Executable:
+def _get(_dialect: str) -> ReturnsRows:
     return select(PluginValueRow.value).where(PluginValueRow.digest == bindparam("of_digest"))
 
 
-@cache
-def _set_statement(dialect: str) -> Executable:
-    given = ("digest", "plugin_key", "chat_key", "user_key", "store_key", "value")
+def _delete(_dialect: str) -> ReturnsRows:
+    found = PluginValueRow.digest == bindparam("of_digest")
+    return delete(PluginValueRow).where(found).returning(PluginValueRow.revision)
+
+
+def _set(dialect: str) -> ReturnsRows:
+    given = ("digest", *_SCOPE, "value")
     new = insert(dialect, PluginValueRow).values(
         {
             **{name: bindparam(name) for name in given},
@@ -135,3 +136,11 @@ def _set_statement(dialect: str) -> Executable:
             "updated_at": new.excluded.updated_at,
         },
     ).returning(PluginValueRow.revision)
+
+
+#: The value of a digest.
+GET: Final = SingleStatement(_get, writes=False)
+#: Writes a row; gives its revision.
+SET: Final = SingleStatement(_set, writes=True)
+#: Deletes the row of a digest; gives its revision.
+DELETE: Final = SingleStatement(_delete, writes=True)

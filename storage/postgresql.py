@@ -15,10 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, QueuePool
 
 from broker_config.settings import DatabaseSettings
-from storage.connection import LoopConnection
 from storage.error_hook import install
 
-__all__ = ["create", "create_sync", "cut_after"]
+__all__ = ["create", "create_sync", "cut_later", "has_rested_long"]
 
 _CONNECT_SECONDS: Final = 5
 #: A connection that rested longer is asked for a sign of life before it is used.
@@ -59,17 +58,22 @@ def create_sync(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -
     return engine
 
 
-def cut_after(connection: LoopConnection, seconds: float) -> asyncio.TimerHandle:
+def cut_later(driver_connection: Any, seconds: float) -> asyncio.TimerHandle:
     """Shut the connection's socket down after ``seconds``, unless the returned handle is cancelled.
 
     The server's own limits cannot help when the server is frozen or the network swallows packets,
     and a driver that waits for an answer has no limit of its own. A closed socket ends its wait.
     """
-    return _cut_later(connection.sync_connection.connection.driver_connection, seconds)
-
-
-def _cut_later(driver_connection: Any, seconds: float) -> asyncio.TimerHandle:
     return asyncio.get_running_loop().call_later(seconds, _shut_down, driver_connection.pgconn)
+
+
+def has_rested_long(rests_since: float) -> bool:
+    """Whether a connection has to give a sign of life before it is used.
+
+    Args:
+        rests_since: by ``time.monotonic``.
+    """
+    return time.monotonic() - rests_since >= _TRUST_SECONDS
 
 
 def _shut_down(pgconn: Any) -> None:
@@ -113,9 +117,9 @@ def _ping_after_rest(engine: Engine) -> None:
     @event.listens_for(engine, "checkout")
     def ping(connection: DBAPIConnection, entry: ConnectionPoolEntry, _proxy: Any) -> None:
         rests_since = entry.info.get("rests_since")
-        if rests_since is None or time.monotonic() - rests_since < _TRUST_SECONDS:
+        if rests_since is None or not has_rested_long(rests_since):
             return
-        cut = _cut_later(entry.driver_connection, _CONNECT_SECONDS)
+        cut = cut_later(entry.driver_connection, _CONNECT_SECONDS)
         try:
             engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error as exc:

@@ -1,0 +1,121 @@
+"""Single statements on PostgreSQL: on connections that stay checked out from one to the next.
+
+Taking a connection from SQLAlchemy's pool, putting it in autocommit and giving it back costs about as much as
+it takes PostgreSQL to read a value. What is kept here counts among the pool's connections all the time, and
+goes back as soon as anybody else needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from broker_config.settings import DatabaseSettings
+from nekro_agent.errors import NekroError
+from storage import postgresql
+from storage.connection import LoopConnection
+from storage.limits import acquire
+from storage.loop_pool import LoopPool
+
+__all__ = ["KeptConnections"]
+
+#: How long a connection may take to answer whether it still works.
+_PING_SECONDS: Final = 5.0
+
+
+class KeptConnections:
+    """Runs single statements; implements ``storage.engine.SingleRunner``."""
+
+    def __init__(self, pool: LoopPool, autocommit: AsyncEngine, settings: DatabaseSettings) -> None:
+        self._pool = pool
+        self._autocommit = autocommit
+        self._settings = settings
+        self._driver_error = autocommit.dialect.loaded_dbapi.Error
+        # To queue here costs a statement less than to queue at SQLAlchemy's pool.
+        self._places = asyncio.Semaphore(pool.size)
+        self._doubted_at = 0.0
+        self._closed = False
+        event.listen(autocommit.sync_engine, "invalidate", self._doubt)
+
+    async def fetch_one(self, sql: str, parameters: Any, *, writes: bool) -> tuple[Any, ...] | None:
+        """Run a statement; returns its first row. The driver's errors pass as they are.
+
+        Raises:
+            StorageUnavailableError: no connection was free in time.
+        """
+        await acquire(self._places, self._settings.pool_timeout_seconds, self._pool.none_free)
+        try:
+            connection = await self._take()
+            row = await self._fetch_one(connection, sql, parameters)
+            await self._keep(connection)
+            return row
+        finally:
+            self._places.release()
+
+    async def close(self) -> None:
+        """Keep nothing from now on; what rests is the pool's to close."""
+        self._closed = True
+
+    async def _fetch_one(
+        self, connection: LoopConnection, sql: str, parameters: Any
+    ) -> tuple[Any, ...] | None:
+        driver = connection.driver_connection
+        cut = postgresql.cut_later(driver, self._settings.transaction_timeout_seconds)
+        try:
+            row: tuple[Any, ...] | None = await (await driver.execute(sql, parameters)).fetchone()
+            return row
+        except self._driver_error:
+            if await self._answers(connection):
+                await self._keep(connection)
+            raise
+        except BaseException:
+            await asyncio.shield(_throw_away(connection))
+            raise
+        finally:
+            cut.cancel()
+
+    async def _take(self) -> LoopConnection:
+        while self._pool.resting:
+            connection = self._pool.resting.pop()
+            if self._is_trusted(connection) or await self._answers(connection):
+                return connection
+        return await self._pool.connect(self._autocommit)
+
+    async def _keep(self, connection: LoopConnection) -> None:
+        if self._closed or self._pool.is_wanted:
+            await asyncio.shield(connection.close())
+            return
+        connection.rests_since = time.monotonic()
+        self._pool.resting.append(connection)
+
+    def _is_trusted(self, connection: LoopConnection) -> bool:
+        since = connection.rests_since
+        return since > self._doubted_at and not postgresql.has_rested_long(since)
+
+    async def _answers(self, connection: LoopConnection) -> bool:
+        """Ask through SQLAlchemy, which throws a broken connection away and distrusts all of its age."""
+        cut = postgresql.cut_later(connection.driver_connection, _PING_SECONDS)
+        try:
+            await connection.exec_driver_sql("SELECT 1")
+        except NekroError:
+            await asyncio.shield(connection.close())
+            return False
+        except BaseException:
+            await asyncio.shield(_throw_away(connection))
+            raise
+        finally:
+            cut.cancel()
+        return True
+
+    def _doubt(self, *_: object) -> None:
+        """One connection broke, so others may have."""
+        self._doubted_at = time.monotonic()
+
+
+async def _throw_away(connection: LoopConnection) -> None:
+    await connection.invalidate()
+    await connection.close()

@@ -1,0 +1,84 @@
+"""The connections of one event loop: those of asyncio drivers belong to the loop that opened them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from sqlalchemy import exc as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import QueuePool
+
+from nekro_agent.errors import StorageUnavailableError
+from storage.connection import LoopConnection
+from storage.driver_errors import translated
+
+__all__ = ["LoopPool"]
+
+
+class LoopPool:
+    """SQLAlchemy's pool, and connections that are checked out of it although nobody uses them now."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+        #: Connections at rest that whoever appends them may take again; the pool gets them when it is empty.
+        self.resting: list[LoopConnection] = []
+        self._callers = 0
+
+    @property
+    def size(self) -> int:
+        """How many connections there may be."""
+        return self._pool.size()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for a connection."""
+        return self._callers > 0
+
+    async def connect(self, engine: AsyncEngine) -> LoopConnection:
+        """Take a connection; the caller closes it.
+
+        Args:
+            engine: this pool's, possibly with execution options.
+
+        Raises:
+            StorageUnavailableError: none was free in time, or the database does not answer.
+        """
+        if self.resting and self._pool.checkedout() >= self.size:
+            await asyncio.shield(self.resting.pop(0).close())
+        connection = LoopConnection(engine)
+        self._callers += 1
+        try:
+            await connection.start()
+        except sa.TimeoutError as exc:
+            raise self.none_free() from exc
+        except sa.SQLAlchemyError as exc:
+            raise translated(exc) from exc
+        finally:
+            self._callers -= 1
+        return connection
+
+    def none_free(self) -> StorageUnavailableError:
+        """Return what is raised when there is no connection in time."""
+        return StorageUnavailableError(
+            f"no database connection was free within {self._pool.timeout()} s; "
+            "raise NEKRO_DATABASE__POOL_SIZE or lower the worker's concurrency"
+        )
+
+    async def dispose(self) -> None:
+        """Close the connections that nobody uses."""
+        while self.resting:
+            await self.resting.pop().close()
+        await self.engine.dispose()
+
+    def abandon(self) -> None:
+        """Forget the connections of a loop that has ended; nothing on it can be closed any more."""
+        while self.resting:
+            # Else the pool would complain of a connection that nobody gave back.
+            self.resting.pop().sync_connection.detach()
+        self.engine.sync_engine.dispose(close=False)
+
+    @property
+    def _pool(self) -> QueuePool:
+        # Another one after each `dispose`.
+        return cast("QueuePool", self.engine.pool)
