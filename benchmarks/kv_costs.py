@@ -1,0 +1,206 @@
+"""What ``plugin.store`` costs beside the bare driver: ``python -m benchmarks.kv_costs --help``.
+
+The same statements on the same database file or server: once as a plugin's coroutine runs them, through
+``plugin.store`` in its greenlet, once on one kept connection of aiosqlite or psycopg with the same settings,
+each write committed by itself. The two take turns; a ratio is taken within each turn. Needs no broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import itertools
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import aiosqlite
+import psycopg
+import uvloop
+from sqlalchemy import Dialect
+from sqlalchemy.dialects.postgresql.psycopg import PGDialectAsync_psycopg
+from sqlalchemy.dialects.sqlite.aiosqlite import SQLiteDialect_aiosqlite
+
+from benchmarks.harness.figures import Spread, spread
+from benchmarks.harness.machine import describe_machine
+from broker_config.settings import DatabaseSettings, StoreSettings
+from nekro_agent import runtime
+from nekro_agent.bridge import Bridged
+from nekro_agent.store import PluginStore
+from nekro_agent.testing import InMemoryMessages, LocalAreas
+from storage.engine import Database
+from storage.kv import GET, SET, SqlKeyValueStore
+from storage.migrate import upgrade
+
+__all__ = ["main"]
+
+_PLUGIN: Final = "bench.kv"
+_CHAT: Final = "chat"
+_VALUE: Final = "v" * 100
+_KEYS: Final = 50
+_SYNCHRONOUS: Final[tuple[Literal["normal", "full"], ...]] = ("normal", "full")
+_LIBRARIES: Final = ("aiosqlite", "greenlet", "psycopg", "sqlalchemy", "uvloop")
+
+_Operation = Callable[[], Awaitable[object]]
+_Fetch = Callable[[Any, str, Any], Awaitable[Any]]
+
+
+class Plugin:
+    """A plugin's way to its values."""
+
+    def __init__(self) -> None:
+        self._store = PluginStore(_PLUGIN)
+        self._numbers = itertools.count()
+
+    async def get(self) -> None:
+        """Read one of the keys."""
+        await self._store.get(_CHAT, "", str(next(self._numbers) % _KEYS))
+
+    async def set(self) -> None:
+        """Write one of the keys."""
+        await self._store.set(_CHAT, "", str(next(self._numbers) % _KEYS), _VALUE)
+
+
+class Bare:
+    """The driver's cheapest way to the same rows, on one connection that stays open."""
+
+    def __init__(self, connection: Any, fetch: _Fetch, dialect: Dialect) -> None:
+        self._connection = connection
+        self._fetch = fetch
+        self._get, self._set = GET.compiled(dialect), SET.compiled(dialect)
+        self._of_get: list[Any] = []
+        self._of_set: list[Any] = []
+        self._numbers = itertools.count()
+
+    async def prepare(self) -> None:
+        """Take over the rows that the plugin wrote."""
+        names = ("digest", "plugin_key", "chat_key", "user_key", "store_key", "value")
+        for row in await self._fetch(self._connection, f"SELECT {', '.join(names)} FROM plugin_values", ()):
+            values = dict(zip(names, row, strict=True))
+            self._of_get.append(self._get.parameters({"of_digest": values["digest"]}))
+            self._of_set.append(self._set.parameters(values))
+
+    async def get(self) -> None:
+        """Read one of the keys."""
+        await self._fetch(self._connection, self._get.sql, self._of_get[next(self._numbers) % _KEYS])
+
+    async def set(self) -> None:
+        """Write one of the keys."""
+        await self._fetch(self._connection, self._set.sql, self._of_set[next(self._numbers) % _KEYS])
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._connection.close()
+
+
+async def _bare(database: Database) -> Bare:
+    if database.is_sqlite:
+        connection: Any = await aiosqlite.connect(str(database.url.database), isolation_level=None)
+        for pragma in ("journal_mode = WAL", f"synchronous = {database.settings.sqlite_synchronous.upper()}"):
+            await connection.execute_fetchall(f"PRAGMA {pragma}")
+        return Bare(connection, aiosqlite.Connection.execute_fetchall, SQLiteDialect_aiosqlite())
+    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
+
+    async def fetch(connection: Any, sql: str, parameters: Any) -> Any:
+        return await (await connection.execute(sql, parameters)).fetchall()
+
+    return Bare(connection, fetch, PGDialectAsync_psycopg())
+
+
+async def _measure(name: str, settings: DatabaseSettings, options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        await upgrade(settings, Path(directory))
+        database = Database(settings, Path(directory))
+        store = SqlKeyValueStore(database, StoreSettings())
+        await store.purge(_PLUGIN)
+        services = runtime.Runtime(
+            data_dir=Path(directory),
+            store=store,
+            messages=InMemoryMessages(),
+            areas=LocalAreas(Path(directory)),
+        )
+        with runtime.bound(services):
+            plugin = Plugin()
+            for _ in range(_KEYS):
+                await plugin.set()
+            bare = await _bare(database)
+            await bare.prepare()
+            for operation, ours, theirs in (("get", plugin.get, bare.get), ("set", plugin.set, bare.set)):
+                await _compare(f"{name:16} {operation}", ours, theirs, options)
+            await bare.close()
+        await store.purge(_PLUGIN)
+        await database.dispose()
+
+
+async def _compare(name: str, ours: _Operation, bare: _Operation, options: argparse.Namespace) -> None:
+    for title, seconds in (("one by one", _one_by_one), (f"{options.at_once} at once", _at_once)):
+        pairs = []
+        for turn in range(options.repetitions):
+            # Who goes first changes, so that neither always meets what the other left behind.
+            figures = {}
+            for operation in (ours, bare) if turn % 2 else (bare, ours):
+                figures[operation] = await Bridged(seconds(operation, options))
+            pairs.append((figures[ours], figures[bare]))
+        ratio = _text(spread(own / other for own, other in pairs), 1, 2)
+        own, other = (_text(spread(column), 1e6, 0) for column in zip(*pairs, strict=True))
+        print(f"{name:20} {title:14} {ratio:18} {own:22} {other}")
+
+
+async def _one_by_one(operation: _Operation, options: argparse.Namespace) -> float:
+    """The median's seconds."""
+    seconds = []
+    for _ in range(options.count):
+        started = time.perf_counter()
+        await operation()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+async def _at_once(operation: _Operation, options: argparse.Namespace) -> float:
+    """The seconds of all, divided by their number."""
+    started = time.perf_counter()
+    await asyncio.gather(*(operation() for _ in range(options.at_once)))
+    return (time.perf_counter() - started) / options.at_once
+
+
+def _text(value: Spread | None, scale: float, digits: int) -> str:
+    if value is None:
+        return "-"
+    return "{} ({}–{})".format(
+        *(f"{part * scale:.{digits}f}" for part in (value.median, value.low, value.high))
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_costs", description=__doc__)
+    parser.add_argument("--url", help="also measure this database, for example postgresql://host/scratch")
+    parser.add_argument("--count", type=int, default=300, help="operations one by one (default: 300)")
+    parser.add_argument("--at-once", type=int, default=1000, help="operations at once (default: 1000)")
+    parser.add_argument("--repetitions", type=int, default=9, help="turns of each (default: 9)")
+    options = parser.parse_args(argv)
+    databases = {f"sqlite {how}": DatabaseSettings(sqlite_synchronous=how) for how in _SYNCHRONOUS}
+    if options.url:
+        databases[options.url.split(":")[0]] = DatabaseSettings(url=options.url)
+    machine = describe_machine("")
+    print("plugin.store / bare driver, within each turn, then microseconds each: median (least–greatest)")
+    print(f"{'database':16} {'':3} {'':14} {'ratio':18} {'plugin.store us':22} bare driver us")
+    for name, settings in databases.items():
+        uvloop.run(_measure(name, settings, options))
+    print(
+        f"{machine.cores} cores ({machine.cpu}), {machine.kernel}, {machine.python},"
+        f" SQLite {sqlite3.sqlite_version}, load {machine.load_1m:.2f} at the start"
+    )
+    print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
