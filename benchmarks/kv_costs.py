@@ -140,34 +140,32 @@ async def _measure(name: str, settings: DatabaseSettings, options: argparse.Name
 
 
 async def _compare(name: str, ours: _Operation, bare: _Operation, options: argparse.Namespace) -> None:
-    for title, seconds in (("one by one", _one_by_one), (f"{options.at_once} at once", _at_once)):
-        pairs = []
-        for turn in range(options.repetitions):
-            # Who goes first changes, so that neither always meets what the other left behind.
-            figures = {}
-            for operation in (ours, bare) if turn % 2 else (bare, ours):
-                figures[operation] = await Bridged(seconds(operation, options))
-            pairs.append((figures[ours], figures[bare]))
+    for title, measure in (("one by one", _one_by_one), (f"{options.at_once} at once", _at_once)):
+        pairs = [await Bridged(measure(ours, bare, options)) for _ in range(options.repetitions)]
         ratio = _text(spread(own / other for own, other in pairs), 1, 2)
         own, other = (_text(spread(column), 1e6, 0) for column in zip(*pairs, strict=True))
         print(f"{name:20} {title:14} {ratio:18} {own:22} {other}")
 
 
-async def _one_by_one(operation: _Operation, options: argparse.Namespace) -> float:
-    """The median's seconds."""
-    seconds = []
+async def _one_by_one(ours: _Operation, bare: _Operation, options: argparse.Namespace) -> tuple[float, float]:
+    """The medians' seconds; turn about, so that each finds the caches as cold as the other."""
+    seconds: dict[_Operation, list[float]] = {ours: [], bare: []}
     for _ in range(options.count):
-        started = time.perf_counter()
-        await operation()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
+        for operation, taken in seconds.items():
+            started = time.perf_counter()
+            await operation()
+            taken.append(time.perf_counter() - started)
+    return statistics.median(seconds[ours]), statistics.median(seconds[bare])
 
 
-async def _at_once(operation: _Operation, options: argparse.Namespace) -> float:
+async def _at_once(ours: _Operation, bare: _Operation, options: argparse.Namespace) -> tuple[float, float]:
     """The seconds of all, divided by their number."""
-    started = time.perf_counter()
-    await asyncio.gather(*(operation() for _ in range(options.at_once)))
-    return (time.perf_counter() - started) / options.at_once
+    seconds = []
+    for operation in (ours, bare):
+        started = time.perf_counter()
+        await asyncio.gather(*(operation() for _ in range(options.at_once)))
+        seconds.append((time.perf_counter() - started) / options.at_once)
+    return seconds[0], seconds[1]
 
 
 def _text(value: Spread | None, scale: float, digits: int) -> str:

@@ -78,7 +78,7 @@ class _LoopEngine:
 
     def refuse_second_writer(self) -> None:
         """Raise RuntimeError when the current task writes already: it would wait for itself."""
-        if asyncio.current_task() in self.writers:
+        if self.writers and asyncio.current_task() in self.writers:
             raise RuntimeError("this task is inside a write transaction already; pass that one along")
 
     async def dispose(self) -> None:
@@ -216,11 +216,12 @@ class Database:
 
     def _local(self) -> _LoopEngine:
         loop = asyncio.get_running_loop()
-        with self._lock:
-            local = self._engines.get(loop)
-            if local is None:
-                local = self._engines[loop] = _LoopEngine(self.settings, self._data_dir)
-            return local
+        local = self._engines.get(loop)
+        if local is None:
+            local = _LoopEngine(self.settings, self._data_dir)
+            with self._lock:
+                self._engines[loop] = local
+        return local
 
     @asynccontextmanager
     async def _writing(self, local: _LoopEngine) -> AsyncIterator[None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+from functools import lru_cache
 from typing import Final
 
-from sqlalchemy import bindparam, delete, func, select
+from sqlalchemy import bindparam, delete, func, literal_column, select
 from sqlalchemy.sql.expression import ReturnsRows
 
 from broker_config.settings import StoreSettings
@@ -19,6 +21,9 @@ from storage.upsert import insert
 __all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore"]
 
 
+_pack_length: Final = struct.Struct(">Q").pack
+#: Plugins use the same keys again and again, and a digest takes as long as a tenth of reading a value.
+_KNOWN_DIGESTS: Final = 1024
 _SCOPE: Final = ("plugin_key", "chat_key", "user_key", "store_key")
 
 
@@ -86,18 +91,7 @@ class SqlKeyValueStore:
             return (await tx.connection.execute(statement)).rowcount
 
     def _digest(self, plugin_key: str, chat_key: str, user_key: str, store_key: str) -> bytes:
-        """SHA-256 of the four keys, each after its length, so that no two scopes look alike."""
-        limit = self._limits.max_key_chars
-        parts: list[bytes] = []
-        for name, key in zip(_SCOPE, (plugin_key, chat_key, user_key, store_key), strict=True):
-            if len(key) > limit:
-                raise InvalidValueError(
-                    f"{name} has {len(key)} characters, the limit is {limit}; "
-                    "shorten it or raise NEKRO_STORE__MAX_KEY_CHARS"
-                )
-            encoded = key.encode("utf-8", "surrogatepass")
-            parts += (len(encoded).to_bytes(8, "big"), encoded)
-        return hashlib.sha256(b"".join(parts)).digest()
+        return _digest_of(self._limits.max_key_chars, plugin_key, chat_key, user_key, store_key)
 
     def _check_value(self, store_key: str, value: str) -> None:
         size = len(value.encode("utf-8", "surrogatepass"))
@@ -107,6 +101,22 @@ class SqlKeyValueStore:
                 f"{self._limits.max_value_bytes}; keep large data in the plugin's directory "
                 "or raise NEKRO_STORE__MAX_VALUE_BYTES"
             )
+
+
+@lru_cache(_KNOWN_DIGESTS)
+def _digest_of(max_chars: int, *keys: str) -> bytes:
+    """SHA-256 of the four keys, each after its length, so that no two scopes look alike."""
+    parts: list[bytes] = []
+    for name, key in zip(_SCOPE, keys, strict=True):
+        if len(key) > max_chars:
+            raise InvalidValueError(
+                f"{name} has {len(key)} characters, the limit is {max_chars}; "
+                "shorten it or raise NEKRO_STORE__MAX_KEY_CHARS"
+            )
+        encoded = key.encode("utf-8", "surrogatepass")
+        parts.append(_pack_length(len(encoded)))
+        parts.append(encoded)
+    return hashlib.sha256(b"".join(parts)).digest()
 
 
 def _get(_dialect: str) -> ReturnsRows:
@@ -123,7 +133,7 @@ def _set(dialect: str) -> ReturnsRows:
     new = insert(dialect, PluginValueRow).values(
         {
             **{name: bindparam(name) for name in given},
-            "revision": 1,
+            "revision": literal_column("1"),
             "created_at": now(),
             "updated_at": now(),
         }
@@ -132,7 +142,7 @@ def _set(dialect: str) -> ReturnsRows:
         index_elements=[PluginValueRow.digest],
         set_={
             "value": new.excluded.value,
-            "revision": PluginValueRow.revision + 1,
+            "revision": PluginValueRow.revision + literal_column("1"),
             "updated_at": new.excluded.updated_at,
         },
     ).returning(PluginValueRow.revision)

@@ -35,7 +35,7 @@ class DriverStatement(NamedTuple):
         Raises:
             InvalidValueError: a column type refuses one.
         """
-        given = {**self.constants, **values}
+        given = {**self.constants, **values} if self.constants else values
         if self.by_name:
             return {
                 name: process(given[name]) if process else given[name] for name, process in self.parameters_of

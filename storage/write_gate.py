@@ -48,7 +48,10 @@ class WriteGate:
         if self._together and not self._waiting:
             self._together += 1
             return
-        await self._acquire()
+        if self._lock.locked():
+            await self._acquire()
+        else:
+            await self._lock.acquire()
         self._together = 1
 
     def leave(self) -> None:
