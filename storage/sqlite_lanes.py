@@ -71,19 +71,18 @@ class _Lane:
 
     def __init__(self, connect: Callable[[], Connection], limit_seconds: float) -> None:
         self._limit_seconds = limit_seconds
-        self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        arguments = (connect, self._jobs, self._loop)
-        self._thread = Thread(target=_work, args=arguments, name="sqlite-lane", daemon=True)
+        self._thread = Thread(target=_work, args=(connect, self._jobs), name="sqlite-lane", daemon=True)
         self._thread.start()
-        # The thread knows the queue only, so a lane that nobody closed ends with its last user.
+        # The thread knows neither lane nor loop, so one that nobody closed ends with its last user.
         self._stop = weakref.finalize(self, self._jobs.put, None)
 
     async def fetch_one(self, sql: str, parameters: Any) -> _Row | None:
         """Run a statement in its turn; returns its first row."""
-        answer: asyncio.Future[_Row | None] = self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[_Row | None] = loop.create_future()
         # A timer costs a third of what `asyncio.timeout` does.
-        alarm = self._loop.call_later(self._limit_seconds, _give_up, answer, self._limit_seconds)
+        alarm = loop.call_later(self._limit_seconds, _give_up, answer, self._limit_seconds)
         self._jobs.put(_Job(sql, parameters, answer))
         try:
             return await answer
@@ -96,25 +95,24 @@ class _Lane:
         await asyncio.to_thread(self._thread.join)
 
 
-def _work(
-    connect: Callable[[], Connection], jobs: SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop
-) -> None:
+def _work(connect: Callable[[], Connection], jobs: SimpleQueue[_Job | None]) -> None:
     connection: Connection | None = None
+    driver: Any = None
     try:
         while (job := jobs.get()) is not None:
-            if job.answer.done():
-                continue
-            row, error = None, None
-            try:
-                if connection is None:
-                    connection = connect()
-                    driver: Any = connection.connection.driver_connection
-                # All rows, or the statement would stay open and its transaction with it.
-                row = next(iter(driver.execute(job.sql, job.parameters).fetchall()), None)
-            except Exception as exc:  # whatever it is, who asked gets it
-                error = exc
-            loop.call_soon_threadsafe(_answer, job.answer, row, error)
-            del job, row, error
+            if not job.answer.done():
+                row, error = None, None
+                try:
+                    if connection is None:
+                        connection = connect()
+                        driver = connection.connection.driver_connection
+                    # All rows, or the statement would stay open and its transaction with it.
+                    row = next(iter(driver.execute(job.sql, job.parameters).fetchall()), None)
+                except Exception as exc:  # whatever it is, who asked gets it
+                    error = exc
+                job.answer.get_loop().call_soon_threadsafe(_answer, job.answer, row, error)
+                del row, error
+            del job  # its future holds the loop
     except RuntimeError:
         return  # the loop has ended, and with it whoever waited
     finally:

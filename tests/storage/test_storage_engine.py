@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import psycopg
 import pytest
 import sqlalchemy.exc
 import uvloop
+from cut_proxy import CutProxy
 from sqlalchemy import text
 
 from broker_config.settings import DatabaseSettings
@@ -295,61 +295,18 @@ async def test_broken_constraint_is_a_conflict_inside_the_block_already(database
 # --- a PostgreSQL that goes away ---------------------------------------------------------------
 
 
-class _Proxy:
-    """A TCP proxy before the server's Unix socket, which can freeze and cut what goes through it."""
-
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.frozen = asyncio.Event()
-        self.writers: set[asyncio.StreamWriter] = set()
-        self.server: asyncio.Server | None = None
-
-    async def start(self) -> int:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        sock: socket.socket = self.server.sockets[0]
-        return int(sock.getsockname()[1])
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_unix_connection(self.target)
-        self.writers |= {writer, server_writer}
-        with contextlib.suppress(ConnectionError):
-            await asyncio.gather(self._pump(reader, server_writer), self._pump(server_reader, writer))
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            if not self.frozen.is_set():
-                writer.write(data)
-        writer.close()
-
-    def cut(self) -> None:
-        """Close every connection as a restarting server does."""
-        for writer in self.writers:
-            writer.close()
-        self.writers.clear()
-
-    async def stop(self) -> None:
-        assert self.server is not None
-        self.server.close()
-        self.cut()
-        await self.server.wait_closed()
-
-
 @pytest.fixture
-async def proxied(migrated_copy: Any, tmp_path: Path) -> AsyncIterator[tuple[Database, _Proxy]]:
-    settings = migrated_copy("postgres")
-    parts = psycopg.conninfo.conninfo_to_dict(settings.url)
-    proxy = _Proxy(f"{parts['host']}/.s.PGSQL.{parts.get('port', 5432)}")
-    port = await proxy.start()
-    url = f"postgresql://{parts['user']}@127.0.0.1:{port}/{parts['dbname']}?sslmode=disable"
-    limits = {"url": url, "transaction_timeout_seconds": 0.5}
-    database = Database(settings.model_copy(update=limits), tmp_path)
+async def proxied(migrated_copy: Any, tmp_path: Path) -> AsyncIterator[tuple[Database, CutProxy]]:
+    proxy = CutProxy(migrated_copy("postgres"))
+    settings = await proxy.start()
+    database = Database(settings.model_copy(update={"transaction_timeout_seconds": 0.5}), tmp_path)
     yield database, proxy
     await database.dispose()
     await proxy.stop()
 
 
 async def test_frozen_server_costs_the_time_limit_and_no_connection(
-    proxied: tuple[Database, _Proxy],
+    proxied: tuple[Database, CutProxy],
 ) -> None:
     database, proxy = proxied
     pool_size = database.settings.pool_size
@@ -363,7 +320,7 @@ async def test_frozen_server_costs_the_time_limit_and_no_connection(
 
 
 async def test_connections_cut_at_rest_are_replaced_without_an_error(
-    proxied: tuple[Database, _Proxy], monkeypatch: pytest.MonkeyPatch
+    proxied: tuple[Database, CutProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, proxy = proxied
     monkeypatch.setattr("storage.postgresql._TRUST_SECONDS", 0)

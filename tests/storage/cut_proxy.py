@@ -1,0 +1,57 @@
+"""A PostgreSQL behind a proxy that can freeze and cut its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import psycopg
+
+from broker_config.settings import DatabaseSettings
+
+
+class CutProxy:
+    """A TCP proxy before the server's Unix socket, which can freeze and cut what goes through it."""
+
+    def __init__(self, settings: DatabaseSettings) -> None:
+        parts = psycopg.conninfo.conninfo_to_dict(str(settings.url))
+        self._target = f"{parts['host']}/.s.PGSQL.{parts.get('port', 5432)}"
+        self._settings = settings
+        self._names = f"{parts['user']}@127.0.0.1", parts["dbname"]
+        self.frozen = asyncio.Event()
+        self.writers: set[asyncio.StreamWriter] = set()
+        self.server: asyncio.Server | None = None
+
+    async def start(self) -> DatabaseSettings:
+        """Listen; returns settings that lead through here."""
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        sock: socket.socket = self.server.sockets[0]
+        user, name = self._names
+        url = f"postgresql://{user}:{sock.getsockname()[1]}/{name}?sslmode=disable"
+        return self._settings.model_copy(update={"url": url})
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_unix_connection(self._target)
+        self.writers |= {writer, server_writer}
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(self._pump(reader, server_writer), self._pump(server_reader, writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if not self.frozen.is_set():
+                writer.write(data)
+        writer.close()
+
+    def cut(self) -> None:
+        """Close every connection as a restarting server does."""
+        for writer in self.writers:
+            writer.close()
+        self.writers.clear()
+
+    async def stop(self) -> None:
+        """Take no more connections and cut those there are."""
+        assert self.server is not None
+        self.server.close()
+        self.cut()
+        await self.server.wait_closed()
