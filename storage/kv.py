@@ -23,7 +23,7 @@ __all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore"]
 
 _pack_length: Final = struct.Struct(">Q").pack
 #: Plugins use the same keys again and again, and a digest takes as long as a tenth of reading a value.
-_KNOWN_DIGESTS: Final = 1024
+_KNOWN_DIGESTS: Final = 4096
 _SCOPE: Final = ("plugin_key", "chat_key", "user_key", "store_key")
 
 
