@@ -2,7 +2,8 @@
 
 The same statements on the same database file or server: once as a plugin's coroutine runs them, through
 ``plugin.store`` in its greenlet, once on one kept connection of aiosqlite or psycopg with the same settings,
-each write committed by itself. The two take turns; a ratio is taken within each turn. Needs no broker.
+each write committed by itself. The two go turn about; ratios are taken within each repetition. Needs no
+broker.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Bare:
     async def prepare(self) -> None:
         """Take over the rows that the plugin wrote."""
         names = ("digest", "plugin_key", "chat_key", "user_key", "store_key", "value")
-        for row in await self._fetch(self._connection, f"SELECT {', '.join(names)} FROM plugin_values", ()):
+        query = f"SELECT {', '.join(names)} FROM plugin_values WHERE plugin_key = '{_PLUGIN}'"
+        for row in await self._fetch(self._connection, query, ()):
             values = dict(zip(names, row, strict=True))
             self._of_get.append(self._get.parameters({"of_digest": values["digest"]}))
             self._of_set.append(self._set.parameters(values))
@@ -182,13 +184,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", help="also measure this database, for example postgresql://host/scratch")
     parser.add_argument("--count", type=int, default=300, help="operations one by one (default: 300)")
     parser.add_argument("--at-once", type=int, default=1000, help="operations at once (default: 1000)")
-    parser.add_argument("--repetitions", type=int, default=9, help="turns of each (default: 9)")
+    parser.add_argument("--repetitions", type=int, default=9, help="of all figures (default: 9)")
     options = parser.parse_args(argv)
     databases = {f"sqlite {how}": DatabaseSettings(sqlite_synchronous=how) for how in _SYNCHRONOUS}
     if options.url:
         databases[options.url.split(":")[0]] = DatabaseSettings(url=options.url)
     machine = describe_machine("")
-    print("plugin.store / bare driver, within each turn, then microseconds each: median (least–greatest)")
+    print("plugin.store / bare driver within each repetition, microseconds each: median (least–greatest)")
     print(f"{'database':16} {'':3} {'':14} {'ratio':18} {'plugin.store us':22} bare driver us")
     for name, settings in databases.items():
         uvloop.run(_measure(name, settings, options))
