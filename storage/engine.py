@@ -1,7 +1,8 @@
 """The database of a process: engines, transactions, time limits.
 
 ``Database.begin()`` is the one way to write and ``Database.read()`` the one way to read; both
-give a :class:`~storage.transaction.Transaction` with the repositories.
+give a :class:`~storage.transaction.Transaction` with the repositories. ``Database.run()`` is the
+short way for single statements that run too often for either.
 
 What "committed" means. On PostgreSQL a commit is on disk. On SQLite the write-ahead log runs with
 ``synchronous=NORMAL``: a commit survives the death of any process, SIGKILL included, but the last
