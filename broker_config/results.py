@@ -12,6 +12,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -94,7 +95,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
                 "result": result,
                 "traceback": None,
                 "children": [],
-                "date_done": self.app.now().isoformat(),
+                "date_done": datetime.now(UTC).isoformat(),
                 "task_id": task_id,
             }
             stored = self._stored(task_id, json.dumps(meta).encode(), state=states.SUCCESS, reply_to=reply_to)
