@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
+from storage import sqlite_driver
 from storage.error_hook import install
 
 __all__ = ["create", "create_sync"]
@@ -36,7 +37,8 @@ def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
         pool_size=min(_MOST_CONNECTIONS, settings.pool_size),
         max_overflow=0,
         pool_timeout=settings.pool_timeout_seconds,
-        # aiosqlite hands every call to a thread; rolling back what `begin()` already ended is one more.
+        connect_args={"async_creator_fn": sqlite_driver.connect},
+        # Rolling back what `begin()` already ended would be one more call to the connection's thread.
         skip_autocommit_rollback=True,
     )
     _prepare(engine.sync_engine, settings)
