@@ -294,6 +294,12 @@ class AgentSettings(_Group):
         "You are a helpful assistant in this chat.", description="Who the agent is, for the system prompt."
     )
     rounds_per_turn: int = Field(8, ge=1, le=100, description="Rounds that one trigger may cause.")
+    rounds_per_drain: int = Field(
+        8,
+        ge=1,
+        description="Rounds of a chat that a worker runs in a row while it has room for another chat; 1: any "
+        "worker may take each round.",
+    )
     max_attempts: int = Field(
         3,
         ge=1,

@@ -223,7 +223,12 @@ class CallClaims:
             )
         )
         if is_new:
-            announce_message(transaction, self._publisher, message)
+            announce_message(
+                transaction,
+                self._publisher,
+                message,
+                later=_answer_goes_first(claim.subject.type, invocation),
+            )
 
     async def _follow_up(
         self, transaction: Transaction, invocation: Invocation, envelope: Envelope
@@ -254,13 +259,22 @@ class CallClaims:
                 segments=envelope.segments,
             )
         )
-        transaction.after_commit(lambda: self._publisher.round_requested(invocation.chat_key))
+        later = _answer_goes_first(envelope.type, invocation)
+        transaction.after_commit(lambda: self._publisher.round_requested(invocation.chat_key, later=later))
         return round_.id
 
 
 async def _is_round_stopped(transaction: Transaction, invocation: Invocation) -> bool:
     round_id = invocation.round_id
     return round_id is not None and await transaction.rounds.is_cancel_requested(round_id)
+
+
+def _answer_goes_first(type_: SandboxMethodType, invocation: Invocation) -> bool:
+    """Whether a round waits for the result and goes on with the follow-up round by itself.
+
+    It has its chat until then, so that the event would wake nobody who could do anything.
+    """
+    return type_.wakes_agent and invocation.round_id is not None and invocation.waited_seconds_left() > 0
 
 
 def _earlier_outcome(call: Call) -> Envelope:

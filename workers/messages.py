@@ -94,12 +94,18 @@ class SqlMessages:
         transaction.after_commit(lambda: self._publisher.round_requested(chat_key))
 
 
-def announce_message(transaction: Transaction, publisher: EventPublisher, row: Message) -> None:
-    """Publish ``message.added`` once the transaction is committed."""
+def announce_message(
+    transaction: Transaction, publisher: EventPublisher, row: Message, *, later: bool = False
+) -> None:
+    """Publish ``message.added`` once the transaction is committed.
+
+    Args:
+        later: what the transaction belongs to does not wait for it.
+    """
     body: dict[str, Any] = {
         "id": row.id,
         "sequence": row.sequence,
         "kind": row.kind.value,
         "chat_key": row.chat_key,
     }
-    transaction.after_commit(lambda: publisher.event(MESSAGE_EVENT, row.chat_key, body))
+    transaction.after_commit(lambda: publisher.event(MESSAGE_EVENT, row.chat_key, body, later=later))

@@ -148,7 +148,9 @@ class _Home:
         if self._services.role == Lane.ROUNDS.value:
             from workers.rounds_service import RoundsService
 
-            service = await RoundsService.start(self._services)
+            service = await RoundsService.start(
+                self._services, slots=worker.concurrency, is_stopping=_is_stopping
+            )
             at_loop_close(service.close)
             self._drain = service.drain
 
@@ -176,8 +178,12 @@ def _consume(worker: Any, queue: str) -> None:
     worker.consumer.call_soon(worker.consumer.add_task_queue, queue)
 
 
+def _is_stopping() -> bool:
+    return state.should_stop is not None or state.should_terminate is not None
+
+
 def _why_it_consumes_nothing(worker: Any) -> str | None:
-    if state.should_stop is not None or state.should_terminate is not None:
+    if _is_stopping():
         return "the worker is stopping"
     consumer = worker.consumer
     if consumer is None or consumer.connection is None or consumer.task_consumer is None:

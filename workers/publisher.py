@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -35,6 +36,10 @@ T = TypeVar("T")
 
 #: kombu publishes with blocking sockets; two threads keep a slow one from holding the next.
 _THREADS: Final = 2
+#: How long an event waits that lets an answer go first: to publish it takes the interpreter from the loop.
+_LATER_SECONDS: Final = 0.02
+#: With so many of them waiting, the next one is published as all others are.
+_MOST_LATER: Final = 64
 
 
 class EventPublisher:
@@ -43,10 +48,16 @@ class EventPublisher:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="publish")
+        self._later: dict[object, Callable[[], object]] = {}
 
-    async def round_requested(self, chat_key: str) -> None:
-        """Tell the rounds lane that a chat has a requested round."""
-        await self._publish("round.requested", partial(publish_round_requested, self._app, chat_key))
+    async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
+        """Tell the rounds lane that a chat has a requested round.
+
+        Args:
+            later: return at once and publish in a moment.
+        """
+        send = partial(publish_round_requested, self._app, chat_key)
+        await (self._publish_later if later else self._publish)("round.requested", send)
 
     async def rounds_overdue(self, chat_keys: Sequence[str]) -> int:
         """Tell it again of chats that wait, unless as many messages wait: workers are behind, no more.
@@ -84,9 +95,14 @@ class EventPublisher:
         send = partial(revoke, self._app, list(task_ids))
         await self._publish("tasks.revoked", send)
 
-    async def event(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:
-        """Tell whoever listens that something happened in a chat, for example ``message.sent``."""
-        await self._publish(name, partial(publish_event, self._app, name, chat_key, body))
+    async def event(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
+        """Tell whoever listens that something happened in a chat, for example ``message.sent``.
+
+        Args:
+            later: return at once and publish in a moment.
+        """
+        send = partial(publish_event, self._app, name, chat_key, body)
+        await (self._publish_later if later else self._publish)(name, send)
 
     def tell(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:
         """As ``event``, for watchers only: returns at once."""
@@ -96,6 +112,24 @@ class EventPublisher:
     def close(self) -> None:
         """Let running publications end and take no more; what only watchers wait for is dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        for key in list(self._later):
+            self._send_later(key)
+
+    async def _publish_later(self, name: str, send: Callable[[], object]) -> None:
+        if len(self._later) >= _MOST_LATER:
+            await self._publish(name, send)
+            return
+        key = object()
+        self._later[key] = partial(_attempt, name, send)
+        asyncio.get_running_loop().call_later(_LATER_SECONDS, self._submit_later, key)
+
+    def _submit_later(self, key: object) -> None:
+        with suppress(RuntimeError):  # closed meanwhile, which has published it
+            self._pool.submit(self._send_later, key)
+
+    def _send_later(self, key: object) -> None:
+        if (attempt := self._later.pop(key, None)) is not None:
+            attempt()
 
     async def _publish(self, name: str, send: Callable[[], T]) -> T | None:
         return await asyncio.get_running_loop().run_in_executor(self._pool, _attempt, name, send)

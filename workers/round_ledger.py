@@ -78,10 +78,7 @@ class RoundLedger:
         """
         async with self._database.begin() as transaction:
             await self._settle_orphans(transaction, chat_key, fence)
-            claimed = await transaction.rounds.claim_next(chat_key, fence=fence, worker=worker)
-            if claimed is not None:
-                self._tell_watchers(transaction, ROUND_STARTED, claimed.round)
-        return claimed
+            return await self._start(transaction, chat_key, fence, worker)
 
     async def settle_orphans(self, chat_key: str, *, fence: int) -> None:
         """End what a dead worker left behind, and start nothing.
@@ -124,17 +121,30 @@ class RoundLedger:
             await transaction.rounds.record(claimed.round.id, fence=fence, report=report)
 
     async def finish(
-        self, claimed: ClaimedRound, outcome: RoundOutcome, calls: Sequence[CallRecord], *, fence: int
-    ) -> None:
+        self,
+        claimed: ClaimedRound,
+        outcome: RoundOutcome,
+        calls: Sequence[CallRecord],
+        *,
+        fence: int,
+        next_worker: str | None = None,
+    ) -> ClaimedRound | None:
         """Record how a round ended, with its notice and its follow-up round.
 
         A round that was asked to stop meanwhile ends as CANCELLED and is followed by nothing.
 
+        Args:
+            next_worker: who runs the chat's next round, if one is due: it is started in the same
+                transaction and returned. None: it is left to whoever takes the chat next.
+
         Raises:
             FencedError: the lease was lost.
         """
+        following: ClaimedRound | None = None
 
         async def write(transaction: Transaction) -> Round:
+            nonlocal following
+            following = None
             ended = await self._end(transaction, claimed, _report(outcome, calls), fence=fence)
             if ended.state is RoundState.CANCELLED:
                 return ended
@@ -142,11 +152,14 @@ class RoundLedger:
                 await self._tell_chat(transaction, ended, outcome.notice, kind=MessageKind.ASSISTANT)
             if outcome.needs_follow_up and outcome.stop_type not in _STOPS.values():
                 await self._request_follow_up(transaction, ended, user_id=claimed.user_id)
+            if next_worker is not None:
+                following = await self._start(transaction, ended.chat_key, fence, next_worker)
             return ended
 
         ended = await self._surely(write)
         stop = None if outcome.stop_type is None else outcome.stop_type.name
         logger.bind(number=ended.number, state=ended.state.value, stop_type=stop).info("round_ended")
+        return following
 
     async def fail(
         self, claimed: ClaimedRound, error: NekroError, calls: Sequence[CallRecord], *, fence: int
@@ -210,6 +223,14 @@ class RoundLedger:
         if ended.state is RoundState.CANCELLED:
             await self._cancel_calls(transaction, ended)
         return ended
+
+    async def _start(
+        self, transaction: Transaction, chat_key: str, fence: int, worker: str
+    ) -> ClaimedRound | None:
+        claimed = await transaction.rounds.claim_next(chat_key, fence=fence, worker=worker)
+        if claimed is not None:
+            self._tell_watchers(transaction, ROUND_STARTED, claimed.round)
+        return claimed
 
     async def _settle_orphans(self, transaction: Transaction, chat_key: str, fence: int) -> None:
         limit = self._settings.max_attempts

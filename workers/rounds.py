@@ -1,14 +1,15 @@
 """Draining a chat: one requested round at a time, in order, under the chat's lease.
 
 Whoever holds the lease runs the oldest requested round and takes the younger ones along.
-One drain runs one round and hands the chat back: chats share the workers fairly, and any
-worker may take the next round.
+A drain goes on with the chat's next round while its worker has room for another chat; else it
+hands the chat back after each: chats share the workers fairly, and any worker may take the
+next round.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from loguru import logger
@@ -44,7 +45,16 @@ class RoundDrain:
         inputs: RoundInputs,
         settings: AgentSettings,
         owner: str,
+        slots: int = 1,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Take what to drain with.
+
+        Args:
+            slots: how many drains this process runs at the same time; a drain that has the last one
+                hands its chat back after each round.
+            is_stopping: whether this process is about to end; then every drain hands its chat back.
+        """
         self._database = database
         self._publisher = publisher
         self._ledger = ledger
@@ -52,22 +62,42 @@ class RoundDrain:
         self._inputs = inputs
         self._settings = settings
         self._owner = owner
+        self._slots = slots
+        self._is_stopping = is_stopping
+        self._running = 0
+        #: Chats whose lease a drain of this process has.
+        self._held: set[str] = set()
         self._delayed: dict[str, asyncio.Task[None]] = {}
 
     async def drain(self, chat_key: str) -> None:
-        """Run the chat's next round, if it is due and nobody else holds the chat."""
+        """Run the chat's next round, if it is due and nobody else holds the chat.
+
+        The rounds after it follow at once, at most ``rounds_per_drain`` in all, while there is room.
+        """
+        if chat_key in self._held:
+            return  # as below, without asking the database
+        self._running += 1
+        try:
+            await self._drain(chat_key)
+        finally:
+            self._running -= 1
+
+    async def _drain(self, chat_key: str) -> None:
         lease = await ChatLease.acquire(
             self._database, chat_key, owner=self._owner, lease_seconds=self._settings.lease_seconds
         )
         if lease is None:
             return  # its holder looks again after it gave the chat back
+        self._held.add(chat_key)
         try:
             with logger.contextualize(chat_key=chat_key):
                 async with lease:
-                    await self._run_next(lease)
+                    await self._run_rounds(lease)
         except FencedError:
             logger.bind(chat_key=chat_key, fence=lease.fence).warning("chat_lease_lost")
-            return
+        finally:
+            self._held.discard(chat_key)
+        # Also where the lease was lost: who was turned away meanwhile may have come for a new round.
         seconds = await self._ledger.announce_due(chat_key)
         if seconds is not None and chat_key not in self._delayed:
             # One per chat: the first of a burst is due first, and takes the others along.
@@ -87,20 +117,26 @@ class RoundDrain:
             del self._delayed[chat_key]
         await self._publisher.round_requested(chat_key)
 
-    async def _run_next(self, lease: ChatLease) -> None:
+    async def _run_rounds(self, lease: ChatLease) -> None:
         claimed = await self._ledger.start_next(lease.chat_key, fence=lease.fence, worker=self._owner)
-        if claimed is not None:
-            found = claimed.round
-            ids: dict[str, str | int] = {
-                "round_id": found.id,
-                "turn_id": found.turn_id,
-                "chat_key": found.chat_key,
-                "number": found.number,
-            }
-            with logger.contextualize(round_id=found.id), span("round", ids):
-                await self._carry_out(_Attempt(claimed, lease))
+        left = self._settings.rounds_per_drain
+        while claimed is not None:
+            left -= 1
+            claimed = await self._run(_Attempt(claimed, lease, is_last=left <= 0))
 
-    async def _carry_out(self, attempt: _Attempt) -> None:
+    async def _run(self, attempt: _Attempt) -> ClaimedRound | None:
+        """Run a round; returns the next one, started, if the drain goes on with it."""
+        found = attempt.claimed.round
+        ids: dict[str, str | int] = {
+            "round_id": found.id,
+            "turn_id": found.turn_id,
+            "chat_key": found.chat_key,
+            "number": found.number,
+        }
+        with logger.contextualize(round_id=found.id), span("round", ids):
+            return await self._carry_out(attempt)
+
+    async def _carry_out(self, attempt: _Attempt) -> ClaimedRound | None:
         work = asyncio.create_task(self._outcome(attempt))
         watch = asyncio.create_task(self._wait_for_stop(attempt))
         try:
@@ -111,26 +147,32 @@ class RoundDrain:
                 work.cancel()
             watch.cancel()
             await asyncio.gather(work, watch, return_exceptions=True)
-        await self._record_end(attempt, work)
+        return await self._record_end(attempt, work)
 
-    async def _record_end(self, attempt: _Attempt, work: asyncio.Task[RoundOutcome]) -> None:
+    async def _record_end(self, attempt: _Attempt, work: asyncio.Task[RoundOutcome]) -> ClaimedRound | None:
         claimed, fence, calls = attempt.claimed, attempt.lease.fence, attempt.calls
         if attempt.lease.lost.is_set():
             raise FencedError(f"chat {claimed.round.chat_key!r} passed to another worker")
         if work.cancelled() and attempt.is_stopped:
             await self._ledger.stop(claimed, calls, fence=fence)
-            return
+            return None
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
-            await self._ledger.finish(claimed, work.result(), calls, fence=fence)
-        elif isinstance(error, FencedError):
+            worker = self._owner if self._goes_on(attempt) else None
+            return await self._ledger.finish(claimed, work.result(), calls, fence=fence, next_worker=worker)
+        if isinstance(error, FencedError):
             raise error
-        elif isinstance(error, NekroError):
+        if isinstance(error, NekroError):
             await self._ledger.fail(claimed, error, calls, fence=fence)
         else:
             logger.opt(exception=error).error("round_failed_unexpectedly")
             internal = NekroError(f"internal error ({type(error).__name__}); see the worker's log")
             await self._ledger.fail(claimed, internal, calls, fence=fence)
+        return None
+
+    def _goes_on(self, attempt: _Attempt) -> bool:
+        """Whether the drain may go on with the chat's next round: nobody waits for the slot."""
+        return not attempt.is_last and self._running < self._slots and not self._is_stopping()
 
     async def _outcome(self, attempt: _Attempt) -> RoundOutcome:
         claimed = attempt.claimed
@@ -170,9 +212,11 @@ class RoundDrain:
 class _Attempt:
     """One attempt at one round, and the calls it has made by now."""
 
-    def __init__(self, claimed: ClaimedRound, lease: ChatLease) -> None:
+    def __init__(self, claimed: ClaimedRound, lease: ChatLease, *, is_last: bool) -> None:
         self.claimed = claimed
         self.lease = lease
+        #: Whether the drain hands the chat back after it.
+        self.is_last = is_last
         #: Whether somebody asked it to stop, or the lease was lost.
         self.is_stopped = False
         self.calls: Sequence[CallRecord] = ()

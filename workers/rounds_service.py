@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent.llm import LLMClient, create_client
@@ -23,8 +24,11 @@ class RoundsService:
         self.drain = drain
 
     @classmethod
-    async def start(cls, services: Services) -> RoundsService:
+    async def start(cls, services: Services, *, slots: int, is_stopping: Callable[[], bool]) -> RoundsService:
         """Build and start it.
+
+        Args:
+            slots, is_stopping: as in ``RoundDrain``.
 
         Raises:
             LLMError: no model is configured.
@@ -49,6 +53,8 @@ class RoundsService:
             ),
             settings=settings.agent,
             owner=services.node,
+            slots=slots,
+            is_stopping=is_stopping,
         )
         return cls(llm=llm, drain=drain)
 
