@@ -39,6 +39,8 @@ __all__ = ["RoundAnswer", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"
 
 #: Kept free for the program: an answer that could not run is never asked for.
 _LEAST_RUN_SECONDS: Final = 1.0
+#: How long the start of a sandbox waits, so that it does not hold up the request beside which it starts.
+_REQUEST_LEAVES_SECONDS: Final = 0.02
 #: Longest program; no model means to write more, and a sandbox takes no more than a mebibyte.
 _MOST_CODE_CHARS: Final = 200_000
 
@@ -342,15 +344,17 @@ class _Round:
     @asynccontextmanager
     async def _sandbox_prepared(self) -> AsyncIterator[None]:
         """Start a sandbox beside the block; ``Sandbox.run`` takes it, ready or still on its way."""
-        chat = self._input.chat
-        preparing = asyncio.ensure_future(
-            self._sandbox.prepare(chat_key=chat.chat_key, container_key=chat.container_key)
-        )
+        preparing = asyncio.create_task(self._prepare_sandbox())
         try:
             yield
         finally:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
+
+    async def _prepare_sandbox(self) -> None:
+        chat = self._input.chat
+        await asyncio.sleep(_REQUEST_LEAVES_SECONDS)
+        await self._sandbox.prepare(chat_key=chat.chat_key, container_key=chat.container_key)
 
     def _seconds_left(self) -> float:
         gone = (datetime.now(UTC) - self._input.turn_started_at).total_seconds()

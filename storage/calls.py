@@ -278,7 +278,9 @@ class CallRepository(Repository):
 
     async def find_all(self, call_ids: Collection[str]) -> dict[str, Call]:
         """Return the calls that there are, by id."""
-        found = await self._all(Call, select(CallRow).where(CallRow.id.in_(call_ids)))
+        if not call_ids:
+            return {}
+        found = await self._all(Call, _listed_statement(), {"ids": list(call_ids)})
         return {call.id: call for call in found}
 
     async def get(self, call_id: str) -> Call:
@@ -359,6 +361,11 @@ def _claim_statement(dialect: str) -> Executable:
         set_={**taken, "fence": CallRow.fence + 1},
         where=or_(CallRow.state == CallState.QUEUED, and_(_is_orphan(), CallRow.repeatable)),
     ).returning(CallRow.fence)
+
+
+@cache
+def _listed_statement() -> Executable:
+    return select(CallRow).where(CallRow.id.in_(bindparam("ids", expanding=True)))
 
 
 @cache

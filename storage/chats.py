@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from sqlalchemy import Executable, bindparam, func, select, update
+from sqlalchemy import Executable, Integer, bindparam, func, select, update
 
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.ports import ChatInfo
@@ -100,8 +100,11 @@ class ChatRepository(Repository):
         Raises:
             NotFoundError: there is no such chat.
         """
+        if chat_key in self._connection.locked_chats:
+            return
         if await self._scalar(_lock_statement(), {"of_chat": chat_key}) is None:
             raise NotFoundError(f"there is no chat {chat_key!r}; its first message begins it (`nekro send`)")
+        self._connection.locked_chats.add(chat_key)
 
     async def acquire_lease(self, chat_key: str, *, owner: str, lease_seconds: float) -> int | None:
         """Become the one that runs the chat's rounds; returns the fencing token.
@@ -141,13 +144,9 @@ class ChatRepository(Repository):
         Raises:
             FencedError: the lease was released or passed to somebody else.
         """
-        statement = (
-            select(ChatRow.fence)
-            .where(ChatRow.chat_key == chat_key, is_held_by(ChatRow, fence))
-            .with_for_update(key_share=True)
-        )
-        if await self._scalar(statement) is None:
+        if await self._scalar(_hold_statement(), {"of_chat": chat_key, "of_fence": fence}) is None:
             raise FencedError(f"chat {chat_key!r}: lease {fence} was released or passed to another worker")
+        self._connection.locked_chats.add(chat_key)
 
     async def find_lease(self, chat_key: str) -> Lease | None:
         """Return the chat's lease while somebody holds it."""
@@ -186,6 +185,18 @@ class ChatRepository(Repository):
 @cache
 def _find_statement() -> Executable:
     return select(ChatRow).where(ChatRow.chat_key == bindparam("of_chat"))
+
+
+@cache
+def _hold_statement() -> Executable:
+    return (
+        select(ChatRow.fence)
+        .where(
+            ChatRow.chat_key == bindparam("of_chat"),
+            is_held_by(ChatRow, bindparam("of_fence", type_=Integer)),
+        )
+        .with_for_update(key_share=True)
+    )
 
 
 @cache

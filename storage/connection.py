@@ -27,6 +27,8 @@ class LoopConnection:
         self._started: Connection | None = None
         #: By ``time.monotonic``; for whoever keeps it between uses.
         self.rests_since = 0.0
+        #: As in ``storage.repository.StatementRunner``; a connection object serves one transaction.
+        self.locked_chats: set[str] = set()
 
     @property
     def dialect(self) -> Dialect:

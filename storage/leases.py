@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy import BindParameter, ColumnElement, or_, select, update
 
 from storage.clock import now, seconds_from_now
 from storage.models import LeaseColumns, LeaseRow
@@ -25,7 +25,7 @@ def is_free(row: type[LeaseColumns]) -> ColumnElement[bool]:
     return or_(row.lease_until.is_(None), row.lease_until < now())
 
 
-def is_held_by(row: type[LeaseColumns], fence: int) -> ColumnElement[bool]:
+def is_held_by(row: type[LeaseColumns], fence: int | BindParameter[int]) -> ColumnElement[bool]:
     """SQL: nobody took the lease since ``fence`` was given out, and it was not released.
 
     A lease that ran out is still its holder's until another one takes it.

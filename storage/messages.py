@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Executable, bindparam, delete, func, select
+from sqlalchemy import Executable, Integer, bindparam, delete, func, select
 
 from nekro_agent.ports import MessageKind
 from storage.chats import ChatRepository
@@ -101,14 +101,11 @@ class MessageRepository(Repository):
             before: only messages with a smaller sequence; for paging.
             with_past: also those from before the last ``ChatRepository.reset``.
         """
-        statement = select(MessageRow).where(MessageRow.chat_key == chat_key)
+        values: dict[str, Any] = {"of_chat": chat_key, "most": limit}
         if before is not None:
-            statement = statement.where(MessageRow.sequence < before)
-        if not with_past:
-            beginning = select(ChatRow.history_after).where(ChatRow.chat_key == chat_key).scalar_subquery()
-            statement = statement.where(MessageRow.sequence > beginning)
-        newest = await self._all(Message, statement.order_by(MessageRow.sequence.desc()).limit(limit))
-        return newest[::-1]
+            values["before"] = before
+        statement = _newest_statement(is_paged=before is not None, with_past=with_past)
+        return (await self._all(Message, statement, values))[::-1]
 
     async def after(self, chat_key: str, *, sequence: int, limit: int) -> list[Message]:
         """List what follows ``sequence`` in a chat, in order; a reader that continues from the last
@@ -140,6 +137,17 @@ class MessageRepository(Repository):
 
 def _values(message: NewMessage) -> dict[str, Any]:
     return {item.name: getattr(message, item.name) for item in dataclasses.fields(NewMessage)}
+
+
+@cache
+def _newest_statement(*, is_paged: bool, with_past: bool) -> Executable:
+    statement = select(MessageRow).where(MessageRow.chat_key == bindparam("of_chat"))
+    if is_paged:
+        statement = statement.where(MessageRow.sequence < bindparam("before"))
+    if not with_past:
+        beginning = select(ChatRow.history_after).where(ChatRow.chat_key == bindparam("of_chat"))
+        statement = statement.where(MessageRow.sequence > beginning.scalar_subquery())
+    return statement.order_by(MessageRow.sequence.desc()).limit(bindparam("most", type_=Integer))
 
 
 @cache

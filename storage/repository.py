@@ -41,6 +41,11 @@ class StatementRunner(Protocol):
         """Which database it is."""
         ...
 
+    @property
+    def locked_chats(self) -> set[str]:
+        """Chats whose rows the transaction has locked: locking one again is a round trip for nothing."""
+        ...
+
     async def execute(
         self, statement: Executable, parameters: Mapping[str, Any] | None = None, /
     ) -> CursorResult[*tuple[Any, ...]]:
@@ -61,8 +66,10 @@ class Repository:
         row = (await self._connection.execute(statement, values)).one_or_none()
         return None if row is None else _to_value(value, row)
 
-    async def _all(self, value: type[_Value], statement: Executable) -> list[_Value]:
-        rows: Iterable[Row[Any]] = await self._connection.execute(statement)
+    async def _all(
+        self, value: type[_Value], statement: Executable, values: Mapping[str, Any] | None = None
+    ) -> list[_Value]:
+        rows: Iterable[Row[Any]] = await self._connection.execute(statement, values)
         return [_to_value(value, row) for row in rows]
 
     async def _scalar(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:

@@ -17,7 +17,19 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, and_, bindparam, case, func, or_, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Executable,
+    and_,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.orm import InstrumentedAttribute
 
 from nekro_agent.errors import FencedError
 from storage.chats import ChatRepository
@@ -64,35 +76,22 @@ class RoundRepository(Repository):
             ConflictError: a round of the chat is running (``take_over`` was not called).
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
-        requested = and_(_is_open(chat_key), RoundRow.state == RoundState.REQUESTED)
-        is_due = RoundRow.not_before <= now()
-        chosen = select(RoundRow.id, is_due).where(requested).order_by(RoundRow.sequence)
-        waiting = (await self._connection.execute(chosen)).all()
+        waiting = (await self._connection.execute(_waiting_statement(), {"of_chat": chat_key})).all()
         if not any(due for _, due in waiting):
             return None
         ids: Sequence[str] = [round_id for round_id, _ in waiting]
-        await self._count(
-            update(RoundRow)
-            .where(RoundRow.id.in_(ids[1:]))
-            .values(state=RoundState.MERGED, merged_into=ids[0], finished_at=now())
-        )
-        started = await self._one_or_none(
-            Round,
-            update(RoundRow)
-            .where(RoundRow.id == ids[0])
-            .values(
-                state=RoundState.RUNNING,
-                attempt=RoundRow.attempt + 1,
-                fence=fence,
-                worker=worker,
-                started_at=now(),
+        if ids[1:]:
+            await self._count(
+                update(RoundRow)
+                .where(RoundRow.id.in_(ids[1:]))
+                .values(state=RoundState.MERGED, merged_into=ids[0], finished_at=now())
             )
-            .returning(RoundRow),
-        )
+        values = {"of_round": ids[0], "new_fence": fence, "new_worker": worker}
+        started = found(await self._one_or_none(Round, _start_statement(), values), "round", ids[0])
         # Read anew: an earlier attempt, whose worker died, may have taken others along.
-        return ClaimedRound(
-            round=found(started, "round", ids[0]), merged=tuple(await self.merged_into(ids[0]))
-        )
+        may_have_merged = bool(ids[1:]) or started.attempt > 1
+        merged = await self.merged_into(ids[0]) if may_have_merged else []
+        return ClaimedRound(round=started, merged=tuple(merged))
 
     async def record(self, round_id: str, *, fence: int, report: RoundReport) -> Round:
         """Add what is known by now to a running round.
@@ -100,8 +99,8 @@ class RoundRepository(Repository):
         Raises:
             FencedError: the round does not run under this lease any more.
         """
-        answered_at = RoundRow.answered_at if report.answer is None else now()
-        return await self._write(round_id, fence=fence, values={**_known(report), "answered_at": answered_at})
+        at = None if report.answer is None else "answered_at"
+        return await self._write(round_id, fence=fence, values=_known(report), at=at)
 
     async def finish(
         self, round_id: str, *, fence: int, state: RoundState = RoundState.DONE, report: RoundReport
@@ -113,10 +112,9 @@ class RoundRepository(Repository):
         """
         if state not in FINAL_ROUND_STATES or state is RoundState.MERGED:
             raise ValueError(f"a round does not finish as {state.value!r}")
-        asked = RoundRow.cancel_requested_at.is_not(None)
-        ends_as = case((asked, RoundState.CANCELLED), else_=state)
-        values = {**_known(report), "state": ends_as, "finished_at": now()}
-        return await self._write(round_id, fence=fence, values=values)
+        return await self._write(
+            round_id, fence=fence, values={**_known(report), "state": state}, at="finished_at"
+        )
 
     async def take_over(self, chat_key: str, *, fence: int, max_attempts: int) -> list[Round]:
         """Take over running rounds whose worker lost the lease; call it after each acquisition.
@@ -181,8 +179,7 @@ class RoundRepository(Repository):
 
     async def is_cancel_requested(self, round_id: str) -> bool:
         """Whether somebody asked the round to stop."""
-        statement = select(RoundRow.cancel_requested_at).where(RoundRow.id == round_id)
-        return await self._scalar(statement) is not None
+        return await self._scalar(_cancel_statement(), {"of_round": round_id}) is not None
 
     async def due_chats(self, *, limit: int, waiting_seconds: float = 0) -> list[str]:
         """List chats that need a worker, those that waited longest first.
@@ -256,13 +253,15 @@ class RoundRepository(Repository):
 
     async def merged_into(self, *round_ids: str) -> list[Round]:
         """List what rounds took along, in order; each chat's by itself."""
-        statement = select(RoundRow).where(RoundRow.merged_into.in_(round_ids)).order_by(RoundRow.sequence)
-        return await self._all(Round, statement)
+        if not round_ids:
+            return []
+        return await self._all(Round, _listed_statement("merged_into"), {"keys": round_ids})
 
     async def rounds_of_turns(self, *turn_ids: str) -> list[Round]:
         """List the rounds of turns of one chat, in order."""
-        statement = select(RoundRow).where(RoundRow.turn_id.in_(turn_ids)).order_by(RoundRow.sequence)
-        return await self._all(Round, statement)
+        if not turn_ids:
+            return []
+        return await self._all(Round, _listed_statement("turn_id"), {"keys": turn_ids})
 
     async def newest(self, chat_key: str, *, limit: int) -> list[Round]:
         """List the newest rounds of a chat, the oldest of them first."""
@@ -270,27 +269,93 @@ class RoundRepository(Repository):
         newest = await self._all(Round, statement.order_by(RoundRow.sequence.desc()).limit(limit))
         return newest[::-1]
 
-    async def _write(self, round_id: str, *, fence: int, values: dict[str, Any]) -> Round:
-        """One guarded UPDATE, under the lock of a chat whose lease is still the caller's."""
-        chat_key = await self._scalar(select(RoundRow.chat_key).where(RoundRow.id == round_id))
+    async def _write(self, round_id: str, *, fence: int, values: dict[str, Any], at: str | None) -> Round:
+        """One guarded UPDATE, under the lock of a chat whose lease is still the caller's.
+
+        Args:
+            at: column that is set to the time of the database.
+        """
+        chat_key = await self._scalar(_chat_statement(), {"of_round": round_id})
         if chat_key is None:
             return found(None, "round", round_id)
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
-        statement = (
-            update(RoundRow)
-            .where(RoundRow.id == round_id, RoundRow.state == RoundState.RUNNING, RoundRow.fence == fence)
-            .values(**values)
-            .returning(RoundRow)
+        statement = _write_statement(tuple(sorted(values)), at)
+        given = {f"new_{name}": value for name, value in values.items()}
+        written = await self._one_or_none(
+            Round, statement, {"of_round": round_id, "of_fence": fence, **given}
         )
-        written = await self._one_or_none(Round, statement)
         if written is None:
             raise FencedError(f"round {round_id} does not run under lease {fence}; nothing was written")
         return written
 
 
-def _is_open(chat_key: str) -> ColumnElement[bool]:
+def _is_open(chat_key: str | BindParameter[str]) -> ColumnElement[bool]:
     """SQL: an open round of the chat; however long the chat's past is, these are few and indexed."""
     return and_(RoundRow.chat_key == chat_key, is_one_of(RoundRow.state, *_OPEN))
+
+
+@cache
+def _waiting_statement() -> Executable:
+    return (
+        select(RoundRow.id, RoundRow.not_before <= now())
+        .where(_is_open(bindparam("of_chat")), RoundRow.state == RoundState.REQUESTED)
+        .order_by(RoundRow.sequence)
+    )
+
+
+@cache
+def _start_statement() -> Executable:
+    return (
+        update(RoundRow)
+        .where(RoundRow.id == bindparam("of_round"))
+        .values(
+            state=RoundState.RUNNING,
+            attempt=RoundRow.attempt + 1,
+            fence=bindparam("new_fence"),
+            worker=bindparam("new_worker"),
+            started_at=now(),
+        )
+        .returning(RoundRow)
+    )
+
+
+@cache
+def _write_statement(names: tuple[str, ...], at: str | None) -> Executable:
+    """UPDATE of a running round; its end is CANCELLED, whatever ``new_state`` is, if it was asked to stop."""
+    values: dict[str, Any] = {
+        name: bindparam(f"new_{name}", type_=RoundRow.__table__.c[name].type) for name in names
+    }
+    if "state" in values:
+        asked = RoundRow.cancel_requested_at.is_not(None)
+        values["state"] = case((asked, RoundState.CANCELLED), else_=values["state"])
+    if at is not None:
+        values[at] = now()
+    return (
+        update(RoundRow)
+        .where(
+            RoundRow.id == bindparam("of_round"),
+            RoundRow.state == RoundState.RUNNING,
+            RoundRow.fence == bindparam("of_fence"),
+        )
+        .values(values)
+        .returning(RoundRow)
+    )
+
+
+@cache
+def _chat_statement() -> Executable:
+    return select(RoundRow.chat_key).where(RoundRow.id == bindparam("of_round"))
+
+
+@cache
+def _cancel_statement() -> Executable:
+    return select(RoundRow.cancel_requested_at).where(RoundRow.id == bindparam("of_round"))
+
+
+@cache
+def _listed_statement(name: str) -> Executable:
+    column: InstrumentedAttribute[str | None] = getattr(RoundRow, name)
+    return select(RoundRow).where(column.in_(bindparam("keys", expanding=True))).order_by(RoundRow.sequence)
 
 
 @cache

@@ -36,8 +36,9 @@ T = TypeVar("T")
 
 #: kombu publishes with blocking sockets; two threads keep a slow one from holding the next.
 _THREADS: Final = 2
-#: How long an event waits that lets an answer go first: to publish it takes the interpreter from the loop.
-_LATER_SECONDS: Final = 0.02
+#: How long an event waits that lets a follow-up round's request leave first: publishing takes the
+#: interpreter from the event loop.
+_LATER_SECONDS: Final = 0.1
 #: With so many of them waiting, the next one is published as all others are.
 _MOST_LATER: Final = 64
 
@@ -104,10 +105,13 @@ class EventPublisher:
         send = partial(publish_event, self._app, name, chat_key, body)
         await (self._publish_later if later else self._publish)(name, send)
 
-    def tell(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:
+    def tell(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
         """As ``event``, for watchers only: returns at once."""
         send = partial(publish_event, self._app, name, chat_key, dict(body))
-        self._pool.submit(_attempt, name, send)
+        if later and len(self._later) < _MOST_LATER:
+            self._put_off(name, send)
+        else:
+            self._pool.submit(_attempt, name, send)
 
     def close(self) -> None:
         """Let running publications end and take no more; what only watchers wait for is dropped."""
@@ -119,6 +123,9 @@ class EventPublisher:
         if len(self._later) >= _MOST_LATER:
             await self._publish(name, send)
             return
+        self._put_off(name, send)
+
+    def _put_off(self, name: str, send: Callable[[], object]) -> None:
         key = object()
         self._later[key] = partial(_attempt, name, send)
         asyncio.get_running_loop().call_later(_LATER_SECONDS, self._submit_later, key)

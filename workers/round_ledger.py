@@ -145,7 +145,9 @@ class RoundLedger:
         async def write(transaction: Transaction) -> Round:
             nonlocal following
             following = None
-            ended = await self._end(transaction, claimed, _report(outcome, calls), fence=fence)
+            ended = await self._end(
+                transaction, claimed, _report(outcome, calls), fence=fence, later=next_worker is not None
+            )
             if ended.state is RoundState.CANCELLED:
                 return ended
             if outcome.notice is not None:
@@ -153,7 +155,7 @@ class RoundLedger:
             if outcome.needs_follow_up and outcome.stop_type not in _STOPS.values():
                 await self._request_follow_up(transaction, ended, user_id=claimed.user_id)
             if next_worker is not None:
-                following = await self._start(transaction, ended.chat_key, fence, next_worker)
+                following = await self._start(transaction, ended.chat_key, fence, next_worker, later=True)
             return ended
 
         ended = await self._surely(write)
@@ -217,19 +219,20 @@ class RoundLedger:
         *,
         fence: int,
         state: RoundState = RoundState.DONE,
+        later: bool = False,
     ) -> Round:
         ended = await transaction.rounds.finish(claimed.round.id, fence=fence, state=state, report=report)
-        self._tell_watchers(transaction, ROUND_ENDED, ended)
+        self._tell_watchers(transaction, ROUND_ENDED, ended, later=later)
         if ended.state is RoundState.CANCELLED:
             await self._cancel_calls(transaction, ended)
         return ended
 
     async def _start(
-        self, transaction: Transaction, chat_key: str, fence: int, worker: str
+        self, transaction: Transaction, chat_key: str, fence: int, worker: str, *, later: bool = False
     ) -> ClaimedRound | None:
         claimed = await transaction.rounds.claim_next(chat_key, fence=fence, worker=worker)
         if claimed is not None:
-            self._tell_watchers(transaction, ROUND_STARTED, claimed.round)
+            self._tell_watchers(transaction, ROUND_STARTED, claimed.round, later=later)
         return claimed
 
     async def _settle_orphans(self, transaction: Transaction, chat_key: str, fence: int) -> None:
@@ -309,7 +312,9 @@ class RoundLedger:
         if is_new:
             announce_message(transaction, self._publisher, message)
 
-    def _tell_watchers(self, transaction: Transaction, event: str, item: Round) -> None:
+    def _tell_watchers(
+        self, transaction: Transaction, event: str, item: Round, *, later: bool = False
+    ) -> None:
         body = {
             "id": item.id,
             "turn": item.turn_id,
@@ -324,7 +329,7 @@ class RoundLedger:
         async def tell() -> None:
             if event == ROUND_ENDED:
                 _count(item)
-            self._publisher.tell(event, item.chat_key, body)
+            self._publisher.tell(event, item.chat_key, body, later=later)
 
         transaction.after_commit(tell)
 

@@ -191,12 +191,14 @@ class RoundDrain:
 
     async def _wait_for_stop(self, attempt: _Attempt) -> None:
         """Return when the lease is lost or somebody asked the round to stop."""
-        while not await self._is_over(attempt):
+        is_over = False  # it was not when the round was started, a moment ago
+        while not is_over:
             try:
                 async with asyncio.timeout(CANCEL_POLL_SECONDS):
                     await attempt.lease.lost.wait()
             except TimeoutError:
                 pass
+            is_over = await self._is_over(attempt)
 
     async def _is_over(self, attempt: _Attempt) -> bool:
         if attempt.lease.lost.is_set():

@@ -36,13 +36,20 @@ class Turn:
     async def read(cls, transaction: Transaction, claimed: ClaimedRound) -> Turn:
         """Gather it."""
         own = await transaction.rounds.rounds_of_turns(claimed.round.turn_id)
-        triggers = [*claimed.triggers, *await transaction.rounds.merged_into(*(item.id for item in own))]
+        merged = await transaction.rounds.merged_into(*(item.id for item in own))
+        triggers = [*claimed.triggers, *merged]
+        turns = {item.turn_id for item in triggers}
+        is_alone = turns == {claimed.round.turn_id}
+        rounds = own if is_alone else await transaction.rounds.rounds_of_turns(*turns)
         earlier = [
             item
-            for item in await transaction.rounds.rounds_of_turns(*{item.turn_id for item in triggers})
+            for item in rounds
             if item.state is RoundState.DONE and item.sequence < claimed.round.sequence
         ]
-        triggers += [*earlier, *await transaction.rounds.merged_into(*(item.id for item in earlier))]
+        if not is_alone:
+            merged = await transaction.rounds.merged_into(*(item.id for item in earlier))
+        ids = {item.id for item in earlier}
+        triggers += [*earlier, *(item for item in merged if item.merged_into in ids)]
         observations = await _observations(transaction, triggers)
         previous = [
             _turn_round(item, number, observations.pop(item.id, []))
