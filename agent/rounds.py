@@ -344,17 +344,24 @@ class _Round:
     @asynccontextmanager
     async def _sandbox_prepared(self) -> AsyncIterator[None]:
         """Start a sandbox beside the block; ``Sandbox.run`` takes it, ready or still on its way."""
-        preparing = asyncio.create_task(self._prepare_sandbox())
+        preparing: list[asyncio.Future[None]] = []
+
+        def prepare() -> None:
+            chat = self._input.chat
+            start = self._sandbox.prepare(chat_key=chat.chat_key, container_key=chat.container_key)
+            preparing.append(asyncio.ensure_future(start))
+
+        timer = asyncio.get_running_loop().call_later(_REQUEST_LEAVES_SECONDS, prepare)
         try:
             yield
+            if not preparing:  # answered at once
+                prepare()
+                await asyncio.sleep(0)
         finally:
-            preparing.cancel()
-            await asyncio.gather(preparing, return_exceptions=True)
-
-    async def _prepare_sandbox(self) -> None:
-        chat = self._input.chat
-        await asyncio.sleep(_REQUEST_LEAVES_SECONDS)
-        await self._sandbox.prepare(chat_key=chat.chat_key, container_key=chat.container_key)
+            timer.cancel()
+            for task in preparing:
+                task.cancel()
+            await asyncio.gather(*preparing, return_exceptions=True)
 
     def _seconds_left(self) -> float:
         gone = (datetime.now(UTC) - self._input.turn_started_at).total_seconds()

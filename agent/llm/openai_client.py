@@ -184,7 +184,10 @@ class OpenAIClient:
         return self._client
 
     def _body(self, request: LLMRequest, model: str) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": model, "messages": [_wire(message) for message in request.messages]}
+        # As extra fields, which the package sends as they are: it walks through ordinary messages part by
+        # part to find names to translate, which takes longer than all else that is done for a request.
+        messages = {"messages": [_wire(message) for message in request.messages]}
+        body: dict[str, Any] = {"model": model, "messages": [], "extra_body": messages}
         if self._settings.temperature is not None:
             body["temperature"] = self._settings.temperature
         if self._settings.max_output_tokens is not None:
