@@ -89,8 +89,16 @@ class Bench:
         services.dispatcher._caller = self.caller  # type: ignore[assignment]
         self._sandboxes = sandboxes
 
-    def drain(self, model: Model, *, owner: str = "w1", settings: Settings | None = None) -> RoundDrain:
-        """Build what a rounds worker drains with."""
+    def drain(
+        self,
+        model: Model,
+        *,
+        owner: str = "w1",
+        settings: Settings | None = None,
+        slots: int = 1,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> RoundDrain:
+        """Build what a rounds worker drains with; with one slot it hands its chat back after each round."""
         settings = settings or self.settings
         services = self.services
         return RoundDrain(
@@ -108,6 +116,8 @@ class Bench:
             ),
             settings=settings.agent,
             owner=owner,
+            slots=slots,
+            is_stopping=is_stopping,
         )
 
     async def say(self, chat_key: str, text: str, *, user_id: str = "u1") -> str | None:

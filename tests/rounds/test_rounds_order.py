@@ -117,7 +117,7 @@ def announcements(bench: Bench) -> list[str]:
     """Have the publisher send nothing from now on, and note what it would."""
     announced: list[str] = []
 
-    async def announce(chat_key: str) -> None:
+    async def announce(chat_key: str, *, later: bool = False) -> None:
         announced.append(chat_key)
 
     bench.services.publisher.round_requested = announce  # type: ignore[method-assign]

@@ -32,7 +32,7 @@ class Road(EventPublisher):
         self.run_job: Callable[[str], Any] | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def round_requested(self, chat_key: str) -> None:
+    async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
         """Note it."""
         self.rounds.append(chat_key)
 
@@ -47,7 +47,7 @@ class Road(EventPublisher):
         """Note it."""
         self.events.append(f"revoke {task_id}")
 
-    async def event(self, name: str, chat_key: str, body: Mapping[str, Any]) -> None:
+    async def event(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
         """Note it."""
         self.events.append(name)
 

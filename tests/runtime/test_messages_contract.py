@@ -88,7 +88,7 @@ async def test_subscriber_that_reads_on_at_each_event_gets_everything_in_order(
     messages, seen = SqlMessages(database, road), list[str]()
     last = 0
 
-    async def read_on(name: str, chat_key: str, body: object) -> None:
+    async def read_on(name: str, chat_key: str, body: object, *, later: bool = False) -> None:
         nonlocal last
         async with database.read() as tx:
             for row in await tx.messages.after(chat_key, sequence=last, limit=100):

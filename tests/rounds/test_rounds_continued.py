@@ -1,0 +1,229 @@
+"""A drain that goes on with its chat's next round, and when it hands the chat back instead."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+
+from round_bench import Bench, Model, states
+
+from agent.llm import LLMRequest
+from sandbox.models import StopType
+from storage.rounds import RoundReport
+from storage.states import TriggerKind
+
+OpenBench = Callable[..., Awaitable[Bench]]
+LOOK = 'look("tea")'
+SAY = 'send_msg_text(_ck, "done")'
+
+
+async def hang(_: LLMRequest) -> str:
+    await asyncio.Event().wait()
+    raise AssertionError("never answers")
+
+
+async def test_one_drain_carries_a_turn_to_its_end(bench: Bench) -> None:
+    model = Model(LOOK, "1 / 0", 'look("milk")', SAY)
+    await bench.say("chat", "hello")
+    await bench.drain(model, slots=2).drain("chat")
+    rounds = await bench.rounds("chat")
+    assert [(item.trigger_kind, item.stop_type) for item in rounds] == [
+        (TriggerKind.MESSAGE, StopType.AGENT),
+        (TriggerKind.CALL, StopType.ERROR),
+        (TriggerKind.ROUND, StopType.AGENT),
+        (TriggerKind.CALL, StopType.NORMAL),
+    ]
+    assert states(rounds) == ["done"] * 4
+    assert [item.number for item in rounds] == [1, 2, 3, 4]
+    assert {item.turn_id for item in rounds} == {rounds[0].turn_id}
+    # Under one lease, and each after the one before.
+    assert len({item.fence for item in rounds}) == 1
+    for earlier, later in itertools.pairwise(rounds):
+        assert earlier.finished_at is not None
+        assert later.started_at is not None
+        assert earlier.finished_at <= later.started_at
+    assert "seen: tea" in model.prompts[1]
+    assert "ZeroDivisionError" in model.prompts[2]
+    async with bench.database.read() as tx:
+        assert await tx.chats.find_lease("chat") is None
+
+
+async def test_a_message_between_two_rounds_goes_along_with_the_next_one(bench: Bench) -> None:
+    async def meanwhile(_: LLMRequest) -> str:
+        await bench.say("chat", "and another thing", user_id="ada")
+        return LOOK
+
+    model = Model(meanwhile, SAY)
+    await bench.say("chat", "hello")
+    await bench.drain(model, slots=2).drain("chat")
+    rounds = await bench.rounds("chat")
+    assert states(rounds) == ["done", "done", "merged"]
+    assert [item.trigger_kind.value for item in rounds] == ["message", "message", "call"]
+    second = model.prompts[1]
+    assert second.index("seen: tea") < second.index("and another thing")
+    assert len(model.prompts) == 2
+
+
+async def test_a_message_at_the_end_of_a_turn_is_answered_by_the_same_drain(bench: Bench) -> None:
+    async def meanwhile(_: LLMRequest) -> str:
+        await bench.say("chat", "one more")
+        return SAY
+
+    model = Model(meanwhile, SAY)
+    await bench.say("chat", "hello")
+    await bench.drain(model, slots=2).drain("chat")
+    rounds = await bench.rounds("chat")
+    assert states(rounds) == ["done", "done"]
+    assert rounds[0].turn_id != rounds[1].turn_id
+    assert "one more" in model.prompts[1]
+
+
+async def test_a_drain_with_the_last_slot_hands_its_chat_back(bench: Bench) -> None:
+    drain = bench.drain(Model(LOOK, SAY), slots=1)
+    await bench.say("chat", "hello")
+    await drain.drain("chat")
+    assert states(await bench.rounds("chat")) == ["done", "requested"]
+    assert states(await bench.play("chat", drain)) == ["done", "done"]
+
+
+async def test_a_drain_hands_its_chat_back_once_another_chat_has_taken_the_last_slot(bench: Bench) -> None:
+    other: list[asyncio.Task[None]] = []
+    asked = asyncio.Event()
+
+    async def answer(request: LLMRequest) -> str:
+        if request.chat_key == "other":
+            asked.set()
+            return await hang(request)
+        if not other:
+            other.append(asyncio.create_task(drain.drain("other")))
+            await asked.wait()
+        return LOOK
+
+    drain = bench.drain(Model(answer), slots=2)
+    await bench.say("chat", "hello")
+    await bench.say("other", "hello")
+    await drain.drain("chat")
+    assert states(await bench.rounds("chat")) == ["done", "requested"]
+    other[0].cancel()
+    await asyncio.gather(*other, return_exceptions=True)
+
+
+async def test_a_drain_of_a_stopping_worker_hands_its_chat_back(bench: Bench) -> None:
+    stopping = asyncio.Event()
+
+    async def meanwhile(_: LLMRequest) -> str:
+        stopping.set()  # as SIGTERM does
+        return LOOK
+
+    await bench.say("chat", "hello")
+    await bench.drain(Model(LOOK, meanwhile, SAY), slots=2, is_stopping=stopping.is_set).drain("chat")
+    assert states(await bench.rounds("chat")) == ["done", "done", "requested"]
+    async with bench.database.read() as tx:
+        assert await tx.chats.find_lease("chat") is None
+    assert states(await bench.play("chat", bench.drain(Model(SAY), owner="w2"))) == ["done"] * 3
+
+
+async def test_a_drain_hands_its_chat_back_after_as_many_rounds_as_the_settings_say(
+    kind: str, open_bench: OpenBench
+) -> None:
+    bench = await open_bench(kind, agent={"rounds_per_drain": 2})
+    await bench.say("chat", "hello")
+    await bench.drain(Model(LOOK), slots=2).drain("chat")
+    assert states(await bench.rounds("chat")) == ["done", "done", "requested"]
+
+
+async def test_a_stop_in_a_later_round_of_a_drain_ends_it(bench: Bench) -> None:
+    asked = asyncio.Event()
+
+    async def wait(request: LLMRequest) -> str:
+        asked.set()
+        return await hang(request)
+
+    await bench.say("chat", "hello")
+    draining = asyncio.create_task(bench.drain(Model(LOOK, wait), slots=2).drain("chat"))
+    async with asyncio.timeout(20):
+        await asked.wait()
+    report = await bench.services.stopper.stop("chat", reason="enough", wait_seconds=20)
+    await draining
+    assert (len(report.stopped), len(report.cancelled)) == (1, 0)
+    assert states(await bench.rounds("chat")) == ["done", "cancelled"]
+
+
+async def test_nothing_follows_a_round_that_was_asked_to_stop_before_its_end_was_written(
+    bench: Bench,
+) -> None:
+    async def stop(_: LLMRequest) -> str:
+        async with bench.database.begin() as tx:
+            await tx.rounds.cancel("chat", reason="enough")
+        await bench.say("chat", "a new beginning")
+        return "1 / 0"
+
+    await bench.say("chat", "hello")
+    drain = bench.drain(Model(stop, SAY), slots=2)
+    await drain.drain("chat")
+    assert states(await bench.rounds("chat")) == ["cancelled", "requested"]
+    assert states(await bench.play("chat", drain)) == ["cancelled", "done"]
+
+
+async def test_a_next_round_whose_worker_dies_before_it_begins_is_started_by_another(bench: Bench) -> None:
+    async with bench.database.begin() as tx:
+        await tx.chats.ensure("chat")
+    await bench.say("chat", "hello")
+    async with bench.database.begin() as tx:
+        fence = await tx.chats.acquire_lease("chat", owner="w1", lease_seconds=60)
+    assert fence is not None
+    first = await bench.services.ledger.start_next("chat", fence=fence, worker="w1")
+    assert first is not None
+    await bench.say("chat", "and another thing")
+    # What a drain writes when it goes on; then its process is gone.
+    async with bench.database.begin() as tx:
+        await tx.rounds.finish(first.round.id, fence=fence, report=RoundReport(stop_type=0))
+        assert await tx.rounds.claim_next("chat", fence=fence, worker="w1") is not None
+    assert states(await bench.rounds("chat")) == ["done", "running"]
+    await bench.let_leases_run_out()
+    async with bench.database.read() as tx:
+        assert await tx.rounds.due_chats(limit=10) == ["chat"]
+    model = Model(SAY)
+    rounds = await bench.play("chat", bench.drain(model, owner="w2"))
+    assert states(rounds) == ["done", "done"]
+    assert (rounds[1].attempt, rounds[1].worker) == (2, "w2")
+    assert len(model.prompts) == 1
+
+
+async def test_a_drain_cancelled_in_a_later_round_leaves_the_round_to_another(bench: Bench) -> None:
+    asked = asyncio.Event()
+
+    async def wait(request: LLMRequest) -> str:
+        asked.set()
+        return await hang(request)
+
+    await bench.say("chat", "hello")
+    draining = asyncio.create_task(bench.drain(Model(LOOK, wait), slots=2).drain("chat"))
+    async with asyncio.timeout(20):
+        await asked.wait()
+    draining.cancel()
+    await asyncio.gather(draining, return_exceptions=True)
+    rounds = await bench.play("chat", bench.drain(Model(SAY), owner="w2"))
+    assert states(rounds) == ["done", "done"]
+    assert [item.attempt for item in rounds] == [1, 2]
+
+
+async def test_who_is_turned_away_by_a_drain_of_the_same_process_is_not_forgotten(bench: Bench) -> None:
+    announced: list[str] = []
+
+    async def announce(chat_key: str, *, later: bool = False) -> None:
+        announced.append(chat_key)
+
+    async def meanwhile(_: LLMRequest) -> str:
+        await bench.say("chat", "one more")
+        await drain.drain("chat")  # what its event causes; the chat is held here
+        announced.clear()
+        return SAY
+
+    bench.services.publisher.round_requested = announce  # type: ignore[method-assign]
+    drain = bench.drain(Model(meanwhile, SAY), slots=1)
+    await bench.say("chat", "hello")
+    await drain.drain("chat")
+    assert states(await bench.rounds("chat")) == ["done", "requested"]
+    assert announced == ["chat"]
