@@ -7,10 +7,12 @@ and left to the sweep, which finds rows that nobody announced.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from threading import Lock
 from typing import Any, Final, TypeVar
 
 from celery import Celery
@@ -36,9 +38,10 @@ T = TypeVar("T")
 
 #: kombu publishes with blocking sockets; two threads keep a slow one from holding the next.
 _THREADS: Final = 2
-#: How long an event waits that lets a follow-up round's request leave first: publishing takes the
-#: interpreter from the event loop.
-_LATER_SECONDS: Final = 0.1
+#: How long an event waits for an answer to leave first, and for a follow-up round's request: publishing
+#: takes the interpreter from the event loop.
+_ANSWER_LEAVES_SECONDS: Final = 0.01
+_REQUEST_LEAVES_SECONDS: Final = 0.03
 #: With so many of them waiting, the next one is published as all others are.
 _MOST_LATER: Final = 64
 
@@ -49,7 +52,8 @@ class EventPublisher:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="publish")
-        self._later: dict[object, Callable[[], object]] = {}
+        self._after_answers = _PutOff(self._pool, seconds=_ANSWER_LEAVES_SECONDS)
+        self._after_requests = _PutOff(self._pool, seconds=_REQUEST_LEAVES_SECONDS)
 
     async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
         """Tell the rounds lane that a chat has a requested round.
@@ -58,7 +62,8 @@ class EventPublisher:
             later: return at once and publish in a moment.
         """
         send = partial(publish_round_requested, self._app, chat_key)
-        await (self._publish_later if later else self._publish)("round.requested", send)
+        if not (later and self._after_requests.add("round.requested", send)):
+            await self._publish("round.requested", send)
 
     async def rounds_overdue(self, chat_keys: Sequence[str]) -> int:
         """Tell it again of chats that wait, unless as many messages wait: workers are behind, no more.
@@ -103,43 +108,55 @@ class EventPublisher:
             later: return at once and publish in a moment.
         """
         send = partial(publish_event, self._app, name, chat_key, body)
-        await (self._publish_later if later else self._publish)(name, send)
+        if not (later and self._after_answers.add(name, send)):
+            await self._publish(name, send)
 
     def tell(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
         """As ``event``, for watchers only: returns at once."""
         send = partial(publish_event, self._app, name, chat_key, dict(body))
-        if later and len(self._later) < _MOST_LATER:
-            self._put_off(name, send)
-        else:
+        if not (later and self._after_requests.add(name, send)):
             self._pool.submit(_attempt, name, send)
 
     def close(self) -> None:
         """Let running publications end and take no more; what only watchers wait for is dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for key in list(self._later):
-            self._send_later(key)
-
-    async def _publish_later(self, name: str, send: Callable[[], object]) -> None:
-        if len(self._later) >= _MOST_LATER:
-            await self._publish(name, send)
-            return
-        self._put_off(name, send)
-
-    def _put_off(self, name: str, send: Callable[[], object]) -> None:
-        key = object()
-        self._later[key] = partial(_attempt, name, send)
-        asyncio.get_running_loop().call_later(_LATER_SECONDS, self._submit_later, key)
-
-    def _submit_later(self, key: object) -> None:
-        with suppress(RuntimeError):  # closed meanwhile, which has published it
-            self._pool.submit(self._send_later, key)
-
-    def _send_later(self, key: object) -> None:
-        if (attempt := self._later.pop(key, None)) is not None:
-            attempt()
+        self._after_answers.send_all()
+        self._after_requests.send_all()
 
     async def _publish(self, name: str, send: Callable[[], T]) -> T | None:
         return await asyncio.get_running_loop().run_in_executor(self._pool, _attempt, name, send)
+
+
+class _PutOff:
+    """Events that leave in a moment, in the order given."""
+
+    def __init__(self, pool: ThreadPoolExecutor, *, seconds: float) -> None:
+        self._pool = pool
+        self._seconds = seconds
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._lock = Lock()
+
+    def add(self, name: str, send: Callable[[], object]) -> bool:
+        """Put one off; False when too many wait."""
+        if len(self._waiting) >= _MOST_LATER:
+            return False
+        self._waiting.append(partial(_attempt, name, send))
+        asyncio.get_running_loop().call_later(self._seconds, self._submit)
+        return True
+
+    def send_all(self) -> None:
+        """Publish what still waits, here and now."""
+        while self._waiting:
+            self._send_oldest()
+
+    def _submit(self) -> None:
+        with suppress(RuntimeError):  # closed meanwhile, which has published it
+            self._pool.submit(self._send_oldest)
+
+    def _send_oldest(self) -> None:
+        with self._lock:  # whichever thread is free
+            if self._waiting:
+                self._waiting.popleft()()
 
 
 def _send_lost(app: Celery, messages: Sequence[CallMessage]) -> int:

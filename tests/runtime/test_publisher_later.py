@@ -1,0 +1,65 @@
+"""Events that let something else go first."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker_config.app import create_app
+from broker_config.settings import Settings
+from workers import publisher as module
+from workers.publisher import EventPublisher
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of events, in the order in which they leave."""
+    names: list[str] = []
+
+    def send(_app: object, name: str, _chat_key: str, _body: object) -> None:
+        names.append(name)
+
+    monkeypatch.setattr(module, "publish_event", send)
+    return names
+
+
+@pytest.fixture
+def publisher() -> EventPublisher:
+    return EventPublisher(create_app(Settings.load(env_file=None, broker={"url": "redis://127.0.0.1:1/0"})))
+
+
+async def test_put_off_events_leave_in_order(sent: list[str], publisher: EventPublisher) -> None:
+    names = [f"event.{number}" for number in range(20)]
+    for name in names:
+        publisher.tell(name, "chat", {}, later=True)
+    assert sent == []
+    async with asyncio.timeout(10):
+        while len(sent) < len(names):
+            await asyncio.sleep(0.01)
+    assert sent == names
+    publisher.close()
+
+
+@pytest.fixture
+def far_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing that is put off become due."""
+    monkeypatch.setattr(module, "_ANSWER_LEAVES_SECONDS", 600)
+    monkeypatch.setattr(module, "_REQUEST_LEAVES_SECONDS", 600)
+
+
+@pytest.mark.usefixtures("far_off")
+async def test_closing_publishes_what_was_put_off(sent: list[str], publisher: EventPublisher) -> None:
+    await publisher.event("one", "chat", {}, later=True)
+    await publisher.event("two", "chat", {}, later=True)
+    await asyncio.to_thread(publisher.close)
+    assert sent == ["one", "two"]
+
+
+@pytest.mark.usefixtures("far_off")
+async def test_no_more_than_a_bound_are_put_off(sent: list[str], publisher: EventPublisher) -> None:
+    for _ in range(module._MOST_LATER):
+        await publisher.event("put off", "chat", {}, later=True)
+    await publisher.event("at once", "chat", {}, later=True)
+    assert sent == ["at once"]
+    await asyncio.to_thread(publisher.close)
