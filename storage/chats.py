@@ -10,7 +10,7 @@ from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.ports import ChatInfo
 from storage.clock import now, seconds_from_now
 from storage.leases import Lease, is_free, is_held_by, release_values, take_values
-from storage.models import ChatRow, MessageRow
+from storage.models import ChatRow, MessageRow, RoundRow
 from storage.repository import Repository, found, new_id
 from storage.upsert import insert
 
@@ -104,7 +104,7 @@ class ChatRepository(Repository):
             return
         if await self._scalar(_lock_statement(), {"of_chat": chat_key}) is None:
             raise NotFoundError(f"there is no chat {chat_key!r}; its first message begins it (`nekro send`)")
-        self._connection.locked_chats.add(chat_key)
+        self._connection.locked_chats[chat_key] = None
 
     async def acquire_lease(self, chat_key: str, *, owner: str, lease_seconds: float) -> int | None:
         """Become the one that runs the chat's rounds; returns the fencing token.
@@ -117,6 +117,7 @@ class ChatRepository(Repository):
             .values(**take_values(ChatRow, owner=owner, lease_seconds=lease_seconds))
             .returning(ChatRow.fence)
         )
+        self._connection.locked_chats.pop(chat_key, None)  # by which lease is not so any more
         fence: int | None = await self._scalar(statement)
         return fence
 
@@ -131,6 +132,7 @@ class ChatRepository(Repository):
 
     async def release_lease(self, chat_key: str, *, fence: int) -> bool:
         """Give the lease back at once; False when it passed to somebody else."""
+        self._connection.locked_chats.pop(chat_key, None)
         statement = (
             update(ChatRow)
             .where(ChatRow.chat_key == chat_key, is_held_by(ChatRow, fence))
@@ -144,9 +146,27 @@ class ChatRepository(Repository):
         Raises:
             FencedError: the lease was released or passed to somebody else.
         """
+        if self._connection.locked_chats.get(chat_key) == fence:
+            return
         if await self._scalar(_hold_statement(), {"of_chat": chat_key, "of_fence": fence}) is None:
-            raise FencedError(f"chat {chat_key!r}: lease {fence} was released or passed to another worker")
-        self._connection.locked_chats.add(chat_key)
+            raise _fenced(chat_key, fence)
+        self._connection.locked_chats[chat_key] = fence
+
+    async def hold_of_round(self, round_id: str, *, fence: int) -> None:
+        """As ``hold``, for the chat of a round.
+
+        Raises:
+            NotFoundError: there is no such round.
+            FencedError: as above.
+        """
+        chat_key = await self._scalar(_hold_of_round_statement(), {"of_round": round_id, "of_fence": fence})
+        if chat_key is not None:
+            self._connection.locked_chats[chat_key] = fence
+            return
+        chat_key = await self._scalar(select(RoundRow.chat_key).where(RoundRow.id == round_id))
+        if chat_key is None:
+            raise NotFoundError(f"there is no round {round_id!r}")
+        raise _fenced(chat_key, fence)
 
     async def find_lease(self, chat_key: str) -> Lease | None:
         """Return the chat's lease while somebody holds it."""
@@ -185,6 +205,20 @@ class ChatRepository(Repository):
 @cache
 def _find_statement() -> Executable:
     return select(ChatRow).where(ChatRow.chat_key == bindparam("of_chat"))
+
+
+def _fenced(chat_key: str, fence: int) -> FencedError:
+    return FencedError(f"chat {chat_key!r}: lease {fence} was released or passed to another worker")
+
+
+@cache
+def _hold_of_round_statement() -> Executable:
+    of_round = select(RoundRow.chat_key).where(RoundRow.id == bindparam("of_round")).scalar_subquery()
+    return (
+        select(ChatRow.chat_key)
+        .where(ChatRow.chat_key == of_round, is_held_by(ChatRow, bindparam("of_fence", type_=Integer)))
+        .with_for_update(key_share=True, of=ChatRow)
+    )
 
 
 @cache

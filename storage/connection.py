@@ -28,7 +28,7 @@ class LoopConnection:
         #: By ``time.monotonic``; for whoever keeps it between uses.
         self.rests_since = 0.0
         #: As in ``storage.repository.StatementRunner``; a connection object serves one transaction.
-        self.locked_chats: set[str] = set()
+        self.locked_chats: dict[str, int | None] = {}
 
     @property
     def dialect(self) -> Dialect:

@@ -42,8 +42,11 @@ class StatementRunner(Protocol):
         ...
 
     @property
-    def locked_chats(self) -> set[str]:
-        """Chats whose rows the transaction has locked: locking one again is a round trip for nothing."""
+    def locked_chats(self) -> dict[str, int | None]:
+        """Chats whose rows the transaction has locked, and by which lease if by one.
+
+        To lock one again would be a round trip for nothing.
+        """
         ...
 
     async def execute(

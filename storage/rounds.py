@@ -275,10 +275,7 @@ class RoundRepository(Repository):
         Args:
             at: column that is set to the time of the database.
         """
-        chat_key = await self._scalar(_chat_statement(), {"of_round": round_id})
-        if chat_key is None:
-            return found(None, "round", round_id)
-        await ChatRepository(self._connection).hold(chat_key, fence=fence)
+        await ChatRepository(self._connection).hold_of_round(round_id, fence=fence)
         statement = _write_statement(tuple(sorted(values)), at)
         given = {f"new_{name}": value for name, value in values.items()}
         written = await self._one_or_none(
@@ -340,11 +337,6 @@ def _write_statement(names: tuple[str, ...], at: str | None) -> Executable:
         .values(values)
         .returning(RoundRow)
     )
-
-
-@cache
-def _chat_statement() -> Executable:
-    return select(RoundRow.chat_key).where(RoundRow.id == bindparam("of_round"))
 
 
 @cache
