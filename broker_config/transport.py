@@ -24,6 +24,7 @@ import logging
 from collections.abc import Callable
 from itertools import count
 from queue import Empty
+from sys import intern
 from time import monotonic
 from typing import Any, Final, Protocol
 from uuid import uuid4
@@ -372,6 +373,9 @@ def _readable(raw: bytes) -> dict[str, Any]:
     if message["headers"].get("compression") is not None:
         # We send none; kombu would unpack it to whatever size, before anyone sees the message.
         raise ValueError("it is compressed")
+    # A message is held while its task runs; the names in it need not be held once for each.
+    for part in ("headers", "properties"):
+        message[part] = {intern(name): value for name, value in message[part].items()}
     found: dict[str, Any] = message
     return found
 

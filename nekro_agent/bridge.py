@@ -2,10 +2,13 @@
 
 Some functions of the plugin API are not coroutines although their work takes long
 (``dynamic_import_pkg``) or is asynchronous (``task.is_running``), and plugins call them inside
-``async def`` methods. Plugin coroutines therefore run in a greenlet of their own: such a
-function switches out of it, the event loop goes on with other calls, and the greenlet is
+``async def`` methods. Plugin coroutines therefore take their steps in greenlets: such a function
+switches out of its greenlet, the event loop goes on with other calls, and the greenlet is
 switched in again with the result. To the coroutine nothing is different; it still belongs to
 the same asyncio task.
+
+A greenlet serves one step, from one ``await`` to the next: a coroutine that awaits holds none, and
+thousands of calls that wait need no more memory than their coroutines.
 
 Source: the technique of SQLAlchemy's ``greenlet_spawn``, applied around a coroutine.
 """
@@ -13,7 +16,7 @@ Source: the technique of SQLAlchemy's ``greenlet_spawn``, applied around a corou
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -27,7 +30,7 @@ _MAX_IDLE: Final = 256
 
 
 class _Step(NamedTuple):
-    """What the inner greenlet hands out: a future of the coroutine, or an awaitable to wait for."""
+    """What comes out of a greenlet: a future of the coroutine, or an awaitable to wait for."""
 
     value: Any
     is_wait: bool
@@ -41,14 +44,15 @@ class _End(NamedTuple):
 
 
 class _Inner(greenlet):  # type: ignore[misc]  # greenlet has no types
-    """Runs one coroutine after another; :func:`wait` works inside."""
+    """Takes one step of a coroutine after another; :func:`wait` works inside."""
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Drive coroutines for ever; each end is handed out like a step."""
+    def run(self, advance: Callable[[Any], Any], argument: Any) -> None:
+        """Take steps for ever; what each comes to is handed out."""
         while True:
-            end = _drive(coroutine)
-            del coroutine
-            coroutine = _hand_out(end)
+            outcome = _advanced(advance, argument)
+            del advance, argument
+            advance, argument = _hand_out(outcome)
+            del outcome
 
 
 class _Idle(threading.local):
@@ -68,25 +72,19 @@ class Bridged(Generic[T]):
         self._coroutine = coroutine
 
     def __await__(self) -> Generator[Any, Any, T]:
-        idle = _idle.greenlets
-        inner = idle.pop() if idle else _Inner()
-        inner.parent = getcurrent()
-        # One context for both, or context variables set before the call would be invisible inside.
-        inner.gr_context = getcurrent().gr_context
-        outcome = inner.switch(self._coroutine)
-        while isinstance(outcome, _Step):
+        coroutine = self._coroutine
+        advance: Callable[[Any], Any] = coroutine.send
+        argument: Any = None
+        while True:
+            outcome = yield from _step(advance, argument)
+            if isinstance(outcome, _End):
+                break
             try:
-                reply = (yield from outcome.value.__await__()) if outcome.is_wait else (yield outcome.value)
+                argument = yield outcome.value
+                advance = coroutine.send
             except BaseException as exc:  # cancellation included: it belongs to the coroutine
-                inner.parent = getcurrent()
-                outcome = inner.throw(type(exc), exc, exc.__traceback__)
-            else:
-                inner.parent = getcurrent()
-                outcome = inner.switch(reply)
-        inner.gr_context = None
-        if len(idle) < _MAX_IDLE:
-            idle.append(inner)
-        value, error = cast("_End", outcome)
+                argument, advance = exc, coroutine.throw
+        value, error = outcome
         if error is None:
             return cast("T", value)
         try:
@@ -96,24 +94,40 @@ class Bridged(Generic[T]):
             del error, outcome
 
 
-def _drive(coroutine: Coroutine[Any, Any, Any]) -> _End:
-    """Run a coroutine step by step; runs in the inner greenlet."""
-    advance: Any = coroutine.send
-    argument: Any = None
-    while True:
+def _step(advance: Callable[[Any], Any], argument: Any) -> Generator[Any, Any, _Step | _End]:
+    """Take a step in a greenlet, waiting as often as the code there says."""
+    idle = _idle.greenlets
+    inner = idle.pop() if idle else _Inner()
+    inner.parent = getcurrent()
+    # One context for both, or context variables set before the call would be invisible inside.
+    inner.gr_context = getcurrent().gr_context
+    # One that runs is given what ``run`` takes, one that rests what it waits for.
+    outcome = inner.switch((advance, argument)) if inner else inner.switch(advance, argument)
+    while isinstance(outcome, _Step) and outcome.is_wait:
         try:
-            future = advance(argument)
-        except StopIteration as stop:
-            return _End(stop.value, None)
-        except GreenletExit:
-            raise  # the interpreter takes the greenlet down
-        except BaseException as exc:  # whatever it is, the awaiting task gets it
-            return _End(None, exc)
-        try:
-            argument = _hand_out(_Step(future, False))
-            advance = coroutine.send
-        except BaseException as exc:  # thrown in by the task: the coroutine must see it
-            argument, advance = exc, coroutine.throw
+            reply = yield from outcome.value.__await__()
+        except BaseException as exc:  # it belongs to the coroutine
+            inner.parent = getcurrent()
+            outcome = inner.throw(type(exc), exc, exc.__traceback__)
+        else:
+            inner.parent = getcurrent()
+            outcome = inner.switch(reply)
+    inner.gr_context = None
+    if len(idle) < _MAX_IDLE:
+        idle.append(inner)
+    return cast("_Step | _End", outcome)
+
+
+def _advanced(advance: Callable[[Any], Any], argument: Any) -> _Step | _End:
+    """Take a step; runs in the greenlet."""
+    try:
+        return _Step(advance(argument), is_wait=False)
+    except StopIteration as stop:
+        return _End(stop.value, None)
+    except GreenletExit:
+        raise  # the interpreter takes the greenlet down
+    except BaseException as exc:  # whatever it is, the awaiting task gets it
+        return _End(None, exc)
 
 
 def can_wait() -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from celery import Celery, signals
@@ -30,7 +30,7 @@ __all__ = ["FAST_BODY", "run_job"]
 
 Body = Callable[..., Awaitable[Any]]
 
-#: Attribute of a Celery task: the coroutine function that its body waits for.
+#: Attribute of a Celery task: returns the awaitable that its body waits for.
 FAST_BODY = "nekro_fast_body"
 
 
@@ -59,7 +59,7 @@ async def _run(job: Job, body: Body, task: Any, request: PrivateRequest) -> None
     observation = job.observation = begin_observation(
         task.name, request.id, request.args, request.request_dict
     )
-    job.outcome = outcome = await _outcome(job, body, request.args)
+    job.outcome = outcome = await _outcome(job, body, request)
     if outcome.error is None and await _store(task.backend, request, outcome.value):
         observation.end("ok")
         job.succeed(request.shown(outcome.value), time.monotonic() - began)
@@ -73,25 +73,32 @@ async def _store(backend: Any, request: PrivateRequest, value: Any) -> bool:
     return await backend.store_success(request.id, value, reply_to=request.reply_to)
 
 
-async def _outcome(job: Job, body: Body, args: Sequence[Any]) -> Outcome:
+async def _outcome(job: Job, body: Body, request: PrivateRequest) -> Outcome:
+    guard = Interruptible()
     try:
         with Stoppable():
-            return Outcome(value=await _interruptible(job, body(*args)))
+            try:
+                with guard:
+                    return Outcome(value=await _begun(body, request))
+            except asyncio.CancelledError as exc:
+                if guard.was_interrupted and job.stop_reason is StopReason.SOFT_LIMIT:
+                    raise SoftTimeLimitExceeded(job.soft_limit_seconds) from exc
+                if _is_loop_closing():
+                    raise
+                raise aborted(exc) from exc
     except Exception as exc:
         return Outcome(error=exc)
 
 
-async def _interruptible(job: Job, awaitable: Awaitable[Any]) -> Any:
-    guard = Interruptible()
-    try:
-        with guard:
-            return await awaitable
-    except asyncio.CancelledError as exc:
-        if guard.was_interrupted and job.stop_reason is StopReason.SOFT_LIMIT:
-            raise SoftTimeLimitExceeded(job.soft_limit_seconds) from exc
-        if _is_loop_closing():
-            raise
-        raise aborted(exc) from exc
+def _begun(body: Body, request: PrivateRequest) -> Awaitable[Any]:
+    """Give the body its arguments; what it has read need not be held while it waits.
+
+    The tracer reads them from the message again.
+    """
+    begun = body(*request.args)
+    if isinstance(request.args, list):
+        request.args.clear()
+    return begun
 
 
 def _is_loop_closing() -> bool:

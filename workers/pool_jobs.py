@@ -96,7 +96,7 @@ class Outcome:
         return self.value
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Job:
     """One delivery in a pool. Celery knows it by ``pid``, and by the object that ``apply_async`` returned."""
 
@@ -354,25 +354,27 @@ class Alarms:
     def __init__(self, loop: asyncio.AbstractEventLoop, *, on_hard_limit: Callable[[Job], None]) -> None:
         self._loop = loop
         self._on_hard_limit = on_hard_limit
-        self._timers: dict[Job, list[asyncio.TimerHandle]] = {}
+        self._timers: dict[Job, asyncio.TimerHandle] = {}
         self._reports: set[asyncio.Task[None]] = set()
 
     def arm(self, job: Job) -> None:
         """Start a job's limits."""
-        timers = []
-        if job.soft_limit_seconds:
-            timers.append(self._loop.call_later(job.soft_limit_seconds, self._soft, job))
-        if job.hard_limit_seconds:
-            timers.append(self._loop.call_later(job.hard_limit_seconds, self._hard, job))
-        if timers:
-            self._timers[job] = timers
+        soft, hard = job.soft_limit_seconds, job.hard_limit_seconds
+        if soft:
+            self._timers[job] = self._loop.call_later(soft, self._soft, job)
+        elif hard:
+            self._timers[job] = self._loop.call_later(hard, self._hard, job)
 
     def disarm(self, job: Job) -> None:
         """Forget a job's limits."""
-        for timer in self._timers.pop(job, ()):
+        timer = self._timers.pop(job, None)
+        if timer is not None:
             timer.cancel()
 
     def _soft(self, job: Job) -> None:
+        soft, hard = job.soft_limit_seconds or 0, job.hard_limit_seconds
+        if hard:  # one timer at a time: most jobs need none of the two
+            self._timers[job] = self._loop.call_later(max(0, hard - soft), self._hard, job)
         if job.stop(StopReason.SOFT_LIMIT):
             job.report_soft_limit()
 

@@ -123,9 +123,12 @@ def _interruption(job_id: str) -> Interruption:
 def _method_body(
     task_name: str, executor: MethodExecutor, cleanups: _LoopCleanups
 ) -> tuple[Callable[[Task, dict[str, Any]], dict[str, Any]], Callable[[dict[str, Any]], Awaitable[Any]]]:
-    async def execute(body: dict[str, Any]) -> dict[str, Any]:
+    def begin(body: dict[str, Any]) -> Awaitable[dict[str, Any]]:
         cleanups.ensure()
-        return await executor.execute(body, task_name=task_name)
+        return executor.execute(body, task_name=task_name)
+
+    async def execute(body: dict[str, Any]) -> dict[str, Any]:
+        return await begin(body)
 
     def run(task: Task, body: dict[str, Any]) -> dict[str, Any]:
         job = current_job()
@@ -144,7 +147,7 @@ def _method_body(
 
     functools.update_wrapper(run, execute, assigned=("__doc__",))
     run.__name__ = task_name.rpartition(".")[2]
-    return run, execute
+    return run, begin
 
 
 def _send_home(task: Task, misplaced: MisplacedCall) -> None:

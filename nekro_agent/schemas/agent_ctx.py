@@ -94,6 +94,7 @@ class AgentCtx(BaseModel):
         ctx._user_id = user_id or None
         ctx._plugin_key, ctx._call_id, ctx._round_id = plugin_key, call_id, round_id
         ctx._on_progress = on_progress
+        ctx.model_fields_set.clear()  # thousands of calls wait at a time, and nobody asks which were given
         return ctx
 
     def for_plugin(self, plugin_key: str) -> Self:
