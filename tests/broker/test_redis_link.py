@@ -1,0 +1,340 @@
+"""What commands on one connection get: their own replies, or an error soon, whatever Redis does."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import shutil
+import ssl
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import uvloop
+from redis_process import RedisServer
+from redis_relay import RedisRelay
+
+from broker_config.redis_link import RedisLink
+from broker_config.results import STORE
+
+#: More than any wait of a test that passes, less than the timeout of a test.
+SECONDS = 20
+
+
+class World:
+    """A relay in front of the session's Redis, and links that end with the test."""
+
+    def __init__(self, port: int) -> None:
+        self.redis_port, self.relay = port, RedisRelay(port)
+        self._links: list[RedisLink] = []
+
+    async def __aenter__(self) -> World:
+        await self.relay.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for link in self._links:
+            link.abort()
+        await self.relay.__aexit__()
+
+    def link(self, url: str | None = None, *, reply_seconds: float = 5) -> RedisLink:
+        """Make a link; it leads through the relay when no URL is given."""
+        link = RedisLink(url or self.relay.url, reply_seconds=reply_seconds, connect_seconds=5)
+        self._links.append(link)
+        return link
+
+
+def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test on asyncio's own loop, which callers bring, and on uvloop, on which workers run."""
+
+    def run(loop_factory: Any, redis_server: RedisServer, **fixtures: Any) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(SECONDS), World(redis_server.port) as world:
+                await test(world, **fixtures)
+
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(main())
+
+    _, *others = inspect.signature(test).parameters.values()
+    own = inspect.signature(run).parameters
+    signature = inspect.Signature([own["loop_factory"], own["redis_server"], *others])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__name__ = test.__name__
+    factories = [asyncio.new_event_loop, uvloop.new_event_loop]
+    return pytest.mark.parametrize("loop_factory", factories, ids=["asyncio", "uvloop"])(run)
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that no other test uses."""
+    return f"link:{uuid.uuid4().hex}"
+
+
+async def outcomes(*awaitables: Any) -> list[Any]:
+    """What each of several comes to that run together: its value, or the error that it raised."""
+    tasks = [asyncio.ensure_future(each) for each in awaitables]
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return [_outcome(task) for task in tasks]
+
+
+def _outcome(task: asyncio.Future[Any]) -> Any:
+    if task.cancelled():
+        return asyncio.CancelledError()
+    error = task.exception()
+    assert error is not None or not isinstance(task.result(), Exception), "an error was returned"
+    return task.result() if error is None else error
+
+
+async def works(link: RedisLink) -> bool:
+    """Whether a command gets its reply."""
+    return (await outcomes(link.execute("ECHO", "x"))) == [b"x"]
+
+
+async def started(link: RedisLink, *command: Any, **options: Any) -> asyncio.Task[Any]:
+    """Send a command on a connection that is open; returns what waits for its reply."""
+    waiting = asyncio.create_task(link.execute(*command, **options))
+    await asyncio.sleep(0)
+    return waiting
+
+
+@on_both_loops
+async def test_replies_go_to_their_senders_over_one_connection(world: World) -> None:
+    link = world.link()
+    texts = [f"{number}-{'x' * (number * 37 % 5000)}".encode() for number in range(600)]
+    assert await outcomes(*(link.execute("ECHO", text) for text in texts)) == texts
+    assert world.relay.accepted == 1
+
+
+@on_both_loops
+async def test_large_value_travels_both_ways_among_small_ones(world: World, key: str) -> None:
+    link, value = world.link(), b"0123456789abcdef" * (20 << 16)
+    replies = await outcomes(
+        link.execute("ECHO", "before"),
+        link.execute("SET", key, value, "EX", 60),
+        link.execute("GET", key),
+        link.execute("ECHO", "behind"),
+    )
+    assert (replies[0], replies[1], replies[3]) == (b"before", b"OK", b"behind")
+    assert replies[2] == value
+
+
+@on_both_loops
+async def test_refusal_reaches_its_sender_alone(world: World, key: str) -> None:
+    link = world.link()
+    assert await link.execute("SET", key, "text", "EX", 60) == b"OK"
+    replies = await outcomes(
+        link.execute("ECHO", "a"),
+        link.execute("LPUSH", key, "x"),
+        link.execute("EVALSHA", "0" * 40, 0),
+        link.execute("NO-SUCH-COMMAND"),
+        link.execute("ECHO", "b"),
+    )
+    assert (replies[0], replies[4]) == (b"a", b"b")
+    assert [type(reply) for reply in replies[1:4]] == [
+        redis.ResponseError,
+        redis.exceptions.NoScriptError,
+        redis.ResponseError,
+    ]
+    assert str(replies[1]).startswith("WRONGTYPE")
+    assert await works(link)
+
+
+@on_both_loops
+async def test_exhausted_memory_is_told_by_command_and_script(
+    world: World, own_redis: RedisServer, key: str
+) -> None:
+    link = world.link(own_redis.url)
+    assert await link.execute("CONFIG", "SET", "maxmemory", 1) == b"OK"
+    plain, script, other = await outcomes(
+        link.execute("SET", key, "x"),
+        link.execute("EVAL", STORE, 1, key, "payload", 60, 60),
+        link.execute("ECHO", "x"),
+    )
+    assert isinstance(plain, redis.exceptions.OutOfMemoryError)
+    assert isinstance(script, redis.ResponseError)
+    assert "OOM command not allowed" in str(script)
+    assert other == b"x"
+
+
+@on_both_loops
+async def test_cancelled_sender_shifts_no_reply(world: World, key: str) -> None:
+    link = world.link()
+    assert await works(link)
+    first = await started(link, "ECHO", "first")
+    given_up = await started(link, "INCR", key)
+    last = await started(link, "ECHO", "last")
+    given_up.cancel()
+    assert (await outcomes(first, last)) == [b"first", b"last"]
+    assert given_up.cancelled()
+    assert await link.execute("GET", key) == b"1", "it was sent before it was given up"
+    assert await link.execute("DEL", key) == 1
+
+
+@on_both_loops
+async def test_silence_ends_the_wait_of_all_and_the_next_command_connects_anew(world: World) -> None:
+    link = world.link(reply_seconds=0.3)
+    assert await works(link)
+    world.relay.mute()
+    replies = await outcomes(*(link.execute("ECHO", "x") for _ in range(3)))
+    assert [type(reply) for reply in replies] == [redis.TimeoutError] * 3
+    assert await works(link)
+    assert world.relay.accepted == 2
+
+
+@on_both_loops
+async def test_server_that_accepts_and_never_answers_is_an_error(world: World) -> None:
+    link = world.link(reply_seconds=0.3)
+    world.relay.is_mute = True
+    assert [type(reply) for reply in await outcomes(link.execute("ECHO", "x"))] == [redis.TimeoutError]
+    world.relay.is_mute = False
+    assert await works(link)
+
+
+@on_both_loops
+async def test_nobody_who_listens_is_an_error(world: World) -> None:
+    link = world.link()
+    await world.relay.__aexit__()
+    (error,) = await outcomes(link.execute("ECHO", "x"))
+    assert isinstance(error, redis.ConnectionError)
+
+
+@on_both_loops
+async def test_blocking_command_may_take_longer_than_a_reply(world: World, key: str) -> None:
+    link = world.link(reply_seconds=0.2)
+    assert await outcomes(link.execute("BLPOP", key, 0.8, blocks_seconds=0.8)) == [None]
+    (error,) = await outcomes(link.execute("BLPOP", key, 0.8))
+    assert isinstance(error, redis.TimeoutError), "the limit would have ended it"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda relay: relay.hang_up(), id="closes"),
+        pytest.param(lambda relay: relay.reset(), id="resets"),
+        pytest.param(lambda relay: relay.say(b"HTTP/1.1 400 Bad Request\r\n\r\n"), id="garbage"),
+    ],
+)
+@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "busy"])
+@on_both_loops
+async def test_connection_that_ends_is_an_error_and_the_next_command_connects_anew(
+    world: World, key: str, end: Callable[[RedisRelay], None], is_idle: bool
+) -> None:
+    link = world.link()
+    assert await works(link)
+    exchange = link._exchange
+    assert exchange is not None
+    waiting = [] if is_idle else [await started(link, "BLPOP", key, 30, blocks_seconds=30) for _ in range(2)]
+    end(world.relay)
+    replies = await outcomes(*waiting)
+    assert all(isinstance(reply, redis.ConnectionError) for reply in replies)
+    while exchange.is_open:
+        await asyncio.sleep(0)
+    assert await works(link)
+    assert world.relay.accepted == 2
+
+
+@on_both_loops
+async def test_connection_that_says_more_than_was_asked_is_used_no_more(world: World) -> None:
+    link = world.link()
+    assert await works(link)
+    exchange = link._exchange
+    assert exchange is not None
+    world.relay.say(b"+unasked\r\n")
+    while exchange.is_open:
+        await asyncio.sleep(0)
+    assert await works(link)
+    assert world.relay.accepted == 2
+
+
+@on_both_loops
+async def test_password_and_database_of_the_url_count(world: World, own_redis: RedisServer, key: str) -> None:
+    with redis.Redis(port=own_redis.port, db=3) as client:
+        client.config_set("requirepass", "open sesame")
+        link = world.link(f"redis://:open%20sesame@127.0.0.1:{own_redis.port}/3")
+        assert await link.execute("SET", key, "x") == b"OK"
+        assert client.get(key) == b"x"
+        for password in ("", ":wrong@"):
+            (error,) = await outcomes(
+                world.link(f"redis://{password}127.0.0.1:{own_redis.port}/3").execute("GET", key)
+            )
+            assert isinstance(error, redis.AuthenticationError)
+
+
+@pytest.mark.parametrize("url", ["unix://{}?db=0", "redis+socket://{}?virtual_host=0"])
+@on_both_loops
+async def test_unix_socket_serves_in_both_spellings(world: World, url: str) -> None:
+    # A socket's path ends at 107 bytes, which the tests' own directories may pass.
+    with tempfile.TemporaryDirectory(prefix="nk", dir="/tmp") as directory:
+        path = Path(directory, "s")
+        async with RedisRelay(world.redis_port, path=path) as relay:
+            assert await works(world.link(url.format(path)))
+            assert relay.accepted == 1
+
+
+@on_both_loops
+async def test_encrypted_connection_serves(world: World, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate")
+    certificate, private = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-keyout", private, "-out", certificate, "-subj", "/CN=localhost", "-days", "2",
+            "-addext", "subjectAltName=IP:127.0.0.1",
+        ],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, private)
+    async with RedisRelay(world.redis_port, tls=context) as relay:
+        link = world.link(f"{relay.url}?ssl_ca_certs={certificate}")
+        value = b"0123456789abcdef" * (4 << 16)
+        texts = [b"%d" % number for number in range(200)]
+        echoes = await outcomes(link.execute("ECHO", value), *(link.execute("ECHO", text) for text in texts))
+        assert echoes == [value, *texts]
+        relay.hang_up()
+        exchange = link._exchange
+        while exchange is not None and exchange.is_open:
+            await asyncio.sleep(0)
+        assert await works(link)
+        assert relay.accepted == 2
+        await link.close()
+
+
+@on_both_loops
+async def test_close_waits_for_what_is_due_and_the_link_serves_again(world: World, key: str) -> None:
+    link, pusher = world.link(), world.link()
+    assert await works(link)
+    popping = await started(link, "BLPOP", key, 30, blocks_seconds=30)
+    closing = asyncio.create_task(link.close())
+    assert await pusher.execute("RPUSH", key, "x") == 1
+    assert await outcomes(popping, closing) == [[key.encode(), b"x"], None]
+    await world.relay.clients[0].is_gone.wait()
+    assert await works(link)
+
+
+@on_both_loops
+async def test_close_does_not_wait_for_whom_nobody_waits(world: World, key: str) -> None:
+    link = world.link()
+    assert await works(link)
+    popping = await started(link, "BLPOP", key, 600, blocks_seconds=600)
+    popping.cancel()
+    assert isinstance((await outcomes(popping))[0], asyncio.CancelledError)
+    assert await outcomes(link.close()) == [None]
+    await world.relay.clients[0].is_gone.wait()
+
+
+@on_both_loops
+async def test_abort_ends_what_is_due(world: World, key: str) -> None:
+    link = world.link()
+    assert await works(link)
+    popping = await started(link, "BLPOP", key, 600, blocks_seconds=600)
+    link.abort()
+    assert isinstance((await outcomes(popping))[0], redis.ConnectionError)
+    await world.relay.clients[0].is_gone.wait()

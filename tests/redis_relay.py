@@ -1,0 +1,128 @@
+"""A relay in front of a real Redis that can fall silent, hang up or talk nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+from pathlib import Path
+
+#: Close with a reset instead of an end.
+RESET = struct.pack("ii", 1, 0)
+
+
+class RedisRelay:
+    """Passes bytes between its clients and a Redis; use it as an async context manager."""
+
+    def __init__(self, port: int, *, tls: ssl.SSLContext | None = None, path: Path | None = None) -> None:
+        """Relay to a port of the loopback interface.
+
+        Args:
+            path: listen on this Unix socket instead of a port.
+        """
+        self._target, self._tls, self._path = port, tls, path
+        self.clients: list[Client] = []
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        #: Whether clients that come from now on are never answered.
+        self.is_mute = False
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """URL of the Redis behind it."""
+        return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}/0"
+
+    @property
+    def accepted(self) -> int:
+        """How many connections were made so far."""
+        return len(self.clients)
+
+    async def __aenter__(self) -> RedisRelay:
+        if self._path is not None:
+            self._server = await asyncio.start_unix_server(self._serve, self._path)
+        else:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._pumps:
+            task.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        for client in self.clients:
+            client.hang_up()
+
+    def mute(self) -> None:
+        """Pass nothing more to the clients that are connected now."""
+        for client in self.clients:
+            client.is_mute = True
+
+    def hang_up(self) -> None:
+        """End the connections of now in order."""
+        for client in self.clients:
+            client.hang_up()
+
+    def reset(self) -> None:
+        """Break the connections of now."""
+        for client in self.clients:
+            client.reset()
+
+    def say(self, data: bytes) -> None:
+        """Send something to the clients that are connected now."""
+        for client in self.clients:
+            client.writer.write(data)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = Client(writer, is_mute=self.is_mute)
+        self.clients.append(client)
+        up_reader, client.upstream = await asyncio.open_connection("127.0.0.1", self._target)
+        for pump in (client.pump_up(reader), client.pump_down(up_reader)):
+            task = asyncio.create_task(pump)
+            self._pumps.add(task)
+
+
+class Client:
+    """One connection to the relay and its own to Redis."""
+
+    def __init__(self, writer: asyncio.StreamWriter, *, is_mute: bool) -> None:
+        self.writer, self.is_mute = writer, is_mute
+        self.upstream: asyncio.StreamWriter | None = None
+        #: Set when the client has hung up.
+        self.is_gone = asyncio.Event()
+
+    def hang_up(self) -> None:
+        self.writer.close()
+        if self.upstream is not None:
+            self.upstream.close()
+
+    def reset(self) -> None:
+        peer = self.writer.get_extra_info("socket")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self.writer.transport.abort()
+
+    async def pump_up(self, reader: asyncio.StreamReader) -> None:
+        assert self.upstream is not None
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                self.upstream.write(data)
+                await self.upstream.drain()
+        self.is_gone.set()
+        self.upstream.close()
+
+    async def pump_down(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if not self.is_mute:
+                    self.writer.write(data)
+                    await self.writer.drain()
+        if not self.is_mute:
+            self.writer.close()
