@@ -65,7 +65,7 @@ class RedisLink:
         exchange = self._exchange
         if exchange is None or not exchange.is_trusted():
             exchange = await self._connected()
-        return await exchange.send(command, silence_seconds=self._reply_seconds + blocks_seconds)
+        return await exchange.send(command, blocks_seconds=blocks_seconds)
 
     async def close(self) -> None:
         """Wait for the replies that are due and close the connection."""
@@ -84,7 +84,7 @@ class RedisLink:
             exchange = self._exchange
             if exchange is not None and not exchange.is_trusted():
                 with contextlib.suppress(redis.RedisError):
-                    await exchange.send(("PING",), silence_seconds=self._reply_seconds)
+                    await exchange.prove()
             if exchange is None or not exchange.is_open:
                 exchange = self._exchange = await self._connect()
             return exchange
@@ -92,7 +92,7 @@ class RedisLink:
     async def _connect(self) -> _Exchange:
         connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
         await connection.connect()
-        exchange = _Exchange(connection)
+        exchange = _Exchange(connection, reply_seconds=self._reply_seconds)
         transport = connection._writer.transport
         transport.set_protocol(exchange)
         exchange.connection_made(transport)
@@ -102,7 +102,8 @@ class RedisLink:
 class _Exchange(asyncio.Protocol):
     """One open connection: what was sent, in order, and who waits for it."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, *, reply_seconds: float) -> None:
+        self._reply_seconds = reply_seconds
         self._connection = connection  # its writer would close the socket if it was collected
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=BaseParser.parse_error, protocolError=redis.InvalidResponse)
@@ -110,6 +111,7 @@ class _Exchange(asyncio.Protocol):
         self._heard_at = self._loop.time()
         self._alarm: asyncio.TimerHandle | None = None
         self._transport: Any = None
+        self._is_doubted = False
 
     @property
     def is_open(self) -> bool:
@@ -118,19 +120,30 @@ class _Exchange(asyncio.Protocol):
 
     def is_trusted(self) -> bool:
         """Whether it is open and was heard of lately, or will be soon."""
-        return self.is_open and (bool(self._due) or self._loop.time() - self._heard_at < TRUSTED_SECONDS)
+        if self._is_doubted or not self.is_open:
+            return False
+        return bool(self._due) or self._loop.time() - self._heard_at < TRUSTED_SECONDS
 
-    def send(self, command: tuple[Any, ...], *, silence_seconds: float) -> asyncio.Future[Any]:
+    async def prove(self) -> None:
+        """Ask whether Redis is still there; until it answers nobody trusts the connection."""
+        self._is_doubted = True
+        try:
+            await self.send(("PING",))
+        finally:
+            self._is_doubted = False
+
+    def send(self, command: tuple[Any, ...], *, blocks_seconds: float = 0) -> asyncio.Future[Any]:
         """Write a command; its reply arrives in the future."""
         reply: asyncio.Future[Any] = self._loop.create_future()
         if self._transport is None:
             reply.set_exception(redis.ConnectionError("the connection to Redis is closed"))
             return reply
+        packed = hiredis.pack_command(command)  # may raise, and then no reply is due
         now = self._loop.time()
-        self._due.append((reply, now, silence_seconds))
+        self._due.append((reply, now, self._reply_seconds + blocks_seconds))
         if self._alarm is None:
-            self._alarm = self._loop.call_at(now + silence_seconds, self._look_at_clock)
-        self._transport.write(hiredis.pack_command(command))
+            self._alarm = self._loop.call_at(now + self._reply_seconds, self._look_at_clock)
+        self._transport.write(packed)
         return reply
 
     async def finish(self) -> None:
@@ -187,7 +200,9 @@ class _Exchange(asyncio.Protocol):
         if self._loop.time() >= ends_at:
             self._break(redis.TimeoutError(f"Redis did not answer within {silence_seconds:g} s"))
         else:
-            self._alarm = self._loop.call_at(ends_at, self._look_at_clock)
+            # The next in line may have less time than this one.
+            soon = self._loop.time() + self._reply_seconds
+            self._alarm = self._loop.call_at(min(ends_at, soon), self._look_at_clock)
 
     def _break(self, error: redis.RedisError) -> None:
         if self._transport is not None:

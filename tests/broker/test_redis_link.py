@@ -19,6 +19,7 @@ import uvloop
 from redis_process import RedisServer
 from redis_relay import RedisRelay
 
+from broker_config import redis_link
 from broker_config.redis_link import RedisLink
 from broker_config.results import STORE
 
@@ -176,6 +177,22 @@ async def test_cancelled_sender_shifts_no_reply(world: World, key: str) -> None:
 
 
 @on_both_loops
+async def test_command_that_cannot_be_written_shifts_no_reply(world: World) -> None:
+    link = world.link()
+    assert await works(link)
+    unwritable: Any = object()
+    replies = await outcomes(
+        link.execute("ECHO", "a"),
+        link.execute("ECHO", unwritable),
+        link.execute("ECHO", "\ud800"),
+        link.execute("ECHO", "b"),
+    )
+    assert (replies[0], replies[3]) == (b"a", b"b")
+    assert isinstance(replies[1], TypeError)
+    assert isinstance(replies[2], UnicodeEncodeError)
+
+
+@on_both_loops
 async def test_silence_ends_the_wait_of_all_and_the_next_command_connects_anew(world: World) -> None:
     link = world.link(reply_seconds=0.3)
     assert await works(link)
@@ -209,6 +226,16 @@ async def test_blocking_command_may_take_longer_than_a_reply(world: World, key: 
     assert await outcomes(link.execute("BLPOP", key, 0.8, blocks_seconds=0.8)) == [None]
     (error,) = await outcomes(link.execute("BLPOP", key, 0.8))
     assert isinstance(error, redis.TimeoutError), "the limit would have ended it"
+
+
+@on_both_loops
+async def test_patience_with_a_blocking_command_ends_with_it(world: World, key: str) -> None:
+    link, pusher = world.link(reply_seconds=0.3), world.link()
+    assert await pusher.execute("RPUSH", key, "x") == 1
+    assert await link.execute("BLPOP", key, 600, blocks_seconds=600) == [key.encode(), b"x"]
+    world.relay.mute()
+    (error,) = await outcomes(link.execute("ECHO", "x"))
+    assert isinstance(error, redis.TimeoutError)
 
 
 @pytest.mark.parametrize(
@@ -248,6 +275,22 @@ async def test_connection_that_says_more_than_was_asked_is_used_no_more(world: W
     while exchange.is_open:
         await asyncio.sleep(0)
     assert await works(link)
+    assert world.relay.accepted == 2
+
+
+@on_both_loops
+async def test_idle_connection_that_was_dropped_unnoticed_is_found_out_before_any_command_is_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = world.link(reply_seconds=0.3)
+    assert await works(link)
+    monkeypatch.setattr(redis_link, "TRUSTED_SECONDS", 0)
+    assert await works(link)
+    assert world.relay.accepted == 1, "a connection that answers stays"
+    world.relay.mute()
+    assert await outcomes(*(link.execute("ECHO", str(number)) for number in range(20))) == [
+        str(number).encode() for number in range(20)
+    ]
     assert world.relay.accepted == 2
 
 
