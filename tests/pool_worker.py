@@ -6,6 +6,7 @@ Its tasks say what they do in the Redis list ``<prefix>ledger``, so that a test 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -14,16 +15,21 @@ from datetime import UTC, datetime
 from typing import Any
 
 import redis
-from celery import current_task
+from celery import current_task, signals
 from celery.exceptions import SoftTimeLimitExceeded
 
 from broker_config.app import WORKER_FLAGS, NekroApp, create_app
+from broker_config.metrics import start_metrics
 from broker_config.settings import Settings
 from broker_config.urls import client_url
 from broker_config.wire import Envelope, Signer
-from nekro_agent.errors import MethodDisabledError
+from nekro_agent.errors import ArgumentError, MethodDisabledError, ResultError
 from nekro_agent.methods import SandboxMethodType
 from workers.awaiting import at_loop_close, current_job, guarded, run_async
+from workers.claims import DuplicateDelivery
+from workers.fast_path import FAST_BODY
+from workers.observation import observe_tasks
+from workers.tasks import _method_body
 
 ABORTS: dict[str, type[BaseException]] = {
     "CancelledError": asyncio.CancelledError,
@@ -31,6 +37,12 @@ ABORTS: dict[str, type[BaseException]] = {
     "KeyboardInterrupt": KeyboardInterrupt,
     "GeneratorExit": GeneratorExit,
     "MemoryError": MemoryError,
+}
+FAILURES: dict[str, type[BaseException]] = ABORTS | {
+    "ValueError": ValueError,
+    "ArgumentError": ArgumentError,
+    "ResultError": ResultError,
+    "DuplicateDelivery": DuplicateDelivery,
 }
 
 
@@ -192,17 +204,133 @@ def register_methods(app: NekroApp, ledger: Ledger) -> None:
         return envelope(body, value="A" * (4 << 20))
 
 
+class Methods:
+    """What ``f.run`` does, as its body says under ``how``; stands where the executor of methods does."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def execute(self, body: dict[str, Any], *, task_name: str) -> Any:
+        """Write down that the method runs and on which path, then do as told."""
+        job = current_job()
+        assert job is not None
+        self._ledger.write(job.task_id, "started", "tracer" if job.observation is None else "fast")
+        return await getattr(self, body["how"])(body)
+
+    async def ok(self, body: dict[str, Any]) -> Any:
+        return body.get("value")
+
+    async def fail(self, body: dict[str, Any]) -> None:
+        await asyncio.sleep(0)
+        raise FAILURES[body["name"]]("what happened")
+
+    async def wait(self, body: dict[str, Any]) -> str:
+        await asyncio.sleep(body["seconds"])
+        return "done"
+
+    async def until(self, body: dict[str, Any]) -> str:
+        """Wait until a file exists."""
+        while not os.path.exists(body["path"]):
+            await asyncio.sleep(0.01)
+        print("the method ends", flush=True)
+        return "done"
+
+    async def clean_up(self, body: dict[str, Any]) -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "cleaned up"
+        return "not stopped"
+
+    async def stubborn(self, body: dict[str, Any]) -> str:
+        """Swallow every cancellation until a file exists."""
+        while not os.path.exists(body["path"]):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        return "late"
+
+    async def block(self, body: dict[str, Any]) -> str:
+        """Block the event loop until a file exists."""
+        while not os.path.exists(body["path"]):
+            time.sleep(0.01)
+        return "done"
+
+    async def odd(self, body: dict[str, Any]) -> Any:
+        """Return what the standard library does not write as JSON."""
+        return {"time": datetime(2026, 1, 2, tzinfo=UTC), "object": object()}[body["name"]]
+
+    async def deep(self, body: dict[str, Any]) -> Any:
+        value: list[Any] = []
+        for _ in range(100_000):
+            value = [value]
+        return value
+
+
+def _listener(**_: Any) -> None:
+    """Listen to a signal, as somebody who extends Celery does."""
+
+
+class _NoCleanups:
+    def ensure(self) -> None:
+        """Do nothing; there are no connections."""
+
+
+def register_fast(app: NekroApp, ledger: Ledger) -> None:
+    """Add a task made as those of methods are, and what tells of it."""
+    run, execute = _method_body("f.run", Methods(ledger), _NoCleanups())  # type: ignore[arg-type]
+    setattr(app.task(name="f.run", bind=True, typing=False)(run), FAST_BODY, execute)
+    figures = start_metrics()
+
+    @app.task(name="t.note")
+    def note(*what: Any) -> None:
+        ledger.write(own_id(), "noted", *what)
+
+    @app.task(name="t.listen")
+    def listen(name: str) -> None:
+        getattr(signals, name).connect(_listener, dispatch_uid="test", weak=False)
+
+    @app.task(name="t.unlisten")
+    def unlisten(name: str) -> None:
+        getattr(signals, name).disconnect(dispatch_uid="test")
+
+    @app.task(name="t.figures")
+    def tell_figures() -> dict[str, Any]:
+        (in_flight,) = figures.calls_in_flight.collect()
+        (calls,) = figures.calls.collect()
+        return {
+            "in_flight": in_flight.samples[0].value,
+            "f.run": {
+                sample.labels["outcome"]: sample.value
+                for sample in calls.samples
+                if sample.name.endswith("_total") and sample.labels["method"] == "f.run"
+            },
+        }
+
+
 def main() -> None:
     """Run a worker until it is told to stop."""
     raw, lane, pool, concurrency, *options = sys.argv[1:]
     settings = Settings.load(env_file=None, **json.loads(raw))
     app = create_app(settings, lane=lane)
-    for register in (register_plain, register_hostile, register_loops, register_methods):
+    for register in (register_plain, register_hostile, register_loops, register_methods, register_fast):
         register(app, Ledger(settings))
     celery_pool = "custom" if os.environ.get("CELERY_CUSTOM_WORKER_POOL") else pool
-    app.worker_main(
-        ["worker", "-Q", lane, "-P", celery_pool, "-c", concurrency, "-l", "INFO", *WORKER_FLAGS, *options]
-    )
+    with observe_tasks():
+        app.worker_main(
+            [
+                "worker",
+                "-Q",
+                lane,
+                "-P",
+                celery_pool,
+                "-c",
+                concurrency,
+                "-l",
+                "INFO",
+                *WORKER_FLAGS,
+                *options,
+            ]
+        )
 
 
 if __name__ == "__main__":

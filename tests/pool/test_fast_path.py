@@ -1,0 +1,408 @@
+"""A call ends the same whether Celery's tracer runs it or not, and its method runs once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import chain, group
+from worker_process import WorkerProcess, read_ledger, wait_for
+
+from broker_config.app import NekroApp, create_app
+from broker_config.keys import Keys
+from broker_config.settings import Settings
+from broker_config.wire import new_id
+from workers.pool_jobs import Interruptible, Job, StopReason
+
+StartWorker = Callable[..., WorkerProcess]
+Send = Callable[..., Any]
+
+#: The queue of the worker that runs calls on each path.
+PATHS = {"fast": "methods", "tracer": "long"}
+GET_SECONDS = 20
+
+#: Bodies of ``f.run`` and options of their messages, and how they end: state and what is stored.
+ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, Any]] = {
+    "value": ({"how": "ok", "value": {"a": ["ü", 1, None, 2.5]}}, {}, "SUCCESS", {"a": ["ü", 1, None, 2.5]}),
+    "nothing": ({"how": "ok"}, {}, "SUCCESS", None),
+    "waiting": ({"how": "wait", "seconds": 0.05}, {}, "SUCCESS", "done"),
+    "unusual type": ({"how": "odd", "name": "time"}, {}, "SUCCESS", None),
+    "unwritable": ({"how": "odd", "name": "object"}, {}, "FAILURE", "EncodeError"),
+    "plugin error": ({"how": "fail", "name": "ValueError"}, {}, "FAILURE", "ValueError"),
+    "argument": ({"how": "fail", "name": "ArgumentError"}, {}, "FAILURE", "ArgumentError"),
+    "result": ({"how": "fail", "name": "ResultError"}, {}, "FAILURE", "ResultError"),
+    "exit": ({"how": "fail", "name": "SystemExit"}, {}, "FAILURE", "MethodAbortedError"),
+    "interrupt": ({"how": "fail", "name": "KeyboardInterrupt"}, {}, "FAILURE", "MethodAbortedError"),
+    "memory": ({"how": "fail", "name": "MemoryError"}, {}, "FAILURE", "MethodAbortedError"),
+    "cancelled": ({"how": "fail", "name": "CancelledError"}, {}, "FAILURE", "MethodAbortedError"),
+    "generator": ({"how": "fail", "name": "GeneratorExit"}, {}, "FAILURE", "MethodAbortedError"),
+    "no such": ({"how": "nothing of the kind"}, {}, "FAILURE", "AttributeError"),
+    "soft limit": (
+        {"how": "wait", "seconds": 60},
+        {"soft_time_limit": 0.2, "time_limit": 30},
+        "FAILURE",
+        "SoftTimeLimitExceeded",
+    ),
+    "soft limit obeyed": (
+        {"how": "clean_up"},
+        {"soft_time_limit": 0.2, "time_limit": 30},
+        "SUCCESS",
+        "cleaned up",
+    ),
+    "hard limit": ({"how": "stubborn"}, {"time_limit": 0.3}, "FAILURE", "TimeLimitExceeded"),
+    "revoked": ({"how": "wait", "seconds": 60}, {}, "REVOKED", "TaskRevokedError"),
+}
+
+
+@pytest.fixture
+def client(settings: Settings) -> Any:
+    """A plain client of the test's Redis."""
+    with redis.Redis.from_url(settings.broker.url or "") as client:
+        yield client
+
+
+def with_path(settings: Settings, *, fast: bool) -> Settings:
+    """The settings with the switch set."""
+    return settings.model_copy(update={"workers": settings.workers.model_copy(update={"fast_path": fast})})
+
+
+@pytest.fixture
+def workers(start_worker: StartWorker, settings: Settings) -> dict[str, WorkerProcess]:
+    """A worker for each path, each on a queue of its own."""
+    found = {
+        path: start_worker(
+            "asyncio",
+            lane=lane,
+            concurrency=50,
+            settings=with_path(settings, fast=path == "fast"),
+            wait=False,
+        )
+        for path, lane in PATHS.items()
+    }
+    for worker in found.values():
+        worker.wait_ready()
+    return found
+
+
+def starts(settings: Settings, task_id: str) -> list[str]:
+    """The paths on which a call's method started, one for each start."""
+    return [entry[2] for entry in read_ledger(settings) if entry[:2] == [task_id, "started"]]
+
+
+def nothing_is_held(client: Any, settings: Settings) -> bool:
+    """Whether queues and held deliveries are empty."""
+    prefix = settings.broker.key_prefix
+    names = [f"{before}{lane}" for lane in PATHS.values() for before in ("", "unacked.")]
+    return not client.exists(*(f"{prefix}{name}" for name in names))
+
+
+def record(client: Any, app: NekroApp, result: Any) -> dict[str, Any]:
+    """What is stored about a call."""
+    found: dict[str, Any] = json.loads(client.get(app.backend.get_key_for_task(result.id)))
+    return found
+
+
+def test_every_end_is_the_same_on_both_paths_and_every_method_runs_once(
+    workers: dict[str, WorkerProcess],
+    send: Send,
+    client: Any,
+    app: NekroApp,
+    settings: Settings,
+    tmp_path: Path,
+) -> None:
+    path_of_end = str(tmp_path / "end")
+    results = {
+        (path, name): send("f.run", body | {"path": path_of_end}, queue=queue, **options)
+        for path, queue in PATHS.items()
+        for name, (body, options, _, _) in ENDS.items()
+    }
+    for path in PATHS:
+        revoked = results[path, "revoked"]
+        wait_for(lambda task_id=revoked.id: starts(settings, task_id), what="the call to start")
+        app.control.revoke(revoked.id, terminate=True)
+    stored: dict[tuple[str, str], dict[str, Any]] = {}
+    for key, result in results.items():
+        result.get(GET_SECONDS, propagate=False)
+        stored[key] = record(client, app, result)
+    wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgements")
+    Path(path_of_end).touch()
+    for name, (_, _, state, outcome) in ENDS.items():
+        fast, tracer = stored["fast", name], stored["tracer", name]
+        assert fast["status"] == tracer["status"] == state, name
+        assert fast.keys() == tracer.keys(), name
+        if state == "SUCCESS":
+            assert fast["result"] == tracer["result"], name
+            assert outcome is None or fast["result"] == outcome, name
+        else:
+            assert fast["result"]["exc_type"] == tracer["result"]["exc_type"] == outcome, name
+            assert fast["result"] == tracer["result"], name
+        for path in PATHS:
+            assert starts(settings, results[path, name].id) == [path], name
+    for path, worker in workers.items():
+        assert send("f.run", {"how": "ok", "value": path}, queue=PATHS[path]).get(GET_SECONDS) == path
+        assert worker.process.poll() is None
+
+
+def test_what_a_success_leaves_in_redis_is_what_celery_leaves(
+    workers: dict[str, WorkerProcess], send: Send, client: Any, app: NekroApp, settings: Settings
+) -> None:
+    records, traced = {}, {}
+    for path, queue in PATHS.items():
+        caller = new_id()
+        with client.pubsub(ignore_subscribe_messages=True) as subscriber:
+            subscriber.psubscribe(f"{settings.broker.key_prefix}celery-task-meta-*")
+            assert subscriber.get_message(timeout=GET_SECONDS) is None  # it is subscribed
+            result = send("f.run", {"how": "ok", "value": [1, {"b": "x"}]}, queue=queue, reply_to=caller)
+            assert result.get(GET_SECONDS) == [1, {"b": "x"}]
+            published = wait_for(
+                lambda subscriber=subscriber: subscriber.get_message(timeout=1), what="the publication"
+            )
+        key = app.backend.get_key_for_task(result.id)
+        stored = client.get(key)
+        (pushed,) = client.lrange(Keys(prefix=settings.broker.key_prefix).reply(caller), 0, -1)
+        assert stored == pushed == published["data"]
+        assert 0 < client.ttl(key) <= settings.results.expires_seconds
+        records[path] = json.loads(stored)
+        assert records[path].pop("task_id") == result.id
+        traced[path] = f"[{result.id}] succeeded" in workers[path].log.read_text()
+    for found in records.values():
+        assert found.pop("date_done").endswith("+00:00")
+    assert records["fast"] == records["tracer"]
+    assert list(records["fast"]) == list(records["tracer"])
+    assert traced == {"fast": False, "tracer": True}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_each_call_is_counted_once(
+    path: str, start_worker: StartWorker, send: Send, client: Any, settings: Settings
+) -> None:
+    start_worker("asyncio", settings=with_path(settings, fast=path == "fast"))
+    bodies: list[dict[str, Any]] = [
+        *({"how": "ok", "value": number} for number in range(5)),
+        *({"how": "fail", "name": name} for name in ("ValueError", "KeyboardInterrupt", "ResultError")),
+        *({"how": "fail", "name": "DuplicateDelivery"} for _ in range(2)),
+        {"how": "odd", "name": "time"},
+        {"how": "odd", "name": "object"},
+    ]
+    for body in bodies:
+        send("f.run", body)
+    limited = send("f.run", {"how": "wait", "seconds": 60}, soft_time_limit=0.2)
+    limited.get(GET_SECONDS, propagate=False)
+    wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgements")
+    figures = send("t.figures").get(GET_SECONDS)
+    assert figures["in_flight"] == 1, "the task that tells them"
+    assert sum(figures["f.run"].values()) == len(bodies) + 1
+    # What cannot be stored fails after the method has succeeded; Celery's tracer has told the signals then.
+    assert figures["f.run"]["ok"] >= 6
+    assert (figures["f.run"]["duplicate"], figures["f.run"]["result"]) == (2, 1)
+    assert figures["f.run"]["method_aborted"] == 1
+    assert len(read_ledger(settings)) == len(bodies) + 1, "each method ran once"
+
+
+def test_duplicate_leaves_no_trace(
+    workers: dict[str, WorkerProcess], send: Send, client: Any, app: NekroApp, settings: Settings
+) -> None:
+    for path, queue in PATHS.items():
+        result = send("f.run", {"how": "fail", "name": "DuplicateDelivery"}, queue=queue)
+        wait_for(lambda task_id=result.id: starts(settings, task_id), what="the call to start")
+        wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgement")
+        assert not client.exists(app.backend.get_key_for_task(result.id))
+        assert starts(settings, result.id) == [path]
+
+
+def test_messages_that_ask_for_more_than_a_result_and_foreign_listeners_get_the_tracer(
+    start_worker: StartWorker, send: Send, app: NekroApp, settings: Settings
+) -> None:
+    start_worker("asyncio")
+    body = {"how": "ok", "value": 5}
+
+    def noted() -> list[Any]:
+        return [entry[2:] for entry in read_ledger(settings) if entry[1] == "noted"]
+
+    def path_of(result: Any) -> str:
+        assert result.get(GET_SECONDS) == 5
+        (path,) = starts(settings, result.id)
+        return path
+
+    call = app.signature("f.run", args=(body,), queue="methods")
+    note = app.signature("t.note", queue="methods")
+    assert path_of(send("f.run", body)) == "fast"
+    assert path_of(send("f.run", body, link=note.clone(args=("linked",)))) == "tracer"
+    assert path_of(send("f.run", body, link_error=note)) == "tracer"
+    assert path_of(app.send_task("f.run", kwargs={"body": body}, queue="methods")) == "tracer"
+    assert path_of(send("f.run", body, parent_id=new_id())) == "tracer"
+    assert path_of(send("f.run", body, group_id=new_id())) == "tracer"
+    last = chain(call, note.clone(args=("chained",)), app=app).apply_async()
+    last.get(GET_SECONDS)
+    assert path_of(last.parent) == "tracer"
+    together = group([call, call], app=app).apply_async()
+    assert [path_of(result) for result in together.results] == ["tracer", "tracer"]
+    unheard = send("f.run", body, ignore_result=True)
+    wait_for(lambda: starts(settings, unheard.id), what="the call without a result")
+    assert starts(settings, unheard.id) == ["tracer"]
+    wait_for(lambda: sorted(noted()) == [[5, "chained"], [5, "linked"]], what="what follows")
+    for name in ("task_prerun", "task_postrun", "task_success"):
+        send("t.listen", name).get(GET_SECONDS)
+        assert path_of(send("f.run", body)) == "tracer", name
+        send("t.unlisten", name).get(GET_SECONDS)
+        assert path_of(send("f.run", body)) == "fast", name
+
+
+@pytest.mark.parametrize("loss", ["memory", "server"])
+def test_result_that_redis_did_not_take_is_stored_by_the_tracer_and_the_method_runs_once(
+    loss: str,
+    own_redis: Any,
+    make_settings: Callable[..., Settings],
+    start_worker: StartWorker,
+    tmp_path: Path,
+) -> None:
+    own_redis.append_only = True
+    own_redis.stop()
+    own_redis.start()
+    settings = make_settings(broker={"url": own_redis.url})
+    caller = create_app(settings)
+    # With one place it takes nothing else meanwhile, so that no command of its is counted but the one.
+    worker = start_worker("asyncio", settings=settings, concurrency=1)
+    end = tmp_path / "end"
+    result = caller.send_task("f.run", [{"how": "until", "path": str(end)}], queue="methods")
+    wait_for(lambda: starts(settings, result.id) == ["fast"], what="the call to start")
+    with redis.Redis.from_url(own_redis.url) as client:
+        if loss == "memory":
+            before = failed_scripts(client)
+            client.config_set("maxmemory", 1)
+            end.touch()
+            wait_for(lambda: failed_scripts(client) > before, what="the refusal")
+            client.config_set("maxmemory", 0)
+        else:
+            own_redis.kill()
+            end.touch()
+            worker.wait_log("the method ends")
+            own_redis.start()
+        wait_for(
+            lambda: client.exists(caller.backend.get_key_for_task(result.id)), seconds=30, what="the result"
+        )
+        wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgement")
+    assert result.get(GET_SECONDS) == "done"
+    assert starts(settings, result.id) == ["fast"]
+    worker.wait_log(f"[{result.id}] succeeded")
+    caller.backend.result_consumer.stop()
+    caller.close()
+
+
+def failed_scripts(client: Any) -> int:
+    """How many scripts Redis gave up."""
+    figures = client.info("commandstats").get("cmdstat_eval", {})
+    return int(figures.get("failed_calls", 0))
+
+
+def test_sigterm_waits_for_a_call(
+    start_worker: StartWorker, send: Send, client: Any, settings: Settings, tmp_path: Path
+) -> None:
+    worker = start_worker("asyncio")
+    end = tmp_path / "end"
+    result = send("f.run", {"how": "until", "path": str(end)})
+    wait_for(lambda: starts(settings, result.id) == ["fast"], what="the call to start")
+    worker.send(signal.SIGTERM)
+    worker.wait_log("Warm shutdown")
+    end.touch()
+    assert worker.wait() == 0
+    assert result.get(GET_SECONDS) == "done"
+    assert nothing_is_held(client, settings)
+    assert "Unrecoverable" not in worker.log.read_text()
+
+
+def test_sigquit_gives_a_call_back(
+    start_worker: StartWorker, send: Send, settings: Settings, tmp_path: Path
+) -> None:
+    worker = start_worker("asyncio")
+    end = tmp_path / "end"
+    result = send("f.run", {"how": "until", "path": str(end)})
+    wait_for(lambda: starts(settings, result.id) == ["fast"], what="the call to start")
+    worker.send(signal.SIGQUIT)
+    worker.wait()
+    end.touch()
+    start_worker("asyncio")
+    assert result.get(GET_SECONDS) == "done"
+    assert starts(settings, result.id) == ["fast", "fast"]
+
+
+def test_a_watcher_sees_a_call_and_its_result(start_worker: StartWorker, send: Send, app: NekroApp) -> None:
+    start_worker("asyncio")
+    seen: list[dict[str, Any]] = []
+
+    def drain(connection: Any) -> bool:
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.2)
+        return bool(seen)
+
+    with app.connection_for_read() as idle:
+        receiver = app.events.Receiver(idle, handlers={"*": seen.append})
+        with receiver.consumer_context() as (connection, _, _):
+            wait_for(lambda: drain(connection), what="a heartbeat, which proves the subscription")
+            # The worker looks once a second whether anybody watches.
+            wait_for(
+                lambda: (
+                    send("f.run", {"how": "ok", "value": "x" * 200})
+                    and drain(connection)
+                    and any(event["type"] == "task-succeeded" for event in seen)
+                ),
+                what="a worker that knows of its watcher",
+            )
+            result = send("f.run", {"how": "ok", "value": "y" * 200})
+            own = wait_for(
+                lambda: (
+                    drain(connection)
+                    and len(own := [event for event in seen if event.get("uuid") == result.id]) >= 3
+                    and own
+                ),
+                what="the events",
+            )
+    assert [event["type"] for event in own] == ["task-received", "task-started", "task-succeeded"]
+    assert own[2]["result"].startswith("'yyyy")
+    assert len(own[2]["result"]) < 100
+
+
+def make_job() -> Job:
+    """A job that nobody waits for."""
+    return Job(
+        target=lambda *args: (False, None, 0.0),
+        args=("t.name", "id"),
+        kwargs={},
+        callback=lambda _: None,
+        accept_callback=None,
+        error_callback=None,
+        timeout_callback=None,
+        soft_limit_seconds=None,
+        hard_limit_seconds=None,
+    )
+
+
+async def test_a_stop_ends_what_is_awaited_and_nothing_after_it() -> None:
+    """The storing of a result follows on the same task."""
+    job = make_job()
+
+    async def run() -> str:
+        assert job.begin()
+        with Interruptible() as guard:
+            asyncio.get_running_loop().call_soon(job.stop, StopReason.SOFT_LIMIT)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        assert guard.was_interrupted
+        with Interruptible():
+            job.stop(StopReason.SOFT_LIMIT)  # reaches the loop when there is nothing to end any more
+        job.stop(StopReason.SOFT_LIMIT)
+        await asyncio.sleep(0.01)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0, "what is stored next would take this for the end of the loop"
+        return "stored"
+
+    async with asyncio.timeout(GET_SECONDS):
+        assert await asyncio.create_task(run()) == "stored"
