@@ -102,7 +102,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             if len(stored.payload) > self._MAX_STR_VALUE_SIZE:
                 return False
             await self._link().execute(*stored.command())
-        except (TypeError, ValueError, RedisError, OSError):
+        except (TypeError, ValueError, RecursionError, RedisError, OSError):
             return False
         return True
 

@@ -328,6 +328,9 @@ class Interruptible:
         if self._job is not None:
             with self._job._lock:
                 self._job._cancel = self._ask
+                is_stopped = self._job.stop_reason is not None
+            if is_stopped:  # before there was anything to end
+                self._ask()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,7 +19,7 @@ from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.settings import Settings
 from broker_config.wire import new_id
-from workers.pool_jobs import Interruptible, Job, StopReason
+from workers.pool_jobs import Body, Interruptible, Job, JobStopped, StopReason
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
@@ -35,6 +35,7 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, Any]] = {
     "waiting": ({"how": "wait", "seconds": 0.05}, {}, "SUCCESS", "done"),
     "unusual type": ({"how": "odd", "name": "time"}, {}, "SUCCESS", None),
     "unwritable": ({"how": "odd", "name": "object"}, {}, "FAILURE", "EncodeError"),
+    "too deep": ({"how": "deep"}, {}, "FAILURE", "RecursionError"),
     "plugin error": ({"how": "fail", "name": "ValueError"}, {}, "FAILURE", "ValueError"),
     "argument": ({"how": "fail", "name": "ArgumentError"}, {}, "FAILURE", "ArgumentError"),
     "result": ({"how": "fail", "name": "ResultError"}, {}, "FAILURE", "ResultError"),
@@ -190,6 +191,7 @@ def test_each_call_is_counted_once(
         *({"how": "fail", "name": "DuplicateDelivery"} for _ in range(2)),
         {"how": "odd", "name": "time"},
         {"how": "odd", "name": "object"},
+        {"how": "deep"},
     ]
     for body in bodies:
         send("f.run", body)
@@ -382,6 +384,24 @@ def make_job() -> Job:
         soft_limit_seconds=None,
         hard_limit_seconds=None,
     )
+
+
+async def test_a_stop_between_the_begin_of_a_body_and_its_waiting_is_not_forgotten() -> None:
+    """The hub stops jobs on a thread of its own, at any moment."""
+    job = make_job()
+
+    async def run() -> None:
+        assert job.begin()
+        with Body():
+            job.stop(StopReason.TERMINATED)
+            with Interruptible():
+                await asyncio.Event().wait()
+
+    running = asyncio.create_task(run())
+    ended, _ = await asyncio.wait({running}, timeout=GET_SECONDS)
+    running.cancel()
+    assert ended, "it waits for ever"
+    assert isinstance(running.exception(), JobStopped)
 
 
 async def test_a_stop_ends_what_is_awaited_and_nothing_after_it() -> None:
