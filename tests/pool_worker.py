@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -292,6 +293,19 @@ def register_fast(app: NekroApp, ledger: Ledger) -> None:
     @app.task(name="t.unlisten")
     def unlisten(name: str) -> None:
         getattr(signals, name).disconnect(dispatch_uid="test")
+
+    taken: dict[str, str] = {}
+
+    def on_received(request: Any, **_: Any) -> None:
+        taken[request.id] = threading.current_thread().name
+
+    @app.task(name="t.watch_intake")
+    def watch_intake() -> None:
+        signals.task_received.connect(on_received, weak=False)
+
+    @app.task(name="t.taken")
+    def tell_taken() -> dict[str, str]:
+        return taken
 
     @app.task(name="t.figures")
     def tell_figures() -> dict[str, Any]:

@@ -1,0 +1,293 @@
+"""Messages are taken on the loop of their tasks, the unusual ones on the hub; none is lost or run twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from worker_process import WorkerProcess, read_ledger, wait_for
+
+from broker_config.app import NekroApp, create_app
+from broker_config.keys import Keys
+from broker_config.publishing import encode_message
+from broker_config.settings import Settings
+from broker_config.transport import DELIVERIES_HEADER
+from broker_config.wire import new_id
+
+StartWorker = Callable[..., WorkerProcess]
+Send = Callable[..., Any]
+Change = Callable[[dict[str, Any]], object]
+
+GET_SECONDS = 20
+LOOP, HUB = "nekro-pool", "MainThread"
+
+
+@pytest.fixture
+def client(settings: Settings) -> Any:
+    """A plain client of the test's Redis."""
+    with redis.Redis.from_url(settings.broker.url or "") as client:
+        yield client
+
+
+def starts(settings: Settings) -> list[str]:
+    """The calls whose methods started, in order."""
+    return [entry[0] for entry in read_ledger(settings) if entry[1] == "started"]
+
+
+def waiting(client: Any, settings: Settings, lane: str = "methods") -> int:
+    """How many messages are on a queue."""
+    return int(client.llen(f"{settings.broker.key_prefix}{lane}"))
+
+
+def held(client: Any, settings: Settings, lane: str = "methods") -> int:
+    """How many messages the workers of a lane hold."""
+    return int(client.hlen(f"{settings.broker.key_prefix}unacked.{lane}"))
+
+
+def nothing_is_left(client: Any, settings: Settings) -> bool:
+    """Whether every message is done with."""
+    return not waiting(client, settings) and not held(client, settings)
+
+
+def push(client: Any, app: NekroApp, settings: Settings, change: Change, name: str = "f.run") -> Any:
+    """Queue a message that was changed on its way; returns the result of its task."""
+    task_id = new_id()
+    raw = json.loads(
+        encode_message(app.amqp.create_task_message(task_id, name, [{"how": "ok"}]), queue="methods")
+    )
+    change(raw)
+    client.lpush(f"{settings.broker.key_prefix}methods", json.dumps(raw))
+    return app.AsyncResult(task_id)
+
+
+def headers(**fields: Any) -> Change:
+    """A change of a message's headers."""
+    return lambda raw: raw["headers"].update(fields)
+
+
+@pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "tracer"])
+def test_unusual_messages_are_the_hubs_and_end_as_ever(
+    is_fast: bool, start_worker: StartWorker, send: Send, client: Any, settings: Settings, app: NekroApp
+) -> None:
+    workers = settings.workers.model_copy(update={"fast_path": is_fast})
+    worker = start_worker("asyncio", settings=settings.model_copy(update={"workers": workers}))
+    send("t.watch_intake").get(GET_SECONDS)
+    body = {"how": "ok", "value": 1}
+    soon = datetime.now(UTC) + timedelta(seconds=0.3)
+    threads = {
+        send("f.run", body): LOOP if is_fast else HUB,
+        send("t.wait", 0): LOOP if is_fast else HUB,
+        send("f.run", body, eta=soon): HUB,
+        send("f.run", body, expires=600): HUB,
+    }
+    for result in threads:
+        assert result.get(GET_SECONDS) in (1, "done")
+    taken = send("t.taken").get(GET_SECONDS)
+    assert {result.id: taken[result.id] for result in threads} == {
+        result.id: thread for result, thread in threads.items()
+    }
+
+    revoked = new_id()
+    app.control.revoke(revoked)
+    wait_for(
+        lambda: any(revoked in ids for ids in (app.control.inspect(limit=1).revoked() or {}).values()),
+        what="the worker to know of the revocation",
+    )
+    refused: list[tuple[Any, str, str]] = [
+        (send("f.run", body, task_id=revoked), "TaskRevokedError", "revoked"),
+        (send("f.run", body, expires=-1), "TaskRevokedError", "expired"),
+        (send("no.such.task"), "NotRegistered", "no.such.task"),
+        (
+            push(client, app, settings, headers(timelimit="soon")),
+            "MessageRefusedError",
+            "only JSON tasks",
+        ),
+        (push(client, app, settings, headers(retries="x")), "MessageRefusedError", "only JSON tasks"),
+        (push(client, app, settings, headers(eta="never")), "MessageRefusedError", "only JSON tasks"),
+        (
+            push(client, app, settings, lambda raw: raw.update({"body": "bm8gSlNPTg=="})),
+            "MessageRefusedError",
+            "cannot be decoded",
+        ),
+        (
+            push(
+                client,
+                app,
+                settings,
+                lambda raw: raw.update({"content-type": "application/x-python-serialize"}),
+            ),
+            "MessageRefusedError",
+            "only JSON tasks",
+        ),
+        (
+            push(client, app, settings, headers(**{DELIVERIES_HEADER: settings.broker.max_deliveries})),
+            "OutcomeUnknownError",
+            "3 workers took the call",
+        ),
+    ]
+    client.lpush(f"{settings.broker.key_prefix}methods", b"garbage")
+    for result, kind, text in refused:
+        with pytest.raises(Exception) as caught:
+            result.get(GET_SECONDS)
+        assert text in str(caught.value)
+        assert type(caught.value).__name__ == kind
+    wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgements")
+    assert not set(starts(settings)) & {result.id for result, _, _ in refused}
+    assert client.llen(Keys(prefix=settings.broker.key_prefix).dead) == 2, "the poisonous and the unreadable"
+    assert send("f.run", body).get(GET_SECONDS) == 1
+    assert worker.process.poll() is None
+
+
+def test_two_queues_take_turns(start_worker: StartWorker, settings: Settings) -> None:
+    pinned = settings.model_copy(
+        update={"workers": settings.workers.model_copy(update={"pinned_plugins": ("a.one", "a.two")})}
+    )
+    caller = create_app(pinned)
+    queues = [f"pinned.{key}" for key in pinned.workers.pinned_plugins]
+    queue_of = {
+        caller.send_task("f.run", [{"how": "ok"}], queue=queue).id: queue
+        for queue in queues
+        for _ in range(40)
+    }
+    start_worker("asyncio", settings=pinned, lane=",".join(queues), concurrency=2)
+    order = wait_for(
+        lambda: len(found := starts(settings)) == len(queue_of) and found, what="every call to start"
+    )
+    assert len(set(order)) == len(queue_of)
+    early = Counter(queue_of[task_id] for task_id in order[:40])
+    assert min(early[queue] for queue in queues) >= 10
+    caller.close()
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["", "after_a_cut"])
+def test_no_more_is_taken_than_may_run_and_each_end_makes_room_for_one(
+    is_cut: bool, start_worker: StartWorker, send: Send, client: Any, settings: Settings, tmp_path: Path
+) -> None:
+    worker = start_worker("asyncio", concurrency=3)
+    if is_cut:
+        assert send("f.run", {"how": "ok", "value": 1}).get(GET_SECONDS) == 1
+        client.client_kill_filter(_type="normal", skipme=True)
+        worker.wait_log("Connection to broker lost")
+        assert send("f.run", {"how": "ok", "value": 1}).get(GET_SECONDS) == 1
+        wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgement")
+    before = len(starts(settings))
+    ends = [tmp_path / str(number) for number in range(10)]
+    results = [send("f.run", {"how": "until", "path": str(end)}) for end in ends]
+    for running in range(3, 7):
+        wait_for(lambda n=running: len(starts(settings)) == before + n, what=f"{running} calls to start")
+        wait_for(lambda: held(client, settings) == 3, what="the acknowledgement")
+        assert waiting(client, settings) == 10 - running
+        ends[running - 3].touch()
+    for end in ends:
+        end.touch()
+    for result in results:
+        assert result.get(GET_SECONDS) == "done"
+    wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgements")
+    assert set(Counter(starts(settings)).values()) == {1}
+
+
+@pytest.mark.parametrize("keeps_data", [True, False], ids=["with_data", "empty"])
+def test_calls_outlive_a_restart_of_redis(
+    keeps_data: bool,
+    own_redis: Any,
+    make_settings: Callable[..., Settings],
+    start_worker: StartWorker,
+    tmp_path: Path,
+) -> None:
+    own_redis.stop()
+    own_redis.append_only = keeps_data
+    own_redis.start()
+    settings = make_settings(broker={"url": own_redis.url})
+    caller = create_app(settings)
+    worker = start_worker("asyncio", concurrency=4, settings=settings)
+    end = tmp_path / "end"
+    # An empty Redis has forgotten what waited.
+    count = 12 if keeps_data else 4
+    results = [
+        caller.send_task("f.run", [{"how": "until", "path": str(end)}], queue="methods") for _ in range(count)
+    ]
+    wait_for(lambda: len(starts(settings)) == 4, what="the first calls to start")
+    first = starts(settings)
+    own_redis.kill()
+    worker.wait_log("Connection to broker lost")
+    own_redis.start()
+    end.touch()
+    with redis.Redis.from_url(own_redis.url) as client:
+        keys = [caller.backend.get_key_for_task(result.id) for result in results]
+        wait_for(lambda: client.exists(*keys) == len(keys), seconds=30, what="the results")
+        wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgements")
+    late = caller.send_task("f.run", [{"how": "ok", "value": "late"}], queue="methods")
+    assert late.get(GET_SECONDS) == "late"
+    expected = {result.id for result in results} | {late.id} if keeps_data else {late.id}
+    assert Counter(starts(settings)) == Counter(expected)
+    assert set(first) <= {result.id for result in results}
+    assert worker.process.poll() is None
+    caller.backend.result_consumer.stop()
+    caller.close()
+
+
+def test_warm_shutdown_gives_back_what_was_claimed_and_never_begun(
+    start_worker: StartWorker, send: Send, client: Any, settings: Settings, tmp_path: Path
+) -> None:
+    worker = start_worker("asyncio", "--prefetch-multiplier", "4", "-l", "DEBUG", concurrency=2)
+    end = tmp_path / "end"
+    results = [send("f.run", {"how": "until", "path": str(end)}) for _ in range(12)]
+    wait_for(lambda: held(client, settings) == 8 and len(starts(settings)) == 2, what="the claims")
+    worker.send(signal.SIGTERM)
+    worker.wait_log("Stopping Pool")  # after this nothing more is taken
+    end.touch()
+    assert worker.wait() == 0
+    assert held(client, settings) == 0
+    assert waiting(client, settings) == 12 - len(starts(settings)) >= 4
+    given_back = [
+        json.loads(raw)["headers"] for raw in client.lrange(f"{settings.broker.key_prefix}methods", 0, -1)
+    ]
+    assert not any(DELIVERIES_HEADER in header for header in given_back), "a shutdown is no fault of a call"
+    start_worker("asyncio")
+    for result in results:
+        assert result.get(GET_SECONDS) == "done"
+    assert Counter(starts(settings)) == Counter(result.id for result in results)
+
+
+def test_shutdown_amid_traffic_loses_no_call_and_runs_none_twice(
+    start_worker: StartWorker, send: Send, client: Any, settings: Settings
+) -> None:
+    patient = settings.model_copy(
+        update={"broker": settings.broker.model_copy(update={"visibility_timeout_seconds": 30})}
+    )
+    workers = [start_worker("asyncio", concurrency=16, wait=False, settings=patient) for _ in range(3)]
+    for worker in workers:
+        worker.wait_ready()
+    results = []
+    for worker, enough in zip(workers, (100, 400), strict=False):
+        results += [send("f.run", {"how": "wait", "seconds": 0.01}) for _ in range(300)]
+        wait_for(lambda n=enough: len(starts(settings)) >= n, what=f"{enough} calls to start")
+        worker.send(signal.SIGTERM)
+    for worker in workers[:2]:
+        assert worker.wait() == 0
+    for result in results:
+        assert result.get(GET_SECONDS) == "done"
+    wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgements")
+    assert Counter(starts(settings)) == Counter(result.id for result in results)
+
+
+def test_blocked_loop_keeps_no_command_from_its_answer(
+    start_worker: StartWorker, send: Send, settings: Settings, app: NekroApp, tmp_path: Path
+) -> None:
+    start_worker("asyncio")
+    end = tmp_path / "end"
+    result = send("f.run", {"how": "block", "path": str(end)})
+    wait_for(lambda: result.id in starts(settings), what="the call to block the loop")
+    inspect = app.control.inspect(timeout=GET_SECONDS, limit=1)
+    assert [answer["ok"] for answer in inspect.ping().values()] == ["pong"]
+    ((active,),) = inspect.active().values()
+    assert active["id"] == result.id
+    end.touch()
+    assert result.get(GET_SECONDS) == "done"
