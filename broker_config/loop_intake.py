@@ -86,10 +86,7 @@ class LoopIntake:
             logger.warning("the event loop does not stop taking messages: %r", exc)
             return
         for tag in self._untaken:
-            try:
-                self._channel.qos.restore_by_tag(tag)
-            except (redis.RedisError, OSError) as exc:
-                logger.warning("delivery %s could not be given back: %s", tag, exc)
+            self._give_back(tag)
 
     # From any thread.
 
@@ -143,13 +140,13 @@ class LoopIntake:
     async def _take_forever(self, waiting: RedisLink, taking: RedisLink) -> None:
         knows_of_some = True
         while not self._is_stopping:
-            queues, room = self._queues(), self._channel.room()
-            if not queues or room <= 0:
+            queues = self._queues()
+            if not queues or self._channel.room() <= 0:
                 await self._rest(IDLE_SECONDS)
                 continue
             try:
                 if knows_of_some or await self._wait(waiting, queues):
-                    knows_of_some = await self._claim(taking, queues, room)
+                    knows_of_some = await self._claim(taking)
             except redis.ResponseError as exc:
                 # Out of memory, mostly: both commands write. It passes, and so does a hot loop.
                 logger.error("Redis refuses to hand out messages: %s", exc)
@@ -213,8 +210,12 @@ class LoopIntake:
         found = await link.execute("BLMOVE", key, key, "RIGHT", "RIGHT", seconds, blocks_seconds=seconds)
         return found is not None or len(queues) > 1
 
-    async def _claim(self, link: RedisLink, queues: list[str], room: int) -> bool:
+    async def _claim(self, link: RedisLink) -> bool:
         """Claim and deliver; returns whether there may be more."""
+        # Asked again: while a message was waited for, a queue may have been left, or its place taken.
+        queues, room = self._queues(), self._channel.room()
+        if not queues or room <= 0:
+            return True
         self._claims = True
         try:
             answer = await link.execute(*self._channel.claim_command(queues, room))
@@ -227,11 +228,23 @@ class LoopIntake:
         return len(taken) > 1
 
     def _deliver(self, queue: str, tag: str, message: bytes) -> None:
-        if self._is_stopping or queue not in self._channel.active_queues:
+        if self._is_stopping:
             self._untaken.append(tag)
+            return
+        if queue not in self._channel.active_queues:  # it was left while the claim was under way
+            self._give_back(tag)
             return
         try:
             self._channel._take(queue, tag, message)
         except (redis.RedisError, OSError) as exc:
             logger.warning("delivery %s is given back: %s", tag, exc)
             self._channel.qos.reject(tag, requeue=True)
+
+    # From either.
+
+    def _give_back(self, tag: str) -> None:
+        try:
+            self._channel.qos.restore_by_tag(tag)
+        except (redis.RedisError, OSError) as exc:
+            # Nobody renews it, so it comes back by itself.
+            logger.warning("delivery %s could not be given back: %s", tag, exc)

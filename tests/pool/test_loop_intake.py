@@ -166,6 +166,25 @@ def test_two_queues_take_turns(start_worker: StartWorker, settings: Settings) ->
     caller.close()
 
 
+def test_queues_are_left_and_joined_at_run_time(
+    start_worker: StartWorker, send: Send, client: Any, settings: Settings, app: NekroApp
+) -> None:
+    start_worker("asyncio")
+    body = {"how": "ok", "value": 1}
+    assert send("f.run", body).get(GET_SECONDS) == 1
+    assert app.control.cancel_consumer("methods", reply=True, limit=1, timeout=GET_SECONDS)
+    left = [send("f.run", body) for _ in range(3)]
+    assert app.control.add_consumer("long", reply=True, limit=1, timeout=GET_SECONDS)
+    for _ in range(3):
+        assert send("f.run", body, queue="long").get(GET_SECONDS) == 1
+    assert waiting(client, settings) == 3, "nobody consumes that queue"
+    assert app.control.add_consumer("methods", reply=True, limit=1, timeout=GET_SECONDS)
+    for result in left:
+        assert result.get(GET_SECONDS) == 1
+    wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgements")
+    assert set(Counter(starts(settings)).values()) == {1}
+
+
 @pytest.mark.parametrize("is_cut", [False, True], ids=["", "after_a_cut"])
 def test_no_more_is_taken_than_may_run_and_each_end_makes_room_for_one(
     is_cut: bool, start_worker: StartWorker, send: Send, client: Any, settings: Settings, tmp_path: Path
