@@ -101,6 +101,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         return (
             message.content_type == "application/json"
             and headers["task"] in self.strategies
+            and self.task_buckets[headers["task"]] is None  # no limit of its rate
             and headers["id"] not in state.revoked
             and not state.revoked_stamps
             and headers.get("eta") is None

@@ -145,6 +145,19 @@ def test_unusual_messages_are_the_hubs_and_end_as_ever(
     assert worker.process.poll() is None
 
 
+def test_calls_of_a_task_whose_rate_is_limited_are_the_hubs(
+    start_worker: StartWorker, send: Send, app: NekroApp
+) -> None:
+    """Celery makes them wait with the hub's timers, which are of one thread."""
+    start_worker("asyncio")
+    send("t.watch_intake").get(GET_SECONDS)
+    for limit, thread in (("1000/s", HUB), ("0", LOOP)):
+        assert app.control.rate_limit("f.run", limit, reply=True, limit=1, timeout=GET_SECONDS)
+        result = send("f.run", {"how": "ok", "value": 1})
+        assert result.get(GET_SECONDS) == 1
+        assert send("t.taken").get(GET_SECONDS)[result.id] == thread, limit
+
+
 def test_two_queues_take_turns(start_worker: StartWorker, settings: Settings) -> None:
     pinned = settings.model_copy(
         update={"workers": settings.workers.model_copy(update={"pinned_plugins": ("a.one", "a.two")})}
