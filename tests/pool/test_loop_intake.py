@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from kombu import Consumer
 from worker_process import WorkerProcess, read_ledger, wait_for
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
+from broker_config.loop_intake import LoopIntake
 from broker_config.publishing import encode_message
 from broker_config.settings import Settings
 from broker_config.transport import DELIVERIES_HEADER
 from broker_config.wire import new_id
+from workers.pool_jobs import LoopThread
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
@@ -323,3 +327,93 @@ def test_blocked_loop_keeps_no_command_from_its_answer(
     assert active["id"] == result.id
     end.touch()
     assert result.get(GET_SECONDS) == "done"
+
+
+class SlowClaim:
+    """An intake in this process whose claim of three messages is under way until ``end`` is called."""
+
+    def __init__(self, server: Any, settings: Settings) -> None:
+        self._app = create_app(settings, lane="methods")
+        for number in range(3):
+            self._app.send_task("f.run", [number], queue="methods")
+        self._client = redis.Redis.from_url(server.url)
+        self._connection = self._app.connection_for_read()
+        channel = self._connection.default_channel
+        self.delivered: list[Any] = []
+        queues = [self._app.amqp.queues["methods"]]
+        self.consumer = Consumer(channel, queues, accept=["json"], on_message=self.delivered.append)
+        self.consumer.consume()
+        self._thread = LoopThread("test-loop")
+        self.intake = channel.intake = LoopIntake(channel, self._thread.loop, settings.broker)
+
+    def begin(self) -> None:
+        """Have the claim sent to a Redis that executes no command that writes."""
+        self._client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+        self._thread.start()
+        self.intake.start()
+        wait_for(lambda: any(each["cmd"] == "eval" for each in self._client.client_list()), what="the claim")
+
+    def end(self) -> None:
+        """Let Redis execute it."""
+        self._client.execute_command("CLIENT", "UNPAUSE")
+
+    def close(self) -> None:
+        """End everything."""
+        self.end()
+        self.intake.stop()
+        self._thread.stop()
+        self._connection.close()
+        self._client.close()
+        self._app.close()
+
+
+@pytest.fixture
+def slow_claim(own_redis: Any, settings: Settings) -> Iterator[SlowClaim]:
+    """A claim that is under way."""
+    own = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": own_redis.url})})
+    claim = SlowClaim(own_redis, own)
+    claim.begin()
+    yield claim
+    claim.close()
+
+
+@pytest.fixture
+def own_client(own_redis: Any) -> Iterator[redis.Redis]:
+    """A client of the server that the slow claim asks."""
+    with redis.Redis.from_url(own_redis.url) as client:
+        yield client
+
+
+def test_what_a_stop_finds_claimed_is_given_back(
+    slow_claim: SlowClaim, own_client: redis.Redis, settings: Settings
+) -> None:
+    stopping = threading.Thread(target=slow_claim.intake.stop)
+    stopping.start()
+    wait_for(lambda: slow_claim.intake._is_stopping, what="the stop to begin")
+    slow_claim.end()
+    stopping.join(GET_SECONDS)
+    assert not stopping.is_alive()
+    assert own_client.info("commandstats")["cmdstat_eval"]["calls"] == 1, "the claim was executed"
+    assert (waiting(own_client, settings), held(own_client, settings)) == (3, 0)
+    assert not slow_claim.delivered
+
+
+def test_what_is_claimed_of_a_queue_that_was_left_is_given_back_at_once(
+    slow_claim: SlowClaim, own_client: redis.Redis, settings: Settings
+) -> None:
+    slow_claim.consumer.cancel_by_queue("methods")
+    slow_claim.end()
+    wait_for(
+        lambda: "cmdstat_eval" in own_client.info("commandstats") and waiting(own_client, settings) == 3,
+        what="the messages on their queue",
+    )
+    assert held(own_client, settings) == 0
+    assert not slow_claim.delivered
+
+
+def test_claimed_messages_are_delivered(
+    slow_claim: SlowClaim, own_client: redis.Redis, settings: Settings
+) -> None:
+    slow_claim.end()
+    wait_for(lambda: len(slow_claim.delivered) == 3, what="the messages")
+    assert (waiting(own_client, settings), held(own_client, settings)) == (0, 3)
