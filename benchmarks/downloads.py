@@ -29,7 +29,7 @@ from typing import Any, Final
 from benchmarks.harness.figures import percentile
 from broker_config.codec import encode_arguments
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 _EPILOG = """\
 examples:
@@ -324,8 +324,8 @@ def _report(
     print(f"  p99 beside / quiet, medians of the windows: {busy / quiet:.2f}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the two."""
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.downloads",
         description=(__doc__ or "").split("\n", 1)[0],
@@ -348,7 +348,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=_SLOW_BYTES_PER_SECOND // 1_000_000,
         help="how fast the server sends, for beside (default: %(default)s)",
     )
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the two."""
+    options = parse(argv)
     if options.what == "speed":
         return speed(options.mebibytes, options.repetitions)
     rate = options.megabytes_per_second * 1_000_000

@@ -25,7 +25,7 @@ from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import Child
 from benchmarks.harness.redis_server import redis_server
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 _PLUGINS: Final = Path(__file__).parent / "plugins"
 _CHAT: Final = "bench_chat"
@@ -136,12 +136,17 @@ async def _finish(*command: str) -> None:
         raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print."""
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.follow_up", description=__doc__)
     parser.add_argument("--turns", type=int, default=30, help="turns of 7 follow-up rounds (default: 30)")
     parser.add_argument("--database-url", help="instead of SQLite, for example postgresql://host/scratch")
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    options = parse(argv)
     # The first two turns warm up.
     seconds = asyncio.run(measure(options.turns + 2, options.database_url))[2 * _ROUNDS :]
     p50, p95, p99 = (percentile(seconds, percent) * 1e3 for percent in (50, 95, 99))

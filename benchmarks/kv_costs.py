@@ -39,7 +39,7 @@ from storage.engine import Database
 from storage.kv import GET, SET, SqlKeyValueStore
 from storage.migrate import upgrade
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 _PLUGIN: Final = "bench.kv"
 _CHAT: Final = "chat"
@@ -178,14 +178,19 @@ def _text(value: Spread | None, scale: float, digits: int) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print a table."""
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_costs", description=__doc__)
     parser.add_argument("--url", help="also measure this database, for example postgresql://host/scratch")
     parser.add_argument("--count", type=int, default=300, help="operations one by one (default: 300)")
     parser.add_argument("--at-once", type=int, default=1000, help="operations at once (default: 1000)")
     parser.add_argument("--repetitions", type=int, default=9, help="of all figures (default: 9)")
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print a table."""
+    options = parse(argv)
     databases = {f"sqlite {how}": DatabaseSettings(sqlite_synchronous=how) for how in _SYNCHRONOUS}
     if options.url:
         databases[options.url.split(":")[0]] = DatabaseSettings(url=options.url)

@@ -22,7 +22,7 @@ from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.redis_server import redis_server
 from broker_config.redis_link import RedisLink
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 _VALUE: Final = b"x" * 200
 _WARM_UP: Final = 200
@@ -57,12 +57,17 @@ async def _measure(url: str, exchanges: int, repetitions: int) -> dict[str, list
     return seconds
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print."""
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.redis_exchanges", description=__doc__)
     parser.add_argument("--exchanges", type=int, default=3000, help="of each way in a turn (default: 3000)")
     parser.add_argument("--repetitions", type=int, default=5, help="turns of each way (default: 5)")
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    options = parse(argv)
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
         seconds = uvloop.run(_measure(server.url, options.exchanges, options.repetitions))
         print(describe_machine(server.version), file=sys.stderr)

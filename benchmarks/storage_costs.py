@@ -30,7 +30,7 @@ from storage.repository import new_id
 from storage.rounds import RoundRequest
 from storage.states import TriggerKind
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 _AT_ONCE = 200
 _WARM_UP = 20
@@ -123,12 +123,17 @@ async def _at_once(operation: Callable[[], Awaitable[None]], count: int) -> floa
     return count / (time.perf_counter() - started)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print a table."""
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.storage_costs", description=__doc__)
     parser.add_argument("--url", help="also measure this database, for example postgresql://host/scratch")
     parser.add_argument("--count", type=int, default=500, help="operations per figure (default: 500)")
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print a table."""
+    options = parse(argv)
     databases = {
         "sqlite normal": DatabaseSettings(sqlite_synchronous="normal"),
         "sqlite full": DatabaseSettings(sqlite_synchronous="full"),

@@ -25,7 +25,7 @@ from benchmarks.harness.redis_server import redis_server
 if TYPE_CHECKING:
     from workers.composition import Services
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 _PLUGINS: Final = Path(__file__).parent / "plugins"
 _METHOD: Final = "bench.wait.wait"
@@ -88,13 +88,18 @@ async def _measure(worker: Child, calls: int, seconds: float, repetitions: int) 
         await services.close()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print."""
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting_calls", description=__doc__)
     parser.add_argument("--calls", type=int, default=10_000, help="calls at once (default: 10000)")
     parser.add_argument("--seconds", type=float, default=1, help="how long each waits (default: 1)")
     parser.add_argument("--repetitions", type=int, default=3, help="bursts, in one worker (default: 3)")
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    options = parse(argv)
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
         os.environ |= {
             "NEKRO_BROKER__URL": server.url,

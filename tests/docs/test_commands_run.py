@@ -38,7 +38,7 @@ from chat_server import ChatServer, stream
 from nekro_inside import run_inside
 from redis_process import RedisServer, free_port, wait_until
 
-from benchmarks import rpc, scale
+from benchmarks import downloads, follow_up, kv_costs, redis_exchanges, rpc, scale, waiting_calls
 from broker_config.embedded import socket_path
 from broker_config.settings import BrokerSettings
 from broker_config.transport import DELIVERIES_HEADER
@@ -782,14 +782,22 @@ def test_each_line_of_compose_is_one_that_the_proof_runs() -> None:
 
 
 def test_options_of_the_benchmarks_are_theirs() -> None:
-    parsers: dict[str, Callable[[list[str]], object]] = {"rpc": rpc.parse_options, "scale": scale.parse}
+    parsers: dict[str, Callable[[list[str]], object]] = {
+        "rpc": rpc.parse_options,
+        "scale": scale.parse,
+        "downloads": downloads.parse,
+        "follow_up": follow_up.parse,
+        "kv_costs": kv_costs.parse,
+        "redis_exchanges": redis_exchanges.parse,
+        "waiting_calls": waiting_calls.parse,
+    }
     chores = {"bench": "rpc", "scale": "scale"}
     for chore, module in chores.items():
         assert f"-m benchmarks.{module} $({chore.upper()}_ARGS)" in (ROOT / "Makefile").read_text()
     text = "\n".join(page.read_text("utf-8") for page in PAGES)
     by_chore = re.findall(r"make (\w+) [A-Z]+_ARGS=(?:'([^']*)'|([^\s']+))", text)
     told = [(chores[chore], quoted or bare) for chore, quoted, bare in by_chore]
-    told += re.findall(r"python -m benchmarks\.(\w+) ([^`\n]+)", text)
+    told += re.findall(r"python -m benchmarks\.(\w+)(?: ([^`\n]+))?`", text)
     scaling = (ROOT / "docs" / "scaling.md").read_text("utf-8")
     told += [("scale", option) for option in re.findall(r"`(--[a-z-]+(?: [A-Z]+)?)`", scaling)]
     assert {module for module, _ in told} == set(parsers)

@@ -18,6 +18,7 @@ from worker_process import WorkerProcess, read_ledger, wait_for
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
+from broker_config.leases import LeaseKeeper
 from broker_config.loop_intake import LoopIntake
 from broker_config.publishing import encode_message
 from broker_config.settings import Settings
@@ -344,7 +345,10 @@ class SlowClaim:
         self.consumer = Consumer(channel, queues, accept=["json"], on_message=self.delivered.append)
         self.consumer.consume()
         self._thread = LoopThread("test-loop")
-        self.intake = channel.intake = LoopIntake(channel, self._thread.loop, settings.broker)
+        keeper = LeaseKeeper(self._client, visibility_timeout_seconds=channel.visibility_timeout)
+        self.intake = channel.intake = LoopIntake(
+            channel, self._thread.loop, keeper=keeper, settings=settings.broker
+        )
 
     def begin(self) -> None:
         """Have the claim sent to a Redis that executes no command that writes."""
