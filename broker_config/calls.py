@@ -257,11 +257,8 @@ class MethodCaller:
         task.add_done_callback(self._revocations.discard)
 
     def _link(self) -> RedisLink:
-        url, broker = self._settings.results.url or self._settings.broker.url, self._settings.broker
-        assert url is not None  # noqa: S101 - checked when the app was built
-        return RedisLink(
-            url, reply_seconds=broker.socket_timeout_seconds, connect_seconds=broker.connect_timeout_seconds
-        )
+        broker = self._settings.broker
+        return RedisLink.of(broker, self._settings.results.url or broker.url)
 
     async def _listen(self, link: RedisLink) -> None:
         while True:

@@ -90,7 +90,7 @@ class LeaseKeeper:
         self._period = visibility_timeout_seconds / RENEWALS_PER_TIMEOUT
         self._channels: list[ClaimChannel] = []
         self._acks: list[Ack] = []
-        self._under_way: list[Ack] = []
+        self._under_way: set[Ack] = set()
         self._courier: Courier | None = None
         self._since: dict[str, float] = {}
         self._lost: set[str] = set()
@@ -139,19 +139,19 @@ class LeaseKeeper:
         """Give the acknowledgements that wait to the courier, who says how it went."""
         with self._changed:
             acks, self._acks = self._acks, []
-            self._under_way += acks
+            self._under_way.update(acks)
         return acks
 
     def delivered(self, acks: list[Ack]) -> None:
         """Redis took what the courier was handed."""
         self._forget(acks)
         with self._changed:
-            self._under_way = [ack for ack in self._under_way if ack not in set(acks)]
+            self._under_way.difference_update(acks)
 
     def came_back(self, acks: list[Ack]) -> None:
         """The courier could not send; the keeper's own thread will, again and again."""
         with self._changed:
-            self._under_way = [ack for ack in self._under_way if ack not in set(acks)]
+            self._under_way.difference_update(acks)
             self._acks = acks + self._acks
             self._changed.notify()
 

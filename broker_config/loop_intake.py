@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopIntake"]
 
-#: How long one BLMOVE waits.
+#: How long one BLMOVE waits, at most.
 WAIT_SECONDS: Final = 1.0
-#: A consumer of several queues looks at all of them this often; BLMOVE waits for one alone.
-SEVERAL_QUEUES_SECONDS: Final = 0.05
 #: Pause while there is nothing to take from or no room; ``wake`` ends it.
 IDLE_SECONDS: Final = 0.5
 #: Pause after Redis refused to hand out messages, or went away.
@@ -58,6 +56,7 @@ class LoopIntake:
         self._channel, self._loop, self._keeper, self._settings = channel, loop, keeper, settings
         self._is_stopping = False
         self._claims = False
+        self._is_courier = False
         self._untaken: list[str] = []
         self._thread: int | None = None
         self._taking: RedisLink
@@ -129,10 +128,12 @@ class LoopIntake:
         with contextlib.ExitStack() as stack:
             waiting, taking = stack.enter_context(self._link()), stack.enter_context(self._link())
             self._taking = taking
+            self._is_courier = True
             self._keeper.use(self)
             try:
                 await self._take_forever(waiting, taking)
             finally:
+                self._is_courier = False
                 self._keeper.use(None)
                 if self._acknowledging:
                     await asyncio.wait(self._acknowledging)
@@ -162,7 +163,8 @@ class LoopIntake:
         self._loop.call_later(ACK_SECONDS, self._acknowledge)
 
     def _acknowledge(self) -> None:
-        acks = self._keeper.hand_over()
+        # A plan may outlive the link; then the keeper sends, and the link must not connect again.
+        acks = self._keeper.hand_over() if self._is_courier else []
         if acks:
             task = self._loop.create_task(self._send(acks))
             self._acknowledging.add(task)
@@ -179,13 +181,7 @@ class LoopIntake:
 
     @contextlib.contextmanager
     def _link(self) -> Iterator[RedisLink]:
-        broker = self._settings
-        assert broker.url is not None  # noqa: S101 - checked when the app was built
-        link = RedisLink(
-            broker.url,
-            reply_seconds=broker.socket_timeout_seconds,
-            connect_seconds=broker.connect_timeout_seconds,
-        )
+        link = RedisLink.of(self._settings, self._settings.url)
         try:
             yield link
         finally:
@@ -204,10 +200,8 @@ class LoopIntake:
 
     async def _wait(self, link: RedisLink, queues: list[str]) -> bool:
         """Wait for a message; with several queues one of them is waited for, and all are looked at."""
-        seconds = WAIT_SECONDS if len(queues) == 1 else SEVERAL_QUEUES_SECONDS
-        self._channel._queue_cycle.rotate(queues[0])
-        key = f"{self._channel.global_keyprefix}{queues[0]}"
-        found = await link.execute("BLMOVE", key, key, "RIGHT", "RIGHT", seconds, blocks_seconds=seconds)
+        command = self._channel.peek_command(queues, WAIT_SECONDS)
+        found = await link.execute(*command, blocks_seconds=float(command[-1]))
         return found is not None or len(queues) > 1
 
     async def _claim(self, link: RedisLink) -> bool:

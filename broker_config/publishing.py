@@ -101,11 +101,7 @@ class PipelinePublisher:
         assert settings.url is not None  # noqa: S101 - checked when the app was built
         self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
         self._epoch_key = Keys(prefix=settings.key_prefix).epoch
-        self._link = RedisLink(
-            settings.url,
-            reply_seconds=settings.socket_timeout_seconds,
-            connect_seconds=settings.connect_timeout_seconds,
-        )
+        self._link = RedisLink.of(settings, settings.url)
 
     async def send(self, message: Any, *, queue: str) -> str | None:
         """Put a message into a queue; see ``Publisher``."""

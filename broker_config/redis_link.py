@@ -2,7 +2,7 @@
 
 redis-py connects (addresses, TLS, passwords, databases); from then on the connection is a protocol
 of the loop: commands are written as they come, replies are handed out in their order. That takes a
-sixth of the CPU time of redis-py's asyncio client, which waits for each reply on a stream of its own
+fifth of the CPU time of redis-py's asyncio client, which waits for each reply on a stream of its own
 (``docs/performance.md``).
 
 Every exchange is bounded and tried once: whoever sends a command decides whether to repeat it.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import hiredis
 import redis
@@ -22,6 +22,7 @@ from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from broker_config.settings import BrokerSettings
 from broker_config.urls import client_url, is_redis
 
 __all__ = ["RedisLink"]
@@ -50,6 +51,14 @@ class RedisLink:
         self._reply_seconds = reply_seconds
         self._exchange: _Exchange | None = None
         self._connecting = asyncio.Lock()
+
+    @classmethod
+    def of(cls, broker: BrokerSettings, url: str | None) -> Self:
+        """A link with the broker's limits to the Redis at ``url``."""
+        assert url is not None  # noqa: S101 - settings were checked when the app was built
+        return cls(
+            url, reply_seconds=broker.socket_timeout_seconds, connect_seconds=broker.connect_timeout_seconds
+        )
 
     async def execute(self, *command: str | bytes | float, blocks_seconds: float = 0) -> Any:
         """Send one command and return its reply, texts as bytes.

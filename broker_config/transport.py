@@ -282,6 +282,14 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         names = [dumps(queue) for queue in queues]
         return ("EVAL", CLAIM, len(keys), *keys, float(self.visibility_timeout), *names, *tags)
 
+    def peek_command(self, queues: list[str], seconds: float) -> tuple[str | float, ...]:
+        """The command that waits for a message of the queue whose turn it is, and takes none."""
+        if len(queues) > 1:
+            seconds = SEVERAL_QUEUES_SECONDS
+        self._queue_cycle.rotate(queues[0])
+        key = f"{self.global_keyprefix}{queues[0]}"
+        return ("BLMOVE", key, key, "RIGHT", "RIGHT", seconds)
+
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues or monotonic() < self._resume_at:
@@ -299,10 +307,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             connection.send_command(*self.claim_command(queues, self.room()))
             return
         self._asked, self._command = [], "BLMOVE"
-        seconds = (timeout or self.brpop_timeout) if len(queues) == 1 else SEVERAL_QUEUES_SECONDS
-        self._queue_cycle.rotate(queues[0])
-        key = f"{self.global_keyprefix}{queues[0]}"
-        connection.send_command("BLMOVE", key, key, "RIGHT", "RIGHT", seconds)
+        connection.send_command(*self.peek_command(queues, timeout or self.brpop_timeout))
 
     def _brpop_read(self, **options: Any) -> bool:
         queues, self._asked, command = self._asked, [], self._command
