@@ -180,6 +180,8 @@ def test_what_a_success_leaves_in_redis_is_what_celery_leaves(
         assert 0 < client.ttl(key) <= settings.results.expires_seconds
         records[path] = json.loads(stored)
         assert records[path].pop("task_id") == result.id
+        if path == "tracer":  # which says so after the result is there
+            workers[path].wait_log(f"[{result.id}] succeeded")
         traced[path] = f"[{result.id}] succeeded" in workers[path].log.read_text()
     for found in records.values():
         assert found.pop("date_done").endswith("+00:00")

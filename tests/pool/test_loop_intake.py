@@ -191,6 +191,9 @@ def test_queues_are_left_and_joined_at_run_time(
     body = {"how": "ok", "value": 1}
     assert send("f.run", body).get(GET_SECONDS) == 1
     assert app.control.cancel_consumer("methods", reply=True, limit=1, timeout=GET_SECONDS)
+    # The answer comes before the queue is left.
+    inspect = app.control.inspect(limit=1, timeout=GET_SECONDS)
+    wait_for(lambda: list((inspect.active_queues() or {}).values()) == [[]], what="the queue to be left")
     left = [send("f.run", body) for _ in range(3)]
     assert app.control.add_consumer("long", reply=True, limit=1, timeout=GET_SECONDS)
     for _ in range(3):
