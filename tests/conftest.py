@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ import pytest
 from redis_process import RedisServer
 
 from broker_config.settings import DatabaseSettings, Settings
+
+# A shell that runs the tests in the background makes them ignore Ctrl-C, and with them whatever they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

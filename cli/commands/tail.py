@@ -101,7 +101,7 @@ async def _events(watcher: EventWatcher, deps: Deps, *, seconds: float | None) -
     answered_at, told = time.monotonic(), 0
     while time.monotonic() < end:
         try:
-            events = await asyncio.to_thread(watcher.poll)
+            events = await _polled(watcher)
             answered_at = time.monotonic()
         except BrokerUnavailableError:
             if time.monotonic() - answered_at > _AWAY_SECONDS:
@@ -113,6 +113,17 @@ async def _events(watcher: EventWatcher, deps: Deps, *, seconds: float | None) -
             deps.output.words(f"{watcher.dropped - told} events came too fast and are not shown")
             told = watcher.dropped
         await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _polled(watcher: EventWatcher) -> list[WatchedEvent]:
+    poll = asyncio.ensure_future(asyncio.to_thread(watcher.poll))
+    try:
+        return await asyncio.shield(poll)
+    except asyncio.CancelledError:
+        # The watcher is for one thread at a time, and this one is about to take it down.
+        await asyncio.wait({poll})
+        poll.exception()  # what it failed with matters no more
+        raise
 
 
 async def _line(event: WatchedEvent, args: Args, database: Database) -> str:

@@ -294,6 +294,22 @@ async def test_tail_shows_a_chats_events_and_leaves_no_queue(
     assert [member for member in bound if b"watch." in member] == []
 
 
+async def test_tail_ends_at_ctrl_c_in_the_middle_of_a_look(fleet: Fleet, redis_server: Any) -> None:
+    import redis
+
+    process = fleet.command("tail", "silence")
+    assert process.stderr is not None
+    assert "watching" in await asyncio.to_thread(process.stderr.readline)
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.execute_command("CLIENT", "PAUSE", 1500, "ALL")
+    await asyncio.sleep(0.5)  # it looks each tenth of a second, and waits for the answer now
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.to_thread(process.communicate, timeout=20)
+    assert (process.returncode, err) == (0, "")
+    with redis.Redis.from_url(redis_server.url) as client:
+        assert [key for key in client.scan_iter(f"{fleet.settings.broker.key_prefix}*watch*")] == []
+
+
 async def test_tail_ends_by_count(fleet: Fleet, model: SceneModel) -> None:
     model.scenes["count"] = [SAY]
     process = fleet.command("tail", "count", "--count", "2")
