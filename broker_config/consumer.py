@@ -20,6 +20,7 @@ from celery.exceptions import NotRegistered
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu import Producer, Queue
+from kombu.exceptions import DecodeError
 from kombu.transport import redis
 
 from broker_config.keys import DEAD_QUEUE
@@ -56,9 +57,11 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         self._start_intake()
 
         def on_task_received(message: Any) -> Any:
-            if threading.get_ident() != self._hub_thread and not self._is_ordinary(message, limit):
+            if threading.get_ident() == self._hub_thread:
+                return on_any(message)
+            if not self._is_ordinary(message, limit):
                 return self.hub.call_soon(on_hub, message)
-            return on_any(message)
+            return self._begin(message)
 
         def on_hub(message: Any) -> Any:
             # Its channel was lost meanwhile: the message is delivered again.
@@ -107,7 +110,26 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             and headers.get("eta") is None
             and headers.get("expires") is None
             and deliveries(headers) < limit
+            # After a lost connection Celery counts the ends of tasks until it prefetches as before.
+            and (self._maximum_prefetch_restored or not self.restart_count)
         )
+
+    def _begin(self, message: Any) -> None:
+        """Take an ordinary message to the pool: Celery's handler without what serves the others."""
+        try:
+            self.strategies[message.headers["task"]](
+                message,
+                None,
+                _Ending(self, message, is_rejection=False),
+                _Ending(self, message, is_rejection=True),
+                self.on_task_message,
+            )
+        except LOST:
+            raise
+        except DecodeError as exc:
+            self.on_decode_error(message, exc)
+        except Exception as exc:  # a body of a shape that Celery takes for granted
+            self.on_invalid_task(None, message, exc)
 
     def on_close(self) -> None:
         """The connection is lost: first of all nothing more is taken."""
@@ -235,6 +257,20 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             self.app.backend.mark_as_failure(task_id, error, request=request)
         except Exception:  # the caller's deadline covers it; the consumer must go on
             logger.exception("cannot answer the caller of task %s", task_id)
+
+
+class _Ending:
+    """Acknowledges or rejects a message, once Celery says so; two of them for each that is held."""
+
+    __slots__ = ("_consumer", "_is_rejection", "_message")
+
+    def __init__(self, consumer: AnsweringConsumer, message: Any, *, is_rejection: bool) -> None:
+        self._consumer, self._message, self._is_rejection = consumer, message, is_rejection
+
+    def __call__(self, *args: Any) -> None:
+        message = self._message
+        end = message.reject_log_error if self._is_rejection else message.ack_log_error
+        self._consumer.call_soon_ack(end, *args)
 
 
 def _check(headers: dict[str, Any]) -> None:

@@ -16,11 +16,15 @@ from celery.worker.request import Request
 
 from broker_config.transport import ClaimConnection
 
-__all__ = ["HIDDEN", "PrivateAMQP", "PrivateRequest", "PrivateTask"]
+__all__ = ["HIDDEN", "RELEASED_BODY", "PrivateAMQP", "PrivateRequest", "PrivateTask"]
 
 HIDDEN: Final = "(hidden)"
 #: Characters of a result's representation in logs and events: enough for ids and types.
 RESULT_CHARS: Final = 64
+#: Stands for the body of a request that has released its own: one argument, and nothing that follows.
+RELEASED_BODY: Final = b"[[null], {}, {}]"
+#: The same for who has read it: positional and named arguments, and what follows.
+_NOTHING: Any = ((), {}, {})
 
 
 class PrivateAMQP(AMQP):  # type: ignore[misc]
@@ -49,6 +53,20 @@ class PrivateRequest(Request):  # type: ignore[misc]
             and fields.get("group") is None
             and fields.get("parent_id") is None
         )
+
+    def release_body(self) -> None:
+        """Forget the message but for its headers: thousands of calls may wait, and their bodies are large.
+
+        For a request that ``asks_only_for_result`` and whose task has its arguments: what Celery
+        does from then on needs none of it, and Redis has the message.
+        """
+        message = self._message
+        message.headers = self._request_dict
+        message.body = self._body = RELEASED_BODY
+        message._decoded_cache = self._Request__payload = self._payload = _NOTHING
+        self._request_dict["args"] = self._args = ()
+        if hasattr(message, "_raw"):
+            message._raw = None
 
     def shown(self, result: Any) -> str:
         """A result as events show it; empty while nobody watches."""

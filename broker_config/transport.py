@@ -378,9 +378,12 @@ def _readable(raw: bytes) -> dict[str, Any]:
     if message["headers"].get("compression") is not None:
         # We send none; kombu would unpack it to whatever size, before anyone sees the message.
         raise ValueError("it is compressed")
-    # A message is held while its task runs; the names in it need not be held once for each.
+    # A message is held while its task runs; the words in it need not be held once for each.
     for part in ("headers", "properties"):
-        message[part] = {intern(name): value for name, value in message[part].items()}
+        message[part] = {
+            intern(name): intern(value) if type(value) is str else value
+            for name, value in message[part].items()
+        }
     found: dict[str, Any] = message
     return found
 

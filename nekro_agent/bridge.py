@@ -68,6 +68,8 @@ _idle = _Idle()
 class Bridged(Generic[T]):
     """Awaitable that runs a coroutine inside a greenlet, so that code in it may call :func:`wait`."""
 
+    __slots__ = ("_coroutine",)
+
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
 

@@ -61,10 +61,14 @@ async def call_method(
     return _outcome(method, result)
 
 
-async def run_callable(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_callable(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[Any]:
     """Call plugin code: a coroutine function on this loop, any other function in a thread."""
     if inspect.iscoroutinefunction(func):
-        return await Bridged(func(*args, **kwargs))
+        return Bridged(func(*args, **kwargs))
+    return _run_in_thread(func, *args, **kwargs)
+
+
+async def _run_in_thread(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     run = functools.partial(contextvars.copy_context().run, func, *args, **kwargs)
     result = await asyncio.get_running_loop().run_in_executor(_threads(), run)
     # A decorator may have wrapped a coroutine function in a plain one.

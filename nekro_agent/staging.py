@@ -16,8 +16,8 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -96,22 +96,45 @@ class _Mirror:
 
 
 class _Scope:
-    """What one call, hook, command or job has staged."""
+    """What one call, hook, command or job has staged; ``async with`` it."""
+
+    # No generator: thousands of calls may wait inside.
+    __slots__ = ("_token", "directories", "is_open", "mirrors")
 
     def __init__(self) -> None:
         self.directories: list[Path] = []
         self.mirrors: dict[tuple[Path, PurePosixPath], _Mirror] = {}
         self.is_open = True
 
-    @property
-    def has_changes(self) -> bool:
-        return any(dict(_files(mirror.directory)) != mirror.copied for mirror in self.mirrors.values())
+    async def __aenter__(self) -> None:
+        self._token = _scope.set(self)
 
-    def settle(self) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                await self.settle()
+            elif issubclass(kind, Exception):
+                await self._settle_after_failure()
+        finally:
+            _scope.reset(self._token)
+            self._close()
+
+    async def settle(self) -> None:
+        """Carry over what was written so far."""
+        if any(dict(_files(mirror.directory)) != mirror.copied for mirror in self.mirrors.values()):
+            await asyncio.to_thread(self._settle_all)
+
+    async def _settle_after_failure(self) -> None:
+        try:
+            await self.settle()
+        except InvalidValueError as exc:  # the failure itself is the answer
+            _log.warning(str(exc))
+
+    def _settle_all(self) -> None:
         for mirror in list(self.mirrors.values()):
             mirror.settle()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self.is_open = False
         for directory in self.directories:
             shutil.rmtree(directory, ignore_errors=True)
@@ -131,8 +154,7 @@ def new_directory() -> Path:
     return directory
 
 
-@asynccontextmanager
-async def call_scope() -> AsyncIterator[None]:
+def call_scope() -> AbstractAsyncContextManager[None]:
     """Stage for plugin code in the block; at its end carry over what was written, and clean up.
 
     Nothing is carried over when the block was cancelled: files may be half written.
@@ -140,25 +162,14 @@ async def call_scope() -> AsyncIterator[None]:
     Raises:
         InvalidValueError: a file could not be carried over, because something stands in its way.
     """
-    scope = _Scope()
-    token = _scope.set(scope)
-    try:
-        yield
-    except Exception:
-        await _settle_after_failure(scope)
-        raise
-    else:
-        await _settle(scope)
-    finally:
-        _scope.reset(token)
-        scope.close()
+    return _Scope()
 
 
 async def settle() -> None:
     """Carry over what the surrounding call wrote so far."""
     scope = _current()
     if scope is not None:
-        await _settle(scope)
+        await scope.settle()
 
 
 def private_path(area: Path, relative: PurePosixPath) -> Path | None:
@@ -204,18 +215,6 @@ def sweep(root: Path, *, older_than_seconds: float = 24 * 3600) -> int:
 def _current() -> _Scope | None:
     scope = _scope.get()
     return scope if scope is not None and scope.is_open else None
-
-
-async def _settle(scope: _Scope) -> None:
-    if scope.has_changes:
-        await asyncio.to_thread(scope.settle)
-
-
-async def _settle_after_failure(scope: _Scope) -> None:
-    try:
-        await _settle(scope)
-    except InvalidValueError as exc:  # the failure itself is the answer
-        _log.warning(str(exc))
 
 
 def _state(path: Path) -> _State | None:

@@ -1,7 +1,9 @@
 """Runs code of an LLM in isolation, and carries its calls to plugins."""
 
-from sandbox.drivers.selection import describe
-from sandbox.manager import SandboxManager
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from sandbox.models import (
     ARGUMENT_ERROR,
     Dispatch,
@@ -16,6 +18,10 @@ from sandbox.models import (
     StubMethod,
     StubResult,
 )
+
+if TYPE_CHECKING:
+    from sandbox.drivers.selection import describe
+    from sandbox.manager import SandboxManager
 
 __all__ = [
     "ARGUMENT_ERROR",
@@ -33,3 +39,16 @@ __all__ = [
     "StubResult",
     "describe",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what runs code when it is asked for: processes that only call plugins save its memory."""
+    if name == "SandboxManager":
+        from sandbox.manager import SandboxManager
+
+        return SandboxManager
+    if name == "describe":
+        from sandbox.drivers.selection import describe
+
+        return describe
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

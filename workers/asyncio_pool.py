@@ -30,10 +30,11 @@ class AsyncioPool(JobPool):
         settings = getattr(self.app, "nekro_settings", None)
         self._is_fast = settings is not None and settings.workers.fast_path
         self._waiting: deque[Job] = deque()
-        self._running_jobs: set[Job] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running_jobs: dict[Job, asyncio.Task[None]] = {}
+        #: Those of jobs that were given up at their hard limit.
+        self._stubborn: set[asyncio.Task[None]] = set()
         self._thread = LoopThread("nekro-pool")
-        self._alarms = Alarms(self._thread.loop, on_hard_limit=self._release)
+        self._alarms = Alarms(self._thread.loop, on_hard_limit=self._give_up)
         self._thread.start()
 
     @property
@@ -77,10 +78,7 @@ class AsyncioPool(JobPool):
         # acknowledgements do not.
         while self._waiting and len(self._running_jobs) < self.limit:
             job = self._waiting.popleft()
-            self._running_jobs.add(job)
-            task = self._thread.loop.create_task(self._run(job))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._running_jobs[job] = self._thread.loop.create_task(self._run(job))
 
     def _forget_waiting(self) -> None:
         while self._waiting:
@@ -97,9 +95,15 @@ class AsyncioPool(JobPool):
             self._alarms.disarm(job)
             self._release(job)
 
+    def _give_up(self, job: Job) -> None:
+        """Free the slot of a job that passed its hard limit, whether or not its coroutine ends."""
+        task = self._running_jobs.get(job)
+        if task is not None:
+            self._stubborn.add(task)
+            task.add_done_callback(self._stubborn.discard)
+        self._release(job)
+
     def _release(self, job: Job) -> None:
-        """Free a job's slot: at its end, or at its hard limit when its coroutine does not end."""
-        if job in self._running_jobs:
-            self._running_jobs.remove(job)
+        if self._running_jobs.pop(job, None) is not None:
             self.ended(job)
             self._start_waiting()

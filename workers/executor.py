@@ -32,9 +32,11 @@ __all__ = ["MethodExecutor", "MisplacedCall"]
 class MisplacedCall(Exception):
     """The call belongs to a process that a plugin lives in, and this is another one."""
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, body: object) -> None:
         super().__init__(f"belongs to queue {queue}")
         self.queue = queue
+        #: Of its message.
+        self.body = body
 
 
 class MethodExecutor:
@@ -86,7 +88,6 @@ class MethodExecutor:
             Exception: what the method itself raised, redacted where its text held a secret.
         """
         invocation = self._signer.verify(body, task_name=task_name)
-        del body  # thousands of calls may wait at a time
         if invocation.remaining_seconds() <= 0:
             raise CallTimeoutError(
                 f"{invocation.method}: the deadline of call {invocation.call_id} passed in the queue"
@@ -94,7 +95,8 @@ class MethodExecutor:
         entry = self._registry.find(invocation.method)
         home = self._home_of(entry)
         if home is not None:
-            raise MisplacedCall(home)
+            raise MisplacedCall(home, body)
+        del body  # thousands of calls may wait at a time
         try:
             if entry.type is SandboxMethodType.TOOL:
                 envelope = await self._run(entry, invocation)
@@ -134,40 +136,20 @@ class MethodExecutor:
         self, entry: MethodEntry, invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Outcome:
         with self._reports.following(entry, invocation) as on_progress:
-            return await self._call_with(on_progress, entry, invocation, args, kwargs)
-
-    async def _call_with(
-        self,
-        on_progress: Callable[[float, str], None],
-        entry: MethodEntry,
-        invocation: Invocation,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Outcome:
-        ctx = AgentCtx.for_call(
-            chat_key=invocation.chat_key,
-            container_key=invocation.container_key,
-            user_id=invocation.user_id,
-            adapter_key=invocation.adapter_key,
-            channel_id=invocation.channel_id,
-            channel_name=invocation.channel_name,
-            channel_type=invocation.channel_type,
-            plugin_key=entry.plugin.key,
-            call_id=invocation.call_id,
-            round_id=invocation.round_id,
-            on_progress=on_progress,
-        )
-        try:
-            work = call_method(entry.method, ctx, args, kwargs)
-            if self._watchdog is None:
-                return await work
-            return await self._watchdog.follow(entry, work, remaining_seconds=invocation.remaining_seconds())
-        except Exception as exc:
-            shown = redacted(explained(exc, entry, args, kwargs), self._redactor)
-            if shown is exc:
-                raise
-            # Without a cause: Celery stores the traceback of the whole chain, secrets included.
-            raise shown.with_traceback(exc.__traceback__) from None
+            ctx = _context(entry, invocation, on_progress)
+            try:
+                work = call_method(entry.method, ctx, args, kwargs)
+                if self._watchdog is None:
+                    return await work
+                return await self._watchdog.follow(
+                    entry, work, remaining_seconds=invocation.remaining_seconds()
+                )
+            except Exception as exc:
+                shown = redacted(explained(exc, entry, args, kwargs), self._redactor)
+                if shown is exc:
+                    raise
+                # Without a cause: Celery stores the traceback of the whole chain, secrets included.
+                raise shown.with_traceback(exc.__traceback__) from None
 
     def _envelope(self, invocation: Invocation, outcome: Outcome, started_at: datetime) -> Envelope:
         value = None
@@ -187,3 +169,21 @@ class MethodExecutor:
             started_at=started_at,
             finished_at=datetime.now(UTC),
         )
+
+
+def _context(
+    entry: MethodEntry, invocation: Invocation, on_progress: Callable[[float, str], None]
+) -> AgentCtx:
+    return AgentCtx.for_call(
+        chat_key=invocation.chat_key,
+        container_key=invocation.container_key,
+        user_id=invocation.user_id,
+        adapter_key=invocation.adapter_key,
+        channel_id=invocation.channel_id,
+        channel_name=invocation.channel_name,
+        channel_type=invocation.channel_type,
+        plugin_key=entry.plugin.key,
+        call_id=invocation.call_id,
+        round_id=invocation.round_id,
+        on_progress=on_progress,
+    )

@@ -34,18 +34,14 @@ Body = Callable[..., Awaitable[Any]]
 FAST_BODY = "nekro_fast_body"
 
 
-async def run_job(job: Job, app: Celery) -> None:
+def run_job(job: Job, app: Celery) -> Awaitable[None]:
     """Run a delivery to its end, its result stored and its message acknowledged."""
     task = app.tasks.get(job.args[0])
     body: Body | None = getattr(task, FAST_BODY, None)
     request = getattr(job.callback, "__self__", None)
     if body is None or not isinstance(request, PrivateRequest) or not _is_plain(request):
-        await spawn(job.run)
-    elif job.begin():
-        try:
-            await _run(job, body, task, request)
-        except Exception as exc:  # the slot must be free again, whatever happened
-            job.escape(exc)
+        return spawn(job.run)
+    return _run(job, body, task, request)
 
 
 def _is_plain(request: PrivateRequest) -> bool:
@@ -53,18 +49,23 @@ def _is_plain(request: PrivateRequest) -> bool:
 
 
 async def _run(job: Job, body: Body, task: Any, request: PrivateRequest) -> None:
-    began = time.monotonic()
-    if job.accept_callback is not None:
-        job.accept_callback(job.pid, began)
-    observation = job.observation = begin_observation(
-        task.name, request.id, request.args, request.request_dict
-    )
-    job.outcome = outcome = await _outcome(job, body, request)
-    if outcome.error is None and await _store(task.backend, request, outcome.value):
-        observation.end("ok")
-        job.succeed(request.shown(outcome.value), time.monotonic() - began)
-    else:
-        await spawn(lambda: job.trace(accept=None))
+    if not job.begin():
+        return
+    try:
+        began = time.monotonic()
+        if job.accept_callback is not None:
+            job.accept_callback(job.pid, began)
+        observation = job.observation = begin_observation(
+            task.name, request.id, request.args, request.request_dict
+        )
+        job.outcome = outcome = await _outcome(job, body, request)
+        if outcome.error is None and await _store(task.backend, request, outcome.value):
+            observation.end("ok")
+            job.succeed(request.shown(outcome.value), time.monotonic() - began)
+        else:
+            await spawn(lambda: job.trace(accept=None))
+    except Exception as exc:  # the slot must be free again, whatever happened
+        job.escape(exc)
 
 
 async def _store(backend: Any, request: PrivateRequest, value: Any) -> bool:
@@ -73,13 +74,22 @@ async def _store(backend: Any, request: PrivateRequest, value: Any) -> bool:
     return await backend.store_success(request.id, value, reply_to=request.reply_to)
 
 
+def _begun(job: Job, body: Body, request: PrivateRequest) -> Awaitable[Any]:
+    """Give the body its arguments; from then on nobody else needs them."""
+    begun = body(*request.args)
+    request.release_body()
+    name, task_id, headers, _, *encoding = job.args
+    job.args = (name, task_id, headers, request.body, *encoding)
+    return begun
+
+
 async def _outcome(job: Job, body: Body, request: PrivateRequest) -> Outcome:
     guard = Interruptible()
     try:
         with Stoppable():
             try:
                 with guard:
-                    return Outcome(value=await _begun(body, request))
+                    return Outcome(value=await _begun(job, body, request))
             except asyncio.CancelledError as exc:
                 if guard.was_interrupted and job.stop_reason is StopReason.SOFT_LIMIT:
                     raise SoftTimeLimitExceeded(job.soft_limit_seconds) from exc
@@ -88,17 +98,6 @@ async def _outcome(job: Job, body: Body, request: PrivateRequest) -> Outcome:
                 raise aborted(exc) from exc
     except Exception as exc:
         return Outcome(error=exc)
-
-
-def _begun(body: Body, request: PrivateRequest) -> Awaitable[Any]:
-    """Give the body its arguments; what it has read need not be held while it waits.
-
-    The tracer reads them from the message again.
-    """
-    begun = body(*request.args)
-    if isinstance(request.args, list):
-        request.args.clear()
-    return begun
 
 
 def _is_loop_closing() -> bool:

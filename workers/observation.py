@@ -19,6 +19,7 @@ from loguru import logger
 from broker_config.metrics import metrics
 from broker_config.topology import DRAIN_TASK, JOB_TASK
 from broker_config.tracing import span
+from nekro_agent.core.logger import begin_fields, end_fields
 from nekro_agent.errors import MethodFailedError, NekroError
 from workers.pool_jobs import current_job
 
@@ -36,13 +37,14 @@ _GOOD: Final = ("ok", "duplicate")
 class Observation:
     """One task, from before its body to after everything."""
 
+    __slots__ = ("_begin", "_fields", "_is_round", "_name", "_span")
+
     def __init__(
         self, name: str, fields: dict[str, str], issued_at: datetime | None, *, headers: Mapping[str, Any]
     ) -> None:
         self._name = name
         self._is_round = name == DRAIN_TASK
-        self._context = logger.contextualize(**fields)
-        self._context.__enter__()
+        self._fields = begin_fields(fields)
         self._span = None if self._is_round else span(f"run {name}", fields, kind="consumer", headers=headers)
         if self._span is not None:
             self._span.__enter__()
@@ -66,7 +68,7 @@ class Observation:
                 self._span.fail(outcome)
             self._span.__exit__(None, None, None)
         with contextlib.suppress(ValueError):  # left behind by a coroutine that would not end
-            self._context.__exit__(None, None, None)
+            end_fields(self._fields)
 
 
 @contextlib.contextmanager

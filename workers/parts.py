@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from celery import Celery
 
@@ -22,7 +23,6 @@ from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import RuntimeNotBoundError
 from nekro_agent.hooks import PluginHost
 from nekro_agent.methods import Lane
-from sandbox.manager import SandboxManager
 from storage.areas import DataAreas
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
@@ -54,6 +54,9 @@ from workers.runs import CodeRuns
 from workers.sweeper import Sweeper
 from workers.sweeps import JobSweep, RetentionSweep, TimerFirings, TimerSweep
 from workers.watch_sweep import WatchSweep
+
+if TYPE_CHECKING:
+    from sandbox.manager import SandboxManager
 
 __all__ = ["Parts"]
 
@@ -334,6 +337,9 @@ class Parts:
             SandboxUnavailableError: nothing isolates code here as the settings ask.
         """
         if self._sandboxes is None:
+            # A tenth of a worker's memory, for those that run code.
+            from sandbox.manager import SandboxManager
+
             manager = SandboxManager(
                 self.settings.sandbox, self.areas, packages_dir=self.settings.data_dir / "layers"
             )

@@ -19,6 +19,8 @@ __all__ = ["JobPool"]
 DRAIN_STEP_SECONDS: Final = 0.05
 
 logger = logging.getLogger(__name__)
+#: The named arguments of tracers; shared, since nearly none has any and they are only read.
+_NO_NAMES: Final[dict[str, Any]] = {}
 
 
 class JobPool(BasePool):  # type: ignore[misc]
@@ -64,7 +66,7 @@ class JobPool(BasePool):  # type: ignore[misc]
         job = Job(
             target=target,
             args=args or (),
-            kwargs=kwargs or {},
+            kwargs=kwargs or _NO_NAMES,
             callback=options.get("callback") or _ignore,
             accept_callback=options.get("accept_callback"),
             error_callback=options.get("error_callback"),

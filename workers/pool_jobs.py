@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
@@ -42,12 +43,17 @@ __all__ = [
     "current_job",
 ]
 
+#: How exact time limits are.
+TICK_SECONDS: Final = 0.05
 #: How long a stopping loop waits for coroutines that were cancelled.
 CANCEL_SECONDS: Final = 2
 
 logger = logging.getLogger(__name__)
 #: Beyond any process id of Linux (2**22): ``terminate_job`` must never name a real process.
 _numbers = itertools.count((1 << 22) + 1)
+#: Guards the state of every job, for moments: thousands of calls need not hold a lock each. Reentrant,
+#: because a signal may stop jobs on the thread that is just looking at one.
+_lock: Final = threading.RLock()
 _current: ContextVar[Job | None] = ContextVar("nekro_job", default=None)
 
 
@@ -115,7 +121,9 @@ class Job:
     outcome: Outcome | None = None
     #: The ``workers.observation`` of it that has begun before the tracer does.
     observation: Any = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    #: When its next limit passes, for ``Alarms``; 0: none was set.
+    alarm_tick: int = 0
+    is_past_soft_limit: bool = False
     _cancel: Callable[[], None] | None = None
     _depth: int = 0
     _body_is_over: bool = False
@@ -135,13 +143,13 @@ class Job:
 
     def drop(self) -> bool:
         """Keep a job from running, from any thread; returns False when it has begun."""
-        with self._lock:
+        with _lock:
             self._is_dropped = not self._has_begun
             return self._is_dropped
 
     def begin(self) -> bool:
         """Make it the job of the calling code; False when it was dropped meanwhile."""
-        with self._lock:
+        with _lock:
             self._has_begun = not self._is_dropped
         _current.set(self)
         return self._has_begun
@@ -171,7 +179,7 @@ class Job:
 
     def stop(self, reason: StopReason) -> bool:
         """Stop the body, from any thread; returns False when it is over and the outcome stands."""
-        with self._lock:
+        with _lock:
             if self._body_is_over:
                 return False
             if self.stop_reason is None or not self.stop_reason.is_final:
@@ -256,13 +264,15 @@ class Body:
     ``MethodAbortedError``. Raises ``JobStopped`` at its end when the job was stopped for good.
     """
 
+    __slots__ = ("_job",)
+
     def __init__(self) -> None:
         self._job = current_job()
 
     def __enter__(self) -> Body:
         job = self._job
         if job is not None:
-            with job._lock:
+            with _lock:
                 job._depth += 1
                 job._body_is_over = False
                 is_stopped = job.stop_reason is not None and job.stop_reason.is_final
@@ -284,7 +294,7 @@ class Body:
 
     @staticmethod
     def _leave(job: Job) -> None:
-        with job._lock:
+        with _lock:
             job._depth -= 1
             job._body_is_over = job._depth == 0
 
@@ -298,7 +308,7 @@ class Cancellable:
 
     def __enter__(self) -> None:
         if self._job is not None:
-            with self._job._lock:
+            with _lock:
                 self._job._cancel = self._cancel
                 reason = self._job.stop_reason
             if reason is not None:
@@ -306,7 +316,7 @@ class Cancellable:
 
     def __exit__(self, *_: object) -> None:
         if self._job is not None:
-            with self._job._lock:
+            with _lock:
                 self._job._cancel = None
 
     def _cancel(self) -> None:
@@ -317,6 +327,8 @@ class Cancellable:
 class Interruptible:
     """``with Interruptible():`` around what the running task awaits: ``Job.stop`` ends that and no more."""
 
+    __slots__ = ("_is_inside", "_job", "_loop", "_task", "was_interrupted")
+
     def __init__(self) -> None:
         self._job, self._task = current_job(), _this_task()
         self._loop = asyncio.get_running_loop()
@@ -326,7 +338,7 @@ class Interruptible:
     def __enter__(self) -> Interruptible:
         self._is_inside = True
         if self._job is not None:
-            with self._job._lock:
+            with _lock:
                 self._job._cancel = self._ask
                 is_stopped = self._job.stop_reason is not None
             if is_stopped:  # before there was anything to end
@@ -336,7 +348,7 @@ class Interruptible:
     def __exit__(self, *_: object) -> None:
         self._is_inside = False
         if self._job is not None:
-            with self._job._lock:
+            with _lock:
                 self._job._cancel = None
         if self.was_interrupted:
             self._task.uncancel()
@@ -352,32 +364,56 @@ class Interruptible:
 
 
 class Alarms:
-    """The time limits of running jobs, kept by an event loop; use it on that loop's thread."""
+    """The time limits of running jobs, kept by an event loop; use it on that loop's thread.
+
+    Jobs whose limits pass at about the same time share a timer: most limits never pass, and a timer
+    takes more memory and time than everything else here. A limit may be late by ``TICK_SECONDS``.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, on_hard_limit: Callable[[Job], None]) -> None:
         self._loop = loop
         self._on_hard_limit = on_hard_limit
-        self._timers: dict[Job, asyncio.TimerHandle] = {}
+        #: By tick of the loop's clock.
+        self._rounds: dict[int, tuple[asyncio.TimerHandle, set[Job]]] = {}
         self._reports: set[asyncio.Task[None]] = set()
 
     def arm(self, job: Job) -> None:
         """Start a job's limits."""
-        soft, hard = job.soft_limit_seconds, job.hard_limit_seconds
-        if soft:
-            self._timers[job] = self._loop.call_later(soft, self._soft, job)
-        elif hard:
-            self._timers[job] = self._loop.call_later(hard, self._hard, job)
+        seconds = job.soft_limit_seconds or job.hard_limit_seconds
+        if seconds:
+            self._set(job, seconds)
 
     def disarm(self, job: Job) -> None:
         """Forget a job's limits."""
-        timer = self._timers.pop(job, None)
-        if timer is not None:
+        found = self._rounds.get(job.alarm_tick)
+        if found is None:
+            return
+        timer, jobs = found
+        jobs.discard(job)
+        if not jobs:
             timer.cancel()
+            del self._rounds[job.alarm_tick]
+
+    def _set(self, job: Job, seconds: float) -> None:
+        tick = job.alarm_tick = math.ceil((self._loop.time() + seconds) / TICK_SECONDS)
+        found = self._rounds.get(tick)
+        if found is None:
+            found = self._rounds[tick] = (self._loop.call_at(tick * TICK_SECONDS, self._ring, tick), set())
+        found[1].add(job)
+
+    def _ring(self, tick: int) -> None:
+        _, jobs = self._rounds.pop(tick)
+        for job in jobs:
+            if job.soft_limit_seconds and not job.is_past_soft_limit:
+                self._soft(job)
+            else:
+                self._hard(job)
 
     def _soft(self, job: Job) -> None:
+        job.is_past_soft_limit = True
         soft, hard = job.soft_limit_seconds or 0, job.hard_limit_seconds
-        if hard:  # one timer at a time: most jobs need none of the two
-            self._timers[job] = self._loop.call_later(max(0, hard - soft), self._hard, job)
+        if hard:
+            self._set(job, max(0, hard - soft))
         if job.stop(StopReason.SOFT_LIMIT):
             job.report_soft_limit()
 

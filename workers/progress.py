@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -86,6 +86,42 @@ class _Report:
     end: JobState | None = None
 
 
+class _Following:
+    """What one call reports; a class, because a generator of each call that waits takes more memory."""
+
+    __slots__ = ("_entry", "_invocation", "_newest", "_reports")
+
+    def __init__(self, reports: CallReports, entry: MethodEntry, invocation: Invocation) -> None:
+        self._reports, self._entry, self._invocation = reports, entry, invocation
+        self._newest: CallProgress | None = None
+
+    def __enter__(self) -> Callable[[float, str], None]:
+        return self._on_progress
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        newest = self._newest
+        if newest is None:
+            return
+        if kind is None:
+            self._reports.put(_Report(progress=replace(newest, percent=100), end=JobState.SUCCEEDED))
+        else:
+            self._reports.put(_Report(progress=newest, end=JobState.FAILED))
+
+    def _on_progress(self, percent: float, message: str) -> None:
+        entry, invocation = self._entry, self._invocation
+        self._newest = CallProgress(
+            call_id=invocation.call_id,
+            method=entry.name,
+            plugin_key=entry.plugin.key,
+            chat_key=invocation.chat_key,
+            worker=self._reports.worker_name,
+            percent=round(percent),
+            message=message,
+            lease_seconds=max(invocation.remaining_seconds(), 0) + _MARGIN_SECONDS,
+        )
+        self._reports.put(_Report(progress=self._newest))
+
+
 class CallReports:
     """Rows of calls that report their progress; one writer for all calls of the process."""
 
@@ -105,35 +141,19 @@ class CallReports:
         self._latest: dict[str, _Report] = {}
         self._is_writing = False
 
-    @contextmanager
-    def following(self, entry: MethodEntry, invocation: Invocation) -> Iterator[Callable[[float, str], None]]:
+    @property
+    def worker_name(self) -> str:
+        """Worker of the calls."""
+        return self._worker_name
+
+    def following(
+        self, entry: MethodEntry, invocation: Invocation
+    ) -> AbstractContextManager[Callable[[float, str], None]]:
         """Give what ``AgentCtx.report_progress`` calls, from any thread; the row ends with the block."""
-        newest: list[CallProgress] = []
+        return _Following(self, entry, invocation)
 
-        def on_progress(percent: float, message: str) -> None:
-            progress = CallProgress(
-                call_id=invocation.call_id,
-                method=entry.name,
-                plugin_key=entry.plugin.key,
-                chat_key=invocation.chat_key,
-                worker=self._worker_name,
-                percent=round(percent),
-                message=message,
-                lease_seconds=max(invocation.remaining_seconds(), 0) + _MARGIN_SECONDS,
-            )
-            newest[:] = [progress]
-            self._put(_Report(progress=progress))
-
-        end = JobState.FAILED
-        try:
-            yield on_progress
-            end = JobState.SUCCEEDED
-        finally:
-            if newest:
-                done = newest[0] if end is JobState.FAILED else replace(newest[0], percent=100)
-                self._put(_Report(progress=done, end=end))
-
-    def _put(self, report: _Report) -> None:
+    def put(self, report: _Report) -> None:
+        """Have a report written."""
         with self._lock:
             self._latest[report.progress.call_id] = report
             begins, self._is_writing = not self._is_writing, True

@@ -157,7 +157,7 @@ class HookExecutor:
             raise MethodNotFoundError(f"this worker has no plugin {plugin_key!r}")
         home = self._home_of(plugin_key)
         if home is not None:
-            raise MisplacedCall(home)
+            raise MisplacedCall(home, body)
         if hook == "user_message":
             args = [ChatMessage.model_validate(args[0])]
         started_at = datetime.now(UTC)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker_config.tracing import span
 from broker_config.wire import new_id
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from sandbox.manager import SandboxManager
 from sandbox.models import RunRequest, StopType
 from workers.call_story import call_json
 from workers.dispatch import CallScope, Dispatcher
 from workers.registry import Registry
+
+if TYPE_CHECKING:
+    from sandbox.manager import SandboxManager
 
 __all__ = ["CodeReport", "CodeRuns", "context_of"]
 

@@ -151,7 +151,7 @@ def _method_body(
 
 
 def _send_home(task: Task, misplaced: MisplacedCall) -> None:
-    message = task.signature_from_request(queue=misplaced.queue)
+    message = task.signature_from_request(args=[misplaced.body], queue=misplaced.queue)
     run_async(asyncio.to_thread(message.apply_async, headers=trace_headers() or None))
 
 

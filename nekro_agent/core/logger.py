@@ -9,6 +9,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,7 +18,7 @@ from loguru import logger
 if TYPE_CHECKING:
     from loguru import Logger, Record
 
-__all__ = ["configure", "get_sub_logger", "logger"]
+__all__ = ["begin_fields", "configure", "end_fields", "get_sub_logger", "logger"]
 
 _TEXT_FORMAT = (
     "<green>{time:YYYY-MM-DD HH:mm:ss.SSS}</green> <level>{level: <8}</level> "
@@ -25,6 +26,7 @@ _TEXT_FORMAT = (
 )
 #: Where the formatters leave what they made for loguru's template; never a field of a record.
 _RENDERED = "_rendered"
+_fields_here: ContextVar[Mapping[str, str]] = ContextVar("nekro_log_fields", default={})  # noqa: B039 - read only
 
 
 def configure(
@@ -48,10 +50,34 @@ def configure(
     constant = dict(fields or {})
     target = _Redacting(sink if sink is not None else sys.stderr, redact or str)
     logger.remove()
-    logger.configure(extra={"name": "nekro", **constant})
+    logger.configure(extra={"name": "nekro", **constant}, patcher=_add_fields)
     form = _json_format(target.redact) if json_lines else _text_format(frozenset(constant))
     # diagnose=False: a traceback must not print the values of variables, secrets among them.
     logger.add(target, level=level, format=form, backtrace=False, diagnose=False)
+
+
+def begin_fields(fields: Mapping[str, str]) -> Token[Mapping[str, str]]:
+    """Add fields to what the running context logs from now on, until ``end_fields``.
+
+    What ``logger.contextualize`` does, without the objects that it holds meanwhile: thousands of
+    calls may wait in one process.
+    """
+    around = _fields_here.get()
+    return _fields_here.set({**around, **fields} if around else fields)
+
+
+def end_fields(token: Token[Mapping[str, str]]) -> None:
+    """Undo ``begin_fields``.
+
+    Raises:
+        ValueError: this is another context than the one that it was called in.
+    """
+    _fields_here.reset(token)
+
+
+def _add_fields(record: Record) -> None:
+    for name, value in _fields_here.get().items():
+        record["extra"].setdefault(name, value)
 
 
 def get_sub_logger(name: str, **bind: object) -> Logger:
