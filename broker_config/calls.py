@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from redis import RedisError
 
 from broker_config.call_messages import CallMessage
+from broker_config.deadlines import Limits
 from broker_config.embedded import resolve_signing_key
 from broker_config.failures import failure_from_record
 from broker_config.keys import Keys
@@ -65,14 +66,49 @@ class _Pending:
     """A call that waits for its reply."""
 
     message: CallMessage
-    record: asyncio.Future[dict[str, Any]]
     since: float
+    #: What a worker stored for it.
+    record: dict[str, Any] | None = None
+    #: Whom to wake when it is there; None while nobody waits for it.
+    waiter: asyncio.Future[None] | None = None
+    is_cancelled: bool = False
     #: Whether the ledger has it.
     is_recorded: bool = False
     #: What the broker said when it took the message; None: not yet, or it never says.
     epoch: str | None = None
     #: Headers that continue the trace in its worker, also when it is sent again.
     trace: Mapping[str, str] = field(default_factory=dict)
+
+    def settle(self, record: dict[str, Any]) -> None:
+        """Take what a worker stored; the first counts."""
+        if self.record is None:
+            self.record = record
+            if self.waiter is not None and not self.waiter.done():
+                self.waiter.set_result(None)
+
+    def cancel(self) -> None:
+        """End the wait, also one that has not begun yet."""
+        self.is_cancelled = True
+        if self.waiter is not None:
+            self.waiter.cancel()
+
+    async def answer(self) -> dict[str, Any]:
+        """Wait for what a worker stores; may be called again when the wait was cut short."""
+        if self.is_cancelled:
+            raise asyncio.CancelledError
+        if self.record is None:
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+        assert self.record is not None  # noqa: S101 - it woke the waiter
+        return self.record
+
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """How long a caller waits, and what it does then."""
+
+    seconds: float
+    leave: Callable[[], Awaitable[bool]]
 
 
 class MethodCaller:
@@ -98,6 +134,7 @@ class MethodCaller:
         if self._tasks:
             return
         self._publisher = make_publisher(self._app, self._settings.broker)
+        self._limits = Limits()
         # Apart, because a blocking pop occupies its connection.
         self._popper, self._reader = self._link(), self._link()
         self._tasks = [
@@ -110,7 +147,7 @@ class MethodCaller:
         tasks, self._tasks = self._tasks, []
         await _end({*tasks, *self._revocations})
         for pending in self._pending.values():
-            pending.record.cancel()
+            pending.cancel()
         if self._reader is not None:
             with contextlib.suppress(RedisError, OSError):
                 await self._reader.execute("DEL", self._reply_key)
@@ -119,6 +156,7 @@ class MethodCaller:
                 await link.close()
         if self._publisher is not None:
             await self._publisher.close()
+            self._limits.close()
         self._publisher = self._popper = self._reader = None
 
     async def __aenter__(self) -> MethodCaller:
@@ -150,6 +188,32 @@ class MethodCaller:
             MessageRefusedError: the answer is no envelope of this call, or a call of this
                 id is already under way here.
         """
+        envelope = await self._call(invocation, lane, None)
+        assert envelope is not None  # noqa: S101 - nobody leaves it
+        return envelope
+
+    async def call_patiently(
+        self,
+        invocation: Invocation,
+        *,
+        lane: Lane | str,
+        seconds: float,
+        leave: Callable[[], Awaitable[bool]],
+    ) -> Envelope | None:
+        """Run a method as ``call`` does, but wait only so long; None: it goes on, and nobody waits here.
+
+        Args:
+            seconds: how long to wait once it was sent, at most until its deadline.
+            leave: asked then, once, whether to wait no longer.
+
+        Raises:
+            As ``call`` and ``leave`` do.
+        """
+        return await self._call(invocation, lane, _Patience(seconds, leave))
+
+    async def _call(
+        self, invocation: Invocation, lane: Lane | str, patience: _Patience | None
+    ) -> Envelope | None:
         call_id = invocation.call_id
         if self._publisher is None:
             raise RuntimeError("MethodCaller.call before start or after close")
@@ -159,22 +223,22 @@ class MethodCaller:
         remaining = invocation.remaining_seconds()
         if remaining <= 0:
             raise CallTimeoutError(f"{invocation.method}: the deadline of call {call_id} has passed")
-        pending = _Pending(
-            message=self._message(invocation, queue),
-            record=asyncio.get_running_loop().create_future(),
-            since=time.monotonic(),
-        )
+        pending = _Pending(message=self._message(invocation, queue), since=time.monotonic())
         self._pending[call_id] = pending
+        limit = self._limits.of(remaining)
         try:
-            async with asyncio.timeout(remaining) as limit, self._shares.turn(invocation.chat_key):
-                with span("publish", {"lane": queue, "call_id": call_id}, kind="producer"):
-                    pending.trace = trace_headers()
-                    if self._ledger is not None:
-                        pending.is_recorded = await self._ledger.record(pending.message)
-                    pending.epoch = await self._publish(pending.message, pending.trace)
-                answer = await pending.record
+            with limit:
+                async with self._shares.turn(invocation.chat_key):
+                    with span("publish", {"lane": queue, "call_id": call_id}, kind="producer"):
+                        pending.trace = trace_headers()
+                        if self._ledger is not None:
+                            pending.is_recorded = await self._ledger.record(pending.message)
+                        pending.epoch = await self._publish(pending.message, pending.trace)
+                    if patience is not None and await self._is_left(pending, patience):
+                        return None
+                    answer = await pending.answer()
         except TimeoutError as exc:
-            if not limit.expired():
+            if not limit.is_over:
                 raise
             self._revoke_soon(call_id)
             raise CallTimeoutError(
@@ -186,6 +250,14 @@ class MethodCaller:
         if pending.is_recorded and answer["status"] != states.SUCCESS:
             await self._withdraw(call_id)  # a worker refused it without claiming it
         return _envelope(invocation, answer)
+
+    async def _is_left(self, pending: _Pending, patience: _Patience) -> bool:
+        try:
+            with self._limits.of(patience.seconds):
+                await pending.answer()
+        except TimeoutError:
+            return pending.record is None and await patience.leave()
+        return False
 
     async def send(self, invocation: Invocation, *, lane: Lane | str) -> None:
         """Publish a call whose result nobody waits for here.
@@ -310,7 +382,7 @@ class MethodCaller:
         lost = [
             pending
             for pending in self._pending.values()
-            if pending.epoch is not None and pending.epoch != epoch and not pending.record.done()
+            if pending.epoch is not None and pending.epoch != epoch and pending.record is None
         ]
         if lost:
             logger.warning("the broker lost its data; sending %d calls again", len(lost))
@@ -327,8 +399,8 @@ class MethodCaller:
         if not isinstance(record, dict) or record.get("status") not in states.READY_STATES:
             return
         pending = self._pending.pop(str(record.get("task_id")), None)
-        if pending is not None and not pending.record.done():
-            pending.record.set_result(record)
+        if pending is not None:
+            pending.settle(record)
 
 
 async def _end(tasks: set[asyncio.Task[None]]) -> None:

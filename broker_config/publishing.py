@@ -16,6 +16,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis import RedisError
 
+from broker_config.deadlines import Limits
 from broker_config.keys import Keys
 from broker_config.redis_link import RedisLink
 from broker_config.settings import BrokerSettings
@@ -102,6 +103,7 @@ class PipelinePublisher:
         self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
         self._epoch_key = Keys(prefix=settings.key_prefix).epoch
         self._link = RedisLink.of(settings, settings.url)
+        self._limits = Limits()
 
     async def send(self, message: Any, *, queue: str) -> str | None:
         """Put a message into a queue; see ``Publisher``."""
@@ -118,7 +120,7 @@ class PipelinePublisher:
 
     async def _execute(self, *command: str | bytes | int) -> Any:
         try:
-            async with asyncio.timeout(PUBLISH_SECONDS):
+            with self._limits.of(PUBLISH_SECONDS):
                 try:
                     return await self._link.execute(*command)
                 except (ConnectionError, RedisError) as exc:
@@ -132,6 +134,7 @@ class PipelinePublisher:
     async def close(self) -> None:
         """Send what waits and close the connection."""
         await self._link.close()
+        self._limits.close()
 
 
 def encode_message(message: Any, *, queue: str) -> bytes:

@@ -8,8 +8,7 @@ next chat's call stands behind that number and not behind all of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from nekro_agent.errors import OverloadedError
@@ -21,6 +20,27 @@ __all__ = ["ChatShares"]
 class _Share:
     turns: asyncio.Semaphore
     users: int = 0
+
+
+class _Turn:
+    """One turn; ``async with`` it."""
+
+    __slots__ = ("_chat_key", "_share", "_shares")
+
+    def __init__(self, shares: ChatShares, chat_key: str) -> None:
+        self._shares, self._chat_key = shares, chat_key
+
+    async def __aenter__(self) -> None:
+        self._share = self._shares.join(self._chat_key)
+        try:
+            await self._shares.acquire(self._share)
+        except BaseException:
+            self._shares.leave(self._chat_key, self._share)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._share.turns.release()
+        self._shares.leave(self._chat_key, self._share)
 
 
 class ChatShares:
@@ -37,27 +57,30 @@ class ChatShares:
         self._shares: dict[str, _Share] = {}
         self._waiting = 0
 
-    @asynccontextmanager
-    async def turn(self, chat_key: str) -> AsyncIterator[None]:
+    def turn(self, chat_key: str) -> AbstractAsyncContextManager[None]:
         """Wait for a chat's next turn and keep it.
 
         Raises:
             OverloadedError: too many wait already.
         """
-        share = self._shares.setdefault(chat_key, _Share(asyncio.Semaphore(self._per_chat)))
-        share.users += 1
-        try:
-            await self._acquire(share)
-            try:
-                yield
-            finally:
-                share.turns.release()
-        finally:
-            share.users -= 1
-            if not share.users:
-                self._shares.pop(chat_key, None)
+        return _Turn(self, chat_key)
 
-    async def _acquire(self, share: _Share) -> None:
+    def join(self, chat_key: str) -> _Share:
+        """Use a chat's share, until ``leave``."""
+        share = self._shares.get(chat_key)
+        if share is None:
+            share = self._shares[chat_key] = _Share(asyncio.Semaphore(self._per_chat))
+        share.users += 1
+        return share
+
+    def leave(self, chat_key: str, share: _Share) -> None:
+        """Use it no more; the last one takes it away."""
+        share.users -= 1
+        if not share.users:
+            self._shares.pop(chat_key, None)
+
+    async def acquire(self, share: _Share) -> None:
+        """Wait for a turn."""
         if not share.turns.locked():
             await share.turns.acquire()
             return

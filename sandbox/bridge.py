@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import uuid4
 
+from broker_config.deadlines import Limits
 from nekro_agent.errors import SandboxProtocolError
 from sandbox.frames import Frame, FrameKind, FrameReader, encode_frame
 from sandbox.models import (
@@ -100,6 +101,7 @@ class Bridge:
         self._methods = methods
         self._dispatch = dispatch
         self._limits = limits
+        self._waits = Limits()
         self._slots = asyncio.Semaphore(limits.max_calls_in_flight)
         self._write_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,6 +140,7 @@ class Bridge:
         """Close the socket and wait a bounded time for cancelled calls; late answers are dropped."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLEAN_UP_SECONDS)
+        self._waits.close()
         self._writer.close()
 
     async def _converse(self, payload: bytes) -> None:
@@ -250,7 +253,7 @@ class Bridge:
         deadline = min(now + longest, self._deadline)
         call = StubCall(token=method.token, call_id=uuid4().hex, arguments=arguments, deadline=deadline)
         try:
-            async with asyncio.timeout((deadline - now).total_seconds()):
+            with self._waits.of((deadline - now).total_seconds()):
                 result = await self._dispatch(call)
         except TimeoutError:
             return _refused(
@@ -279,8 +282,9 @@ class Bridge:
     async def _send(self, kind: FrameKind, payload: bytes, *, call_id: int = 0) -> None:
         async with self._write_lock:
             self._writer.write(encode_frame(kind, payload, call_id=call_id))
-            async with asyncio.timeout(self._limits.unread_seconds):
-                await self._writer.drain()
+            if self._writer.transport.get_write_buffer_size():  # the kernel did not take all of it
+                with self._waits.of(self._limits.unread_seconds):
+                    await self._writer.drain()
 
 
 def _refused(error_type: str, message: str) -> Raised:

@@ -173,19 +173,16 @@ class Dispatcher:
                 await self._detacher.withdraw(call_id)
                 raise
             return None
-        call = asyncio.create_task(self._caller.call(invocation, lane=lane))
+
+        async def leave() -> bool:
+            row = await self._detacher.detach(entry, invocation, lane=lane)
+            return row.finished_at is None
+
         try:
-            done, _ = await asyncio.wait([call], timeout=patience)
-            if not done:
-                row = await self._detacher.detach(entry, invocation, lane=lane)
-                if row.finished_at is None:
-                    return None
-            return await call
+            return await self._caller.call_patiently(invocation, lane=lane, seconds=patience, leave=leave)
         except asyncio.CancelledError:
             await self._revoke(call_id)
             raise
-        finally:
-            call.cancel()
 
     async def _revoke(self, call_id: str) -> None:
         try:

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
@@ -29,6 +28,7 @@ from celery.concurrency.base import apply_target
 from celery.exceptions import Ignore
 
 from broker_config.bridge import close_loop_resources, spawn
+from broker_config.deadlines import Deadlines
 from nekro_agent.errors import MethodAbortedError
 
 __all__ = [
@@ -43,8 +43,6 @@ __all__ = [
     "current_job",
 ]
 
-#: How exact time limits are.
-TICK_SECONDS: Final = 0.05
 #: How long a stopping loop waits for coroutines that were cancelled.
 CANCEL_SECONDS: Final = 2
 
@@ -364,56 +362,35 @@ class Interruptible:
 
 
 class Alarms:
-    """The time limits of running jobs, kept by an event loop; use it on that loop's thread.
-
-    Jobs whose limits pass at about the same time share a timer: most limits never pass, and a timer
-    takes more memory and time than everything else here. A limit may be late by ``TICK_SECONDS``.
-    """
+    """The time limits of running jobs, kept by an event loop; use it on that loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, on_hard_limit: Callable[[Job], None]) -> None:
         self._loop = loop
         self._on_hard_limit = on_hard_limit
-        #: By tick of the loop's clock.
-        self._rounds: dict[int, tuple[asyncio.TimerHandle, set[Job]]] = {}
+        self._deadlines = Deadlines(loop, self._ring)
         self._reports: set[asyncio.Task[None]] = set()
 
     def arm(self, job: Job) -> None:
         """Start a job's limits."""
         seconds = job.soft_limit_seconds or job.hard_limit_seconds
         if seconds:
-            self._set(job, seconds)
+            job.alarm_tick = self._deadlines.add(job, seconds)
 
     def disarm(self, job: Job) -> None:
         """Forget a job's limits."""
-        found = self._rounds.get(job.alarm_tick)
-        if found is None:
-            return
-        timer, jobs = found
-        jobs.discard(job)
-        if not jobs:
-            timer.cancel()
-            del self._rounds[job.alarm_tick]
+        self._deadlines.discard(job, job.alarm_tick)
 
-    def _set(self, job: Job, seconds: float) -> None:
-        tick = job.alarm_tick = math.ceil((self._loop.time() + seconds) / TICK_SECONDS)
-        found = self._rounds.get(tick)
-        if found is None:
-            found = self._rounds[tick] = (self._loop.call_at(tick * TICK_SECONDS, self._ring, tick), set())
-        found[1].add(job)
-
-    def _ring(self, tick: int) -> None:
-        _, jobs = self._rounds.pop(tick)
-        for job in jobs:
-            if job.soft_limit_seconds and not job.is_past_soft_limit:
-                self._soft(job)
-            else:
-                self._hard(job)
+    def _ring(self, job: Job) -> None:
+        if job.soft_limit_seconds and not job.is_past_soft_limit:
+            self._soft(job)
+        else:
+            self._hard(job)
 
     def _soft(self, job: Job) -> None:
         job.is_past_soft_limit = True
         soft, hard = job.soft_limit_seconds or 0, job.hard_limit_seconds
         if hard:
-            self._set(job, max(0, hard - soft))
+            job.alarm_tick = self._deadlines.add(job, max(0, hard - soft))
         if job.stop(StopReason.SOFT_LIMIT):
             job.report_soft_limit()
 

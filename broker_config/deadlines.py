@@ -1,0 +1,121 @@
+"""Deadlines of one event loop that rarely pass, many to one timer of the loop.
+
+Nearly every call ends before its deadline, and a timer of its own would cost it more time and memory
+than anything else that waits with it. Here deadlines that pass at about the same time share a timer,
+which stays when they are taken back: the next call needs it again.
+
+A deadline never passes early; it passes late by at most ``TICK_SECONDS`` or a thirtieth of its length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+__all__ = ["Deadlines", "Limit", "Limits"]
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: How exact the shortest deadlines are.
+TICK_SECONDS: Final = 0.05
+#: Bits of a length in ticks that count: longer deadlines are less exact, so that fewer timers wait.
+_EXACT_BITS: Final = 6
+
+
+class Deadlines(Generic[T]):
+    """Entries that are due at some time; use it on one event loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[T], None]) -> None:
+        """Take what to do with an entry whose deadline has passed."""
+        self._loop, self._on_due = loop, on_due
+        #: By tick of the loop's clock.
+        self._rounds: dict[int, tuple[asyncio.TimerHandle, set[T]]] = {}
+
+    def add(self, entry: T, seconds: float) -> int:
+        """Set an entry's deadline; returns its tick, for ``discard``."""
+        now = self._loop.time()
+        ticks = max(0.0, seconds) / TICK_SECONDS
+        step = 1 << max(0, int(ticks).bit_length() - _EXACT_BITS)
+        tick = math.ceil((now + seconds) / TICK_SECONDS / step) * step
+        found = self._rounds.get(tick)
+        if found is None:
+            timer = self._loop.call_at(tick * TICK_SECONDS, self._ring, tick)
+            found = self._rounds[tick] = (timer, set())
+        found[1].add(entry)
+        return tick
+
+    def discard(self, entry: T, tick: int) -> None:
+        """Take a deadline back; nothing happens when it has passed."""
+        found = self._rounds.get(tick)
+        if found is not None:
+            found[1].discard(entry)
+
+    def close(self) -> None:
+        """Forget every deadline."""
+        for timer, _ in self._rounds.values():
+            timer.cancel()
+        self._rounds.clear()
+
+    def _ring(self, tick: int) -> None:
+        _, entries = self._rounds.pop(tick)
+        for entry in entries:
+            try:
+                self._on_due(entry)
+            except Exception:  # the others are due as well
+                logger.exception("a deadline could not be told")
+
+
+class _Limited(Protocol):
+    def due(self) -> None: ...
+
+
+class Limits:
+    """Gives limits to what tasks of one event loop wait for; made on it."""
+
+    def __init__(self) -> None:
+        self._deadlines = Deadlines[_Limited](asyncio.get_running_loop(), lambda limit: limit.due())
+
+    def of(self, seconds: float) -> Limit:
+        """``with limits.of(seconds):`` is ``async with asyncio.timeout(seconds):``, but for its exactness."""
+        return Limit(self._deadlines, seconds)
+
+    def close(self) -> None:
+        """Forget every limit; what it bounds goes on."""
+        self._deadlines.close()
+
+
+class Limit:
+    """Cancels the task that entered it when its time is over, and turns that into ``TimeoutError``."""
+
+    __slots__ = ("_cancelling", "_deadlines", "_seconds", "_task", "_tick", "is_over")
+
+    def __init__(self, deadlines: Deadlines[_Limited], seconds: float) -> None:
+        self._deadlines, self._seconds = deadlines, seconds
+        #: Whether the time was over before the block was.
+        self.is_over = False
+
+    def __enter__(self) -> Limit:
+        task: asyncio.Task[Any] | None = asyncio.current_task()
+        assert task is not None  # noqa: S101 - used in coroutines
+        self._task, self._cancelling = task, task.cancelling()
+        self._tick = self._deadlines.add(self, self._seconds)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._deadlines.discard(self, self._tick)
+        # Somebody else may have cancelled the task too, and that counts more.
+        if self.is_over and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from exc
+
+    def due(self) -> None:
+        """Its time is over."""
+        self.is_over = True
+        self._task.cancel()
