@@ -7,8 +7,17 @@ import struct
 import sys
 import time
 from _pickle import dumps, loads
-from _signal import SIGUSR1, pthread_kill  # type: ignore[import-not-found]
+from _signal import (  # type: ignore[import-not-found]
+    SIG_BLOCK,
+    SIG_SETMASK,
+    SIGUSR1,
+    pthread_kill,
+    pthread_sigmask,
+    valid_signals,
+)
+from _socket import MSG_DONTWAIT, MSG_PEEK, socket
 from _thread import allocate_lock, get_ident, start_new_thread
+from select import select
 from typing import TYPE_CHECKING
 
 from sandbox.guest.signatures import parse_signature
@@ -34,6 +43,10 @@ HELLO, RUN, CALL, RETURN, RAISE, STOP, EXIT = range(1, 8)
 HEADER = struct.Struct(">IBI")
 #: The socket's descriptor.
 CHANNEL = 3
+#: Largest frame that is handed out before it is taken from the socket.
+PEEK_BYTES = 1 << 16
+#: How long one look at the socket takes, at most.
+LOOK_SECONDS = 1.0
 #: After STOP, how long clean-up code (``finally``, ``with``) may still run.
 STOP_GRACE_SECONDS = 0.1
 
@@ -51,43 +64,56 @@ class RunStopped(SystemExit):
 
 
 class Waiter:
-    """One call on its way; the reading thread puts the answer and opens the gate."""
+    """One call on its way; whoever reads its answer puts it here and opens the gate."""
 
     def __init__(self) -> None:
         self._gate = allocate_lock()
         self._gate.acquire()
-        self.kind = STOP
+        self.thread = get_ident()
+        #: 0 while there is no answer.
+        self.kind = 0
         self.payload = b""
 
-    def answer(self, kind: int, payload: bytes) -> None:
-        """Let the caller go on."""
-        self.kind, self.payload = kind, payload
-        self._gate.release()
-
     def wait(self) -> None:
-        """Wait for the answer."""
+        """Wait for the answer, or for the turn to read."""
         self._gate.acquire()
+
+    def go_on(self) -> None:
+        """Open the gate."""
+        try:  # noqa: SIM105 - contextlib is slow to import
+            self._gate.release()
+        except RuntimeError:  # it is open
+            pass
 
 
 class Channel:
-    """The socket to the bridge. Any thread may call; one thread reads, from the first call on."""
+    """The socket to the bridge. Any thread may call; one of those that wait reads for all of them.
+
+    A thread that only read would have to be woken for each answer, and to wake the caller in turn. So
+    the first caller reads until its own answer is there and then leaves that to another one. What it
+    reads stays in the socket until it was handed out: a signal's handler may raise at any moment, or
+    make a call itself, and no answer is lost.
+    """
 
     def __init__(self) -> None:
         self._send_lock = allocate_lock()
+        self._role_lock = allocate_lock()
         self._waiters: dict[int, Waiter] = {}
         self._last_id = 0
-        self._reading = False
+        #: Thread that reads; 0 when nobody does.
+        self._reader = 0
         self._stopped = False
         self._main_thread = get_ident()
         self._main_thread_waits = False
         self.owner = os.getpid()
         self.argument_bytes = 0
+        self._socket = socket(fileno=CHANNEL)
         # A forked child shares the socket and would mix its frames with its parent's.
         os.register_at_fork(after_in_child=self._leave)
 
     def _leave(self) -> None:
         try:  # noqa: SIM105 - contextlib is slow to import
-            os.close(CHANNEL)
+            os.close(self._socket.detach())
         except OSError:
             pass
 
@@ -123,21 +149,89 @@ class Channel:
             )
         waiter = Waiter()
         arguments = encode_plain(args) if plain else self._encode(args, kwargs)
-        in_main = get_ident() == self._main_thread
-        with self._send_lock:
-            if self._stopped:
-                raise RunStopped(0)
-            if not self._reading:
-                self._reading = True
-                start_new_thread(self._read_answers, ())
-            self._last_id += 1
-            self._waiters[self._last_id] = waiter
-            self.send(CALL, token.encode() + b"\0" + arguments, self._last_id)
-        self._main_thread_waits |= in_main
-        waiter.wait()
-        if in_main:
-            self._main_thread_waits = False
+        me, call_id, outer = get_ident(), 0, self._main_thread_waits
+        is_nested = self._reader == me  # a signal's handler calls while this thread reads
+        try:
+            with self._send_lock:
+                if self._stopped:
+                    raise RunStopped(0)
+                self._last_id = call_id = self._last_id + 1
+                self._waiters[call_id] = waiter
+                self.send(CALL, token.encode() + b"\0" + arguments, call_id)
+            if me == self._main_thread:
+                self._main_thread_waits = True
+            if is_nested or self._takes_role(me):
+                self._read_until(waiter)
+            while not waiter.kind:
+                waiter.wait()
+                self._read_until(waiter)
+        finally:
+            self._waiters.pop(call_id, None)
+            if me == self._main_thread:
+                self._main_thread_waits = outer
+            if self._reader == me and not is_nested:
+                self._pass_on()
         return open_answer(waiter)
+
+    def _takes_role(self, me: int) -> bool:
+        with self._role_lock:
+            if not self._reader:
+                self._reader = me
+            return self._reader == me
+
+    def _pass_on(self) -> None:
+        """Let another caller read, if there is one."""
+        with self._role_lock:
+            self._reader = 0
+            # The newest first: an older call of the same thread may wait below a signal's handler.
+            for waiter in reversed(list(self._waiters.values())):
+                if not waiter.kind:
+                    self._reader = waiter.thread
+                    waiter.go_on()
+                    return
+
+    def _read_until(self, mine: Waiter) -> None:
+        """Hand out answers until there is one for ``mine``."""
+        while not mine.kind:
+            # With an end, because a call of a signal's handler may take the answer that is waited for.
+            try:
+                select([CHANNEL], [], [], LOOK_SECONDS)
+                data = self._socket.recv(PEEK_BYTES, MSG_PEEK | MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            except (OSError, ValueError):  # the code has closed it
+                os._exit(1)
+            if not data:
+                os._exit(1)
+            if len(data) >= HEADER.size:
+                length, kind, call_id = HEADER.unpack_from(data)
+                whole = length + 4
+                if len(data) >= whole:
+                    self._hand_out(kind, call_id, data[HEADER.size : whole], mine)
+                    self._exactly(whole)
+                    continue
+            self._read_large(mine)
+
+    def _read_large(self, mine: Waiter) -> None:
+        """Read and hand out an answer that is still arriving; handlers wait until that is done."""
+        before = pthread_sigmask(SIG_BLOCK, valid_signals())
+        try:
+            self._hand_out(*self.receive(), mine)
+        except (EOFError, OSError):
+            os._exit(1)
+        finally:
+            pthread_sigmask(SIG_SETMASK, before)
+
+    def _hand_out(self, kind: int, call_id: int, payload: bytes, mine: Waiter) -> None:
+        if kind == STOP:
+            self._stop(mine)
+            return
+        waiter = self._waiters.pop(call_id, None)
+        if waiter is not None:
+            waiter.payload = payload
+            waiter.kind = kind
+            if waiter is not mine:
+                waiter.go_on()
 
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         try:
@@ -151,28 +245,27 @@ class Channel:
             )
         return arguments
 
-    def _read_answers(self) -> None:
-        while True:
-            try:
-                kind, call_id, payload = self.receive()
-            except (EOFError, OSError):
-                os._exit(1)
-            if kind == STOP:
-                self._stop()
-            waiter = self._waiters.pop(call_id, None)
-            if waiter is not None:
-                waiter.answer(kind, payload)
-
-    def _stop(self) -> NoReturn:
-        """Raise ``RunStopped`` in every thread that waits and in the main one, then end the process."""
+    def _stop(self, mine: Waiter) -> None:
+        """Raise ``RunStopped`` in every thread that waits and in the main one; end the process soon."""
         self._stopped = True
         interrupt_main = not self._main_thread_waits
         for waiter in list(self._waiters.values()):
-            waiter.answer(STOP, b"")
+            waiter.kind = STOP
+            if waiter is not mine:
+                waiter.go_on()
+        mine.kind = STOP
+        try:  # noqa: SIM105 - contextlib is slow to import
+            start_new_thread(end_soon, ())
+        except RuntimeError:  # no more threads: the host ends what does not end
+            pass
         if interrupt_main:
             pthread_kill(self._main_thread, SIGUSR1)
-        time.sleep(STOP_GRACE_SECONDS)
-        finish(0)
+
+
+def end_soon() -> NoReturn:
+    """End the process when clean-up code had its time."""
+    time.sleep(STOP_GRACE_SECONDS)
+    finish(0)
 
 
 def encode_plain(args: tuple[Any, ...]) -> bytes:

@@ -25,6 +25,8 @@ import sys
 from _json import encode_basestring_ascii
 from _pickle import loads
 from _signal import SIGKILL, SIGUSR1, signal  # type: ignore[import-not-found]
+from _thread import start_new_thread
+from select import POLLRDHUP, poll
 from typing import TYPE_CHECKING
 
 from sandbox.guest.channel import (
@@ -47,7 +49,6 @@ PROTOCOL = 1
 CODE_NAME = "<code>"
 TRACEBACK_FRAMES = 20
 EXIT_TEXT_CHARS = 4000
-WATCH_MILLISECONDS = 20
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 #: Error numbers of operating system errors that point at a limit.
 LIMIT_ERRORS = {11: "pids", 12: "memory", 24: "open_files", 27: "file_size", 28: "disk", 122: "disk"}
@@ -262,30 +263,30 @@ def run_code(config: dict[str, Any]) -> NoReturn:
     finish(report["code"])
 
 
-def reap(child: int, *, watch: bool) -> NoReturn:
+def reap(child: int, *, has_socket: bool) -> NoReturn:
     """Stay as pid 1 until the code's process has ended; its status becomes ours.
 
-    Args:
-        watch: also end when the bridge is gone, where no parent-death signal does that.
+    Ends, too, when the host is gone, where nobody else would end the code.
     """
-    if not watch:
+    start_new_thread(end_with_host, (has_socket,))
+    if not has_socket:
         os.close(CHANNEL)
     while True:
-        pid, status = os.waitpid(-1, os.WNOHANG) if watch else os.wait()
+        pid, status = os.wait()
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)
-        if pid == 0 and bridge_is_gone():
-            os._exit(128 + SIGKILL)
 
 
-def bridge_is_gone() -> bool:
-    """Wait a moment for the other end of the socket to hang up."""
-    import select
-
-    poll = select.poll()
-    poll.register(CHANNEL, select.POLLRDHUP)
-    return bool(poll.poll(WATCH_MILLISECONDS))
+def end_with_host(has_socket: bool) -> NoReturn:
+    """Wait for the other end to close: of the socket that this process connected itself, or of its output."""
+    gone = poll()
+    if has_socket:
+        gone.register(CHANNEL, POLLRDHUP)
+    else:
+        gone.register(1, 0)
+    gone.poll()
+    os._exit(128 + SIGKILL)
 
 
 def confine(program: bytes) -> None:
@@ -320,7 +321,7 @@ def main() -> NoReturn:
         confine(config["seccomp"])
     child = os.fork()
     if child:
-        reap(child, watch="socket" in config)
+        reap(child, has_socket="socket" in config)
     run_code(config)
 
 
