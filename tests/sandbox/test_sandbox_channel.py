@@ -1,0 +1,141 @@
+"""Who reads the answers in a sandbox: callers take turns, and none of their answers is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from sandbox_lab import Lab
+
+from sandbox import StopType
+
+
+def later(box: Lab) -> None:
+    """Give the code ``later(seconds, value)``, answered after so many seconds."""
+
+    async def answer(seconds: float, value: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return value
+
+    box.handlers["later"] = answer
+
+
+async def test_answers_in_any_order_reach_the_threads_that_wait_for_them(box: Lab) -> None:
+    later(box)
+    result = await box.run(
+        """
+import threading
+wrong = []
+def caller(number):
+    for turn in range(9):
+        # Some come at once, some late, some are larger than one look at the socket.
+        value = [number, turn, "x" * (200_000 if (number + turn) % 7 == 0 else 10)]
+        answer = later((number * turn) % 3 / 50, value)
+        if answer != value:
+            wrong.append((number, turn))
+threads = [threading.Thread(target=caller, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for turn in range(20):
+    if echo(turn)[0] != (turn,):
+        wrong.append(("main", turn))
+for thread in threads:
+    thread.join()
+print(wrong)
+"""
+    )
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "[]\n")
+    assert result.calls == 8 * 9 + 20
+
+
+async def test_a_call_that_an_alarm_cuts_short_loses_nobody_elses_answer(box: Lab) -> None:
+    later(box)
+    result = await box.run(
+        """
+import signal, threading
+class Late(Exception):
+    pass
+def ring(*_):
+    raise Late
+signal.signal(signal.SIGALRM, ring)
+seen = []
+thread = threading.Thread(target=lambda: seen.append(later(0.6, "thread")))
+for turn in range(5):
+    if turn == 2:
+        thread.start()
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        later(0.5, turn)
+    except Late:
+        seen.append(turn)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    seen.append(later(0.0, "next"))
+thread.join()
+print(sorted(map(str, seen)))
+"""
+    )
+    expected = sorted([*map(str, range(5)), *["next"] * 5, "thread"])
+    assert (result.stop_type, result.output) == (StopType.NORMAL, f"{expected}\n")
+
+
+async def test_a_signals_handler_may_call_while_the_main_thread_waits(box: Lab) -> None:
+    later(box)
+    result = await box.run(
+        """
+import signal, threading
+seen = []
+def ring(*_):
+    seen.append(later(0.3, "inner"))
+signal.signal(signal.SIGALRM, ring)
+# The outer answer comes while the inner call waits.
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+seen.append(later(0.2, "outer"))
+# The main thread waits for another one to read.
+reader = threading.Thread(target=lambda: seen.append(later(0.8, "reader")))
+reader.start()
+later(0.0, None)
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+seen.append(later(0.5, "second outer"))
+reader.join()
+print(seen)
+"""
+    )
+    expected = ["inner", "outer", "inner", "second outer", "reader"]
+    assert (result.stop_type, result.output) == (StopType.NORMAL, f"{expected}\n")
+
+
+async def test_a_stop_that_another_thread_reads_ends_the_wait_of_the_main_thread(box: Lab) -> None:
+    later(box)
+    result = await box.run(
+        """
+import threading
+# This one reads, for all of them.
+threading.Thread(target=later, args=(60, 1)).start()
+threading.Thread(target=later, args=(60, 2)).start()
+threading.Timer(0.3, agent).start()
+try:
+    later(60, "main")
+finally:
+    print("left", flush=True)
+print("went on")
+"""
+    )
+    assert result.stop_type is StopType.AGENT
+    assert "left" in result.output and "went on" not in result.output
+
+
+async def test_a_stop_that_the_main_thread_reads_ends_it(box: Lab) -> None:
+    later(box)
+    result = await box.run(
+        """
+import threading
+threading.Timer(0.3, agent).start()
+try:
+    later(60, "main")
+finally:
+    print("left", flush=True)
+print("went on")
+"""
+    )
+    assert result.stop_type is StopType.AGENT
+    assert "left" in result.output and "went on" not in result.output
