@@ -203,14 +203,15 @@ class Channel:
                 os._exit(1)
             if not data:
                 os._exit(1)
-            if len(data) >= HEADER.size:
-                length, kind, call_id = HEADER.unpack_from(data)
-                whole = length + 4
-                if len(data) >= whole:
-                    self._hand_out(kind, call_id, data[HEADER.size : whole], mine)
-                    self._exactly(whole)
-                    continue
-            self._read_large(mine)
+            begin = 0
+            while (end := end_of_frame(data, begin)) <= len(data):
+                _, kind, call_id = HEADER.unpack_from(data, begin)
+                self._hand_out(kind, call_id, data[begin + HEADER.size : end], mine)
+                begin = end
+            if begin:
+                self._exactly(begin)
+            else:
+                self._read_large(mine)
 
     def _read_large(self, mine: Waiter) -> None:
         """Read and hand out an answer that is still arriving; handlers wait until that is done."""
@@ -260,6 +261,14 @@ class Channel:
             pass
         if interrupt_main:
             pthread_kill(self._main_thread, SIGUSR1)
+
+
+def end_of_frame(data: bytes, begin: int) -> int:
+    """Where the frame that begins there ends; beyond the data when not even its length is there."""
+    if len(data) < begin + HEADER.size:
+        return begin + HEADER.size
+    length: int = HEADER.unpack_from(data, begin)[0]
+    return begin + 4 + length
 
 
 def end_soon() -> NoReturn:
