@@ -146,8 +146,12 @@ class LoopIntake:
                 await self._rest(IDLE_SECONDS)
                 continue
             try:
-                if knows_of_some or await self._wait(waiting, queues):
-                    knows_of_some = await self._claim(taking)
+                found = None if knows_of_some else await self._wait(waiting, queues)
+                if knows_of_some or found is not None or len(queues) > 1:
+                    knows_of_some = await self._claim(taking, foreseen=found)
+                    if not knows_of_some:
+                        # What was delivered begins first: nobody waits for the next look.
+                        await asyncio.sleep(0)
             except redis.ResponseError as exc:
                 # Out of memory, mostly: both commands write. It passes, and so does a hot loop.
                 logger.error("Redis refuses to hand out messages: %s", exc)
@@ -198,21 +202,28 @@ class LoopIntake:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
 
-    async def _wait(self, link: RedisLink, queues: list[str]) -> bool:
-        """Wait for a message; with several queues one of them is waited for, and all are looked at."""
+    async def _wait(self, link: RedisLink, queues: list[str]) -> bytes | None:
+        """Wait for a message of one queue and return it, unclaimed; None when none came."""
         command = self._channel.peek_command(queues, WAIT_SECONDS)
-        found = await link.execute(*command, blocks_seconds=float(command[-1]))
-        return found is not None or len(queues) > 1
+        found: bytes | None = await link.execute(*command, blocks_seconds=float(command[-1]))
+        return found
 
-    async def _claim(self, link: RedisLink) -> bool:
-        """Claim and deliver; returns whether there may be more."""
+    async def _claim(self, link: RedisLink, *, foreseen: bytes | None) -> bool:
+        """Claim and deliver; returns whether there may be more.
+
+        Args:
+            foreseen: message that will be claimed, unless another worker is faster.
+        """
         # Asked again: while a message was waited for, a queue may have been left, or its place taken.
         queues, room = self._queues(), self._channel.room()
         if not queues or room <= 0:
             return True
         self._claims = True
         try:
-            answer = await link.execute(*self._channel.claim_command(queues, room))
+            claim = link.begin(*self._channel.claim_command(queues, room))
+            if foreseen is not None:
+                self._channel.foresee(foreseen)
+            answer = await claim
             taken = [answer[i : i + 3] for i in range(0, len(answer), 3)]
             for number, tag, message in taken:
                 self._deliver(queues[number - 1], bytes_to_str(tag), message)

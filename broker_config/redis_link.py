@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Awaitable
 from typing import Any, Final, Self
 
 import hiredis
@@ -71,10 +72,18 @@ class RedisLink:
                 executed the command.
             redis.ResponseError: Redis refused it.
         """
+        return await self.begin(*command, blocks_seconds=blocks_seconds)
+
+    def begin(self, *command: str | bytes | float, blocks_seconds: float = 0) -> Awaitable[Any]:
+        """Send one command, at once where the connection stands; await what is returned for its reply.
+
+        Raises:
+            As ``execute``, when it is awaited.
+        """
         exchange = self._exchange
-        if exchange is None or not exchange.is_trusted():
-            exchange = await self._connected()
-        return await exchange.send(command, blocks_seconds=blocks_seconds)
+        if exchange is not None and exchange.is_trusted():
+            return exchange.send(command, blocks_seconds=blocks_seconds)
+        return self._connect_and_send(command, blocks_seconds)
 
     async def close(self) -> None:
         """Wait for the replies that are due and close the connection."""
@@ -87,6 +96,10 @@ class RedisLink:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.abort()
+
+    async def _connect_and_send(self, command: tuple[Any, ...], blocks_seconds: float) -> Any:
+        exchange = await self._connected()
+        return await exchange.send(command, blocks_seconds=blocks_seconds)
 
     async def _connected(self) -> _Exchange:
         async with self._connecting:
@@ -117,6 +130,8 @@ class _Exchange(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=BaseParser.parse_error, protocolError=redis.InvalidResponse)
         self._due: deque[tuple[asyncio.Future[Any], float, float]] = deque()
+        #: Commands that leave together, at the end of the loop's turn.
+        self._unsent: list[bytes] = []
         self._heard_at = self._loop.time()
         self._alarm: asyncio.TimerHandle | None = None
         self._transport: Any = None
@@ -149,14 +164,26 @@ class _Exchange(asyncio.Protocol):
             return reply
         packed = hiredis.pack_command(command)  # may raise, and then no reply is due
         now = self._loop.time()
+        is_alone = not self._due
         self._due.append((reply, now, self._reply_seconds + blocks_seconds))
         if self._alarm is None:
             self._alarm = self._loop.call_at(now + self._reply_seconds, self._look_at_clock)
-        self._transport.write(packed)
+        if is_alone:  # somebody waits for this one, and what else this turn does takes time
+            self._transport.write(packed)
+            return reply
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(packed)
         return reply
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None:
+            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
 
     async def finish(self) -> None:
         """Wait for what is due, then close."""
+        self._flush()
         replies = [reply for reply, _, _ in self._due if not reply.done()]
         if replies:
             await asyncio.wait(replies)
@@ -173,6 +200,8 @@ class _Exchange(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """Take the transport over."""
         self._transport = transport
+        # Whatever is written leaves at once; what can wait is gathered here.
+        transport.set_write_buffer_limits(high=0)
         if transport.is_closing():
             self._end(redis.ConnectionError("Redis closed the connection"))
 

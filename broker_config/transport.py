@@ -82,6 +82,9 @@ return taken
 #: What means that the connection is gone, as opposed to kombu's list, which has KeyError in it.
 LOST: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
 
+#: Where a message that was read ahead keeps its decoded body; no field of a message is called so.
+_DECODED: Final = "nekro decoded"
+
 logger = logging.getLogger(__name__)
 
 
@@ -202,10 +205,21 @@ def deliveries(headers: Any) -> int:
     return count if isinstance(count, int) else 0
 
 
+class ClaimMessage(virtual.Message):  # type: ignore[misc]
+    """A message whose body may have been read already."""
+
+    def __init__(self, payload: dict[str, Any], channel: Any = None, **options: Any) -> None:
+        decoded = payload.pop(_DECODED, None)
+        super().__init__(payload, channel=channel, **options)
+        if decoded is not None and self.content_type == "application/json":
+            self._decoded_cache = decoded
+
+
 class ClaimChannel(stock.Channel):  # type: ignore[misc]
     """Waits for messages with a peek and takes them with a claim."""
 
     QoS = ClaimQoS
+    Message = ClaimMessage
     #: Set by the worker's bootstep; None where messages are fetched one by one.
     keeper: Keeper | None = None
     #: Set where tasks run on an event loop; None: the hub takes messages.
@@ -219,6 +233,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         # An id of its own for each would cost a system call for each.
         self._tags = map(f"{uuid4()}.{{}}".format, count())
         self._claims_next = True
+        self._foreseen: tuple[bytes, dict[str, Any]] | None = None
         self._asked: list[str] = []  # queues of the claim under way; empty otherwise
         self._command = "BLMOVE"  # the one under way
         self._parameters: dict[str, Any] | None = None
@@ -290,6 +305,20 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         key = f"{self.global_keyprefix}{queues[0]}"
         return ("BLMOVE", key, key, "RIGHT", "RIGHT", seconds)
 
+    def foresee(self, raw: bytes) -> None:
+        """Read a message that is about to be claimed, while Redis answers."""
+        try:
+            message = _readable(raw)
+            if message["properties"]["body_encoding"] == "utf-8":
+                message[_DECODED] = json.loads(message["body"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return  # if it comes, it is refused in the ordinary way
+        self._foreseen = (raw, message)
+
+    def _read(self, raw: bytes) -> dict[str, Any]:
+        foreseen, self._foreseen = self._foreseen, None
+        return foreseen[1] if foreseen is not None and foreseen[0] == raw else _readable(raw)
+
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues or monotonic() < self._resume_at:
@@ -345,7 +374,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             self.qos.restore_by_tag(tag)
             return
         try:
-            message = _readable(raw)
+            message = self._read(raw)
             message["properties"]["delivery_tag"] = tag
             self.claimed.add(tag)
             self._queue_cycle.rotate(queue)
@@ -372,6 +401,7 @@ def _readable(raw: bytes) -> dict[str, Any]:
     """
     # kombu's own reader asks of each object whether it stands for a time or the like; hardly any does.
     message = loads(bytes_to_str(raw)) if b'"__type__"' in raw else json.loads(raw)
+    message.pop(_DECODED, None)
     properties = message["properties"]
     if not isinstance(message["headers"], dict) or not isinstance(properties["delivery_info"], dict):
         raise TypeError("headers or delivery_info is no object")
