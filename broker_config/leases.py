@@ -249,7 +249,9 @@ class LeaseKeeper:
                 continue
             key = f"{channel.global_keyprefix}{channel.unacked_index_key}"
             lost: Any = self._client.eval(RENEW, 1, key, str(self._lease_seconds), *tags)
-            for tag in {raw.decode() for raw in lost} - self._lost - self._acknowledged():
+            # What was acknowledged while Redis was asked is not held any more, and not lost.
+            held = channel.qos.held()
+            for tag in ({raw.decode() for raw in lost} & held.keys()) - self._lost - self._acknowledged():
                 # Restored while this process was frozen or cut off: another worker has it.
                 logger.error("lost the lease of delivery %s (task %s)", tag, held[tag].headers.get("id"))
                 metrics().leases_lost.labels("delivery").inc()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 from collections.abc import Coroutine
@@ -96,6 +97,10 @@ def _concurrency(settings: Settings, lane: str) -> int:
     return limits[lane]
 
 
+#: New objects after which the collector looks for cycles; each call under way holds some 150.
+GARBAGE_THRESHOLD: Final = 10_000
+
+
 class _Home:
     """Where the services live: the asyncio pool's loop, or a loop of their own beside threads."""
 
@@ -153,6 +158,10 @@ class _Home:
             )
             at_loop_close(service.close)
             self._drain = service.drain
+        # All that was loaded stays. Left to the collector it is looked through again and again, a tenth of
+        # a second each time, in which no call goes on.
+        gc.freeze()
+        gc.set_threshold(GARBAGE_THRESHOLD)
 
 
 def _step(home: _Home) -> type[bootsteps.StartStopStep]:
