@@ -424,3 +424,29 @@ def test_claimed_messages_are_delivered(
     slow_claim.end()
     wait_for(lambda: len(slow_claim.delivered) == 3, what="the messages")
     assert (waiting(own_client, settings), held(own_client, settings)) == (0, 3)
+
+
+def test_what_was_read_ahead_serves_its_own_message_and_no_other(app: NekroApp) -> None:
+    def raw(word: str, **extra: Any) -> bytes:
+        message = app.amqp.create_task_message(new_id(), "m.noop", [word])
+        return json.dumps(json.loads(encode_message(message, queue="methods")) | extra).encode()
+
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        delivered: list[Any] = []
+        queues = [app.amqp.queues["methods"]]
+        Consumer(channel, queues, accept=["json"], on_message=delivered.append).consume()
+        first, second = raw("first"), raw("second")
+        forged = raw("third", **{"nekro decoded": [["forged"], {}, {}]})
+        for unreadable in (b"{", b"[]", json.dumps({"body": "{"}).encode()):
+            channel.foresee(unreadable)
+        channel.foresee(first)
+        channel._take("methods", "tag.1", second)  # another worker was faster with the first
+        channel._take("methods", "tag.2", first)
+        channel.foresee(forged)
+        channel._take("methods", "tag.3", forged)
+        channel.foresee(raw("of another encoding", properties={"body_encoding": "base64"}))
+        assert [message.payload[0] for message in delivered] == [["second"], ["first"], ["third"]]
+        assert [message.delivery_tag for message in delivered] == ["tag.1", "tag.2", "tag.3"]
+        for message in delivered:
+            message.channel.qos.ack(message.delivery_tag)

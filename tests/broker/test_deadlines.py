@@ -1,0 +1,122 @@
+"""Deadlines that share timers: never early, each told once, and limits that behave as asyncio's timeouts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_config.deadlines import Deadlines, Limits
+
+
+@given(now=st.floats(0, 1e6), seconds=st.floats(0, 1e5))
+def test_a_deadline_is_never_early_and_late_in_proportion(now: float, seconds: float) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        loop.time = lambda: now  # type: ignore[method-assign]
+        deadlines = Deadlines[str](loop, lambda entry: None)
+        tick = deadlines.add("entry", seconds)
+        late = tick * 0.05 - (now + seconds)
+        assert -1e-6 <= late <= max(0.05, seconds / 30) + 1e-6
+    finally:
+        loop.close()
+
+
+async def test_entries_of_about_the_same_time_share_a_timer_and_each_is_told_once() -> None:
+    told: list[int] = []
+    deadlines = Deadlines[int](asyncio.get_running_loop(), told.append)
+    ticks = {number: deadlines.add(number, 0.2 + number / 100_000) for number in range(100)}
+    for number in range(0, 100, 2):
+        deadlines.discard(number, ticks[number])
+    assert len(set(ticks.values())) <= 2
+    await asyncio.sleep(0.5)
+    assert sorted(told) == list(range(1, 100, 2))
+    deadlines.discard(1, ticks[1])  # it has passed
+    assert len(told) == 50
+
+
+async def test_one_that_cannot_be_told_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[int] = []
+
+    def tell(entry: int) -> None:
+        if entry == 0:
+            raise ValueError("no")
+        told.append(entry)
+
+    deadlines = Deadlines[int](asyncio.get_running_loop(), tell)
+    for number in range(3):
+        deadlines.add(number, 0.01)
+    with caplog.at_level(logging.ERROR):
+        await asyncio.sleep(0.2)
+    assert sorted(told) == [1, 2]
+    assert "could not be told" in caplog.text
+
+
+async def test_closed_deadlines_are_forgotten() -> None:
+    told: list[int] = []
+    deadlines = Deadlines[int](asyncio.get_running_loop(), told.append)
+    deadlines.add(1, 0.01)
+    deadlines.close()
+    await asyncio.sleep(0.2)
+    assert told == []
+
+
+async def test_a_limit_ends_what_is_awaited_and_nothing_after_it() -> None:
+    limits = Limits()
+    limit = limits.of(0.05)
+    with pytest.raises(TimeoutError), limit:
+        await asyncio.sleep(10)
+    assert limit.is_over
+    await asyncio.sleep(0.1)
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
+
+
+async def test_a_block_that_ends_in_time_is_left_alone() -> None:
+    limits = Limits()
+    limit = limits.of(0.05)
+    with limit:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.2)
+    assert not limit.is_over
+
+
+async def test_a_cancellation_from_elsewhere_stays_one() -> None:
+    limits = Limits()
+
+    async def wait() -> None:
+        with limits.of(0.05):
+            try:
+                await asyncio.sleep(10)
+            finally:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()  # somebody ends the task while its time is over, too
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(wait())
+
+
+async def test_an_error_of_the_block_is_not_hidden() -> None:
+    limits = Limits()
+    with pytest.raises(ValueError, match="its own"), limits.of(0.01):
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            raise ValueError("its own") from None
+
+
+async def test_of_two_limits_the_one_that_is_over_is_told() -> None:
+    limits = Limits()
+    outer, inner = limits.of(0.05), limits.of(5)
+    with pytest.raises(TimeoutError), outer, inner:
+        await asyncio.sleep(10)
+    assert outer.is_over and not inner.is_over
+    # And where both are over at once, the outer one as well.
+    outer, inner = limits.of(0.05), limits.of(0.05)
+    with pytest.raises(TimeoutError), outer, inner:
+        await asyncio.sleep(10)
+    assert outer.is_over and inner.is_over
