@@ -8,6 +8,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -47,6 +48,8 @@ return epoch
 """
 
 logger = logging.getLogger(__name__)
+#: Words unlike any other; a random one for each would be a system call for each.
+_unique = map(f"{uuid4()}.{{}}".format, count())
 
 
 class Publisher(Protocol):
@@ -108,7 +111,9 @@ class PipelinePublisher:
     async def send(self, message: Any, *, queue: str) -> str | None:
         """Put a message into a queue; see ``Publisher``."""
         key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
-        word = await self._execute("EVAL", PUSH, 2, key, self._epoch_key, payload, self._longest, uuid4().hex)
+        word = await self._execute(
+            "EVAL", PUSH, 2, key, self._epoch_key, payload, self._longest, next(_unique)
+        )
         if word is None:
             raise _full(queue, self._longest)
         return bytes(word).decode()
@@ -145,7 +150,7 @@ def encode_message(message: Any, *, queue: str) -> bytes:
         "delivery_info": {"exchange": "", "routing_key": queue},
         "priority": 0,
         "body_encoding": "utf-8",
-        "delivery_tag": str(uuid4()),
+        "delivery_tag": next(_unique),
     }
     return json.dumps(
         {
