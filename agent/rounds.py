@@ -356,7 +356,7 @@ class _Round:
             yield
             if not preparing:  # answered at once
                 prepare()
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a start that has not begun would be cancelled before it did
         finally:
             timer.cancel()
             for task in preparing:

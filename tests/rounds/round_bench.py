@@ -70,6 +70,17 @@ class DirectCaller:
         except Exception as exc:
             raise MethodFailedError(type(exc).__name__, str(exc)) from exc
 
+    async def call_patiently(
+        self, invocation: Invocation, *, lane: str, seconds: float, leave: Callable[[], Awaitable[bool]]
+    ) -> Envelope | None:
+        """Run it as ``call`` does, and leave it when its caller has waited long enough."""
+        call = asyncio.create_task(self.call(invocation, lane=lane))
+        try:
+            done, _ = await asyncio.wait([call], timeout=seconds)
+            return None if not done and await leave() else await call
+        finally:
+            call.cancel()
+
     async def revoke(self, call_id: str, *, terminate: bool = True) -> None:
         """Cancel it."""
         self.revoked.append(call_id)
