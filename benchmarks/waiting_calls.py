@@ -67,12 +67,9 @@ async def _burst(services: Services, calls: int, seconds: float) -> float:
 
 async def _measure(worker: Child, calls: int, seconds: float, repetitions: int) -> None:
     from broker_config.settings import Settings
-    from storage.migrate import upgrade
     from workers.composition import Services
 
-    settings = Settings.load(env_file=None)
-    await upgrade(settings.database, settings.data_dir)
-    services = Services.load(settings, role="cli")
+    services = Services.load(Settings.load(env_file=None), role="cli")
     await services.start()
     try:
         await _burst(services, 1, 0)
@@ -86,6 +83,15 @@ async def _measure(worker: Child, calls: int, seconds: float, repetitions: int) 
             )
     finally:
         await services.close()
+
+
+def _prepare() -> None:
+    """Make the database, before a worker looks for it."""
+    from broker_config.settings import Settings
+    from storage.migrate import upgrade
+
+    settings = Settings.load(env_file=None)
+    asyncio.run(upgrade(settings.database, settings.data_dir))
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -111,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "NEKRO_PLUGINS__DIRS": str(_PLUGINS),
             "NEKRO_LOG__LEVEL": "WARNING",
         }
+        _prepare()
         nekro = str(Path(sys.executable).with_name("nekro"))
         worker = Child([nekro, "worker", "--lane", "methods"], log=Path(name) / "worker.log")
         try:
