@@ -61,7 +61,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
                 return on_any(message)
             if not self._is_ordinary(message, limit):
                 return self.hub.call_soon(on_hub, message)
-            return self._begin(message)
+            return self._guarded(self._begin, message)
 
         def on_hub(message: Any) -> Any:
             # Its channel was lost meanwhile: the message is delivered again.
@@ -71,13 +71,11 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         def on_any(message: Any) -> Any:
             if deliveries(message.headers) >= limit:
                 return self.on_poison(message)
-            try:
-                _check(message.headers)
-                return handle(message)
-            except LOST:
-                raise
-            except Exception as exc:  # headers or body of a shape that Celery takes for granted
-                return self.on_invalid_task(None, message, exc)
+            return self._guarded(checked, message)
+
+        def checked(message: Any) -> Any:
+            _check(message.headers)
+            return handle(message)
 
         return on_task_received
 
@@ -114,22 +112,26 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             and (self._maximum_prefetch_restored or not self.restart_count)
         )
 
-    def _begin(self, message: Any) -> None:
-        """Take an ordinary message to the pool: Celery's handler without what serves the others."""
+    def _guarded(self, take: Callable[[Any], Any], message: Any) -> Any:
+        """Take a message so that nothing in it stops the worker."""
         try:
-            self.strategies[message.headers["task"]](
-                message,
-                None,
-                _Ending(self, message, is_rejection=False),
-                _Ending(self, message, is_rejection=True),
-                self.on_task_message,
-            )
+            return take(message)
         except LOST:
             raise
         except DecodeError as exc:
-            self.on_decode_error(message, exc)
-        except Exception as exc:  # a body of a shape that Celery takes for granted
-            self.on_invalid_task(None, message, exc)
+            return self.on_decode_error(message, exc)
+        except Exception as exc:  # headers or body of a shape that Celery takes for granted
+            return self.on_invalid_task(None, message, exc)
+
+    def _begin(self, message: Any) -> None:
+        """Take an ordinary message to the pool: Celery's handler without what serves the others."""
+        self.strategies[message.headers["task"]](
+            message,
+            None,
+            _Ending(self, message, is_rejection=False),
+            _Ending(self, message, is_rejection=True),
+            self.on_task_message,
+        )
 
     def on_close(self) -> None:
         """The connection is lost: first of all nothing more is taken."""

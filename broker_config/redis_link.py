@@ -179,7 +179,7 @@ class _Exchange(asyncio.Protocol):
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         if unsent and self._transport is not None:
-            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+            self._transport.write(b"".join(unsent))
 
     async def finish(self) -> None:
         """Wait for what is due, then close."""
