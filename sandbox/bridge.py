@@ -105,6 +105,7 @@ class Bridge:
         self._slots = asyncio.Semaphore(limits.max_calls_in_flight)
         self._write_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reading: asyncio.Task[None] | None = None
         self._last_call_id = 0
         self._refusals = 0
         self._sandbox_is_gone = False
@@ -123,8 +124,7 @@ class Bridge:
         """
         self._deadline = deadline
         self._ended: asyncio.Future[BridgeOutcome] = asyncio.get_running_loop().create_future()
-        reading = asyncio.create_task(self._converse(payload), name="sandbox-bridge")
-        self._tasks.add(reading)
+        self._reading = asyncio.create_task(self._converse(payload), name="sandbox-bridge")
         try:
             return await self._ended
         finally:
@@ -136,8 +136,16 @@ class Bridge:
         self._sandbox_is_gone = True
         self._slots.release()
 
+    async def silence(self) -> None:
+        """Wait until the sandbox has said its last word; what it says after the end is dropped."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+
     async def close(self) -> None:
         """Close the socket and wait a bounded time for cancelled calls; late answers are dropped."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._tasks.add(self._reading)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLEAN_UP_SECONDS)
         self._waits.close()
@@ -173,6 +181,8 @@ class Bridge:
             self._ended.set_result(outcome)
 
     async def _take(self, frame: Frame) -> None:
+        if self._ended.done():
+            return
         if self._exit is not None:
             raise SandboxProtocolError(f"the sandbox sent a {frame.kind.name} frame after EXIT")
         if frame.kind is FrameKind.EXIT:
@@ -180,7 +190,7 @@ class Bridge:
             return
         token, arguments = self._check_call(frame)
         await self._slots.acquire()
-        if self._sandbox_is_gone:
+        if self._sandbox_is_gone or self._ended.done():
             # Nobody waits for the answer; what follows may still say how the code ended.
             self._slots.release()
             return

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
+from loguru import logger
+
 from broker_config.metrics import metrics
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError
@@ -35,6 +37,8 @@ _Result = TypeVar("_Result")
 _CODE_BYTES: Final = 1 << 20
 #: How long running code may take to be gone when the manager closes.
 _CLOSE_SECONDS: Final = 10
+#: How long what is left of a run waits, so that it does not hold up whoever goes on with its result.
+_RESULT_LEAVES_SECONDS: Final = 0.02
 
 
 class SandboxManager:
@@ -63,6 +67,7 @@ class SandboxManager:
         #: Weak, because there may be many chats over time and few that run.
         self._containers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._running: dict[str, SandboxRun] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._cleaner = SharedCleaner(idle_seconds=settings.shared_idle_seconds)
 
     async def start(self) -> None:
@@ -108,7 +113,8 @@ class SandboxManager:
         """Run one piece of code and return how it ended.
 
         At most ``max_concurrent`` runs at a time in this process, and one per container; the
-        others wait. Cancelling kills the sandbox.
+        others wait. Cancelling kills the sandbox. A run counts until nothing of its sandbox is left,
+        which may be a moment after its result.
 
         Raises:
             SandboxUnavailableError: no sandbox could be started; no code was run.
@@ -120,7 +126,9 @@ class SandboxManager:
         if len(request.code.encode("utf-8", "surrogatepass")) > _CODE_BYTES:
             raise SandboxError(f"the code has more than {_CODE_BYTES} bytes")
         turn = self._containers.setdefault(request.container_key, asyncio.Lock())
-        async with turn, self._slots:
+        async with contextlib.AsyncExitStack() as held:
+            await held.enter_async_context(turn)
+            await held.enter_async_context(self._slots)
             begin = time.monotonic()
             sandbox, warm = await self._sandbox_for(request)
             start = "warm" if warm else "cold"
@@ -133,9 +141,14 @@ class SandboxManager:
             try:
                 result = await run.execute(methods=methods, dispatch=self._dispatch(request, sandbox))
                 metrics().sandbox_runs.labels(result.stop_type.name).inc()
-                return result
             finally:
                 self._running.pop(request.run_id, None)
+            if run.rest is not None:
+                held.push_async_exit(run.rest)
+                ending = asyncio.create_task(_close_later(held.pop_all()), name="sandbox-ending")
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+            return result
 
     def stop(self, run_id: str) -> bool:
         """End a run by an operator's wish (stop type MANUAL); False when it does not run here."""
@@ -204,6 +217,14 @@ class SandboxManager:
             settings=self._settings,
         )
         return spec
+
+
+async def _close_later(rest: contextlib.AsyncExitStack) -> None:
+    await asyncio.sleep(_RESULT_LEAVES_SECONDS)
+    try:
+        await rest.aclose()
+    except Exception:  # nobody waits for this task
+        logger.exception("sandbox.not_cleared_up")
 
 
 async def _uncancelled(work: Awaitable[_Result]) -> _Result:

@@ -166,8 +166,9 @@ class RunResult:
 
     run_id: str
     stop_type: StopType
-    #: As a shell shows it: the process's own code, or 128 + signal.
-    exit_code: int
+    #: As a shell shows it: the process's own code, or 128 + signal. None when a method's result
+    #: ended the run (AGENT, MULTIMODAL_AGENT) and nobody waited for more than its last word.
+    exit_code: int | None
     #: Cleaned text of stdout and stderr in order; the middle is left out when it was too long.
     output: str
     #: Whether ``output`` lacks something.

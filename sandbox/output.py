@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import fcntl
+import os
 import re
+import struct
+import termios
 from collections.abc import Callable
+from typing import Self
 
 from loguru import logger
 
-__all__ = ["OutputCollector", "clean_text"]
+__all__ = ["OutputCollector", "OutputPipe", "clean_text"]
 
 _CHUNK_BYTES = 64 << 10
 
@@ -27,6 +32,52 @@ def clean_text(text: str) -> str:
     text = _TERMINAL.sub("", text)
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _CONTROL.sub("", text)
+
+
+class OutputPipe(asyncio.StreamReader):
+    """The reading end of a pipe; it knows whether something was written that nobody has read."""
+
+    def __init__(self, fd: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._fd = fd
+        self._unread_bytes = 0
+        self._pipe: asyncio.ReadTransport | None = None
+
+    @classmethod
+    async def open(cls, fd: int) -> Self:
+        """Read from a descriptor, which is closed with this."""
+        loop = asyncio.get_running_loop()
+        pipe = cls(fd, loop)
+        pipe._pipe, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(pipe, loop=loop), os.fdopen(fd, "rb", buffering=0)
+        )
+        return pipe
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was written until now has been read."""
+        return not self._unread_bytes and (self.at_eof() or not _bytes_in(self._fd))
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # event loops give nothing else
+        """Take what came out of the pipe."""
+        self._unread_bytes += len(data)
+        super().feed_data(data)
+
+    async def read(self, n: int = -1) -> bytes:
+        """Read as ``StreamReader`` does."""
+        data = await super().read(n)
+        self._unread_bytes -= len(data)
+        return data
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._pipe is not None:
+            self._pipe.close()
+
+
+def _bytes_in(fd: int) -> int:
+    count: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0]
+    return count
 
 
 class OutputCollector:

@@ -26,6 +26,7 @@ _STOP_SECONDS: Final = 0.2
 _EXIT_SECONDS: Final = 2
 _DRAIN_SECONDS: Final = 2
 _MANUAL_EXIT_CODE: Final = 9
+_STOPPED_BY_RESULT: Final = (StopType.AGENT, StopType.MULTIMODAL_AGENT)
 #: Signals by which the kernel enforces a resource limit, as exit codes.
 _LIMIT_SIGNALS: Final = {128 + 24: Limit.CPU, 128 + 25: Limit.FILE_SIZE}
 _HINTS: Final = {limit.value: limit for limit in Limit if limit is not Limit.WALL}
@@ -50,6 +51,9 @@ class SandboxRun:
         self._warm = warm
         self._limit: Limit | None = None
         self._stopped_by_operator = False
+        self._quota: Quota | None = None
+        #: What is left to do for the sandbox when ``execute`` returned before its end; None: nothing.
+        self.rest: contextlib.AsyncExitStack | None = None
         self.output = OutputCollector(
             keep_bytes=settings.output_keep_bytes,
             kill_bytes=settings.output_kill_bytes,
@@ -67,7 +71,11 @@ class SandboxRun:
         self._sandbox.kill()
 
     async def execute(self, *, methods: dict[str, StubMethod], dispatch: Dispatch) -> RunResult:
-        """Run the code and return how it ended; nothing of the sandbox is left then."""
+        """Run the code and return how it ended.
+
+        Nothing of the sandbox is left then, unless ``rest`` says what: where a method's result ended the
+        run, whoever waits for it need not wait for processes that have had their last word and were killed.
+        """
         started_at, begin = datetime.now(UTC), time.monotonic()
         bridge = Bridge(
             self._sandbox.reader,
@@ -77,29 +85,34 @@ class SandboxRun:
             limits=bridge_limits(self._settings),
         )
         async with contextlib.AsyncExitStack() as clean_up:
-            # In reverse: kill first, then wait for what the calls clean up, then give back.
+            # In reverse: wait for what the calls clean up, then give back, then look at what it wrote.
+            clean_up.push_async_callback(self._cut_back, since=started_at)
             clean_up.push_async_callback(self._sandbox.close)
             clean_up.push_async_callback(bridge.close)
-            clean_up.callback(self._sandbox.kill)
-            quota = await asyncio.to_thread(Quota.at_start, self._sandbox.spec.shared_dir, self._settings)
-            pump = asyncio.create_task(
-                self.output.pump(self._sandbox.output, on_over_limit=lambda: self.end(Limit.OUTPUT))
-            )
-            ended = asyncio.create_task(self._tell_when_ended(bridge))
-            for task in (pump, ended, *self._watch(quota)):
-                clean_up.callback(task.cancel)
-            outcome = await self._converse(bridge, started_at)
-            status = await self._see_out(outcome)
-            await asyncio.wait([pump], timeout=_DRAIN_SECONDS)
-        if await asyncio.to_thread(_cut_back, quota, since=started_at.timestamp()):
-            self._limit = self._limit or Limit.DISK
+            with contextlib.ExitStack() as running:
+                running.callback(self._sandbox.kill)
+                shared_dir = self._sandbox.spec.shared_dir
+                self._quota = await asyncio.to_thread(Quota.at_start, shared_dir, self._settings)
+                pump = asyncio.create_task(
+                    self.output.pump(self._sandbox.output, on_over_limit=lambda: self.end(Limit.OUTPUT))
+                )
+                ended = asyncio.create_task(self._tell_when_ended(bridge))
+                for task in (pump, ended, *self._watch(self._quota)):
+                    running.callback(task.cancel)
+                outcome = await self._converse(bridge, started_at)
+                status = None
+                if not await self._falls_silent(outcome, bridge):
+                    status = await self._see_out(outcome)
+                    await asyncio.wait([pump], timeout=_DRAIN_SECONDS)
+            if status is None:
+                self.rest = clean_up.pop_all()
         stop_type, limit, error = judge(
             outcome, status, limit=self._limit, stopped_by_operator=self._stopped_by_operator
         )
         return RunResult(
             run_id=self._request.run_id,
             stop_type=stop_type,
-            exit_code=status.code,
+            exit_code=None if status is None else status.code,
             output=self.output.text(),
             truncated=self.output.truncated,
             limit=limit,
@@ -157,10 +170,24 @@ class SandboxRun:
         }
         return pickle.dumps(run, 4)
 
+    async def _falls_silent(self, outcome: BridgeOutcome, bridge: Bridge) -> bool:
+        """Give code that a method's result stopped its time to clean up; whether it then has no more to say.
+
+        It may lie: what it prints later is lost to nobody but itself.
+        """
+        if outcome.stop not in _STOPPED_BY_RESULT:
+            return False
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await bridge.silence()
+                await self._sandbox.drain()
+        except TimeoutError:
+            return False
+        return True
+
     async def _see_out(self, outcome: BridgeOutcome) -> ExitStatus:
         """Give the code the time that its end allows, then make sure that it is gone."""
-        stopped = outcome.stop in (StopType.AGENT, StopType.MULTIMODAL_AGENT)
-        seconds = _STOP_SECONDS if stopped else _EXIT_SECONDS
+        seconds = _STOP_SECONDS if outcome.stop in _STOPPED_BY_RESULT else _EXIT_SECONDS
         if outcome.limit is None and outcome.stop is not StopType.SECURITY:
             waiting = asyncio.ensure_future(self._sandbox.wait())
             done, _ = await asyncio.wait([waiting], timeout=seconds)
@@ -170,9 +197,14 @@ class SandboxRun:
         self._sandbox.kill()
         return await self._sandbox.wait()
 
+    async def _cut_back(self, *, since: datetime) -> None:
+        """Take away what the run wrote over its quota."""
+        quota = self._quota
+        if quota is not None and await asyncio.to_thread(_cut_back, quota, since=since.timestamp()):
+            self._limit = self._limit or Limit.DISK
+
 
 def _cut_back(quota: Quota, *, since: float) -> bool:
-    """Take away what a run wrote over its quota; whether it had."""
     if not quota.exceeded():
         return False
     quota.cut_back(since=since)
@@ -185,17 +217,18 @@ def _clean(error: str) -> str:
 
 
 def judge(
-    outcome: BridgeOutcome, status: ExitStatus, *, limit: Limit | None, stopped_by_operator: bool
+    outcome: BridgeOutcome, status: ExitStatus | None, *, limit: Limit | None, stopped_by_operator: bool
 ) -> tuple[StopType, Limit | None, str | None]:
     """Decide the stop type, the limit and the error line from what the host saw.
 
     Args:
+        status: None where the run had its stop type and nobody waited for more.
         limit: the limit for which the host killed the sandbox.
     """
     report = outcome.exit
     error = outcome.error or (report.error if report else None)
-    if outcome.stop is not None:
-        return outcome.stop, None, error
+    if outcome.stop is not None or status is None:
+        return outcome.stop or StopType.ERROR, None, error
     if stopped_by_operator:
         return StopType.MANUAL, None, error
     limit = limit or outcome.limit

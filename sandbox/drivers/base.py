@@ -90,10 +90,13 @@ class Sandbox(Protocol):
     spec: SandboxSpec
     #: Called once, when nothing of the sandbox is left.
     on_close: list[Callable[[], object]]
-    #: Stdout and stderr of everything inside, as one stream.
-    output: asyncio.StreamReader
     #: Directory of the host that is the code's ``/tmp``; None where that has a size of its own.
     scratch_dir: Path | None
+
+    @property
+    def output(self) -> asyncio.StreamReader:
+        """Stdout and stderr of everything inside, as one stream."""
+        ...
 
     @property
     def memory_bounded(self) -> bool:
@@ -103,6 +106,10 @@ class Sandbox(Protocol):
     @property
     def alive(self) -> bool:
         """Whether its first process still runs."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until ``output`` has given all that was printed by now."""
         ...
 
     async def wait(self) -> ExitStatus:

@@ -235,6 +235,10 @@ class ContainerSandbox:
         """Whether the container runs."""
         return self.process.returncode is None
 
+    async def drain(self) -> None:
+        """Wait for the container's end: until then the engine may have output to pass on."""
+        await self.process.wait()
+
     async def wait(self) -> ExitStatus:
         """Wait until the container has ended, and ask why."""
         code = await self.process.wait()

@@ -11,12 +11,13 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
 from sandbox.cgroups import Group
 from sandbox.drivers.base import ExitStatus, SandboxSpec, Usage
 from sandbox.frames import PROTOCOL, FrameKind, FrameReader
+from sandbox.output import OutputPipe
 from sandbox.watchdog import processes_beside, usage_of
 
 __all__ = ["Launched", "ProcessSandbox", "expect_hello", "launch"]
@@ -35,7 +36,7 @@ class Launched:
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    output: asyncio.StreamReader
+    output: OutputPipe
 
     async def words(self) -> str:
         """Return what it printed; for the message when it did not become a sandbox."""
@@ -50,6 +51,7 @@ class Launched:
             self.process.kill()
         await self.process.wait()
         self.writer.close()
+        self.output.close()
 
 
 async def launch(
@@ -68,20 +70,27 @@ async def launch(
     # The guest reads and waits. Kombu sets a default timeout for all new sockets of the process while
     # it closes a connection, and a socket with a timeout is a non-blocking one in the guest.
     channel.setblocking(True)
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        pass_fds=[channel.fileno(), *pass_fds],
-        env=environment,
-        cwd="/",
-    )
+    # A pipe of our own: that of the event loop does not say what is left in it.
+    output_fd, printed_fd = os.pipe()
+    output = await OutputPipe.open(output_fd)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=printed_fd,
+            stderr=asyncio.subprocess.STDOUT,
+            pass_fds=[channel.fileno(), *pass_fds],
+            env=environment,
+            cwd="/",
+        )
+    except BaseException:
+        output.close()
+        raise
+    finally:
+        os.close(printed_fd)
     channel.close()
     reader, writer = await asyncio.open_unix_connection(sock=ours)
-    return Launched(
-        process=process, reader=reader, writer=writer, output=cast("asyncio.StreamReader", process.stdout)
-    )
+    return Launched(process=process, reader=reader, writer=writer, output=output)
 
 
 async def expect_hello(reader: asyncio.StreamReader) -> None:
@@ -126,7 +135,7 @@ class ProcessSandbox:
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    output: asyncio.StreamReader
+    output: OutputPipe
     pidfd: int
     #: Host id of the first process inside.
     first_pid: int
@@ -144,6 +153,12 @@ class ProcessSandbox:
     def alive(self) -> bool:
         """Whether its first process still runs."""
         return self.process.returncode is None
+
+    async def drain(self) -> None:
+        """Wait until ``output`` has given all that was printed by now."""
+        # Let the event loop read it, and whoever reads `output` take it; nothing tells that a pipe is empty.
+        while not self.output.is_empty:  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
     async def wait(self) -> ExitStatus:
         """Wait until every process inside is gone."""
@@ -189,6 +204,7 @@ class ProcessSandbox:
             await self.process.wait()
         finally:
             self.writer.close()
+            self.output.close()
             os.close(self.pidfd)
             self.pidfd = -1
             if self.group:

@@ -15,7 +15,7 @@ from _signal import (  # type: ignore[import-not-found]
     pthread_sigmask,
     valid_signals,
 )
-from _socket import MSG_DONTWAIT, MSG_PEEK, socket
+from _socket import MSG_DONTWAIT, MSG_PEEK, SHUT_WR, socket
 from _thread import allocate_lock, get_ident, start_new_thread
 from select import select
 from typing import TYPE_CHECKING
@@ -36,7 +36,6 @@ __all__ = [
     "MethodError",
     "RunStopped",
     "Stub",
-    "finish",
 ]
 
 HELLO, RUN, CALL, RETURN, RAISE, STOP, EXIT = range(1, 8)
@@ -256,11 +255,30 @@ class Channel:
                 waiter.go_on()
         mine.kind = STOP
         try:  # noqa: SIM105 - contextlib is slow to import
-            start_new_thread(end_soon, ())
+            start_new_thread(self._finish_soon, ())
         except RuntimeError:  # no more threads: the host ends what does not end
             pass
         if interrupt_main:
             pthread_kill(self._main_thread, SIGUSR1)
+
+    def _finish_soon(self) -> NoReturn:
+        """End the process when clean-up code had its time."""
+        time.sleep(STOP_GRACE_SECONDS)
+        self.finish(0)
+
+    def finish(self, code: int) -> NoReturn:
+        """Flush, say that nothing more will come, and end without running anything more."""
+        for stream in (sys.stdout, sys.stderr):
+            try:  # noqa: SIM105 - contextlib is slow to import
+                stream.flush()
+            except Exception:  # noqa: S110 - the code may have closed or replaced it
+                pass
+        if os.getpid() == self.owner:
+            try:  # noqa: SIM105 - contextlib is slow to import
+                self._socket.shutdown(SHUT_WR)  # the kernel closes it late, after the memory is taken down
+            except OSError:  # the code has closed it
+                pass
+        os._exit(code)
 
 
 def end_of_frame(data: bytes, begin: int) -> int:
@@ -269,12 +287,6 @@ def end_of_frame(data: bytes, begin: int) -> int:
         return begin + HEADER.size
     length: int = HEADER.unpack_from(data, begin)[0]
     return begin + 4 + length
-
-
-def end_soon() -> NoReturn:
-    """End the process when clean-up code had its time."""
-    time.sleep(STOP_GRACE_SECONDS)
-    finish(0)
 
 
 def encode_plain(args: tuple[Any, ...]) -> bytes:
@@ -322,13 +334,3 @@ class Stub:
     def __signature__(self) -> Any:
         """The method's signature; built when asked for."""
         return parse_signature(self._signature_text)
-
-
-def finish(code: int) -> NoReturn:
-    """Flush and end without running anything more."""
-    for stream in (sys.stdout, sys.stderr):
-        try:  # noqa: SIM105 - contextlib is slow to import
-            stream.flush()
-        except Exception:  # noqa: S110 - the code may have closed or replaced it
-            pass
-    os._exit(code)

@@ -38,7 +38,6 @@ from sandbox.guest.channel import (
     MethodError,
     RunStopped,
     Stub,
-    finish,
 )
 
 if TYPE_CHECKING:
@@ -174,13 +173,13 @@ def exit_code_of(exc: SystemExit) -> int:
     return 1
 
 
-def execute(code: str, module: ModuleType) -> dict[str, Any]:
+def execute(code: str, module: ModuleType, channel: Channel) -> dict[str, Any]:
     """Run the code as ``__main__`` to its end, its threads and exit handlers included."""
     report: dict[str, Any] = {"code": 0, "error": None, "limit": None}
     try:
         exec(compile(code, CODE_NAME, "exec"), module.__dict__)  # noqa: S102 - the purpose of the sandbox
     except RunStopped:
-        finish(0)
+        channel.finish(0)
     except SystemExit as exc:
         report["code"] = exit_code_of(exc)
     except BaseException as exc:
@@ -192,7 +191,7 @@ def execute(code: str, module: ModuleType) -> dict[str, Any]:
             sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
     except BaseException:
-        finish(0)
+        channel.finish(0)
     return report
 
 
@@ -255,12 +254,12 @@ def run_code(config: dict[str, Any]) -> NoReturn:
     sys.argv = [CODE_NAME]
     sys.meta_path.insert(0, SourceKeeper(run["code"]))
     set_limits(run["limits"])
-    report = execute(run["code"], module)
+    report = execute(run["code"], module, channel)
     del runner
     module.__dict__.clear()  # closes and so flushes what the code left open
     if os.getpid() == channel.owner:  # a fork that reached the end of the code has no say
         channel.send(EXIT, encode_report(report))
-    finish(report["code"])
+    channel.finish(report["code"])
 
 
 def reap(child: int, *, has_socket: bool) -> NoReturn:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from sandbox_lab import Lab, lab, method
+from sandbox_lab import Lab, host_processes, lab, method
 
 from nekro_agent.errors import SandboxError
 from sandbox import Limit, Returned, StopType
@@ -163,6 +163,69 @@ report('later')
     assert result.stop_type is StopType.AGENT
     assert box.reports == []
     assert (box.shared() / "kept.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize("chars", [1, 5_000, 30_000])
+async def test_all_that_was_printed_before_an_agent_result_is_in_the_output(box: Lab, chars: int) -> None:
+    code = f"""
+import atexit, os
+os.write(1, b'a' * {chars})
+print('b' * {chars}, end='')
+try:
+    agent()
+finally:
+    print('cleaned up')
+"""
+    for _ in range(5):
+        result = await box.run(code)
+        assert result.stop_type is StopType.AGENT
+        assert result.output == "a" * chars + "b" * chars + "cleaned up\n"
+
+
+async def test_an_agent_result_is_there_before_the_processes_are_gone(box: Lab) -> None:
+    code = """
+import os, time
+if os.fork() == 0:
+    while True:
+        os.write(1, b'.')
+        time.sleep(0.001)
+agent()
+"""
+    result = await box.run(code)
+    assert (result.stop_type, result.exit_code) == (StopType.AGENT, None)
+    following = await box.run(
+        "import os\nprint(len([name for name in os.listdir('/proc') if name.isdigit()]))"
+    )
+    assert following.output == "2\n"
+
+
+async def test_code_that_feigns_its_end_after_an_agent_result_is_killed(box: Lab) -> None:
+    code = """
+import os, time
+try:
+    agent()
+finally:
+    os.dup2(os.open('/dev/null', os.O_RDWR), 3)
+    while True:
+        open('shared/alive', 'a').write('x')
+"""
+    assert (await box.run(code)).stop_type is StopType.AGENT
+    await box.run("")
+    size = (box.shared() / "alive").stat().st_size
+    await box.run("")
+    assert (box.shared() / "alive").stat().st_size == size
+
+
+async def test_what_code_wrote_over_its_quota_before_an_agent_result_is_taken_back(tmp_path: Path) -> None:
+    async with lab(tmp_path, shared_bytes=1 << 20) as box:
+        await box.run("open('shared/big', 'wb').write(b'x' * (1 << 20) * 2)\nagent()")
+        assert (await box.run("import os\nprint(os.listdir('shared'))")).output == "[]\n"
+
+
+async def test_closing_after_an_agent_result_leaves_nothing(tmp_path: Path) -> None:
+    async with lab(tmp_path) as box:
+        await box.run("import os, time\nif not os.fork():\n    time.sleep(60)\nagent()")
+    assert os.geteuid() != 0 or host_processes(box.user()) == []
 
 
 async def test_code_cannot_outlive_an_agent_result(box: Lab) -> None:
