@@ -7,9 +7,10 @@ under ``functools.cache``: building them takes SQLAlchemy longer than running th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cache
+from operator import itemgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
@@ -66,14 +67,16 @@ class Repository:
     async def _one_or_none(
         self, value: type[_Value], statement: Executable, values: Mapping[str, Any] | None = None
     ) -> _Value | None:
-        row = (await self._connection.execute(statement, values)).one_or_none()
-        return None if row is None else _to_value(value, row)
+        rows = await self._connection.execute(statement, values)
+        row = rows.one_or_none()
+        return None if row is None else _reader(value, tuple(rows.keys()))(row)
 
     async def _all(
         self, value: type[_Value], statement: Executable, values: Mapping[str, Any] | None = None
     ) -> list[_Value]:
-        rows: Iterable[Row[Any]] = await self._connection.execute(statement, values)
-        return [_to_value(value, row) for row in rows]
+        rows = await self._connection.execute(statement, values)
+        read = _reader(value, tuple(rows.keys()))
+        return [read(row) for row in rows.all()]
 
     async def _scalar(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
         return (await self._connection.execute(statement, values)).scalar_one_or_none()
@@ -102,11 +105,16 @@ def found(value: _Value | None, noun: str, key: str) -> _Value:
     return value
 
 
-def _to_value(value: type[_Value], row: Row[Any]) -> _Value:
-    columns = row._mapping
-    return value(**{name: columns[name] for name in _field_names(value)})
-
-
 @cache
-def _field_names(value: type[_Dataclass]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(value))
+def _reader(value: type[_Value], columns: tuple[str, ...]) -> Callable[[Row[Any]], _Value]:
+    """Return what makes a value of a row with these columns.
+
+    By position: to look a column up by its name takes longer than all else that is done for it.
+    """
+    names = [field.name for field in dataclasses.fields(value)]
+    pick = itemgetter(*(columns.index(name) for name in names))
+
+    def read(row: Row[Any]) -> _Value:
+        return value(**dict(zip(names, pick(row), strict=True)))
+
+    return read

@@ -27,9 +27,10 @@ from sqlalchemy import (
     func,
     or_,
     select,
+    union_all,
     update,
 )
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.orm import aliased
 
 from nekro_agent.errors import FencedError
 from storage.chats import ChatRepository
@@ -251,17 +252,15 @@ class RoundRepository(Repository):
         statement = select(RoundRow).where(_is_open(chat_key), RoundRow.state == RoundState.RUNNING)
         return await self._one_or_none(Round, statement)
 
-    async def merged_into(self, *round_ids: str) -> list[Round]:
-        """List what rounds took along, in order; each chat's by itself."""
-        if not round_ids:
-            return []
-        return await self._all(Round, _listed_statement("merged_into"), {"keys": round_ids})
+    async def merged_into(self, round_id: str) -> list[Round]:
+        """List what a round took along, in order."""
+        return await self._all(Round, _merged_statement(), {"of_round": round_id})
 
     async def rounds_of_turns(self, *turn_ids: str) -> list[Round]:
-        """List the rounds of turns of one chat, in order."""
-        if not turn_ids:
-            return []
-        return await self._all(Round, _listed_statement("turn_id"), {"keys": turn_ids})
+        """List the rounds of turns of one chat, and what they took along of other turns, in order."""
+        rounds = await self._all(Round, _turns_statement(), {"turns": turn_ids})
+        # What a round took along of its own turn is there twice.
+        return sorted({item.id: item for item in rounds}.values(), key=lambda item: item.sequence)
 
     async def newest(self, chat_key: str, *, limit: int) -> list[Round]:
         """List the newest rounds of a chat, the oldest of them first."""
@@ -345,9 +344,18 @@ def _cancel_statement() -> Executable:
 
 
 @cache
-def _listed_statement(name: str) -> Executable:
-    column: InstrumentedAttribute[str | None] = getattr(RoundRow, name)
-    return select(RoundRow).where(column.in_(bindparam("keys", expanding=True))).order_by(RoundRow.sequence)
+def _merged_statement() -> Executable:
+    return select(RoundRow).where(RoundRow.merged_into == bindparam("of_round")).order_by(RoundRow.sequence)
+
+
+@cache
+def _turns_statement() -> Executable:
+    # Two queries in one, because no database finds the rows of "of the turn or merged into it" by index.
+    turns, taker = bindparam("turns", expanding=True), aliased(RoundRow)
+    merged = select(RoundRow).join(taker, RoundRow.merged_into == taker.id)
+    return union_all(
+        select(RoundRow).where(RoundRow.turn_id.in_(turns)), merged.where(taker.turn_id.in_(turns))
+    )
 
 
 @cache

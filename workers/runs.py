@@ -26,7 +26,6 @@ class CodeReport:
     """How a run of code ended; ``calls`` and ``follow_ups`` are JSON data."""
 
     stop_type: StopType
-    exit_code: int
     output: str
     #: Last line of the traceback, or the limit that ended the run; None when all went well.
     error: str | None
@@ -74,7 +73,6 @@ class CodeRuns:
             part.tell(stop_type=result.stop_type.name)
         return CodeReport(
             stop_type=result.stop_type,
-            exit_code=result.exit_code,
             output=result.output,
             error=result.error,
             calls=[call_json(record) for record in calls.records],

@@ -35,21 +35,20 @@ class Turn:
     @classmethod
     async def read(cls, transaction: Transaction, claimed: ClaimedRound) -> Turn:
         """Gather it."""
-        own = await transaction.rounds.rounds_of_turns(claimed.round.turn_id)
-        merged = await transaction.rounds.merged_into(*(item.id for item in own))
-        triggers = [*claimed.triggers, *merged]
+        found = await transaction.rounds.rounds_of_turns(claimed.round.turn_id)
+        own = [item for item in found if item.turn_id == claimed.round.turn_id]
+        triggers = [*claimed.triggers, *_merged_into(own, found)]
         turns = {item.turn_id for item in triggers}
-        is_alone = turns == {claimed.round.turn_id}
-        rounds = own if is_alone else await transaction.rounds.rounds_of_turns(*turns)
+        if turns != {claimed.round.turn_id}:
+            found = await transaction.rounds.rounds_of_turns(*turns)
         earlier = [
             item
-            for item in rounds
-            if item.state is RoundState.DONE and item.sequence < claimed.round.sequence
+            for item in found
+            if item.turn_id in turns
+            and item.state is RoundState.DONE
+            and item.sequence < claimed.round.sequence
         ]
-        if not is_alone:
-            merged = await transaction.rounds.merged_into(*(item.id for item in earlier))
-        ids = {item.id for item in earlier}
-        triggers += [*earlier, *(item for item in merged if item.merged_into in ids)]
+        triggers += [*earlier, *_merged_into(earlier, found)]
         observations = await _observations(transaction, triggers)
         previous = [
             _turn_round(item, number, observations.pop(item.id, []))
@@ -60,6 +59,11 @@ class Turn:
         return cls(
             started_at=first.started_at or first.requested_at, previous=tuple(previous), loose=tuple(loose)
         )
+
+
+def _merged_into(rounds: Sequence[Round], found: Sequence[Round]) -> list[Round]:
+    ids = {item.id for item in rounds}
+    return [item for item in found if item.merged_into in ids]
 
 
 async def _observations(

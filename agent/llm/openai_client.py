@@ -24,6 +24,10 @@ from nekro_agent.errors import LLMError
 
 __all__ = ["OpenAIClient"]
 
+#: Posted to as it is. The package's method for it walks through the messages part by part to find names
+#: to translate, which takes longer than all else that is done for a request.
+_PATH: Final = "/chat/completions"
+_Chunks = openai.AsyncStream[ChatCompletionChunk]
 #: Sent where no key is configured: local endpoints want none, the package insists on one.
 _NO_KEY: Final = "none"
 #: How much of an endpoint's own words an error repeats.
@@ -126,9 +130,8 @@ class OpenAIClient:
         return gathered
 
     async def _ask_whole(self, request: LLMRequest, gathered: _Gathered) -> None:
-        completion: object = await self._connected().chat.completions.create(
-            **self._body(request, gathered.model)
-        )
+        body = self._body(request, gathered.model)
+        completion: object = await self._connected().post(_PATH, body=body, cast_to=ChatCompletion)
         if not isinstance(completion, ChatCompletion) or not completion.choices:
             # The package hands out whatever text a wrong address answers with.
             raise _TryFailed(Fault(what="the response is no chat completion", status=200))
@@ -157,17 +160,22 @@ class OpenAIClient:
         if self._asks_usage:
             body["stream_options"] = {"include_usage": True}
         try:
-            stream = await self._connected().chat.completions.create(**body)
+            stream = await self._stream(body)
         except openai.BadRequestError as exc:
             # Some compatible servers know no usage in streams: ask without, now and from here on.
             if not self._asks_usage or "stream_options" not in str(exc):
                 raise
             self._asks_usage = False
             del body["stream_options"]
-            stream = await self._connected().chat.completions.create(**body)
+            stream = await self._stream(body)
         async with stream:
             async for chunk in stream:
                 yield chunk
+
+    async def _stream(self, body: dict[str, Any]) -> openai.AsyncStream[ChatCompletionChunk]:
+        return await self._connected().post(
+            _PATH, body=body, cast_to=ChatCompletion, stream=True, stream_cls=_Chunks
+        )
 
     def _connected(self) -> openai.AsyncOpenAI:
         if self._client is None:
@@ -184,10 +192,7 @@ class OpenAIClient:
         return self._client
 
     def _body(self, request: LLMRequest, model: str) -> dict[str, Any]:
-        # As extra fields, which the package sends as they are: it walks through ordinary messages part by
-        # part to find names to translate, which takes longer than all else that is done for a request.
-        messages = {"messages": [_wire(message) for message in request.messages]}
-        body: dict[str, Any] = {"model": model, "messages": [], "extra_body": messages}
+        body: dict[str, Any] = {"model": model, "messages": [_wire(message) for message in request.messages]}
         if self._settings.temperature is not None:
             body["temperature"] = self._settings.temperature
         if self._settings.max_output_tokens is not None:

@@ -16,6 +16,7 @@ QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
     "ix_rounds_open ": lambda tx: tx.rounds.seconds_until_due("chat"),
     "ix_rounds_chat_key_sequence": lambda tx: tx.rounds.newest("chat", limit=5),
     "ix_rounds_turn_id": lambda tx: tx.rounds.rounds_of_turns("turn"),
+    "ix_rounds_merged_into": lambda tx: tx.rounds.rounds_of_turns("turn"),
     "ix_calls_open": lambda tx: tx.calls.take_unclaimed(waiting_seconds=5, limit=5),
     "ix_calls_open ": lambda tx: tx.calls.sweep_lost(limit=5),
     "ix_calls_open  ": lambda tx: tx.calls.sweep_expired(limit=5),
