@@ -83,9 +83,12 @@ class PromptBuilder:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            auto_reload=False,
             autoescape=False,  # noqa: S701 - prompts are text; `agent.text` guards our own tags
         )
         self._templates.filters["attribute"] = attribute
+        #: The last system prompt and what it was made of: in the rounds of a turn it is the same.
+        self._last_system: tuple[object, str] = (None, "")
 
     def build(self, request: PromptRequest) -> tuple[PromptMessage, ...]:
         """Return the system message, the history, and a pair of messages for each earlier round."""
@@ -104,14 +107,20 @@ class PromptBuilder:
         return tuple(messages)
 
     def _system(self, request: PromptRequest) -> str:
-        return self._templates.get_template("system.j2").render(
-            persona=(request.persona or self._agent.persona).strip(),
-            wall_seconds=f"{self._sandbox.wall_seconds:g}",
-            memory_mib=self._sandbox.memory_bytes >> 20,
-            max_calls=self._sandbox.max_calls,
-            rounds_per_turn=self._agent.rounds_per_turn,
-            plugins=order_plugins(request.plugins, adapter_key=request.chat.adapter_key),
-        )
+        persona = (request.persona or self._agent.persona).strip()
+        plugins = order_plugins(request.plugins, adapter_key=request.chat.adapter_key)
+        shown = (persona, [(plugin.name, plugin.module_name, plugin.methods) for plugin in plugins])
+        if shown != self._last_system[0]:
+            text = self._templates.get_template("system.j2").render(
+                persona=persona,
+                wall_seconds=f"{self._sandbox.wall_seconds:g}",
+                memory_mib=self._sandbox.memory_bytes >> 20,
+                max_calls=self._sandbox.max_calls,
+                rounds_per_turn=self._agent.rounds_per_turn,
+                plugins=plugins,
+            )
+            self._last_system = (shown, text)
+        return self._last_system[1]
 
     def _opening(self, segment: Segment, request: PromptRequest) -> list[Part]:
         name = attribute(request.chat.channel_name or request.chat.chat_key)

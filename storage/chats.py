@@ -94,8 +94,11 @@ class ChatRepository(Repository):
         )
         await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(history_after=newest))
 
-    async def lock(self, chat_key: str) -> None:
+    async def lock(self, chat_key: str, *, create: bool = False) -> None:
         """Keep every other writer of the chat waiting until this transaction ends.
+
+        Args:
+            create: whether a chat that is new gets its row.
 
         Raises:
             NotFoundError: there is no such chat.
@@ -103,7 +106,12 @@ class ChatRepository(Repository):
         if chat_key in self._connection.locked_chats:
             return
         if await self._scalar(_lock_statement(), {"of_chat": chat_key}) is None:
-            raise NotFoundError(f"there is no chat {chat_key!r}; its first message begins it (`nekro send`)")
+            if not create:
+                raise NotFoundError(
+                    f"there is no chat {chat_key!r}; its first message begins it (`nekro send`)"
+                )
+            await self.ensure(chat_key)
+            await self._scalar(_lock_statement(), {"of_chat": chat_key})
         self._connection.locked_chats[chat_key] = None
 
     async def acquire_lease(self, chat_key: str, *, owner: str, lease_seconds: float) -> int | None:

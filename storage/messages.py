@@ -93,15 +93,22 @@ class MessageRepository(Repository):
         return found(await self.find(message_id), "message", message_id)
 
     async def newest(
-        self, chat_key: str, *, limit: int, before: int | None = None, with_past: bool = False
+        self,
+        chat_key: str,
+        *,
+        limit: int,
+        since: int = 0,
+        before: int | None = None,
+        with_past: bool = False,
     ) -> list[Message]:
         """List the newest messages of a chat, the oldest of them first.
 
         Args:
+            since: only the message with this sequence and younger ones.
             before: only messages with a smaller sequence; for paging.
             with_past: also those from before the last ``ChatRepository.reset``.
         """
-        values: dict[str, Any] = {"of_chat": chat_key, "most": limit}
+        values: dict[str, Any] = {"of_chat": chat_key, "most": limit, "since": since}
         if before is not None:
             values["before"] = before
         statement = _newest_statement(is_paged=before is not None, with_past=with_past)
@@ -141,7 +148,9 @@ def _values(message: NewMessage) -> dict[str, Any]:
 
 @cache
 def _newest_statement(*, is_paged: bool, with_past: bool) -> Executable:
-    statement = select(MessageRow).where(MessageRow.chat_key == bindparam("of_chat"))
+    statement = select(MessageRow).where(
+        MessageRow.chat_key == bindparam("of_chat"), MessageRow.sequence >= bindparam("since")
+    )
     if is_paged:
         statement = statement.where(MessageRow.sequence < bindparam("before"))
     if not with_past:

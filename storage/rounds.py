@@ -351,7 +351,8 @@ def _merged_statement() -> Executable:
 @cache
 def _turns_statement() -> Executable:
     # Two queries in one, because no database finds the rows of "of the turn or merged into it" by index.
-    turns, taker = bindparam("turns", expanding=True), aliased(RoundRow)
+    taker = aliased(RoundRow)
+    turns: BindParameter[Any] = bindparam("turns", expanding=True)
     merged = select(RoundRow).join(taker, RoundRow.merged_into == taker.id)
     return union_all(
         select(RoundRow).where(RoundRow.turn_id.in_(turns)), merged.where(taker.turn_id.in_(turns))

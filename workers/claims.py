@@ -166,7 +166,7 @@ class CallClaims:
         async with self._database.begin() as transaction:
             if text is not None:
                 await self._record_text(transaction, claim, invocation, text)
-            round_id = await self._follow_up(transaction, invocation, envelope, has_text=text is not None)
+            round_id = await self._follow_up(transaction, invocation, envelope)
             envelope = envelope.model_copy(update={"round_id": round_id})
             ended = await transaction.calls.finish(
                 claim.call_id, fence=claim.fence, outcome=envelope.model_dump(mode="json")
@@ -209,7 +209,7 @@ class CallClaims:
     async def _record_text(
         self, transaction: Transaction, claim: HeldClaim, invocation: Invocation, text: str
     ) -> None:
-        await transaction.chats.ensure(invocation.chat_key)
+        await transaction.chats.lock(invocation.chat_key, create=True)
         message, is_new = await transaction.messages.append_once(
             NewMessage(
                 chat_key=invocation.chat_key,
@@ -231,13 +231,11 @@ class CallClaims:
             )
 
     async def _follow_up(
-        self, transaction: Transaction, invocation: Invocation, envelope: Envelope, *, has_text: bool
+        self, transaction: Transaction, invocation: Invocation, envelope: Envelope
     ) -> str | None:
         if not (envelope.type.wakes_agent and invocation.wakes_agent):
             return None
-        if not has_text:  # a text has made sure of its chat
-            await transaction.chats.ensure(invocation.chat_key)
-        await transaction.chats.lock(invocation.chat_key)
+        await transaction.chats.lock(invocation.chat_key, create=True)
         # Under the chat's lock, which a request to stop takes as well: either it sees the follow-up
         # round and cancels it, or it was there first and there is none.
         if await _is_round_stopped(transaction, invocation):

@@ -168,7 +168,7 @@ async def settle(
     await end_job(transaction, call.id, _ENDS.get(call.state, JobState.FAILED), text or "done")
     if text is None:
         return
-    await transaction.chats.ensure(call.chat_key)
+    await transaction.chats.lock(call.chat_key, create=True)
     message, is_new = await transaction.messages.append_once(
         NewMessage(
             chat_key=call.chat_key,

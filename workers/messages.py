@@ -58,12 +58,12 @@ class SqlMessages:
     async def wake(self, chat_key: str) -> None:
         """Schedule a round of the chat's agent without a message."""
         async with self._database.begin() as transaction:
-            await transaction.chats.ensure(chat_key)
+            await transaction.chats.lock(chat_key, create=True)
             await self._request_round(transaction, chat_key, TriggerKind.MANUAL, new_id(), None)
 
     async def _append(self, new: NewMessage, *, wake: bool = False) -> Message:
         async with self._database.begin() as transaction:
-            await transaction.chats.ensure(new.chat_key)
+            await transaction.chats.lock(new.chat_key, create=True)
             row = await transaction.messages.append(new)
             announce_message(transaction, self._publisher, row)
             if wake:

@@ -88,6 +88,9 @@ class Registry:
                 self._claim(entry.name, entry)
         for entry in list(self._by_task.values()):
             self._claim_label(entry)
+        self._bare_names: dict[str, list[str]] = {}
+        for name, owner in self._by_name.items():
+            self._bare_names.setdefault(owner.task, []).append(name)
 
     def __iter__(self) -> Iterator[MethodEntry]:
         return iter(self._by_task.values())
@@ -120,7 +123,7 @@ class Registry:
 
     def bare_names(self, entry: MethodEntry) -> list[str]:
         """Return the short names that lead to ``entry``: its function name, its alias, or none."""
-        return [name for name, owner in self._by_name.items() if owner is entry]
+        return self._bare_names.get(entry.task, [])
 
     def enabled(self) -> list[MethodEntry]:
         """Return every method that may be called."""
@@ -132,8 +135,9 @@ class Registry:
         A ``mount_collect_methods`` hook that fails is logged, and all methods of its plugin count.
         """
         entries: list[MethodEntry] = []
+        enabled = self.enabled()
         for plugin in self.plugins:
-            own = [entry for entry in self.enabled() if entry.plugin is plugin]
+            own = [entry for entry in enabled if entry.plugin is plugin]
             collect = plugin.hook("collect_methods")
             if collect is not None and own:
                 own = await _collected(plugin, collect, own, ctx)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from agent.model import ChatBrief, HistoryMessage, MethodBrief, PluginBrief
+from agent.model import ChatBrief, MethodBrief, PluginBrief
 from agent.rounds import RoundAnswer, RoundInput
-from broker_config.settings import AgentSettings
 from nekro_agent.hooks import PluginHost
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from sandbox.models import Dispatch, StubCall, StubResult
 from storage.engine import Database
-from storage.messages import Message
 from storage.rounds import ClaimedRound
+from workers.chat_history import ChatHistory
 from workers.chat_lease import ChatLease
 from workers.dispatch import CallRecord, CallScope, Dispatcher
 from workers.registry import MethodEntry, Registry
 from workers.runs import context_of
 from workers.turns import Turn
 
-__all__ = ["PreparedRound", "RoundInputs", "history_of"]
+__all__ = ["PreparedRound", "RoundInputs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +41,17 @@ class RoundInputs:
         registry: Registry,
         dispatcher: Dispatcher,
         host: PluginHost,
-        settings: AgentSettings,
     ) -> None:
         self._database = database
         self._registry = registry
         self._dispatcher = dispatcher
         self._host = host
-        self._settings = settings
 
     async def build(
         self,
         claimed: ClaimedRound,
         lease: ChatLease,
+        history: ChatHistory,
         *,
         may_wake: bool,
         on_answer: Callable[[RoundAnswer], Awaitable[None]],
@@ -68,9 +66,7 @@ class RoundInputs:
         round_, user_id = claimed.round, claimed.user_id
         async with self._database.read() as transaction:
             chat = await transaction.chats.get(round_.chat_key)
-            messages = await transaction.messages.newest(
-                round_.chat_key, limit=self._settings.history_messages
-            )
+            messages = await history.read(transaction)
             turn = await Turn.read(transaction, claimed)
         ctx = context_of(chat, user_id=user_id)
         entries = await self._registry.available(ctx)
@@ -89,7 +85,7 @@ class RoundInputs:
             chat=_chat_brief(chat),
             number=round_.number,
             turn_started_at=turn.started_at,
-            history=history_of(messages),
+            history=messages,
             plugins=self._plugin_briefs(entries, ctx),
             methods=calls.stubs,
             dispatch=_guarded(calls.dispatch, lease),
@@ -142,29 +138,3 @@ def _chat_brief(chat: ChatInfo) -> ChatBrief:
         channel_name=chat.channel_name,
         channel_type=chat.channel_type,
     )
-
-
-def history_of(messages: Iterable[Message]) -> list[HistoryMessage]:
-    """Return what the model sees of messages; those sent with ``record=False`` are for people only."""
-    return [_history_message(message) for message in messages if not (message.data or {}).get("hidden")]
-
-
-def _history_message(message: Message) -> HistoryMessage:
-    data = message.data or {}
-    path = data.get("file_path")
-    return HistoryMessage(
-        message_id=message.id,
-        kind=message.kind,
-        text=message.text,
-        sent_at=message.created_at,
-        sender_name=message.sender_name or "",
-        sender_id=message.sender_id or "",
-        attachments=(str(path),) if path else (),
-        observation_of=_observed_call(message),
-    )
-
-
-def _observed_call(message: Message) -> str | None:
-    """Id of the call whose result the message is; not of the call that merely sent it."""
-    kind, _, call_id = (message.once_key or "").partition(":")
-    return call_id if kind == "observation" else None

@@ -20,6 +20,7 @@ from broker_config.tracing import span
 from nekro_agent.errors import FencedError, NekroError, StorageError
 from storage.engine import Database
 from storage.rounds import ClaimedRound
+from workers.chat_history import ChatHistory
 from workers.chat_lease import ChatLease
 from workers.dispatch import CallRecord
 from workers.publisher import EventPublisher
@@ -119,10 +120,11 @@ class RoundDrain:
 
     async def _run_rounds(self, lease: ChatLease) -> None:
         claimed = await self._ledger.start_next(lease.chat_key, fence=lease.fence, worker=self._owner)
+        history = ChatHistory(lease.chat_key, most=self._settings.history_messages)
         left = self._settings.rounds_per_drain
         while claimed is not None:
             left -= 1
-            claimed = await self._run(_Attempt(claimed, lease, is_last=left <= 0))
+            claimed = await self._run(_Attempt(claimed, lease, history, is_last=left <= 0))
 
     async def _run(self, attempt: _Attempt) -> ClaimedRound | None:
         """Run a round; returns the next one, started, if the drain goes on with it."""
@@ -183,6 +185,7 @@ class RoundDrain:
         prepared = await self._inputs.build(
             claimed,
             attempt.lease,
+            attempt.history,
             may_wake=not self._runner.is_last(claimed.round.number),
             on_answer=on_answer,
         )
@@ -214,9 +217,12 @@ class RoundDrain:
 class _Attempt:
     """One attempt at one round, and the calls it has made by now."""
 
-    def __init__(self, claimed: ClaimedRound, lease: ChatLease, *, is_last: bool) -> None:
+    def __init__(
+        self, claimed: ClaimedRound, lease: ChatLease, history: ChatHistory, *, is_last: bool
+    ) -> None:
         self.claimed = claimed
         self.lease = lease
+        self.history = history
         #: Whether the drain hands the chat back after it.
         self.is_last = is_last
         #: Whether somebody asked it to stop, or the lease was lost.

@@ -48,9 +48,7 @@ class RoundsService:
             publisher=services.publisher,
             ledger=services.ledger,
             runner=runner,
-            inputs=RoundInputs(
-                services.database, services.registry, services.dispatcher, services.host, settings.agent
-            ),
+            inputs=RoundInputs(services.database, services.registry, services.dispatcher, services.host),
             settings=settings.agent,
             owner=services.node,
             slots=slots,

@@ -43,7 +43,7 @@ class TimerFirings:
 
     async def fire(self, transaction: Transaction, firing: Firing) -> None:
         """Record both in the transaction that takes the firing; publish after it."""
-        await transaction.chats.ensure(firing.chat_key)
+        await transaction.chats.lock(firing.chat_key, create=True)
         message, is_new = await transaction.messages.append_once(
             NewMessage(
                 chat_key=firing.chat_key,
@@ -153,7 +153,7 @@ class JobSweep:
 
     async def _tell(self, transaction: Transaction, job: Job) -> None:
         # Its own code cannot any more, and the agent may wait for it.
-        await transaction.chats.ensure(job.chat_key)
+        await transaction.chats.lock(job.chat_key, create=True)
         message, is_new = await transaction.messages.append_once(
             NewMessage(
                 chat_key=job.chat_key,

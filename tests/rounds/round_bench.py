@@ -122,9 +122,7 @@ class Bench:
                 agent_settings=settings.agent,
                 sandbox_settings=settings.sandbox,
             ),
-            inputs=RoundInputs(
-                self.database, services.registry, services.dispatcher, services.host, settings.agent
-            ),
+            inputs=RoundInputs(self.database, services.registry, services.dispatcher, services.host),
             settings=settings.agent,
             owner=owner,
             slots=slots,

@@ -34,6 +34,12 @@ class SceneModel:
             asyncio.run_coroutine_threadsafe(self._server.__aenter__(), self._loop).result(10)
         return self._server.base_url
 
+    def rewind(self) -> None:
+        """Begin every scene anew."""
+        self.asked.clear()
+        self.prompts.clear()
+        self._released.clear()
+
     def stop(self) -> None:
         """End it."""
         asyncio.run_coroutine_threadsafe(self._server.__aexit__(), self._loop).result(10)

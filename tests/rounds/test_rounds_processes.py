@@ -47,6 +47,7 @@ def fleet(
     model: SceneModel,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Fleet]:
+    model.rewind()  # the scenes have been played for the other database
     directory = tmp_path_factory.mktemp("fleet")
     url = f"sqlite:///{directory}/nekro.db"
     if request.param == "postgres":

@@ -13,9 +13,9 @@ from runtime_bench import Road, emptied
 from nekro_agent.ports import MessageKind, Messages, OutgoingMessage, Records
 from nekro_agent.testing import InMemoryRuntime
 from storage.engine import Database
+from workers.chat_history import ChatHistory
 from workers.messages import SqlMessages
 from workers.records import SqlRecords
-from workers.round_input import history_of
 
 
 @dataclass
@@ -107,5 +107,6 @@ async def test_model_does_not_see_what_is_sent_unrecorded(database: Database, ro
     await messages.send(OutgoingMessage(chat_key="a", text="for both"))
     async with database.read() as tx:
         rows = await tx.messages.newest("a", limit=10)
+        history = await ChatHistory("a", most=10).read(tx)
     assert [row.text for row in rows] == ["for people", "for both"]  # whoever delivers them gets both
-    assert [message.text for message in history_of(rows)] == ["for both"]
+    assert [message.text for message in history] == ["for both"]

@@ -1,0 +1,84 @@
+"""A drain's view of its chat's messages is the chat's own, whatever happens between two rounds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+from sqlalchemy import event
+
+from nekro_agent.ports import MessageKind
+from storage.engine import Database
+from storage.messages import NewMessage
+from storage.transaction import Transaction
+from workers.chat_history import ChatHistory
+
+MOST = 5
+
+
+@pytest.fixture(autouse=True)
+async def chat(database: Database) -> None:
+    async with database.begin() as tx:
+        await tx.chats.ensure("c")
+
+
+async def say(tx: Transaction, text: str, *, hidden: bool = False) -> None:
+    await tx.messages.append(
+        NewMessage(chat_key="c", kind=MessageKind.USER, text=text, data={"hidden": True} if hidden else None)
+    )
+
+
+async def say_much(tx: Transaction) -> None:
+    for number in range(MOST + 2):
+        await say(tx, f"much {number}")
+
+
+async def nothing(tx: Transaction) -> None:
+    pass
+
+
+CHANGES: list[Callable[[Transaction], Awaitable[object]]] = [
+    lambda tx: say(tx, "a"),
+    lambda tx: say(tx, "unseen", hidden=True),
+    lambda tx: tx.chats.reset("c"),
+    lambda tx: tx.messages.clear("c"),
+    say_much,
+    nothing,
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_what_is_read_bit_by_bit_is_what_is_read_at_once(database: Database, seed: int) -> None:
+    chance = random.Random(seed)
+    history = ChatHistory("c", most=MOST)
+    for _ in range(40):
+        for change in chance.choices(CHANGES, weights=[8, 2, 1, 1, 1, 2], k=chance.randint(0, 3)):
+            async with database.begin() as tx:
+                await change(tx)
+        async with database.read() as tx:
+            assert await history.read(tx) == await ChatHistory("c", most=MOST).read(tx)
+
+
+async def test_a_round_reads_the_last_message_again_and_no_older_one(database: Database) -> None:
+    history = ChatHistory("c", most=100)
+    async with database.begin() as tx:
+        for number in range(60):
+            await say(tx, f"{number}")
+        before = await history.read(tx)
+        last = (await tx.messages.newest("c", limit=1))[0]
+        await say(tx, "new")
+        assert [message.text for message in await tx.messages.newest("c", limit=9, since=last.sequence)] == [
+            "59",
+            "new",
+        ]
+        asked: list[str] = []
+
+        @event.listens_for(tx.connection.sync_connection, "before_cursor_execute")
+        def remember(_connection: object, _cursor: object, _sql: str, parameters: object, *_: object) -> None:
+            asked.append(str(parameters))
+
+        after = await history.read(tx)
+    assert [message.text for message in after] == [*(message.text for message in before), "new"]
+    assert len(asked) == 1
+    assert str(last.sequence) in asked[0]
