@@ -14,12 +14,11 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from sandbox.models import Dispatch, StubCall, StubResult
 from storage.engine import Database
 from storage.rounds import ClaimedRound
-from workers.chat_history import ChatHistory
 from workers.chat_lease import ChatLease
+from workers.chat_view import ChatView
 from workers.dispatch import CallRecord, CallScope, Dispatcher
 from workers.registry import MethodEntry, Registry
 from workers.runs import context_of
-from workers.turns import Turn
 
 __all__ = ["PreparedRound", "RoundInputs"]
 
@@ -51,7 +50,7 @@ class RoundInputs:
         self,
         claimed: ClaimedRound,
         lease: ChatLease,
-        history: ChatHistory,
+        view: ChatView,
         *,
         may_wake: bool,
         on_answer: Callable[[RoundAnswer], Awaitable[None]],
@@ -64,10 +63,8 @@ class RoundInputs:
             on_answer: as in ``RoundInput``.
         """
         round_, user_id = claimed.round, claimed.user_id
-        async with self._database.read() as transaction:
-            chat = await transaction.chats.get(round_.chat_key)
-            messages = await history.read(transaction)
-            turn = await Turn.read(transaction, claimed)
+        past = await view.read(self._database, claimed)
+        chat, turn = past.chat, past.turn
         ctx = context_of(chat, user_id=user_id)
         entries = await self._registry.available(ctx)
         scope = CallScope(
@@ -85,7 +82,7 @@ class RoundInputs:
             chat=_chat_brief(chat),
             number=round_.number,
             turn_started_at=turn.started_at,
-            history=messages,
+            history=past.messages,
             plugins=self._plugin_briefs(entries, ctx),
             methods=calls.stubs,
             dispatch=_guarded(calls.dispatch, lease),

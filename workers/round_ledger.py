@@ -128,14 +128,14 @@ class RoundLedger:
         *,
         fence: int,
         next_worker: str | None = None,
-    ) -> ClaimedRound | None:
-        """Record how a round ended, with its notice and its follow-up round.
+    ) -> tuple[Round, ClaimedRound | None]:
+        """Record how a round ended, with its notice and its follow-up round; returns it, and the next one.
 
         A round that was asked to stop meanwhile ends as CANCELLED and is followed by nothing.
 
         Args:
             next_worker: who runs the chat's next round, if one is due: it is started in the same
-                transaction and returned. None: it is left to whoever takes the chat next.
+                transaction. None: it is left to whoever takes the chat next.
 
         Raises:
             FencedError: the lease was lost.
@@ -161,7 +161,7 @@ class RoundLedger:
         ended = await self._surely(write)
         stop = None if outcome.stop_type is None else outcome.stop_type.name
         logger.bind(number=ended.number, state=ended.state.value, stop_type=stop).info("round_ended")
-        return following
+        return ended, following
 
     async def fail(
         self, claimed: ClaimedRound, error: NekroError, calls: Sequence[CallRecord], *, fence: int

@@ -20,8 +20,8 @@ from broker_config.tracing import span
 from nekro_agent.errors import FencedError, NekroError, StorageError
 from storage.engine import Database
 from storage.rounds import ClaimedRound
-from workers.chat_history import ChatHistory
 from workers.chat_lease import ChatLease
+from workers.chat_view import ChatView
 from workers.dispatch import CallRecord
 from workers.publisher import EventPublisher
 from workers.round_input import RoundInputs
@@ -120,11 +120,11 @@ class RoundDrain:
 
     async def _run_rounds(self, lease: ChatLease) -> None:
         claimed = await self._ledger.start_next(lease.chat_key, fence=lease.fence, worker=self._owner)
-        history = ChatHistory(lease.chat_key, most=self._settings.history_messages)
+        view = ChatView(lease.chat_key, most_messages=self._settings.history_messages)
         left = self._settings.rounds_per_drain
         while claimed is not None:
             left -= 1
-            claimed = await self._run(_Attempt(claimed, lease, history, is_last=left <= 0))
+            claimed = await self._run(_Attempt(claimed, lease, view, is_last=left <= 0))
 
     async def _run(self, attempt: _Attempt) -> ClaimedRound | None:
         """Run a round; returns the next one, started, if the drain goes on with it."""
@@ -161,7 +161,11 @@ class RoundDrain:
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             worker = self._owner if self._goes_on(attempt) else None
-            return await self._ledger.finish(claimed, work.result(), calls, fence=fence, next_worker=worker)
+            ended, following = await self._ledger.finish(
+                claimed, work.result(), calls, fence=fence, next_worker=worker
+            )
+            attempt.view.round_ended(ended, calls)
+            return following
         if isinstance(error, FencedError):
             raise error
         if isinstance(error, NekroError):
@@ -185,7 +189,7 @@ class RoundDrain:
         prepared = await self._inputs.build(
             claimed,
             attempt.lease,
-            attempt.history,
+            attempt.view,
             may_wake=not self._runner.is_last(claimed.round.number),
             on_answer=on_answer,
         )
@@ -217,12 +221,10 @@ class RoundDrain:
 class _Attempt:
     """One attempt at one round, and the calls it has made by now."""
 
-    def __init__(
-        self, claimed: ClaimedRound, lease: ChatLease, history: ChatHistory, *, is_last: bool
-    ) -> None:
+    def __init__(self, claimed: ClaimedRound, lease: ChatLease, view: ChatView, *, is_last: bool) -> None:
         self.claimed = claimed
         self.lease = lease
-        self.history = history
+        self.view = view
         #: Whether the drain hands the chat back after it.
         self.is_last = is_last
         #: Whether somebody asked it to stop, or the lease was lost.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 
 from agent.model import Observation, TurnRound
 from nekro_agent.methods import SandboxMethodType
@@ -13,6 +14,7 @@ from storage.calls import Call
 from storage.rounds import ClaimedRound, Round
 from storage.states import RoundState, TriggerKind
 from storage.transaction import Transaction
+from workers.dispatch import CallRecord
 
 __all__ = ["Turn"]
 
@@ -27,10 +29,28 @@ class Turn:
 
     #: When the turn of the claimed round itself began: its time limit counts from here.
     started_at: datetime
-    previous: tuple[TurnRound, ...]
-    #: Results that no earlier round caused: of a run from the command line, or of this round's
-    #: own code when it is started again.
-    loose: tuple[Observation, ...]
+    #: Rounds of the turns that have ended, in order.
+    earlier: tuple[Round, ...]
+    #: Results by the round whose code made the call, in order; None: nobody knows which.
+    observations: Mapping[str | None, Sequence[Observation]]
+
+    @property
+    def previous(self) -> tuple[TurnRound, ...]:
+        """The earlier rounds with their results."""
+        return tuple(
+            _turn_round(item, number, self.observations.get(item.id, ()))
+            for number, item in enumerate(self.earlier, start=1)
+        )
+
+    @property
+    def loose(self) -> tuple[Observation, ...]:
+        """Results that no earlier round caused.
+
+        Of a run from the command line, or of this round's own code when it is started again.
+        """
+        ids = {item.id for item in self.earlier}
+        loose = (found for caller, found in self.observations.items() if caller not in ids)
+        return tuple(chain.from_iterable(loose))
 
     @classmethod
     async def read(cls, transaction: Transaction, claimed: ClaimedRound) -> Turn:
@@ -49,16 +69,34 @@ class Turn:
             and item.sequence < claimed.round.sequence
         ]
         triggers += [*earlier, *_merged_into(earlier, found)]
-        observations = await _observations(transaction, triggers)
-        previous = [
-            _turn_round(item, number, observations.pop(item.id, []))
-            for number, item in enumerate(earlier, start=1)
-        ]
         first = min((*own, claimed.round), key=lambda item: item.sequence)
-        loose = [observation for left in observations.values() for observation in left]
         return cls(
-            started_at=first.started_at or first.requested_at, previous=tuple(previous), loose=tuple(loose)
+            started_at=first.started_at or first.requested_at,
+            earlier=tuple(earlier),
+            observations=await _observations(transaction, triggers),
         )
+
+    def then(self, ended: Round, calls: Sequence[CallRecord], claimed: ClaimedRound) -> Turn | None:
+        """Return the past of the round that follows at once on the one whose past this is.
+
+        None where it may have come otherwise (by something else, with something else, for the second
+        time) and has to be read.
+
+        Args:
+            ended: the round whose past this is.
+            calls: those of its code.
+        """
+        following = claimed.round
+        if claimed.merged or following.attempt > 1 or following.turn_id != ended.turn_id:
+            return None
+        earlier = (*self.earlier, ended)
+        if (following.trigger_kind, following.trigger_id) == (TriggerKind.ROUND, ended.id):
+            return replace(self, earlier=earlier)
+        call = next((call for call in calls if call.call_id == following.trigger_id), None)
+        if following.trigger_kind is not TriggerKind.CALL or call is None:
+            return None
+        found = [*self.observations.get(ended.id, ()), _observation(following, call)]
+        return replace(self, earlier=earlier, observations={**self.observations, ended.id: found})
 
 
 def _merged_into(rounds: Sequence[Round], found: Sequence[Round]) -> list[Round]:
@@ -80,7 +118,7 @@ async def _observations(
     return found
 
 
-def _observation(trigger: Round, call: Call | None) -> Observation:
+def _observation(trigger: Round, call: Call | CallRecord | None) -> Observation:
     # Calls are kept for days only, and a fleet may stand still for longer.
     kind = SandboxMethodType.AGENT if trigger.segments is None else SandboxMethodType.MULTIMODAL_AGENT
     return Observation(

@@ -6,12 +6,17 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 
+import pytest
 from round_bench import Bench, Model, states
 
 from agent.llm import LLMRequest
 from sandbox.models import StopType
-from storage.rounds import RoundReport
+from storage.engine import Database
+from storage.rounds import ClaimedRound, RoundReport
 from storage.states import TriggerKind
+from storage.transaction import Transaction
+from workers.chat_view import ChatView, RoundPast
+from workers.turns import Turn
 
 OpenBench = Callable[..., Awaitable[Bench]]
 LOOK = 'look("tea")'
@@ -63,6 +68,63 @@ async def test_a_message_between_two_rounds_goes_along_with_the_next_one(bench: 
     second = model.prompts[1]
     assert second.index("seen: tea") < second.index("and another thing")
     assert len(model.prompts) == 2
+
+
+TWO_LOOKS = """
+import threading
+threads = [threading.Thread(target=look, args=(topic,)) for topic in ("milk", "honey")]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("answers", "reads"),
+    [
+        ((LOOK, "1 / 0", 'look("milk")', "exit(9)", SAY), 1),
+        ((LOOK, "no program at all", LOOK, SAY), 1),
+        # More than the one thing that a round was to cause has come: the rest has to be read.
+        ((LOOK, TWO_LOOKS, LOOK, LOOK, SAY), 2),
+        ((LOOK, 'nag()\nlook("milk")', LOOK, SAY), 2),
+        ((LOOK, "nag()", LOOK, SAY), 2),
+    ],
+)
+async def test_what_a_drain_knows_of_its_chat_is_what_it_would_read_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, answers: tuple[str, ...], reads: int
+) -> None:
+    read, read_turn = ChatView.read, Turn.read
+    compared: list[tuple[RoundPast, RoundPast]] = []
+    turns_read = 0
+
+    async def both(view: ChatView, database: Database, claimed: ClaimedRound) -> RoundPast:
+        nonlocal turns_read
+        most = bench.settings.agent.history_messages
+        anew = await read(ChatView("chat", most_messages=most), database, claimed)
+        turns_read -= 1
+        past = await read(view, database, claimed)
+        compared.append((past, anew))
+        return past
+
+    async def count(transaction: Transaction, claimed: ClaimedRound) -> Turn:
+        nonlocal turns_read
+        turns_read += 1
+        return await read_turn(transaction, claimed)
+
+    monkeypatch.setattr(ChatView, "read", both)
+    monkeypatch.setattr(Turn, "read", count)
+    await bench.say("chat", "hello")
+    await bench.drain(Model(*answers), slots=2).drain("chat")
+    assert len(compared) == len(answers)
+    for past, anew in compared:
+        assert past.chat == anew.chat
+        assert list(past.messages) == list(anew.messages)
+        assert (past.turn.started_at, past.turn.previous, past.turn.loose) == (
+            anew.turn.started_at,
+            anew.turn.previous,
+            anew.turn.loose,
+        )
+    assert turns_read <= reads
+    assert len({item.turn_id for item in await bench.rounds("chat")}) == 1
 
 
 async def test_a_message_at_the_end_of_a_turn_is_answered_by_the_same_drain(bench: Bench) -> None:
