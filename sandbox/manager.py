@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 _CODE_BYTES: Final = 1 << 20
 #: How long running code may take to be gone when the manager closes.
 _CLOSE_SECONDS: Final = 10
-#: How long what is left of a run waits, so that it does not hold up whoever goes on with its result.
+#: How long the end of a sandbox waits, so that it does not hold up whoever goes on with its run's result.
 _RESULT_LEAVES_SECONDS: Final = 0.02
 
 

@@ -74,7 +74,7 @@ class SandboxRun:
         """Run the code and return how it ended.
 
         Nothing of the sandbox is left then, unless ``rest`` says what: where a method's result ended the
-        run, whoever waits for it need not wait for processes that have had their last word and were killed.
+        run, whoever waits for it need not wait until processes that have had their last word are gone.
         """
         started_at, begin = datetime.now(UTC), time.monotonic()
         bridge = Bridge(
@@ -85,27 +85,27 @@ class SandboxRun:
             limits=bridge_limits(self._settings),
         )
         async with contextlib.AsyncExitStack() as clean_up:
-            # In reverse: wait for what the calls clean up, then give back, then look at what it wrote.
+            # In reverse: kill first, then wait for what the calls clean up, give back, look at what it wrote.
             clean_up.push_async_callback(self._cut_back, since=started_at)
             clean_up.push_async_callback(self._sandbox.close)
             clean_up.push_async_callback(bridge.close)
-            with contextlib.ExitStack() as running:
-                running.callback(self._sandbox.kill)
-                shared_dir = self._sandbox.spec.shared_dir
-                self._quota = await asyncio.to_thread(Quota.at_start, shared_dir, self._settings)
-                pump = asyncio.create_task(
-                    self.output.pump(self._sandbox.output, on_over_limit=lambda: self.end(Limit.OUTPUT))
-                )
-                ended = asyncio.create_task(self._tell_when_ended(bridge))
-                for task in (pump, ended, *self._watch(self._quota)):
-                    running.callback(task.cancel)
-                outcome = await self._converse(bridge, started_at)
-                status = None
-                if not await self._falls_silent(outcome, bridge):
-                    status = await self._see_out(outcome)
-                    await asyncio.wait([pump], timeout=_DRAIN_SECONDS)
-            if status is None:
+            clean_up.callback(self._sandbox.kill)
+            shared_dir = self._sandbox.spec.shared_dir
+            self._quota = await asyncio.to_thread(Quota.at_start, shared_dir, self._settings)
+            pump = asyncio.create_task(
+                self.output.pump(self._sandbox.output, on_over_limit=lambda: self.end(Limit.OUTPUT))
+            )
+            ended = asyncio.create_task(self._tell_when_ended(bridge))
+            for task in (pump, ended, *self._watch(self._quota)):
+                clean_up.callback(task.cancel)
+            outcome = await self._converse(bridge, started_at)
+            status = None
+            if await self._falls_silent(outcome, bridge):
+                pump.cancel()
                 self.rest = clean_up.pop_all()
+            else:
+                status = await self._see_out(outcome)
+                await asyncio.wait([pump], timeout=_DRAIN_SECONDS)
         stop_type, limit, error = judge(
             outcome, status, limit=self._limit, stopped_by_operator=self._stopped_by_operator
         )
@@ -173,7 +173,7 @@ class SandboxRun:
     async def _falls_silent(self, outcome: BridgeOutcome, bridge: Bridge) -> bool:
         """Give code that a method's result stopped its time to clean up; whether it then has no more to say.
 
-        It may lie: what it prints later is lost to nobody but itself.
+        It may lie: it can call nothing any more, and what it prints is lost to nobody but itself.
         """
         if outcome.stop not in _STOPPED_BY_RESULT:
             return False

@@ -102,6 +102,9 @@ class Channel:
         #: Thread that reads; 0 when nobody does.
         self._reader = 0
         self._stopped = False
+        #: Whether a stopped process waits for the host to end it: to take its memory and its mounts down
+        #: keeps a processor busy, which whoever goes on with the result may need.
+        self.lingers = False
         self._main_thread = get_ident()
         self._main_thread_waits = False
         self.owner = os.getpid()
@@ -274,8 +277,10 @@ class Channel:
             except Exception:  # noqa: S110 - the code may have closed or replaced it
                 pass
         if os.getpid() == self.owner:
-            try:  # noqa: SIM105 - contextlib is slow to import
+            try:
                 self._socket.shutdown(SHUT_WR)  # the kernel closes it late, after the memory is taken down
+                while self._stopped and self.lingers and self._socket.recv(PEEK_BYTES):
+                    pass
             except OSError:  # the code has closed it
                 pass
         os._exit(code)

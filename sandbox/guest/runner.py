@@ -234,6 +234,7 @@ def run_code(config: dict[str, Any]) -> NoReturn:
         except Exception as exc:
             print(f"preloading {name} failed: {type(exc).__name__}: {exc}", file=sys.stderr, flush=True)
     channel = Channel()
+    channel.lingers = "fd" in config  # a container's output is complete at its end only
     signal(SIGUSR1, interrupt)
     warm_up()
     channel.send(HELLO, f'{{"protocol": {PROTOCOL}, "python": "{sys.version.split()[0]}"}}'.encode())
