@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, CursorResult, Dialect, Executable, Row, bindparam
+from sqlalchemy import ColumnElement, CursorResult, Dialect, Executable, Row, literal_column
 from sqlalchemy.orm import InstrumentedAttribute
 
 from nekro_agent.errors import NotFoundError
@@ -91,7 +91,7 @@ def is_one_of(column: InstrumentedAttribute[Any], *states: StrEnum) -> ColumnEle
 
     A partial index fits a query only if the database can see that it does, whatever the values.
     """
-    return column.in_(bindparam("states", states, expanding=True, literal_execute=True, unique=True))
+    return column.in_([literal_column(f"'{state.value}'") for state in states])
 
 
 def found(value: _Value | None, noun: str, key: str) -> _Value:
