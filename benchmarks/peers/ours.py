@@ -196,7 +196,7 @@ class SandboxClient(_ServicesClient):
             follow_up=False,
             file_name="probe.py",
         )
-        if report.exit_code != 0:
+        if report.stop_type.name != "NORMAL":
             raise RuntimeError(f"{call} ended with {report.stop_type.name}: {report.output[-1000:]}")
         said = json.loads(report.output)
         self._peak_bytes = max(self._peak_bytes, said["peak_bytes"])
