@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -31,6 +31,7 @@ from storage.kept_connections import KeptConnections
 from storage.limits import limited
 from storage.loop_pool import LoopPool
 from storage.single_statement import SingleStatement
+from storage.sqlite_driver import StepConnection
 from storage.sqlite_lanes import SqliteLanes
 from storage.transaction import Transaction
 from storage.urls import async_url
@@ -121,8 +122,8 @@ class Database:
     async def begin(self) -> AsyncIterator[Transaction]:
         """Open a write transaction; commit when the block ends, roll back when it raises.
 
-        Callbacks given to ``Transaction.after_commit`` run after the commit. Keep the block short
-        and free of anything but SQL: on SQLite it holds the only write lock there is.
+        Callbacks given to ``Transaction.after_commit`` run after the commit. Keep the block short and free of
+        anything but SQL: on SQLite it holds, from its first statement on, the only write lock there is.
 
         Raises:
             StorageUnavailableError: no connection or no write lock within the limits of the
@@ -135,7 +136,7 @@ class Database:
             await stack.enter_async_context(self._writing(local))
             connection = await stack.enter_async_context(self._connected(local, local.engine))
             if local.is_sqlite:
-                await connection.exec_driver_sql("BEGIN IMMEDIATE")
+                stack.enter_context(_begun_with_next(connection.driver_connection))
             transaction = Transaction(connection)
             try:
                 async with limited(self.settings.transaction_timeout_seconds):
@@ -251,9 +252,21 @@ class Database:
             await asyncio.shield(connection.close())
 
 
+@contextmanager
+def _begun_with_next(driver: StepConnection) -> Iterator[None]:
+    """Begin a transaction with the block's first statement: a call to the thread by itself costs as much."""
+    driver.precede = "BEGIN IMMEDIATE"
+    try:
+        yield
+    finally:
+        driver.precede = None
+
+
 async def _roll_back(connection: LoopConnection, *, is_sqlite: bool) -> None:
     if connection.invalidated or connection.closed:
         return
+    if is_sqlite and not connection.driver_connection.in_transaction:
+        return  # it failed to begin, or had no reason to
     try:
         # SQLAlchemy skips the rollback of a driver in autocommit, which SQLite's always is.
         await (connection.exec_driver_sql("ROLLBACK") if is_sqlite else connection.rollback())

@@ -19,6 +19,9 @@ __all__ = ["StepConnection", "connect"]
 class StepConnection(aiosqlite.Connection):
     """A connection whose cursors need no call to the thread but for their statement."""
 
+    #: A statement without rows that goes before the next one, in the same call to the thread.
+    precede: str | None = None
+
     def cursor(self) -> StepCursor:  # type: ignore[override]  # SQLAlchemy asks for no more than this one has
         """Return a cursor for one statement."""
         return StepCursor(self)
@@ -64,7 +67,10 @@ class StepCursor:
 
     def _run(self, run: Callable[[sqlite3.Cursor], object], connection: sqlite3.Connection) -> None:
         cursor = connection.cursor()
+        precede, self._connection.precede = self._connection.precede, None
         try:
+            if precede is not None:
+                cursor.execute(precede)
             run(cursor)
             self.description = cursor.description
             self._rows = cursor.fetchall() if cursor.description else []

@@ -200,10 +200,12 @@ async def test_dispose_closes_the_connections_of_other_running_loops(database: D
 async def test_writer_that_waits_too_long_for_sqlite_is_told_so(tmp_path: Path, migrated_copy: Any) -> None:
     settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05})
     database, other_process = Database(settings, tmp_path), Database(settings, tmp_path)
-    async with database.begin():
+    async with database.begin() as holder:
+        await holder.chats.ensure("held")
 
         async def write(through: Database) -> None:
-            async with through.begin():
+            async with through.begin() as tx:
+                await tx.chats.ensure("kept out")
                 pytest.fail("two writers")
 
         with pytest.raises(StorageUnavailableError, match="BUSY_TIMEOUT_SECONDS"):
@@ -367,3 +369,46 @@ def test_every_driver_error_becomes_one_of_ours(driver_root: type[BaseException]
         assert isinstance(ours, ConflictError) == ("IntegrityError" in names), driver_error
         if "OperationalError" in names:
             assert isinstance(ours, StorageUnavailableError) and ours.retryable
+
+
+@pytest.mark.parametrize("ends", ["well", "badly"])
+async def test_a_transaction_without_a_statement_begins_nothing(
+    tmp_path: Path, migrated_copy: Any, ends: str
+) -> None:
+    settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05, "pool_size": 1})
+    database, other_process = Database(settings, tmp_path), Database(settings, tmp_path)
+    with contextlib.suppress(ZeroDivisionError):
+        async with database.begin():
+            if ends == "badly":
+                raise ZeroDivisionError
+    async with database.read() as tx:  # on the same connection
+        assert await tx.chats.find("c") is None
+        async with other_process.begin() as other:
+            await other.chats.ensure("c")
+    async with database.begin() as tx:
+        assert await tx.chats.find("c") is not None
+    await database.dispose()
+    await other_process.dispose()
+
+
+async def test_a_transaction_that_could_not_begin_leaves_its_connection_as_it_was(
+    tmp_path: Path, migrated_copy: Any
+) -> None:
+    settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05, "pool_size": 1})
+    database, other_process = Database(settings, tmp_path), Database(settings, tmp_path)
+    async with other_process.begin() as other:
+        await other.chats.ensure("c")
+        with pytest.raises(StorageUnavailableError, match="database is locked"):
+            await asyncio.create_task(_begin_and_add(database, "d"))
+        async with database.read() as tx:
+            assert await tx.chats.find("c") is None
+    await _begin_and_add(database, "d")
+    async with other_process.read() as tx:
+        assert {chat.chat_key for chat in await tx.chats.newest(limit=9)} == {"c", "d"}
+    await database.dispose()
+    await other_process.dispose()
+
+
+async def _begin_and_add(database: Database, chat_key: str) -> None:
+    async with database.begin() as tx:
+        await tx.chats.ensure(chat_key)

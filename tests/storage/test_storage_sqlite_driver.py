@@ -41,6 +41,27 @@ async def test_a_statement_is_one_step_with_its_rows(
     assert steps == 1
 
 
+async def test_what_precedes_a_statement_is_run_with_it_and_once(
+    connection: StepConnection, tmp_path: Path
+) -> None:
+    connection.precede = "BEGIN IMMEDIATE"
+    cursor = connection.cursor()
+    await cursor.execute("INSERT INTO words (word) VALUES ('a')")
+    assert connection.in_transaction
+    await cursor.execute("COMMIT")
+    await cursor.execute("INSERT INTO words (word) VALUES ('b')")
+    assert not connection.in_transaction
+    other = sqlite3.connect(tmp_path / "test.db", timeout=0, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    await cursor.execute("PRAGMA busy_timeout = 0")
+    connection.precede = "BEGIN IMMEDIATE"
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        await cursor.execute("SELECT word FROM words")
+    await cursor.execute("SELECT word FROM words")
+    assert await cursor.fetchall() == [("a",), ("b",)]
+    other.close()
+
+
 async def test_rows_that_changed_are_counted(connection: StepConnection) -> None:
     cursor = connection.cursor()
     await cursor.executemany("INSERT INTO words (word) VALUES (?)", [("a",), ("b",), ("c",)])
