@@ -24,6 +24,7 @@ from benchmarks.harness.figures import percentile
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import Child
 from benchmarks.harness.redis_server import redis_server
+from benchmarks.harness.yardstick import describe_beside, taskiq_seconds
 
 __all__ = ["main", "parse"]
 
@@ -147,10 +148,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     options = parse(argv)
+    before = taskiq_seconds()
     # The first two turns warm up.
     seconds = asyncio.run(measure(options.turns + 2, options.database_url))[2 * _ROUNDS :]
     p50, p95, p99 = (percentile(seconds, percent) * 1e3 for percent in (50, 95, 99))
     print(f"{len(seconds)} follow-up rounds: p50 {p50:.2f} ms, p95 {p95:.2f} ms, p99 {p99:.2f} ms")
+    print(f"p50: {describe_beside(p50 / 1e3, before, taskiq_seconds())}")
     return 0
 
 

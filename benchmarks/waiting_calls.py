@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 import uvloop
@@ -21,6 +22,7 @@ import uvloop
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.processes import Child, peak_bytes
 from benchmarks.harness.redis_server import redis_server
+from benchmarks.harness.yardstick import describe_beside, taskiq_seconds
 
 if TYPE_CHECKING:
     from workers.composition import Services
@@ -65,7 +67,7 @@ async def _burst(services: Services, calls: int, seconds: float) -> float:
     return time.perf_counter() - began
 
 
-async def _measure(worker: Child, calls: int, seconds: float, repetitions: int) -> None:
+async def _measure(worker: Child, calls: int, seconds: float, repetitions: int) -> list[float]:
     from broker_config.settings import Settings
     from workers.composition import Services
 
@@ -74,13 +76,16 @@ async def _measure(worker: Child, calls: int, seconds: float, repetitions: int) 
     try:
         await _burst(services, 1, 0)
         before = peak_bytes([worker.pid])
+        bursts = []
         for _ in range(repetitions):
             took = await _burst(services, calls, seconds)
+            bursts.append(took)
             peak = peak_bytes([worker.pid])
             print(
                 f"{calls} calls that wait {seconds:g} s: {took:.2f} s, worker {peak / _MIB:.0f} MiB "
                 f"({before / _MIB:.0f} MiB before; {(peak - before) / calls / 1024:.1f} KiB a call)"
             )
+        return bursts
     finally:
         await services.close()
 
@@ -106,6 +111,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     options = parse(argv)
+    before = taskiq_seconds()
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
         os.environ |= {
             "NEKRO_BROKER__URL": server.url,
@@ -121,10 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         nekro = str(Path(sys.executable).with_name("nekro"))
         worker = Child([nekro, "worker", "--lane", "methods"], log=Path(name) / "worker.log")
         try:
-            uvloop.run(_measure(worker, options.calls, options.seconds, options.repetitions))
+            bursts = uvloop.run(_measure(worker, options.calls, options.seconds, options.repetitions))
         finally:
             worker.stop()
         print(describe_machine(server.version), file=sys.stderr)
+    print(f"median: {describe_beside(median(bursts), before, taskiq_seconds())}")
     return 0
 
 

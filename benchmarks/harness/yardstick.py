@@ -1,0 +1,51 @@
+"""How fast the machine is just now: what one call takes through a task queue that many people know.
+
+Milliseconds of two machines, or of two hours on one, do not compare. How often that call fits into a
+figure does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from benchmarks.harness.contender import Setup
+from benchmarks.harness.processes import free_port
+from benchmarks.harness.redis_server import redis_server
+from benchmarks.harness.turn import Plan, take_turn
+from benchmarks.peers import contender_named
+
+__all__ = ["describe_beside", "taskiq_seconds"]
+
+_PEER: Final = "taskiq"
+_PLAN: Final = Plan(sequential_calls=500, flood_calls=100, in_flight=10, workers=1, limit_seconds=60)
+
+
+def taskiq_seconds() -> float | None:
+    """Return the median of 500 calls of taskiq, one after the other; None where it is not installed.
+
+    With a Redis, a worker and a client of their own, which are stopped again.
+
+    Raises:
+        TurnFailedError: one of them failed.
+    """
+    contender = contender_named(_PEER)
+    if any(importlib.util.find_spec(module.partition(".")[0]) is None for module in contender.modules):
+        return None
+    with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
+        turn = Path(name) / "turn"
+        turn.mkdir()
+        setup = Setup(
+            redis_url=server.url, http_port=free_port(), directory=str(turn), workers=1, in_flight=10
+        )
+        return take_turn(contender, setup, _PLAN).p50_seconds
+
+
+def describe_beside(seconds: float, before: float | None, after: float | None) -> str:
+    """Say how often taskiq's call fits into a figure, by what it took before and after that was measured."""
+    if before is None or after is None:
+        return "taskiq is not installed (make bench installs it), so there is nothing to compare with"
+    times = 2 * seconds / (before + after)
+    return f"{times:,.1f} of taskiq's calls ({before * 1e3:.2f} ms before, {after * 1e3:.2f} ms after)"
