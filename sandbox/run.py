@@ -186,11 +186,10 @@ class SandboxRun:
         return True
 
     async def _see_out(self, outcome: BridgeOutcome) -> ExitStatus:
-        """Give the code the time that its end allows, then make sure that it is gone."""
-        seconds = _STOP_SECONDS if outcome.stop in _STOPPED_BY_RESULT else _EXIT_SECONDS
-        if outcome.limit is None and outcome.stop is not StopType.SECURITY:
+        """Give code that ended by itself the time that its end allows, then make sure that it is gone."""
+        if outcome.limit is None and outcome.stop is None:
             waiting = asyncio.ensure_future(self._sandbox.wait())
-            done, _ = await asyncio.wait([waiting], timeout=seconds)
+            done, _ = await asyncio.wait([waiting], timeout=_EXIT_SECONDS)
             if done:
                 return waiting.result()
             waiting.cancel()

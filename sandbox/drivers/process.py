@@ -72,22 +72,22 @@ async def launch(
     channel.setblocking(True)
     # A pipe of our own: that of the event loop does not say what is left in it.
     output_fd, printed_fd = os.pipe()
-    output = await OutputPipe.open(output_fd)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=printed_fd,
-            stderr=asyncio.subprocess.STDOUT,
-            pass_fds=[channel.fileno(), *pass_fds],
-            env=environment,
-            cwd="/",
-        )
-    except BaseException:
-        output.close()
-        raise
-    finally:
-        os.close(printed_fd)
+    with contextlib.ExitStack() as on_failure:
+        try:
+            output = await OutputPipe.open(output_fd)
+            on_failure.callback(output.close)
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=printed_fd,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=[channel.fileno(), *pass_fds],
+                env=environment,
+                cwd="/",
+            )
+        finally:
+            os.close(printed_fd)
+        on_failure.pop_all()
     channel.close()
     reader, writer = await asyncio.open_unix_connection(sock=ours)
     return Launched(process=process, reader=reader, writer=writer, output=output)
