@@ -8,7 +8,6 @@ read the report.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shlex
 import signal
@@ -95,7 +94,7 @@ def parse_options(argv: Sequence[str]) -> Options:
 
 def run_benchmark(options: Options, directory: Path) -> Run:
     """Run every repetition on one Redis, below ``directory``, telling stderr how far it is."""
-    results = [Result(contender=contender, absent=_missing(contender)) for contender in options.contenders]
+    results = [Result(contender=contender, absent=contender.missing()) for contender in options.contenders]
     with redis_server(directory) as server:
         machine = describe_machine(server.version)
         for repetition in range(options.repetitions):
@@ -151,18 +150,6 @@ def _take_turn(result: Result, server: RedisServer, plan: Plan, directory: Path)
     except TurnFailedError as exc:
         result.failures.append(str(exc))
         result.turns.append(None)
-
-
-def _missing(contender: Contender) -> str | None:
-    missing = [module for module in contender.modules if not _importable(module)]
-    return f"not installed: {', '.join(missing)} ({contender.install})" if missing else None
-
-
-def _importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _positive(text: str) -> int:

@@ -199,15 +199,9 @@ class SandboxRun:
     async def _cut_back(self, *, since: datetime) -> None:
         """Take away what the run wrote over its quota."""
         quota = self._quota
-        if quota is not None and await asyncio.to_thread(_cut_back, quota, since=since.timestamp()):
+        if quota is not None and await asyncio.to_thread(quota.exceeded):
+            await asyncio.to_thread(quota.cut_back, since=since.timestamp())
             self._limit = self._limit or Limit.DISK
-
-
-def _cut_back(quota: Quota, *, since: float) -> bool:
-    if not quota.exceeded():
-        return False
-    quota.cut_back(since=since)
-    return True
 
 
 def _clean(error: str) -> str:

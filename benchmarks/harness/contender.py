@@ -7,6 +7,7 @@ checked. Clients live in a process of their own, so that peak memory is the cont
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 from abc import ABC, abstractmethod
@@ -235,3 +236,15 @@ class Contender:
     prepare: Callable[[Setup], None] = lambda setup: None
     #: Variables for the worker and the client.
     environment: Callable[[Setup], dict[str, str]] = lambda setup: {}
+
+    def missing(self) -> str | None:
+        """Say which modules are not installed, and how to get them; None: all are."""
+        missing = [module for module in self.modules if not _importable(module)]
+        return f"not installed: {', '.join(missing)} ({self.install})" if missing else None
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

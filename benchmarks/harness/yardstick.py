@@ -6,7 +6,6 @@ figure does.
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -32,13 +31,17 @@ def taskiq_seconds() -> float | None:
         TurnFailedError: one of them failed.
     """
     contender = contender_named(_PEER)
-    if any(importlib.util.find_spec(module.partition(".")[0]) is None for module in contender.modules):
+    if contender.missing() is not None:
         return None
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
         turn = Path(name) / "turn"
         turn.mkdir()
         setup = Setup(
-            redis_url=server.url, http_port=free_port(), directory=str(turn), workers=1, in_flight=10
+            redis_url=server.url,
+            http_port=free_port(),
+            directory=str(turn),
+            workers=_PLAN.workers,
+            in_flight=_PLAN.in_flight,
         )
         return take_turn(contender, setup, _PLAN).p50_seconds
 
