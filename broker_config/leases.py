@@ -70,14 +70,18 @@ class Courier(Protocol):
 
 
 def ack_commands(acks: Iterable[Ack]) -> list[tuple[str, ...]]:
-    """The commands that acknowledge deliveries."""
+    """The commands that acknowledge deliveries, in an order that may be cut short.
+
+    A worker may be killed between two of them. A lease without a message is cleared away when it
+    ends; a message without a lease nobody would look for.
+    """
     by_keys: dict[tuple[str, str], list[str]] = {}
     for index, held, tag in acks:
         by_keys.setdefault((index, held), []).append(tag)
     return [
         command
         for (index, held), tags in by_keys.items()
-        for command in (("ZREM", index, *tags), ("HDEL", held, *tags))
+        for command in (("HDEL", held, *tags), ("ZREM", index, *tags))
     ]
 
 

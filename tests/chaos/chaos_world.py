@@ -112,10 +112,25 @@ def key(fleet: Fleet, name: str) -> str:
     return f"{fleet.settings.broker.key_prefix}{name}"
 
 
-def is_quiet(fleet: Fleet, lane: str = "methods") -> bool:
-    """Whether nothing waits and nothing is held in a lane."""
+async def until_quiet(
+    fleet: Fleet, lane: str = "methods", *, seconds: float = 30, what: str = "the acknowledgements"
+) -> None:
+    """Wait until nothing waits and nothing is held in a lane; a failure shows what is left."""
+
+    def left(client: Any) -> dict[str, Any]:
+        found = {
+            "waiting": client.lrange(key(fleet, lane), 0, -1),
+            "held": client.hgetall(key(fleet, f"unacked.{lane}")),
+            "leases": client.zrange(key(fleet, f"unacked.{lane}_index"), 0, -1, withscores=True),
+        }
+        return {name: value for name, value in found.items() if value}
+
     with client_of(fleet) as client:
-        return not client.exists(*(key(fleet, n) for n in (lane, f"unacked.{lane}", f"unacked.{lane}_index")))
+        await until(
+            lambda: not left(client),
+            seconds=seconds,
+            what=lambda: f"{what}; left: {left(client)}, {time.time()=}",
+        )
 
 
 async def rows(services: Services, query: str, **values: Any) -> Sequence[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from chaos_world import call, client_of, is_quiet, key, opened, times, until
+from chaos_world import call, client_of, key, opened, times, until, until_quiet
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
@@ -39,7 +39,7 @@ async def test_dead_calls_are_listed_shown_retried_and_dropped(make_chaos: Calla
         await asyncio.to_thread(fleet.start, "methods")
         with pytest.raises(OutcomeUnknownError, match="nekro dead"):
             await waiting
-    await until(lambda: is_quiet(fleet), what="both to be set aside")
+    await until_quiet(fleet, what="both to be set aside")
     listed = await dead(fleet, "list", "--json")
     by_task = {item["task"]: item for item in listed}
     assert set(by_task) == {"tests.chaos.work", None}

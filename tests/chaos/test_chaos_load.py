@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from chaos_world import Account, call, client_of, is_quiet, key, opened, rows, started, times, until
+from chaos_world import Account, call, client_of, key, opened, rows, started, times, until, until_quiet
 from sqlalchemy.engine import make_url
 from worker_fleet import Fleet
 
@@ -48,7 +48,7 @@ async def test_32_burst_beyond_the_limit_is_refused_and_the_rest_finishes(make_c
             await asyncio.gather(
                 *(account.follow(name, work(services, scope, name, seconds=60)) for name in names)
             )
-            await until(lambda: is_quiet(fleet), what="the acknowledgements")
+            await until_quiet(fleet)
             results = client.keys(key(fleet, "celery-task-meta-*"))
             if results:
                 client.delete(*results)  # they expire by themselves
@@ -195,7 +195,7 @@ async def test_nothing_grows(make_chaos: MakeChaos) -> None:
                 )
 
         await asyncio.gather(*(one(n) for n in range(count)))
-        await until(lambda: is_quiet(fleet), what="the acknowledgements")
+        await until_quiet(fleet)
 
     async with opened(fleet) as services:
         await batch(services, "a", 500)

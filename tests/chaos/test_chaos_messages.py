@@ -14,7 +14,6 @@ from chaos_world import (
     call,
     client_of,
     invoke,
-    is_quiet,
     journal,
     key,
     opened,
@@ -22,6 +21,7 @@ from chaos_world import (
     started,
     times,
     until,
+    until_quiet,
 )
 from worker_fleet import Fleet
 
@@ -67,7 +67,7 @@ async def test_19_everything_delivered_twice_happens_once(make_chaos: MakeChaos,
             client.lpush(key(fleet, "methods"), *client.lrange(key(fleet, "methods"), 0, -1))
         fleet.start("methods", "methods")
         envelopes = await asyncio.gather(*tasks)
-        await until(lambda: is_quiet(fleet), what="the second copies")
+        await until_quiet(fleet, what="the second copies")
         made = await rows(services, "SELECT id FROM rounds")
         told = await rows(services, "SELECT id FROM messages")
     assert set(times(fleet, "start").values()) == {1}
@@ -106,7 +106,7 @@ async def test_26_aborting_methods_occupy_no_slot(make_chaos: MakeChaos) -> None
                 with pytest.raises(MethodAbortedError, match=kind):
                     await call(services, "abort", kind)
         assert await call(services, "work", "T1") == "T1"
-    await until(lambda: is_quiet(fleet), what="the acknowledgements")
+    await until_quiet(fleet)
 
 
 async def test_27_call_that_never_ends_ends_for_its_caller(make_chaos: MakeChaos) -> None:
@@ -130,7 +130,7 @@ async def test_28_call_whose_caller_leaves_is_cancelled_and_forgotten(make_chaos
             await started(fleet, "E1")
             left.cancel()
             await asyncio.gather(left, return_exceptions=True)
-            await until(lambda: is_quiet(fleet), what="the method to be stopped")
+            await until_quiet(fleet, what="the method to be stopped")
             states = await rows(services, "SELECT state FROM calls")
         after = {name for name in client.pubsub_channels() if b"celery-task-meta" in name}
         replies = client.keys(key(fleet, "reply:*"))
@@ -195,7 +195,7 @@ async def test_31_forged_and_broken_messages_run_nothing(make_chaos: MakeChaos) 
             await recorded
             client.lpush(key(fleet, "methods"), raw)  # a replay
             assert await call(services, "work", "T1") == "T1"
-            await until(lambda: is_quiet(fleet), what="every message to be dealt with")
+            await until_quiet(fleet, what="every message to be dealt with")
     assert times(fleet, "start") == {"E1": 1, "T1": 1}
     assert worker.process.poll() is None
     log = worker.log.read_text()

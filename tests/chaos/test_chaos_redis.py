@@ -16,13 +16,13 @@ from chaos_world import (
     accepted,
     call,
     client_of,
-    is_quiet,
     key,
     opened,
     rows,
     started,
     times,
     until,
+    until_quiet,
     worker_that_runs,
 )
 from worker_fleet import Fleet
@@ -249,4 +249,4 @@ async def test_35_mutex_of_a_dead_worker_holds_nothing_up(make_chaos: MakeChaos)
         assert await running == "T1"
         print(f"redelivered and done after {time.monotonic() - killed_at:.1f} s")
         assert time.monotonic() - killed_at < LEASE_SECONDS + 14
-        await until(lambda: is_quiet(fleet), what="the acknowledgements")
+        await until_quiet(fleet)

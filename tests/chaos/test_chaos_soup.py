@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_world import LEASE_SECONDS, Account, call, client_of, is_quiet, key, opened, rows, times, until
+from chaos_world import LEASE_SECONDS, Account, call, client_of, key, opened, rows, times, until, until_quiet
 from worker_fleet import Fleet, Worker
 
 SECONDS = float(os.environ.get("NEKRO_TEST_SOUP_SECONDS", "60"))
@@ -155,7 +155,7 @@ async def test_37_soup_loses_nothing_and_doubles_no_effect(
         middle = soup.figures()
         calm_at = time.monotonic()
         for lane in ("methods", "rounds"):
-            await until(lambda n=lane: is_quiet(fleet, n), seconds=90, what=f"lane {lane} to be empty")
+            await until_quiet(fleet, lane, seconds=90, what=f"lane {lane} to be empty")
         await until(lambda: no_open_rows(services), seconds=90, what="every row to end")
         calm = time.monotonic() - calm_at
         doubled, missing = await soup.account.doubled_and_missing(services, fleet)

@@ -18,13 +18,13 @@ from chaos_world import (
     call,
     client_of,
     invoke,
-    is_quiet,
     key,
     opened,
     rows,
     started,
     times,
     until,
+    until_quiet,
     worker_that_runs,
 )
 from worker_fleet import Fleet
@@ -66,7 +66,7 @@ async def test_03_message_that_meets_a_dying_idle_worker_runs_at_once(make_chaos
     (worker,) = fleet.start("methods")
     async with opened(fleet) as services:
         await call(services, "work", "T0")
-        await until(lambda: is_quiet(fleet), what="the acknowledgement")
+        await until_quiet(fleet)
         worker.freeze()
         calls = [asyncio.create_task(call(services, "effect", f"E{n}")) for n in range(8)]
         with client_of(fleet) as client:
@@ -101,7 +101,7 @@ async def test_04_rolling_kills_lose_nothing_and_double_no_effect(
             (workers[turn % 2],) = await asyncio.to_thread(fleet.start, "methods", concurrency=20)
         await asyncio.gather(*tasks)
         doubled, missing = await account.doubled_and_missing(services, fleet)
-        await until(lambda: is_quiet(fleet), what="the acknowledgements")
+        await until_quiet(fleet)
     print(
         f"calls={CALLS} kills=40 ok={len(account.ok)} unknown={len(account.unknown)} "
         f"errors={len(account.errors)} doubled={len(doubled)} missing={len(missing)}"
@@ -190,7 +190,7 @@ async def test_10_thawed_worker_changes_nothing_any_more(make_chaos: MakeChaos, 
             worker.thaw()
         outcome = (await asyncio.gather(effect, return_exceptions=True))[0]
         await until(lambda: times(fleet, "end")["T1"] == 2, what="the thawed worker to end its call")
-        await until(lambda: is_quiet(fleet), what="the acknowledgements")
+        await until_quiet(fleet)
         left = await rows(services, "SELECT id FROM messages WHERE text = 'wake A1'")
         states = await rows(services, "SELECT state FROM calls WHERE type = 'agent'")
     print(f"thawed: {outcome!r} {states}")

@@ -16,6 +16,7 @@ from worker_process import WorkerProcess, read_ledger, wait_for
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
+from broker_config.leases import ack_commands
 from broker_config.settings import Settings
 from broker_config.transport import DELIVERIES_HEADER
 
@@ -90,6 +91,25 @@ def test_a_claim_whose_answer_nobody_will_read_is_given_back_when_a_worker_stops
             assert client.llen(f"{prefix}methods") == 3
             assert not client.exists(f"{prefix}unacked.methods", f"{prefix}unacked.methods_index")
             assert not channel.qos.held()
+
+
+@pytest.mark.parametrize("sent", [0, 1, 2])
+def test_worker_killed_while_it_acknowledges_leaves_no_record_behind(
+    sent: int, send: Send, client: Any, settings: Settings
+) -> None:
+    send("t.wait", 0)
+    prefix = settings.broker.key_prefix
+    held, index = f"{prefix}unacked.methods", f"{prefix}unacked.methods_index"
+    worker_app = create_app(settings, lane="methods")
+    with contextlib.closing(worker_app), worker_app.connection_for_read() as connection:
+        channel = connection.default_channel
+        _, tag, _ = client.execute_command(*channel.claim_command(["methods"], 1))
+        for command in ack_commands([(index, held, tag.decode())])[:sent]:
+            client.execute_command(*command)
+        client.zadd(index, {tag: 1}, xx=True)  # its lease has ended
+        channel.qos.restore_visible()
+    assert not client.exists(held, index)
+    assert client.llen(f"{prefix}methods") == (0 if sent else 1)
 
 
 @pytest.mark.slow
