@@ -25,6 +25,7 @@ from sqlalchemy import ColumnElement, Executable, and_, bindparam, delete, func,
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
 from storage.clock import now, seconds_from_now, seconds_parameter
+from storage.fixed_statement import FixedStatement
 from storage.models import CallRow
 from storage.repository import Repository, found, is_one_of
 from storage.states import CallState
@@ -103,7 +104,7 @@ class CallRepository(Repository):
 
     async def enqueue(self, request: CallRequest) -> bool:
         """Record a call before it is published; False when it is recorded already."""
-        return await self._scalar(_enqueue_statement(self._dialect), _values(request)) is not None
+        return await self._scalar(_enqueue_statement, _values(request)) is not None
 
     async def keep_message(self, call_id: str, invocation: dict[str, Any]) -> None:
         """Store the message of an open call, to publish it again."""
@@ -123,7 +124,7 @@ class CallRepository(Repository):
                 deadline if nobody renews.
         """
         values = {**_values(request), "worker": worker, "lease_seconds": lease_seconds}
-        fence = await self._scalar(_claim_statement(self._dialect), values)
+        fence = await self._scalar(_claim_statement, values)
         if fence is not None:
             return Claim(verdict=ClaimVerdict.GRANTED, fence=fence)
         lost = await self._one_or_none(
@@ -314,7 +315,7 @@ class CallRepository(Repository):
             "new_error_type": error_type,
             "new_error_message": error_message,
         }
-        call = await self._one_or_none(Call, _end_statement(), values)
+        call = await self._one_or_none(Call, _end_statement, values)
         if call is None:
             raise FencedError(f"claim {fence} on call {call_id} was lost or cancelled; nothing was written")
         return call
@@ -329,7 +330,7 @@ class CallRepository(Repository):
         return sorted(await self._all(Call, statement), key=lambda call: call.requested_at)
 
 
-@cache
+@FixedStatement
 def _enqueue_statement(dialect: str) -> Executable:
     new = insert(dialect, CallRow).values(
         {
@@ -342,7 +343,7 @@ def _enqueue_statement(dialect: str) -> Executable:
     return new.on_conflict_do_nothing(index_elements=[CallRow.id]).returning(CallRow.id)
 
 
-@cache
+@FixedStatement
 def _claim_statement(dialect: str) -> Executable:
     new = insert(dialect, CallRow).values(
         {
@@ -368,8 +369,8 @@ def _listed_statement() -> Executable:
     return select(CallRow).where(CallRow.id.in_(bindparam("ids", expanding=True)))
 
 
-@cache
-def _end_statement() -> Executable:
+@FixedStatement
+def _end_statement(_dialect: str) -> Executable:
     return (
         update(CallRow)
         .where(

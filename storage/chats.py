@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from sqlalchemy import Executable, Integer, bindparam, func, select, update
 
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.ports import ChatInfo
 from storage.clock import now, seconds_from_now
+from storage.fixed_statement import FixedStatement
 from storage.leases import Lease, is_free, is_held_by, release_values, take_values
 from storage.models import ChatRow, MessageRow, RoundRow
 from storage.repository import Repository, found, new_id
@@ -59,7 +58,7 @@ class ChatRepository(Repository):
 
     async def find(self, chat_key: str) -> ChatInfo | None:
         """Return the chat, or None."""
-        return await self._one_or_none(ChatInfo, _find_statement(), {"of_chat": chat_key})
+        return await self._one_or_none(ChatInfo, _find_statement, {"of_chat": chat_key})
 
     async def get(self, chat_key: str) -> ChatInfo:
         """Return the chat.
@@ -105,13 +104,13 @@ class ChatRepository(Repository):
         """
         if chat_key in self._connection.locked_chats:
             return
-        if await self._scalar(_lock_statement(), {"of_chat": chat_key}) is None:
+        if await self._scalar(_lock_statement, {"of_chat": chat_key}) is None:
             if not create:
                 raise NotFoundError(
                     f"there is no chat {chat_key!r}; its first message begins it (`nekro send`)"
                 )
             await self.ensure(chat_key)
-            await self._scalar(_lock_statement(), {"of_chat": chat_key})
+            await self._scalar(_lock_statement, {"of_chat": chat_key})
         self._connection.locked_chats[chat_key] = None
 
     async def acquire_lease(self, chat_key: str, *, owner: str, lease_seconds: float) -> int | None:
@@ -156,7 +155,7 @@ class ChatRepository(Repository):
         """
         if self._connection.locked_chats.get(chat_key) == fence:
             return
-        if await self._scalar(_hold_statement(), {"of_chat": chat_key, "of_fence": fence}) is None:
+        if await self._scalar(_hold_statement, {"of_chat": chat_key, "of_fence": fence}) is None:
             raise _fenced(chat_key, fence)
         self._connection.locked_chats[chat_key] = fence
 
@@ -167,7 +166,7 @@ class ChatRepository(Repository):
             NotFoundError: there is no such round.
             FencedError: as above.
         """
-        chat_key = await self._scalar(_hold_of_round_statement(), {"of_round": round_id, "of_fence": fence})
+        chat_key = await self._scalar(_hold_of_round_statement, {"of_round": round_id, "of_fence": fence})
         if chat_key is not None:
             self._connection.locked_chats[chat_key] = fence
             return
@@ -210,8 +209,8 @@ class ChatRepository(Repository):
         return await self._all(ChatInfo, statement)
 
 
-@cache
-def _find_statement() -> Executable:
+@FixedStatement
+def _find_statement(_dialect: str) -> Executable:
     return select(ChatRow).where(ChatRow.chat_key == bindparam("of_chat"))
 
 
@@ -219,8 +218,8 @@ def _fenced(chat_key: str, fence: int) -> FencedError:
     return FencedError(f"chat {chat_key!r}: lease {fence} was released or passed to another worker")
 
 
-@cache
-def _hold_of_round_statement() -> Executable:
+@FixedStatement
+def _hold_of_round_statement(_dialect: str) -> Executable:
     of_round = select(RoundRow.chat_key).where(RoundRow.id == bindparam("of_round")).scalar_subquery()
     return (
         select(ChatRow.chat_key)
@@ -229,8 +228,8 @@ def _hold_of_round_statement() -> Executable:
     )
 
 
-@cache
-def _hold_statement() -> Executable:
+@FixedStatement
+def _hold_statement(_dialect: str) -> Executable:
     return (
         select(ChatRow.fence)
         .where(
@@ -241,8 +240,8 @@ def _hold_statement() -> Executable:
     )
 
 
-@cache
-def _lock_statement() -> Executable:
+@FixedStatement
+def _lock_statement(_dialect: str) -> Executable:
     # SQLite has no row locks and needs none: its write transactions exclude each other.
     statement = select(ChatRow.fence).where(ChatRow.chat_key == bindparam("of_chat"))
     return statement.with_for_update(key_share=True)

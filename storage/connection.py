@@ -6,13 +6,18 @@ costs tens of microseconds. This one's are kept for the next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, CursorResult, Dialect, Executable
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker_config.bridge import spawn
+from nekro_agent.errors import NekroError
+from storage.driver_errors import translated_from_driver
+from storage.fixed_statement import FixedStatement, Row
 
 __all__ = ["LoopConnection"]
 
@@ -70,6 +75,31 @@ class LoopConnection:
     ) -> CursorResult[*tuple[Any, ...]]:
         """Run a statement; its rows have been read when this returns."""
         return await spawn(self.sync_connection.execute, statement, parameters)
+
+    async def run(self, statement: FixedStatement, values: Mapping[str, Any]) -> Sequence[Row]:
+        """Run a statement on the driver itself; returns its rows, none where it returns no rows.
+
+        In ``Database.begin`` only after SQLAlchemy's ``begin``, which alone makes it commit.
+        """
+        on_driver = statement.compiled(self.dialect)
+        parameters = on_driver.parameters(values)
+        try:
+            cursor = await self.driver_connection.execute(on_driver.sql, parameters)
+            rows = await cursor.fetchall() if on_driver.columns else ()
+        except self.dialect.loaded_dbapi.Error as exc:
+            raise await self._refused(exc) from exc
+        except BaseException:
+            # Nobody knows how far it came.
+            await asyncio.shield(self.invalidate())
+            raise
+        return on_driver.rows(rows)
+
+    async def _refused(self, error: Any) -> NekroError:
+        """Return our error for a driver's; where the connection broke SQLAlchemy learns of it."""
+        if self.dialect.is_disconnect(error, self.sync_connection.connection.dbapi_connection, None):
+            with contextlib.suppress(NekroError):
+                await self.exec_driver_sql("SELECT 1")
+        return translated_from_driver(error, self.dialect)
 
     async def exec_driver_sql(
         self, statement: str, parameters: Any = None, /

@@ -27,10 +27,10 @@ from nekro_agent.errors import NekroError
 from storage import postgresql, sqlite
 from storage.connection import LoopConnection
 from storage.driver_errors import translated_from_driver
+from storage.fixed_statement import SingleStatement
 from storage.kept_connections import KeptConnections
 from storage.limits import limited
 from storage.loop_pool import LoopPool
-from storage.single_statement import SingleStatement
 from storage.sqlite_driver import StepConnection
 from storage.sqlite_lanes import SqliteLanes
 from storage.transaction import Transaction
@@ -137,6 +137,8 @@ class Database:
             connection = await stack.enter_async_context(self._connected(local, local.engine))
             if local.is_sqlite:
                 stack.enter_context(_begun_with_next(connection.driver_connection))
+            # Statements that go to the driver itself would not make SQLAlchemy begin, nor commit.
+            connection.sync_connection.begin()
             transaction = Transaction(connection)
             try:
                 async with limited(self.settings.transaction_timeout_seconds):
@@ -190,7 +192,7 @@ class Database:
             row = await local.singles.fetch_one(on_driver.sql, parameters, writes=statement.writes)
         except local.driver_error as exc:
             raise translated_from_driver(exc, local.engine.dialect) from exc
-        return on_driver.value(row)
+        return None if row is None else on_driver.rows([row])[0][0]
 
     async def dispose_loop(self) -> None:
         """Close the connections of the running loop; the next use opens new ones."""

@@ -7,15 +7,14 @@ import struct
 from functools import lru_cache
 from typing import Final
 
-from sqlalchemy import bindparam, delete, func, literal_column, select
-from sqlalchemy.sql.expression import ReturnsRows
+from sqlalchemy import Executable, bindparam, delete, func, literal_column, select
 
 from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
 from storage.clock import now
 from storage.engine import Database
+from storage.fixed_statement import SingleStatement
 from storage.models import PluginValueRow
-from storage.single_statement import SingleStatement
 from storage.upsert import insert
 
 __all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore"]
@@ -119,16 +118,16 @@ def _digest_of(max_chars: int, *keys: str) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
 
 
-def _get(_dialect: str) -> ReturnsRows:
+def _get(_dialect: str) -> Executable:
     return select(PluginValueRow.value).where(PluginValueRow.digest == bindparam("of_digest"))
 
 
-def _delete(_dialect: str) -> ReturnsRows:
+def _delete(_dialect: str) -> Executable:
     found = PluginValueRow.digest == bindparam("of_digest")
     return delete(PluginValueRow).where(found).returning(PluginValueRow.revision)
 
 
-def _set(dialect: str) -> ReturnsRows:
+def _set(dialect: str) -> Executable:
     given = ("digest", *_SCOPE, "value")
     new = insert(dialect, PluginValueRow).values(
         {

@@ -13,6 +13,7 @@ from sqlalchemy import Executable, Integer, bindparam, delete, func, select
 from nekro_agent.ports import MessageKind
 from storage.chats import ChatRepository
 from storage.clock import now
+from storage.fixed_statement import FixedStatement
 from storage.models import ChatRow, MessageRow
 from storage.repository import Repository, found, new_id
 from storage.upsert import insert
@@ -60,7 +61,7 @@ class MessageRepository(Repository):
             ConflictError: the id or the ``once_key`` is there already.
         """
         await ChatRepository(self._connection).lock(message.chat_key)
-        statement = _append_statement(self._dialect, once=False)
+        statement = _append_statement(once=False)
         return found(await self._one_or_none(Message, statement, _values(message)), "message", message.id)
 
     async def append_once(self, message: NewMessage) -> tuple[Message, bool]:
@@ -70,7 +71,7 @@ class MessageRepository(Repository):
             NotFoundError: the chat has no row.
         """
         await ChatRepository(self._connection).lock(message.chat_key)
-        statement = _append_statement(self._dialect, once=True)
+        statement = _append_statement(once=True)
         new = await self._one_or_none(Message, statement, _values(message))
         if new is not None:
             return new, True
@@ -147,7 +148,7 @@ def _values(message: NewMessage) -> dict[str, Any]:
 
 
 @cache
-def _newest_statement(*, is_paged: bool, with_past: bool) -> Executable:
+def _newest_statement(*, is_paged: bool, with_past: bool) -> FixedStatement:
     statement = select(MessageRow).where(
         MessageRow.chat_key == bindparam("of_chat"), MessageRow.sequence >= bindparam("since")
     )
@@ -156,11 +157,17 @@ def _newest_statement(*, is_paged: bool, with_past: bool) -> Executable:
     if not with_past:
         beginning = select(ChatRow.history_after).where(ChatRow.chat_key == bindparam("of_chat"))
         statement = statement.where(MessageRow.sequence > beginning.scalar_subquery())
-    return statement.order_by(MessageRow.sequence.desc()).limit(bindparam("most", type_=Integer))
+    newest = statement.order_by(MessageRow.sequence.desc()).limit(bindparam("most", type_=Integer))
+    return FixedStatement(lambda _dialect: newest)
 
 
 @cache
-def _append_statement(dialect: str, *, once: bool) -> Executable:
+def _append_statement(*, once: bool) -> FixedStatement:
     given: dict[str, Any] = {item.name: bindparam(item.name) for item in dataclasses.fields(NewMessage)}
-    new = insert(dialect, MessageRow).values({**given, "created_at": now()})
-    return (new.on_conflict_do_nothing() if once else new).returning(MessageRow)
+
+    @FixedStatement
+    def statement(dialect: str) -> Executable:
+        new = insert(dialect, MessageRow).values({**given, "created_at": now()})
+        return (new.on_conflict_do_nothing() if once else new).returning(MessageRow)
+
+    return statement

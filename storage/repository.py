@@ -1,23 +1,24 @@
 """What all repositories share: a connection, and the way from rows to frozen values.
 
-Statements that run for every call of a plugin are built once per process and dialect, in functions
-under ``functools.cache``: building them takes SQLAlchemy longer than running them takes the database.
+Statements that run for every call of a plugin or every round are a ``FixedStatement`` each: to build and run
+one takes SQLAlchemy longer than it takes the database.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from operator import itemgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, CursorResult, Dialect, Executable, Row, literal_column
+from sqlalchemy import ColumnElement, CursorResult, Dialect, Executable, literal_column
 from sqlalchemy.orm import InstrumentedAttribute
 
 from nekro_agent.errors import NotFoundError
+from storage.fixed_statement import FixedStatement, Row
 
 __all__ = ["Repository", "StatementRunner", "found", "is_one_of", "new_id"]
 
@@ -27,6 +28,7 @@ class _Dataclass(Protocol):
 
 
 _Value = TypeVar("_Value", bound=_Dataclass)
+AnyStatement = Executable | FixedStatement
 
 
 def new_id() -> str:
@@ -56,6 +58,10 @@ class StatementRunner(Protocol):
         """Run a statement."""
         ...
 
+    async def run(self, statement: FixedStatement, values: Mapping[str, Any]) -> Sequence[Row]:
+        """Run a statement whose text never varies; returns its rows."""
+        ...
+
 
 class Repository:
     """Holds the connection of one transaction; neither commits nor logs."""
@@ -65,21 +71,32 @@ class Repository:
         self._dialect = connection.dialect.name
 
     async def _one_or_none(
-        self, value: type[_Value], statement: Executable, values: Mapping[str, Any] | None = None
+        self, value: type[_Value], statement: AnyStatement, values: Mapping[str, Any] | None = None
     ) -> _Value | None:
-        rows = await self._connection.execute(statement, values)
-        row = rows.one_or_none()
-        return None if row is None else _reader(value, tuple(rows.keys()))(row)
+        """The value of the one row, of which there are none or one by a key."""
+        return next(iter(await self._all(value, statement, values)), None)
 
     async def _all(
-        self, value: type[_Value], statement: Executable, values: Mapping[str, Any] | None = None
+        self, value: type[_Value], statement: AnyStatement, values: Mapping[str, Any] | None = None
     ) -> list[_Value]:
-        rows = await self._connection.execute(statement, values)
-        read = _reader(value, tuple(rows.keys()))
-        return [read(row) for row in rows.all()]
+        columns, rows = await self._rows(statement, values)
+        read = _reader(value, columns)
+        return [read(row) for row in rows]
 
-    async def _scalar(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
-        return (await self._connection.execute(statement, values)).scalar_one_or_none()
+    async def _scalar(self, statement: AnyStatement, values: Mapping[str, Any] | None = None) -> Any:
+        """The one column of the one row; None without a row."""
+        _, rows = await self._rows(statement, values)
+        return rows[0][0] if rows else None
+
+    async def _rows(
+        self, statement: AnyStatement, values: Mapping[str, Any] | None
+    ) -> tuple[tuple[str, ...], Sequence[Row]]:
+        """The columns' names, and the rows."""
+        if isinstance(statement, FixedStatement):
+            rows = await self._connection.run(statement, values or {})
+            return statement.compiled(self._connection.dialect).columns, rows
+        result = await self._connection.execute(statement, values)
+        return tuple(result.keys()), result.all()
 
     async def _count(self, statement: Executable) -> int:
         """How many rows an UPDATE or DELETE touched; an INSERT's drivers count differently."""
@@ -106,7 +123,7 @@ def found(value: _Value | None, noun: str, key: str) -> _Value:
 
 
 @cache
-def _reader(value: type[_Value], columns: tuple[str, ...]) -> Callable[[Row[Any]], _Value]:
+def _reader(value: type[_Value], columns: tuple[str, ...]) -> Callable[[Row], _Value]:
     """Return what makes a value of a row with these columns.
 
     By position: to look a column up by its name takes longer than all else that is done for it.
@@ -114,7 +131,7 @@ def _reader(value: type[_Value], columns: tuple[str, ...]) -> Callable[[Row[Any]
     names = [field.name for field in dataclasses.fields(value)]
     pick = itemgetter(*(columns.index(name) for name in names))
 
-    def read(row: Row[Any]) -> _Value:
+    def read(row: Row) -> _Value:
         return value(**dict(zip(names, pick(row), strict=True)))
 
     return read

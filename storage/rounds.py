@@ -35,6 +35,7 @@ from sqlalchemy.orm import aliased
 from nekro_agent.errors import FencedError
 from storage.chats import ChatRepository
 from storage.clock import now, seconds_from_now, seconds_parameter
+from storage.fixed_statement import FixedStatement
 from storage.leases import is_free
 from storage.models import ChatRow, RoundRow
 from storage.repository import Repository, found, is_one_of
@@ -59,7 +60,7 @@ class RoundRepository(Repository):
         await ChatRepository(self._connection).lock(request.chat_key)
         values = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
         values["turn_id"] = request.turn_id or request.id
-        new = await self._one_or_none(Round, _request_statement(self._dialect), values)
+        new = await self._one_or_none(Round, _request_statement, values)
         if new is not None:
             return new, True
         return found(
@@ -77,7 +78,7 @@ class RoundRepository(Repository):
             ConflictError: a round of the chat is running (``take_over`` was not called).
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
-        waiting = (await self._connection.execute(_waiting_statement(), {"of_chat": chat_key})).all()
+        waiting = await self._connection.run(_waiting_statement, {"of_chat": chat_key})
         if not any(due for _, due in waiting):
             return None
         ids: Sequence[str] = [round_id for round_id, _ in waiting]
@@ -88,7 +89,7 @@ class RoundRepository(Repository):
                 .values(state=RoundState.MERGED, merged_into=ids[0], finished_at=now())
             )
         values = {"of_round": ids[0], "new_fence": fence, "new_worker": worker}
-        started = found(await self._one_or_none(Round, _start_statement(), values), "round", ids[0])
+        started = found(await self._one_or_none(Round, _start_statement, values), "round", ids[0])
         # Read anew: an earlier attempt, whose worker died, may have taken others along.
         may_have_merged = bool(ids[1:]) or started.attempt > 1
         merged = await self.merged_into(ids[0]) if may_have_merged else []
@@ -180,7 +181,7 @@ class RoundRepository(Repository):
 
     async def is_cancel_requested(self, round_id: str) -> bool:
         """Whether somebody asked the round to stop."""
-        return await self._scalar(_cancel_statement(), {"of_round": round_id}) is not None
+        return await self._scalar(_cancel_statement, {"of_round": round_id}) is not None
 
     async def due_chats(self, *, limit: int, waiting_seconds: float = 0) -> list[str]:
         """List chats that need a worker, those that waited longest first.
@@ -254,7 +255,7 @@ class RoundRepository(Repository):
 
     async def merged_into(self, round_id: str) -> list[Round]:
         """List what a round took along, in order."""
-        return await self._all(Round, _merged_statement(), {"of_round": round_id})
+        return await self._all(Round, _merged_statement, {"of_round": round_id})
 
     async def rounds_of_turns(self, *turn_ids: str) -> list[Round]:
         """List the rounds of turns of one chat, and what they took along of other turns, in order."""
@@ -290,8 +291,8 @@ def _is_open(chat_key: str | BindParameter[str]) -> ColumnElement[bool]:
     return and_(RoundRow.chat_key == chat_key, is_one_of(RoundRow.state, *_OPEN))
 
 
-@cache
-def _waiting_statement() -> Executable:
+@FixedStatement
+def _waiting_statement(_dialect: str) -> Executable:
     return (
         select(RoundRow.id, RoundRow.not_before <= now())
         .where(_is_open(bindparam("of_chat")), RoundRow.state == RoundState.REQUESTED)
@@ -299,8 +300,8 @@ def _waiting_statement() -> Executable:
     )
 
 
-@cache
-def _start_statement() -> Executable:
+@FixedStatement
+def _start_statement(_dialect: str) -> Executable:
     return (
         update(RoundRow)
         .where(RoundRow.id == bindparam("of_round"))
@@ -316,7 +317,7 @@ def _start_statement() -> Executable:
 
 
 @cache
-def _write_statement(names: tuple[str, ...], at: str | None) -> Executable:
+def _write_statement(names: tuple[str, ...], at: str | None) -> FixedStatement:
     """UPDATE of a running round; its end is CANCELLED, whatever ``new_state`` is, if it was asked to stop."""
     values: dict[str, Any] = {
         name: bindparam(f"new_{name}", type_=RoundRow.__table__.c[name].type) for name in names
@@ -326,7 +327,7 @@ def _write_statement(names: tuple[str, ...], at: str | None) -> Executable:
         values["state"] = case((asked, RoundState.CANCELLED), else_=values["state"])
     if at is not None:
         values[at] = now()
-    return (
+    statement = (
         update(RoundRow)
         .where(
             RoundRow.id == bindparam("of_round"),
@@ -336,15 +337,16 @@ def _write_statement(names: tuple[str, ...], at: str | None) -> Executable:
         .values(values)
         .returning(RoundRow)
     )
+    return FixedStatement(lambda _dialect: statement)
 
 
-@cache
-def _cancel_statement() -> Executable:
+@FixedStatement
+def _cancel_statement(_dialect: str) -> Executable:
     return select(RoundRow.cancel_requested_at).where(RoundRow.id == bindparam("of_round"))
 
 
-@cache
-def _merged_statement() -> Executable:
+@FixedStatement
+def _merged_statement(_dialect: str) -> Executable:
     return select(RoundRow).where(RoundRow.merged_into == bindparam("of_round")).order_by(RoundRow.sequence)
 
 
@@ -359,7 +361,7 @@ def _turns_statement() -> Executable:
     )
 
 
-@cache
+@FixedStatement
 def _request_statement(dialect: str) -> Executable:
     given: dict[str, Any] = {item.name: bindparam(item.name) for item in dataclasses.fields(RoundRequest)}
     del given["delay_seconds"]

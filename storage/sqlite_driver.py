@@ -26,6 +26,14 @@ class StepConnection(aiosqlite.Connection):
         """Return a cursor for one statement."""
         return StepCursor(self)
 
+    async def execute(  # type: ignore[override]  # what aiosqlite returns is a cursor of its own
+        self, statement: str, parameters: Sequence[Any] = ()
+    ) -> StepCursor:
+        """Run a statement; its rows are there when this returns."""
+        cursor = StepCursor(self)
+        await cursor.execute(statement, parameters)
+        return cursor
+
 
 class StepCursor:
     """As much of a cursor as SQLAlchemy uses; holds a statement's rows once it ran."""

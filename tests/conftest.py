@@ -7,15 +7,18 @@ import shutil
 import signal
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from redis_process import RedisServer
+from sqlalchemy import event
 
 from broker_config.settings import DatabaseSettings, Settings
+from storage.fixed_statement import FixedStatement, Row
+from storage.transaction import Transaction
 
 # A shell that runs the tests in the background makes them ignore Ctrl-C, and with them whatever they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -115,3 +118,26 @@ def make_settings(tmp_path: Path, redis_url: str) -> Callable[..., Settings]:
         return Settings.load(env_file=None, **values)
 
     return build
+
+
+@pytest.fixture
+def watch_statements(monkeypatch: pytest.MonkeyPatch) -> Callable[[Transaction], list[tuple[str, Any]]]:
+    """Return what a transaction gives the driver from now on, as it does: SQL and parameters."""
+
+    def watch(transaction: Transaction) -> list[tuple[str, Any]]:
+        connection, statements = transaction.connection, []
+        run = connection.run
+
+        async def remembering(statement: FixedStatement, values: Mapping[str, Any]) -> Sequence[Row]:
+            on_driver = statement.compiled(connection.dialect)
+            statements.append((on_driver.sql, on_driver.parameters(values)))
+            return await run(statement, values)
+
+        @event.listens_for(connection.sync_connection, "before_cursor_execute")
+        def remember(_conn: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
+            statements.append((statement, parameters))
+
+        monkeypatch.setattr(connection, "run", remembering)
+        return statements
+
+    return watch

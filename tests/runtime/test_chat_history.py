@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from nekro_agent.ports import MessageKind
 from storage.engine import Database
@@ -60,7 +60,9 @@ async def test_what_is_read_bit_by_bit_is_what_is_read_at_once(database: Databas
             assert await history.read(tx) == await ChatHistory("c", most=MOST).read(tx)
 
 
-async def test_a_round_reads_the_last_message_again_and_no_older_one(database: Database) -> None:
+async def test_a_round_reads_the_last_message_again_and_no_older_one(
+    database: Database, watch_statements: Callable[[Transaction], list[tuple[str, Any]]]
+) -> None:
     history = ChatHistory("c", most=100)
     async with database.begin() as tx:
         for number in range(60):
@@ -72,13 +74,8 @@ async def test_a_round_reads_the_last_message_again_and_no_older_one(database: D
             "59",
             "new",
         ]
-        asked: list[str] = []
-
-        @event.listens_for(tx.connection.sync_connection, "before_cursor_execute")
-        def remember(_connection: object, _cursor: object, _sql: str, parameters: object, *_: object) -> None:
-            asked.append(str(parameters))
-
+        asked = watch_statements(tx)
         after = await history.read(tx)
     assert [message.text for message in after] == [*(message.text for message in before), "new"]
     assert len(asked) == 1
-    assert str(last.sequence) in asked[0]
+    assert str(last.sequence) in str(asked[0][1])

@@ -17,48 +17,71 @@ import pytest
 import sqlalchemy.exc
 import uvloop
 from cut_proxy import CutProxy
-from sqlalchemy import text
+from sqlalchemy import bindparam, insert, select
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import ConflictError, StorageError, StorageUnavailableError
 from storage.driver_errors import translated
 from storage.engine import Database
+from storage.fixed_statement import FixedStatement
 from storage.migrate import upgrade
+from storage.models import LeaseRow
 from storage.transaction import Transaction
 
-
-async def _insert(tx: Transaction, name: str) -> None:
-    await tx.connection.execute(text("INSERT INTO leases (name, fence) VALUES (:name, 0)"), {"name": name})
-
-
-async def _names(database: Database) -> list[str]:
-    async with database.read() as tx:
-        rows = await tx.connection.execute(text("SELECT name FROM leases ORDER BY name"))
-        return [row.name for row in rows]
+_INSERT = FixedStatement(lambda _dialect: insert(LeaseRow).values(name=bindparam("name"), fence=0))
+_NAMES = FixedStatement(lambda _dialect: select(LeaseRow.name).order_by(LeaseRow.name))
 
 
-async def test_block_that_ends_is_committed(database: Database) -> None:
+@pytest.fixture(params=["sqlalchemy", "driver"])
+def leases(request: pytest.FixtureRequest) -> Leases:
+    return Leases(by_driver=request.param == "driver")
+
+
+class Leases:
+    """Rows of a table, by statements that SQLAlchemy runs or that the driver itself does."""
+
+    def __init__(self, *, by_driver: bool) -> None:
+        self._by_driver = by_driver
+
+    async def insert(self, tx: Transaction, name: str) -> None:
+        if self._by_driver:
+            await tx.connection.run(_INSERT, {"name": name})
+        else:
+            await tx.connection.execute(insert(LeaseRow).values(name=name, fence=0))
+
+    async def names(self, database: Database) -> list[str]:
+        async with database.read() as tx:
+            if self._by_driver:
+                return [name for (name,) in await tx.connection.run(_NAMES, {})]
+            return list(
+                (await tx.connection.execute(select(LeaseRow.name).order_by(LeaseRow.name))).scalars()
+            )
+
+
+async def test_block_that_ends_is_committed(leases: Leases, database: Database) -> None:
     async with database.begin() as tx:
-        await _insert(tx, "a")
-    assert await _names(database) == ["a"]
+        await leases.insert(tx, "a")
+    assert await leases.names(database) == ["a"]
 
 
-async def test_block_that_raises_is_rolled_back(database: Database) -> None:
+async def test_block_that_raises_is_rolled_back(leases: Leases, database: Database) -> None:
     with pytest.raises(ZeroDivisionError):
         async with database.begin() as tx:
-            await _insert(tx, "a")
+            await leases.insert(tx, "a")
             raise ZeroDivisionError
     async with database.begin() as tx:
-        await _insert(tx, "b")
-    assert await _names(database) == ["b"]
+        await leases.insert(tx, "b")
+    assert await leases.names(database) == ["b"]
 
 
-async def test_cancelled_block_is_rolled_back_and_the_database_stays_usable(database: Database) -> None:
+async def test_cancelled_block_is_rolled_back_and_the_database_stays_usable(
+    leases: Leases, database: Database
+) -> None:
     inserted = asyncio.Event()
 
     async def write_for_ever() -> None:
         async with database.begin() as tx:
-            await _insert(tx, "a")
+            await leases.insert(tx, "a")
             inserted.set()
             await asyncio.Event().wait()
 
@@ -69,13 +92,15 @@ async def test_cancelled_block_is_rolled_back_and_the_database_stays_usable(data
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert await _names(database) == []
+    assert await leases.names(database) == []
 
 
-async def test_statement_cancelled_at_any_point_leaves_the_database_usable(database: Database) -> None:
+async def test_statement_cancelled_at_any_point_leaves_the_database_usable(
+    leases: Leases, database: Database
+) -> None:
     async def write(name: str) -> None:
         async with database.begin() as tx:
-            await _insert(tx, name)
+            await leases.insert(tx, name)
 
     for turns in range(40):
         task = asyncio.create_task(write(f"n{turns:02}"))
@@ -85,17 +110,17 @@ async def test_statement_cancelled_at_any_point_leaves_the_database_usable(datab
         with contextlib.suppress(asyncio.CancelledError):
             await task
     await write("last")
-    assert "last" in await _names(database)
+    assert "last" in await leases.names(database)
 
 
-async def test_callbacks_run_in_order_after_the_commit_only(database: Database) -> None:
+async def test_callbacks_run_in_order_after_the_commit_only(leases: Leases, database: Database) -> None:
     seen: list[object] = []
 
     async def look(number: int) -> None:
-        seen.append((number, await _names(database)))
+        seen.append((number, await leases.names(database)))
 
     async with database.begin() as tx:
-        await _insert(tx, "a")
+        await leases.insert(tx, "a")
         tx.after_commit(lambda: look(1))
         tx.after_commit(lambda: look(2))
         assert seen == []
@@ -107,7 +132,7 @@ async def test_callbacks_run_in_order_after_the_commit_only(database: Database) 
     assert len(seen) == 2
 
 
-async def test_failing_callback_undoes_nothing_and_stops_no_other(database: Database) -> None:
+async def test_failing_callback_undoes_nothing_and_stops_no_other(leases: Leases, database: Database) -> None:
     ran = asyncio.Event()
 
     async def fail() -> None:
@@ -117,11 +142,11 @@ async def test_failing_callback_undoes_nothing_and_stops_no_other(database: Data
         ran.set()
 
     async with database.begin() as tx:
-        await _insert(tx, "a")
+        await leases.insert(tx, "a")
         tx.after_commit(fail)
         tx.after_commit(succeed)
     assert ran.is_set()
-    assert await _names(database) == ["a"]
+    assert await leases.names(database) == ["a"]
 
 
 async def test_write_transaction_inside_one_is_refused_instead_of_waiting_for_itself(
@@ -133,30 +158,32 @@ async def test_write_transaction_inside_one_is_refused_instead_of_waiting_for_it
                 pytest.fail("two write transactions of one task")
 
 
-async def test_reader_does_not_wait_for_a_writer(database: Database) -> None:
+async def test_reader_does_not_wait_for_a_writer(leases: Leases, database: Database) -> None:
     async with database.begin() as tx:
-        await _insert(tx, "a")
-        assert await _names(database) == []
+        await leases.insert(tx, "a")
+        assert await leases.names(database) == []
 
 
-async def test_thousand_callers_at_once_share_the_connections(database: Database) -> None:
+async def test_thousand_callers_at_once_share_the_connections(leases: Leases, database: Database) -> None:
     async def write(number: int) -> None:
         async with database.begin() as tx:
-            await _insert(tx, f"{number:04}")
+            await leases.insert(tx, f"{number:04}")
 
-    await asyncio.gather(*(write(number) for number in range(500)), *(_names(database) for _ in range(500)))
-    assert len(await _names(database)) == 500
+    await asyncio.gather(
+        *(write(number) for number in range(500)), *(leases.names(database) for _ in range(500))
+    )
+    assert len(await leases.names(database)) == 500
 
 
 def test_every_loop_and_thread_has_connections_of_its_own(
-    migrated_settings: DatabaseSettings, tmp_path: Path
+    leases: Leases, migrated_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
     database = Database(migrated_settings, tmp_path)
 
     async def work(name: str) -> None:
         for number in range(10):
             async with database.begin() as tx:
-                await _insert(tx, f"{name}{number}")
+                await leases.insert(tx, f"{name}{number}")
         await database.dispose_loop()
 
     threads = [
@@ -168,21 +195,23 @@ def test_every_loop_and_thread_has_connections_of_its_own(
     for thread in threads:
         thread.join(30)
     # A second loop in this thread, after loops that ended.
-    assert len(asyncio.run(_names_and_dispose(database))) == 30
+    assert len(asyncio.run(_names_and_dispose(leases, database))) == 30
 
 
-async def _names_and_dispose(database: Database) -> list[str]:
-    names = await _names(database)
+async def _names_and_dispose(leases: Leases, database: Database) -> list[str]:
+    names = await leases.names(database)
     await database.dispose()
     return names
 
 
-async def test_dispose_closes_the_connections_of_other_running_loops(database: Database) -> None:
+async def test_dispose_closes_the_connections_of_other_running_loops(
+    leases: Leases, database: Database
+) -> None:
     started, stop = threading.Event(), threading.Event()
 
     def run() -> None:
         async def live() -> None:
-            await _names(database)
+            await leases.names(database)
             started.set()
             await asyncio.to_thread(stop.wait, 30)
 
@@ -194,7 +223,7 @@ async def test_dispose_closes_the_connections_of_other_running_loops(database: D
     await database.dispose()
     stop.set()
     await asyncio.to_thread(thread.join, 30)
-    assert await _names(database) == []
+    assert await leases.names(database) == []
 
 
 async def test_writer_that_waits_too_long_for_sqlite_is_told_so(tmp_path: Path, migrated_copy: Any) -> None:
@@ -216,24 +245,26 @@ async def test_writer_that_waits_too_long_for_sqlite_is_told_so(tmp_path: Path, 
     await other_process.dispose()
 
 
-async def test_full_disk_fails_one_transaction_and_not_the_next(tmp_path: Path, migrated_copy: Any) -> None:
+async def test_full_disk_fails_one_transaction_and_not_the_next(
+    leases: Leases, tmp_path: Path, migrated_copy: Any
+) -> None:
     database = Database(migrated_copy("sqlite"), tmp_path)
     with pytest.raises(StorageUnavailableError, match="full"):
         async with database.begin() as tx:
             pages = (await tx.connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
             await tx.connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
-            await _insert(tx, "x" * 1000)
+            await leases.insert(tx, "x" * 1000)
             await tx.connection.exec_driver_sql(
                 "CREATE TABLE filler AS WITH RECURSIVE n(i, t) AS (SELECT 1, zeroblob(4096) "
                 "UNION ALL SELECT i + 1, t FROM n WHERE i < 100) SELECT * FROM n"
             )
     for _ in range(6):  # each connection of the pool
-        assert await _names(database) == []
+        assert await leases.names(database) == []
     await database.dispose()
 
 
-def test_sqlite_file_is_its_owner_s_alone(tmp_path: Path) -> None:
-    asyncio.run(_names_and_dispose(_fresh(tmp_path)))
+def test_sqlite_file_is_its_owner_s_alone(leases: Leases, tmp_path: Path) -> None:
+    asyncio.run(_names_and_dispose(leases, _fresh(tmp_path)))
     modes = {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "private").iterdir()}
     assert "nekro.db" in modes and set(modes.values()) == {0}
 
@@ -244,15 +275,15 @@ def _fresh(tmp_path: Path) -> Database:
 
 
 async def test_another_engine_of_the_process_leaves_the_locks_of_the_first_alone(
-    tmp_path: Path, migrated_copy: Any
+    leases: Leases, tmp_path: Path, migrated_copy: Any
 ) -> None:
     """Else the last process to leave takes the log away from under connections that still write to it."""
     settings = migrated_copy("sqlite")
     file = settings.url.removeprefix("sqlite:///")
     first, second = Database(settings, tmp_path), Database(settings, tmp_path)
     try:
-        assert await _names(first) == []  # its connection stays in the pool
-        assert await _names(second) == []
+        assert await leases.names(first) == []  # its connection stays in the pool
+        assert await leases.names(second) == []
         await second.dispose()
         leaving = (
             f"import sqlite3; c = sqlite3.connect({file!r}); c.execute('PRAGMA user_version'); c.close()"
@@ -263,33 +294,37 @@ async def test_another_engine_of_the_process_leaves_the_locks_of_the_first_alone
         await first.dispose()
 
 
-async def test_transaction_that_takes_too_long_is_ended(tmp_path: Path, migrated_settings: Any) -> None:
+async def test_transaction_that_takes_too_long_is_ended(
+    leases: Leases, tmp_path: Path, migrated_settings: Any
+) -> None:
     settings = migrated_settings.model_copy(update={"transaction_timeout_seconds": 0.05})
     database = Database(settings, tmp_path)
     with pytest.raises(StorageUnavailableError, match="TRANSACTION_TIMEOUT_SECONDS"):
         async with database.begin() as tx:
-            await _insert(tx, "a")
+            await leases.insert(tx, "a")
             await asyncio.Event().wait()
-    assert await _names(database) == []
+    assert await leases.names(database) == []
     await database.dispose()
 
 
 async def test_schema_that_is_not_there_names_the_mend(
-    database_settings: DatabaseSettings, tmp_path: Path
+    leases: Leases, database_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
     database = Database(database_settings, tmp_path)
     with pytest.raises(StorageUnavailableError, match="nekro db upgrade"):
-        await _names(database)
+        await leases.names(database)
     await database.dispose()
 
 
-async def test_broken_constraint_is_a_conflict_inside_the_block_already(database: Database) -> None:
+async def test_broken_constraint_is_a_conflict_inside_the_block_already(
+    leases: Leases, database: Database
+) -> None:
     async with database.begin() as tx:
-        await _insert(tx, "a")
+        await leases.insert(tx, "a")
     with pytest.raises(ConflictError) as caught:
         async with database.begin() as tx:
             with pytest.raises(ConflictError):
-                await _insert(tx, "a")
+                await leases.insert(tx, "a")
             raise ConflictError from None
     assert caught.value.__cause__ is None
 
@@ -308,33 +343,49 @@ async def proxied(migrated_copy: Any, tmp_path: Path) -> AsyncIterator[tuple[Dat
 
 
 async def test_frozen_server_costs_the_time_limit_and_no_connection(
+    leases: Leases,
     proxied: tuple[Database, CutProxy],
 ) -> None:
     database, proxy = proxied
     pool_size = database.settings.pool_size
-    await asyncio.gather(*(_names(database) for _ in range(pool_size)))
+    await asyncio.gather(*(leases.names(database) for _ in range(pool_size)))
     proxy.frozen.set()
-    failures = await asyncio.gather(*(_names(database) for _ in range(pool_size)), return_exceptions=True)
+    failures = await asyncio.gather(
+        *(leases.names(database) for _ in range(pool_size)), return_exceptions=True
+    )
     assert {type(failure) for failure in failures} == {StorageUnavailableError}
     proxy.frozen.clear()
     # Each failure gave its place in the pool back.
-    assert await asyncio.gather(*(_names(database) for _ in range(2 * pool_size))) == [[]] * 2 * pool_size
+    assert (
+        await asyncio.gather(*(leases.names(database) for _ in range(2 * pool_size))) == [[]] * 2 * pool_size
+    )
 
 
 async def test_connections_cut_at_rest_are_replaced_without_an_error(
-    proxied: tuple[Database, CutProxy], monkeypatch: pytest.MonkeyPatch
+    leases: Leases, proxied: tuple[Database, CutProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, proxy = proxied
     monkeypatch.setattr("storage.postgresql._TRUST_SECONDS", 0)
-    await asyncio.gather(*(_names(database) for _ in range(20)))
+    await asyncio.gather(*(leases.names(database) for _ in range(20)))
     proxy.cut()
-    assert await asyncio.gather(*(_names(database) for _ in range(20))) == [[]] * 20
+    assert await asyncio.gather(*(leases.names(database) for _ in range(20))) == [[]] * 20
 
 
-async def test_unreachable_server_is_unavailable(tmp_path: Path) -> None:
+async def test_one_connection_that_broke_makes_the_others_suspect(
+    leases: Leases, proxied: tuple[Database, CutProxy]
+) -> None:
+    database, proxy = proxied
+    await asyncio.gather(*(leases.names(database) for _ in range(20)))
+    proxy.cut()
+    with pytest.raises(StorageUnavailableError):
+        await leases.names(database)
+    assert await asyncio.gather(*(leases.names(database) for _ in range(20))) == [[]] * 20
+
+
+async def test_unreachable_server_is_unavailable(leases: Leases, tmp_path: Path) -> None:
     database = Database(DatabaseSettings(url="postgresql://127.0.0.1:1/x"), tmp_path)
     with pytest.raises(StorageUnavailableError, match="refused"):
-        await _names(database)
+        await leases.names(database)
     await database.dispose()
 
 

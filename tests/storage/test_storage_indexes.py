@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from storage.engine import Database
 from storage.transaction import Transaction
@@ -37,18 +36,15 @@ async def _purge(tx: Transaction) -> None:
 
 
 @pytest.mark.parametrize("index", QUERIES)
-async def test_query_uses_its_index(database: Database, index: str) -> None:
-    statements: list[tuple[str, Any]] = []
+async def test_query_uses_its_index(
+    database: Database, index: str, watch_statements: Callable[[Transaction], list[tuple[str, Any]]]
+) -> None:
     async with database.begin() as tx:
         if not database.is_sqlite:
             # Empty tables are scanned faster than any index; forbid it to see what would be used.
             await tx.connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
             await tx.connection.exec_driver_sql("SET LOCAL plan_cache_mode = force_generic_plan")
-
-        @event.listens_for(tx.connection.sync_connection, "before_cursor_execute")
-        def remember(_conn: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
-            statements.append((statement, parameters))
-
+        statements = watch_statements(tx)
         await QUERIES[index](tx)
         statement, parameters = statements[-1]
         explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"

@@ -21,9 +21,9 @@ from sqlalchemy import insert, select, text
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.errors import ConflictError, InvalidValueError, StorageUnavailableError
 from storage.engine import Database
+from storage.fixed_statement import SingleStatement
 from storage.kv import SqlKeyValueStore
 from storage.models import LeaseRow, PluginValueRow
-from storage.single_statement import SingleStatement
 from storage.write_gate import WriteGate
 
 ADD_LEASE = SingleStatement(
