@@ -1,19 +1,26 @@
-"""aiosqlite with one step per statement.
+"""aiosqlite with one step per statement, and none for those that need not wait.
 
 aiosqlite hands every call to the connection's thread and waits for it. A statement is four calls
 (cursor, execute, fetch, close), of which one does the work; here the thread does all four at once.
+What is known to be little work (``storage.fixed_statement``) runs where it is called, as long as
+nothing keeps it waiting.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Self
+from functools import cached_property, partial
+from typing import Any, Final, Self
 
 import aiosqlite
 
 __all__ = ["StepConnection", "connect"]
+
+#: Whether SQLite was built so that several threads may use a connection.
+_IS_SERIALIZED: Final = sqlite3.threadsafety == 3
+#: The part of SQLite's error numbers that says what kind it is; the rest says why.
+_PRIMARY_CODE: Final = 0xFF
 
 
 class StepConnection(aiosqlite.Connection):
@@ -29,10 +36,51 @@ class StepConnection(aiosqlite.Connection):
     async def execute(  # type: ignore[override]  # what aiosqlite returns is a cursor of its own
         self, statement: str, parameters: Sequence[Any] = ()
     ) -> StepCursor:
-        """Run a statement; its rows are there when this returns."""
+        """Run a statement of little work on the calling thread, or on the other where it has to wait.
+
+        To call a thread and be called back takes several times as long as such a statement, more so
+        where a processor fell asleep meanwhile. The caller waits neither for a lock nor for a commit.
+        """
         cursor = StepCursor(self)
-        await cursor.execute(statement, parameters)
+        if not (_IS_SERIALIZED and self._runs_here(cursor, statement, parameters)):
+            await cursor.execute(statement, parameters)
         return cursor
+
+    async def commit(self) -> None:
+        """Commit, if anything has begun."""
+        if self._conn.in_transaction:
+            await super().commit()
+
+    async def rollback(self) -> None:
+        """Roll back, if anything has begun."""
+        if self._conn.in_transaction:
+            await super().rollback()
+
+    def _runs_here(self, cursor: StepCursor, statement: str, parameters: Sequence[Any]) -> bool:
+        """Run a statement here if nothing keeps it; returns whether it ran."""
+        connection, precede = self._conn, self.precede
+        if connection.in_transaction:
+            cursor.run(lambda on: on.execute(statement, parameters))
+            return True
+        if precede is None and not statement.startswith("SELECT"):
+            return False  # it would commit by itself
+        limit = self._busy_milliseconds
+        connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            cursor.run(lambda on: on.execute(statement, parameters))
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_BUSY:
+                raise
+            self.precede = precede
+            return False
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {limit}")
+        return True
+
+    @cached_property
+    def _busy_milliseconds(self) -> int:
+        (milliseconds,) = self._conn.execute("PRAGMA busy_timeout").fetchone()
+        return int(milliseconds)
 
 
 class StepCursor:
@@ -70,11 +118,11 @@ class StepCursor:
         """Do nothing: what was open was closed by the step."""
 
     async def _step(self, run: Callable[[sqlite3.Cursor], object]) -> None:
-        step = partial(self._run, run, self._connection._conn)
-        await self._connection._execute(step)  # type: ignore[no-untyped-call]
+        await self._connection._execute(partial(self.run, run))  # type: ignore[no-untyped-call]
 
-    def _run(self, run: Callable[[sqlite3.Cursor], object], connection: sqlite3.Connection) -> None:
-        cursor = connection.cursor()
+    def run(self, run: Callable[[sqlite3.Cursor], object]) -> None:
+        """Run a statement on the calling thread, and what precedes it, and take all of its rows."""
+        cursor = self._connection._conn.cursor()
         precede, self._connection.precede = self._connection.precede, None
         try:
             if precede is not None:
@@ -90,7 +138,9 @@ class StepCursor:
 
 def connect(database: str, **options: Any) -> StepConnection:
     """Return a connection to await; options are those of ``sqlite3.connect``."""
-    connection = StepConnection(partial(sqlite3.connect, database, **options), 64)
+    # Two threads use it in turn, never at once.
+    connect_to = partial(sqlite3.connect, database, **{**options, "check_same_thread": False})
+    connection = StepConnection(connect_to, 64)
     # Its thread must not keep the process alive. Before version 0.22 the connection was the thread.
     thread: Any = getattr(connection, "_thread", connection)
     thread.daemon = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -60,6 +60,93 @@ async def test_what_precedes_a_statement_is_run_with_it_and_once(
     await cursor.execute("SELECT word FROM words")
     assert await cursor.fetchall() == [("a",), ("b",)]
     other.close()
+
+
+@pytest.fixture
+def steps(connection: StepConnection, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the connection's thread was asked to do since."""
+    asked: list[object] = []
+    execute = connection._execute
+
+    async def remember(step: Callable[[], object]) -> object:
+        asked.append(step)
+        return await execute(step)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(connection, "_execute", remember)
+    return asked
+
+
+async def test_little_work_needs_no_thread_and_commits_do(
+    connection: StepConnection, steps: list[object]
+) -> None:
+    connection.precede = "BEGIN IMMEDIATE"
+    written = await connection.execute("INSERT INTO words (word) VALUES (?) RETURNING id", ("a",))
+    assert await written.fetchall() == [(1,)]
+    await connection.execute("UPDATE words SET word = 'b'")
+    assert not steps
+    await connection.commit()
+    assert len(steps) == 1
+    assert await (await connection.execute("SELECT word FROM words")).fetchall() == [("b",)]
+    await connection.commit()  # nothing has begun
+    await connection.rollback()
+    assert len(steps) == 1
+    await connection.execute("INSERT INTO words (word) VALUES ('c')")  # it commits by itself
+    assert len(steps) == 2
+
+
+@pytest.mark.parametrize("lock", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
+async def test_a_writer_that_another_keeps_waiting_keeps_the_loop_going(
+    connection: StepConnection, tmp_path: Path, steps: list[object], lock: str
+) -> None:
+    await connection.cursor().execute("PRAGMA busy_timeout = 20000")
+    other = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
+    other.execute(lock)
+    connection.precede = "BEGIN IMMEDIATE"
+    writing = asyncio.create_task(connection.execute("INSERT INTO words (word) VALUES ('a')"))
+    while len(steps) < 2:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.2)  # the loop goes on, and the thread waits
+    assert not writing.done()
+    other.execute("COMMIT")
+    await writing
+    assert connection.in_transaction
+    await connection.commit()
+    assert other.execute("SELECT word FROM words").fetchall() == [("a",)]
+    other.close()
+
+
+async def test_a_reader_that_another_keeps_waiting_keeps_the_loop_going(
+    connection: StepConnection, tmp_path: Path, steps: list[object]
+) -> None:
+    """Without a write-ahead log readers wait for writers, and with one for its recovery."""
+    await connection.cursor().execute("PRAGMA busy_timeout = 20000")
+    other = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    reading = asyncio.create_task(connection.execute("SELECT count(*) FROM words"))
+    while len(steps) < 2:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.2)
+    assert not reading.done()
+    other.execute("COMMIT")
+    assert await (await reading).fetchall() == [(0,)]
+    other.close()
+
+
+async def test_a_refused_statement_is_refused_here_too_and_leaves_the_limit_as_it_was(
+    connection: StepConnection, steps: list[object]
+) -> None:
+    await connection.cursor().execute("PRAGMA busy_timeout = 777")
+    steps.clear()
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        await connection.execute("SELECT 1 FROM nowhere")
+    connection.precede = "BEGIN IMMEDIATE"
+    with pytest.raises(sqlite3.IntegrityError):
+        await connection.execute("INSERT INTO words (id, word) VALUES (1, 'a'), (1, 'b')")
+    assert connection.in_transaction
+    assert not steps
+    limit = await connection.execute("SELECT * FROM pragma_busy_timeout")
+    assert await limit.fetchall() == [(777,)]
+    await connection.rollback()
 
 
 async def test_rows_that_changed_are_counted(connection: StepConnection) -> None:
