@@ -48,7 +48,11 @@ def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
 def create_sync(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -> Engine:
     """Build a blocking engine: without a pool for migrations, with one for repeated reading."""
     _make_file(url)
-    engine = create_engine(url, poolclass=QueuePool if pooled else NullPool)
+    engine = create_engine(
+        url,
+        poolclass=QueuePool if pooled else NullPool,
+        connect_args={"check_same_thread": False},  # one is opened on a thread for the loop
+    )
     _prepare(engine, settings)
     return engine
 

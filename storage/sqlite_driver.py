@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import aiosqlite
 
-__all__ = ["StepConnection", "connect"]
+__all__ = ["StepConnection", "connect", "is_busy"]
 
 #: Whether SQLite was built so that several threads may use a connection.
 _IS_SERIALIZED: Final = sqlite3.threadsafety == 3
@@ -69,7 +69,7 @@ class StepConnection(aiosqlite.Connection):
         try:
             cursor.run(lambda on: on.execute(statement, parameters))
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_BUSY:
+            if not is_busy(exc):
                 raise
             self.precede = precede
             return False
@@ -134,6 +134,11 @@ class StepCursor:
             self.rowcount, self.lastrowid = cursor.rowcount, cursor.lastrowid
         finally:
             cursor.close()
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether a statement was refused because somebody else holds a lock."""
+    return error.sqlite_errorcode & _PRIMARY_CODE == sqlite3.SQLITE_BUSY
 
 
 def connect(database: str, **options: Any) -> StepConnection:

@@ -1,13 +1,16 @@
-"""Single statements on SQLite: two connections of a loop, one that reads and one that writes.
+"""Single statements on SQLite: connections of a loop that no transaction uses.
 
-Each lives on a thread, which takes statements in the order they come. Any number of them is under way at
-once, each for one visit to the thread; nobody needs a connection alone, since a single statement leaves
-nothing behind on it. They are no connections of the pool, as they would never go back to it.
+One reads on the loop itself, where a value is found in less time than a thread is called. Two live on a
+thread each, which takes statements in the order they come: one for what is written, one for what is read
+while something keeps readers waiting. Any number of statements is under way at once, each for one visit;
+nobody needs a connection alone, since a single statement leaves nothing behind on it. They are no
+connections of the pool, as they would never go back to it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -19,6 +22,7 @@ from sqlalchemy import URL, Connection
 from broker_config.settings import DatabaseSettings
 from storage import sqlite
 from storage.limits import took_too_long
+from storage.sqlite_driver import is_busy
 from storage.urls import sync_url
 from storage.write_gate import WriteGate
 
@@ -34,12 +38,18 @@ class SqliteLanes:
         self._settings = settings
         self._gate = gate
         self._engine = sqlite.create_sync(sync_url(url), settings)
+        self._here: Connection | None = None
         self._reader: _Lane | None = None
         self._writer: _Lane | None = None
 
     async def fetch_one(self, sql: str, parameters: Any, *, writes: bool) -> _Row | None:
         """Run a statement; returns its first row. One that nobody waits for any more is not begun."""
         if not writes:
+            try:
+                return await self._read_here(sql, parameters)
+            except sqlite3.OperationalError as exc:
+                if not is_busy(exc):
+                    raise
             self._reader = self._reader or self._open()
             return await self._reader.fetch_one(sql, parameters)
         self._writer = self._writer or self._open()
@@ -49,8 +59,25 @@ class SqliteLanes:
         finally:
             self._gate.leave()
 
+    async def _read_here(self, sql: str, parameters: Any) -> _Row | None:
+        while self._here is None:
+            opened = await asyncio.to_thread(self._connect_here)
+            if self._here is None:
+                self._here = opened
+            else:  # somebody was faster
+                opened.close()
+        return _fetch_one(self._here.connection.driver_connection, sql, parameters)
+
+    def _connect_here(self) -> Connection:
+        connection = self._engine.connect()
+        connection.exec_driver_sql("PRAGMA busy_timeout = 0")
+        return connection
+
     async def close(self) -> None:
-        """Close both connections."""
+        """Close all of them."""
+        if self._here is not None:
+            self._here.close()
+            self._here = None
         lanes = [lane for lane in (self._reader, self._writer) if lane is not None]
         self._reader = self._writer = None
         for lane in lanes:
@@ -106,8 +133,7 @@ def _work(connect: Callable[[], Connection], jobs: SimpleQueue[_Job | None]) -> 
                     if connection is None:
                         connection = connect()
                         driver = connection.connection.driver_connection
-                    # All rows, or the statement would stay open and its transaction with it.
-                    row = next(iter(driver.execute(job.sql, job.parameters).fetchall()), None)
+                    row = _fetch_one(driver, job.sql, job.parameters)
                 except Exception as exc:  # whatever it is, who asked gets it
                     error = exc
                 job.answer.get_loop().call_soon_threadsafe(_answer, job.answer, row, error)
@@ -118,6 +144,11 @@ def _work(connect: Callable[[], Connection], jobs: SimpleQueue[_Job | None]) -> 
     finally:
         if connection is not None:
             connection.close()
+
+
+def _fetch_one(driver: Any, sql: str, parameters: Any) -> _Row | None:
+    # All rows, or the statement would stay open and its transaction with it.
+    return next(iter(driver.execute(sql, parameters).fetchall()), None)
 
 
 def _answer(answer: asyncio.Future[_Row | None], row: _Row | None, error: Exception | None) -> None:

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 import uvloop
 from cut_proxy import CutProxy
-from sqlalchemy import insert, select, text
+from sqlalchemy import create_engine, insert, select, text
 
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.errors import ConflictError, InvalidValueError, StorageUnavailableError
@@ -262,6 +262,57 @@ async def test_writers_wait_for_another_process_and_readers_do_not(
         assert not write.done()
     assert await write is False
     assert await store.get("k") == "new"
+    await database.dispose()
+
+
+async def test_values_are_read_without_a_thread(migrated_copy: Any, tmp_path: Path) -> None:
+    database, before = Database(migrated_copy("sqlite"), tmp_path), lane_threads()
+    store = Store(database)
+    assert await asyncio.gather(*(store.get("k") for _ in range(20))) == [None] * 20
+    assert lane_threads() == before
+    await store.set("k", "v")
+    assert await store.get("k") == "v"
+    assert len(lane_threads() - before) == 1
+    await database.dispose()
+    assert lane_threads() == before
+
+
+async def test_a_reader_that_is_kept_waiting_waits_on_a_thread(migrated_copy: Any, tmp_path: Path) -> None:
+    database = Database(migrated_copy("sqlite"), tmp_path)
+    store = Store(database)
+    await store.set("k", "v")
+    before = lane_threads()
+    # With a write-ahead log readers wait while one recovers it. This one is kept waiting in earnest, by a
+    # database without a log that somebody writes to.
+    path = tmp_path / "locked.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE plugin_values (digest, value)")
+        other.execute("BEGIN EXCLUSIVE")
+        lanes: Any = database._local().singles
+        lanes._here = create_engine(f"sqlite:///{path}", connect_args={"timeout": 0}).connect()
+        assert await store.get("k") == "v"
+    assert len(lane_threads() - before) == 1
+    await database.dispose()
+
+
+async def test_a_database_that_somebody_has_alone_is_waited_for_beside_the_loop(
+    migrated_copy: Any, tmp_path: Path
+) -> None:
+    settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.5})
+    database, path = Database(settings, tmp_path), str(settings.url).removeprefix("sqlite:///")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN IMMEDIATE")
+        reading = asyncio.create_task(Store(database).get("k"))
+        turns = 0
+        while not reading.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        with pytest.raises(StorageUnavailableError, match="database is locked"):
+            await reading
+        assert turns > 5  # the loop went on
+        other.execute("ROLLBACK")
+    assert await Store(database).get("k") is None
     await database.dispose()
 
 
