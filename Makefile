@@ -8,7 +8,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap demo test test-fast test-slow chaos lint format types bench scale bench-sandbox fuzz docs compose-test clean
+.PHONY: help install bubblewrap demo test test-fast test-slow chaos lint format types bench goals scale bench-sandbox fuzz docs compose-test clean
 
 help: ## List every chore.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -54,6 +54,10 @@ types: install ## Check types.
 
 bench: $(BENCH_STAMP) bubblewrap ## Measure one call's round trip and calls per second beside other systems.
 	$(BIN)/python -m benchmarks.rpc $(BENCH_ARGS)
+	$(if $(BENCH_ARGS),,$(BIN)/python -m benchmarks.goals)
+
+goals: $(BENCH_STAMP) bubblewrap ## Measure a call's road beside the goals that were set for it (GOALS_ARGS).
+	$(BIN)/python -m benchmarks.goals $(GOALS_ARGS)
 
 scale: $(BENCH_STAMP) bubblewrap ## Measure how calls scale here, and simulate larger fleets (SCALE_ARGS='--write docs/scaling.md').
 	$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)

@@ -142,6 +142,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.follow_up", description=__doc__)
     parser.add_argument("--turns", type=int, default=30, help="turns of 7 follow-up rounds (default: 30)")
     parser.add_argument("--database-url", help="instead of SQLite, for example postgresql://host/scratch")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser.parse_args(argv)
 
 
@@ -153,7 +154,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     seconds = asyncio.run(measure(options.turns + 2, options.database_url))[2 * _ROUNDS :]
     p50, p95, p99 = (percentile(seconds, percent) * 1e3 for percent in (50, 95, 99))
     print(f"{len(seconds)} follow-up rounds: p50 {p50:.2f} ms, p95 {p95:.2f} ms, p99 {p99:.2f} ms")
-    print(f"p50: {describe_beside(p50 / 1e3, before, taskiq_seconds())}")
+    after = taskiq_seconds()
+    print(f"p50: {describe_beside(p50 / 1e3, before, after)}")
+    if options.json is not None:
+        found = {"seconds": seconds, "taskiq_seconds": [before, after]}
+        options.json.write_text(json.dumps(found) + "\n", "utf-8")
     return 0
 
 

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import importlib.metadata
 import itertools
+import json
 import sqlite3
 import statistics
 import sys
@@ -116,7 +117,11 @@ async def _bare(database: Database) -> Bare:
     return Bare(connection, fetch, PGDialectAsync_psycopg())
 
 
-async def _measure(name: str, settings: DatabaseSettings, options: argparse.Namespace) -> None:
+async def _measure(
+    name: str, settings: DatabaseSettings, options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Print a database's rows; returns the ratio of each repetition by operation."""
+    ratios: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as directory:
         await upgrade(settings, Path(directory))
         database = Database(settings, Path(directory))
@@ -135,18 +140,24 @@ async def _measure(name: str, settings: DatabaseSettings, options: argparse.Name
             bare = await _bare(database)
             await bare.prepare()
             for operation, ours, theirs in (("get", plugin.get, bare.get), ("set", plugin.set, bare.set)):
-                await _compare(f"{name:16} {operation}", ours, theirs, options)
+                ratios |= await _compare(f"{name} {operation}", ours, theirs, options)
             await bare.close()
         await store.purge(_PLUGIN)
         await database.dispose()
+    return ratios
 
 
-async def _compare(name: str, ours: _Operation, bare: _Operation, options: argparse.Namespace) -> None:
+async def _compare(
+    name: str, ours: _Operation, bare: _Operation, options: argparse.Namespace
+) -> dict[str, list[float]]:
+    found = {}
     for title, measure in (("one by one", _one_by_one), (f"{options.at_once} at once", _at_once)):
         pairs = [await Bridged(measure(ours, bare, options)) for _ in range(options.repetitions)]
-        ratio = _text(spread(own / other for own, other in pairs), 1, 2)
+        found[f"{name}, {title}"] = [own / other for own, other in pairs]
+        ratio = _text(spread(found[f"{name}, {title}"]), 1, 2)
         own, other = (_text(spread(column), 1e6, 0) for column in zip(*pairs, strict=True))
         print(f"{name:20} {title:14} {ratio:18} {own:22} {other}")
+    return found
 
 
 async def _one_by_one(ours: _Operation, bare: _Operation, options: argparse.Namespace) -> tuple[float, float]:
@@ -185,6 +196,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=300, help="operations one by one (default: 300)")
     parser.add_argument("--at-once", type=int, default=1000, help="operations at once (default: 1000)")
     parser.add_argument("--repetitions", type=int, default=9, help="of all figures (default: 9)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios there too")
     return parser.parse_args(argv)
 
 
@@ -196,14 +208,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         databases[options.url.split(":")[0]] = DatabaseSettings(url=options.url)
     machine = describe_machine("")
     print("plugin.store / bare driver within each repetition, microseconds each: median (least–greatest)")
-    print(f"{'database':16} {'':3} {'':14} {'ratio':18} {'plugin.store us':22} bare driver us")
+    print(f"{'database':20} {'':14} {'ratio':18} {'plugin.store us':22} bare driver us")
+    ratios: dict[str, list[float]] = {}
     for name, settings in databases.items():
-        uvloop.run(_measure(name, settings, options))
+        ratios |= uvloop.run(_measure(name, settings, options))
     print(
         f"{machine.cores} cores ({machine.cpu}), {machine.kernel}, {machine.python},"
         f" SQLite {sqlite3.sqlite_version}, load {machine.load_1m:.2f} at the start"
     )
     print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES))
+    if options.json is not None:
+        options.json.write_text(json.dumps({"ratios": ratios}) + "\n", "utf-8")
     return 0
 
 

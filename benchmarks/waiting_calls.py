@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 import tempfile
@@ -67,7 +68,10 @@ async def _burst(services: Services, calls: int, seconds: float) -> float:
     return time.perf_counter() - began
 
 
-async def _measure(worker: Child, calls: int, seconds: float, repetitions: int) -> list[float]:
+async def _measure(
+    worker: Child, calls: int, seconds: float, repetitions: int
+) -> tuple[list[float], int | None]:
+    """Return the seconds of each burst, and the worker's peak memory in bytes."""
     from broker_config.settings import Settings
     from workers.composition import Services
 
@@ -75,7 +79,7 @@ async def _measure(worker: Child, calls: int, seconds: float, repetitions: int) 
     await services.start()
     try:
         await _burst(services, 1, 0)
-        before = peak_bytes([worker.pid])
+        before = peak = peak_bytes([worker.pid])
         bursts = []
         for _ in range(repetitions):
             took = await _burst(services, calls, seconds)
@@ -85,7 +89,7 @@ async def _measure(worker: Child, calls: int, seconds: float, repetitions: int) 
                 f"{calls} calls that wait {seconds:g} s: {took:.2f} s, worker {peak / _MIB:.0f} MiB "
                 f"({before / _MIB:.0f} MiB before; {(peak - before) / calls / 1024:.1f} KiB a call)"
             )
-        return bursts
+        return bursts, peak
     finally:
         await services.close()
 
@@ -105,6 +109,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=10_000, help="calls at once (default: 10000)")
     parser.add_argument("--seconds", type=float, default=1, help="how long each waits (default: 1)")
     parser.add_argument("--repetitions", type=int, default=3, help="bursts, in one worker (default: 3)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser.parse_args(argv)
 
 
@@ -127,11 +132,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         nekro = str(Path(sys.executable).with_name("nekro"))
         worker = Child([nekro, "worker", "--lane", "methods"], log=Path(name) / "worker.log")
         try:
-            bursts = uvloop.run(_measure(worker, options.calls, options.seconds, options.repetitions))
+            bursts, peak = uvloop.run(_measure(worker, options.calls, options.seconds, options.repetitions))
         finally:
             worker.stop()
         print(describe_machine(server.version), file=sys.stderr)
-    print(f"median: {describe_beside(median(bursts), before, taskiq_seconds())}")
+    after = taskiq_seconds()
+    print(f"median: {describe_beside(median(bursts), before, after)}")
+    if options.json is not None:
+        found = {"seconds": bursts, "worker_peak_bytes": peak, "taskiq_seconds": [before, after]}
+        options.json.write_text(json.dumps(found) + "\n", "utf-8")
     return 0
 
 

@@ -11,7 +11,7 @@ from benchmarks.harness.figures import KINDS, Better, Figures, Kind, Spread, rat
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.turn import Plan
 
-__all__ = ["Result", "Run", "as_data", "as_text"]
+__all__ = ["Result", "Run", "as_data", "as_text", "table"]
 
 _ABSENT = "-"
 
@@ -100,7 +100,7 @@ def _ratio_lines(run: Run) -> list[str]:
         lines += [
             f"{own.contender.name} divided by each peer, within each repetition: median (least–greatest)"
         ]
-        lines += _table(["", *(f"{kind.title.split()[0]} {_arrow(kind)}" for kind in KINDS)], rows)
+        lines += table(["", *(f"{kind.title.split()[0]} {_arrow(kind)}" for kind in KINDS)], rows)
         lines += ["↓ better below 1, ↑ better above 1", ""]
     return lines or ["No ratios: one of ours and one of the peers must be measured for any.", ""]
 
@@ -122,7 +122,7 @@ def _figure_lines(run: Run) -> list[str]:
     about = [f"  {result.contender.name}: {result.contender.about}" for result in measured]
     return [
         "Figures: median (least–greatest)",
-        *_table(["", *(kind.title for kind in KINDS)], rows),
+        *table(["", *(kind.title for kind in KINDS)], rows),
         *about,
         "",
     ]
@@ -158,7 +158,8 @@ def _cell(value: Spread | None, scale: float, digits: int) -> str:
     return f"{median} ({low}–{high})"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines of columns, the first aligned to the left and the others to the right."""
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return [
