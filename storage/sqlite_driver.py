@@ -138,7 +138,8 @@ class StepCursor:
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether a statement was refused because somebody else holds a lock."""
-    return error.sqlite_errorcode & _PRIMARY_CODE == sqlite3.SQLITE_BUSY
+    code: int = getattr(error, "sqlite_errorcode", 0)  # errors of the module itself have none
+    return code & _PRIMARY_CODE == sqlite3.SQLITE_BUSY
 
 
 def connect(database: str, **options: Any) -> StepConnection:
