@@ -38,7 +38,7 @@ from chat_server import ChatServer, stream
 from nekro_inside import run_inside
 from redis_process import RedisServer, free_port, wait_until
 
-from benchmarks import downloads, follow_up, kv_costs, redis_exchanges, rpc, scale, waiting_calls
+from benchmarks import downloads, follow_up, goals, kv_costs, redis_exchanges, rpc, scale, waiting_calls
 from broker_config.embedded import socket_path
 from broker_config.settings import BrokerSettings
 from broker_config.transport import DELIVERIES_HEADER
@@ -787,11 +787,12 @@ def test_options_of_the_benchmarks_are_theirs() -> None:
         "scale": scale.parse,
         "downloads": downloads.parse,
         "follow_up": follow_up.parse,
+        "goals": goals.parse,
         "kv_costs": kv_costs.parse,
         "redis_exchanges": redis_exchanges.parse,
         "waiting_calls": waiting_calls.parse,
     }
-    chores = {"bench": "rpc", "scale": "scale"}
+    chores = {"bench": "rpc", "goals": "goals", "scale": "scale"}
     for chore, module in chores.items():
         assert f"-m benchmarks.{module} $({chore.upper()}_ARGS)" in (ROOT / "Makefile").read_text()
     text = "\n".join(page.read_text("utf-8") for page in PAGES)
