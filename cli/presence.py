@@ -20,6 +20,8 @@ T = TypeVar("T")
 #: A call that is answered sooner costs no question.
 _PATIENCE_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 1.0
+#: Questions before nobody serves a lane: a worker that was started just before has some seconds to come.
+_QUESTIONS: Final = 3
 
 
 def served_lanes(app: Celery) -> set[str]:
@@ -53,12 +55,11 @@ async def awaited_with_workers(work: Awaitable[T], app: Celery, *, lane: str) ->
     """
     task = asyncio.ensure_future(work)
     try:
-        done, _ = await asyncio.wait([task], timeout=_PATIENCE_SECONDS)
-        if not done and lane not in await asyncio.to_thread(served_lanes, app):
-            raise ServiceError(
-                f"no worker serves lane {lane}; start `nekro worker --lane {lane}` or `nekro up`"
-            )
-        return await task
+        for _ in range(_QUESTIONS):
+            done, _ = await asyncio.wait([task], timeout=_PATIENCE_SECONDS)
+            if done or lane in await asyncio.to_thread(served_lanes, app):
+                return await task
+        raise ServiceError(f"no worker serves lane {lane}; start `nekro worker --lane {lane}` or `nekro up`")
     finally:
         if not task.done():
             task.cancel()

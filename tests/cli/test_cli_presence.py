@@ -35,6 +35,29 @@ async def test_a_call_that_nobody_serves_is_given_up(
     assert cancelled.is_set()
 
 
+async def test_a_worker_that_starts_meanwhile_is_waited_for(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(presence, "_ANSWER_SECONDS", 0.1)
+    app, questions = create_app(make_settings()), 0
+
+    def ask(_app: object) -> set[str]:
+        nonlocal questions
+        questions += 1
+        return set() if questions == 1 else {"methods"}
+
+    monkeypatch.setattr(presence, "served_lanes", ask)
+
+    async def answered_when_it_is_there() -> int:
+        while questions < 2:
+            await asyncio.sleep(0.01)
+        return 7
+
+    assert await presence.awaited_with_workers(answered_when_it_is_there(), app, lane="methods") == 7
+    app.close()
+
+
 async def test_a_quick_answer_costs_no_question(make_settings: Callable[..., Settings]) -> None:
     async def value() -> int:
         return 7
