@@ -13,15 +13,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any, Final
 
 from benchmarks.harness.contender import ROOT
 from benchmarks.harness.figures import Spread, percentile, spread
 from benchmarks.harness.report import table
 
-__all__ = ["Goal", "goals_of", "main", "parse"]
+__all__ = ["Goal", "as_text", "goals_of", "main", "parse"]
 
 #: What taskiq's call took where the goals were set.
 _TASKIQ_SECONDS: Final = 0.64e-3
@@ -58,7 +59,7 @@ def goals_of(found: dict[str, Any]) -> list[Goal]:
     """
     ours = [turn for turn in found["one"]["contenders"][_OURS]["repetitions"] if turn]
     peers = [turn for turn in found["one"]["contenders"][_PEER]["repetitions"] if turn]
-    waiting = found["waiting"]
+    waiting, follow_up = found["waiting"], found["follow_up"]
     return [
         Goal(title="sandbox, p50 / taskiq's", ratio=_ratio(found["one"], "p50_seconds"), limit=1),
         Goal(
@@ -79,7 +80,7 @@ def goals_of(found: dict[str, Any]) -> list[Goal]:
             at_least=True,
         ),
         _in_calls(
-            "10,000 calls that wait 1 s", found["waiting"]["seconds"], found["waiting"], goal_seconds=4
+            "10,000 calls that wait 1 s", waiting["seconds"], waiting["taskiq_seconds"], goal_seconds=4
         ),
         Goal(
             title="their worker, MB",
@@ -88,8 +89,8 @@ def goals_of(found: dict[str, Any]) -> list[Goal]:
         ),
         _in_calls(
             "AGENT result to next request, p50",
-            [percentile(found["follow_up"]["seconds"], 50)],
-            found["follow_up"],
+            [percentile(follow_up["seconds"], 50)],
+            follow_up["taskiq_seconds"],
             goal_seconds=5e-3,
         ),
         *(
@@ -99,7 +100,7 @@ def goals_of(found: dict[str, Any]) -> list[Goal]:
         _in_calls(
             "worker's start to its first answer",
             [turn["start_seconds"] for turn in ours],
-            {"taskiq_seconds": [turn["p50_seconds"] for turn in peers]},
+            [turn["p50_seconds"] for turn in peers],
             goal_seconds=1.5,
         ),
     ]
@@ -110,11 +111,13 @@ def _ratio(report: dict[str, Any], field: str) -> Spread | None:
     return None if found is None else Spread(**found)
 
 
-def _in_calls(title: str, seconds: Sequence[float], beside: dict[str, Any], *, goal_seconds: float) -> Goal:
-    """A goal in seconds as one in taskiq's calls."""
-    calls = [call for call in beside["taskiq_seconds"] if call]
+def _in_calls(
+    title: str, seconds: Sequence[float], taskiq_seconds: Iterable[float | None], *, goal_seconds: float
+) -> Goal:
+    """A goal in seconds as one in taskiq's calls, which took as long; None: it is not installed."""
+    calls = [call for call in taskiq_seconds if call is not None]
     taken = spread(seconds)
-    one = sum(calls) / len(calls) if calls else None
+    one = mean(calls) if calls else None
     return Goal(
         title=f"{title}, in taskiq's calls",
         ratio=None if one is None else spread(value / one for value in seconds),
@@ -128,7 +131,7 @@ def as_text(goals: Iterable[Goal]) -> str:
     rows = [
         [
             goal.title,
-            "-" if goal.ratio is None else "{:.4g} ({:.4g}–{:.4g})".format(*_parts(goal.ratio)),
+            "-" if goal.ratio is None else "{:.4g} ({:.4g}–{:.4g})".format(*astuple(goal.ratio)),
             f"{'≥' if goal.at_least else '≤'} {goal.limit:.4g}",
             "reached" if goal.is_reached else "not reached",
             goal.figure,
@@ -136,10 +139,6 @@ def as_text(goals: Iterable[Goal]) -> str:
         for goal in goals
     ]
     return "\n".join(table(["goal", "median (least–greatest)", "limit", "", "here"], rows))
-
-
-def _parts(value: Spread) -> tuple[float, float, float]:
-    return value.median, value.low, value.high
 
 
 def _run(module: str, *words: str) -> dict[str, Any]:

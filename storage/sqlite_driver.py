@@ -59,15 +59,19 @@ class StepConnection(aiosqlite.Connection):
     def _runs_here(self, cursor: StepCursor, statement: str, parameters: Sequence[Any]) -> bool:
         """Run a statement here if nothing keeps it; returns whether it ran."""
         connection, precede = self._conn, self.precede
+
+        def run(on: sqlite3.Cursor) -> None:
+            on.execute(statement, parameters)
+
         if connection.in_transaction:
-            cursor.run(lambda on: on.execute(statement, parameters))
+            cursor.run(run)
             return True
         if precede is None and not statement.startswith("SELECT"):
             return False  # it would commit by itself
         limit = self._busy_milliseconds
         connection.execute("PRAGMA busy_timeout = 0")
         try:
-            cursor.run(lambda on: on.execute(statement, parameters))
+            cursor.run(run)
         except sqlite3.OperationalError as exc:
             if not is_busy(exc):
                 raise

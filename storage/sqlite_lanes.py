@@ -21,14 +21,13 @@ from sqlalchemy import URL, Connection
 
 from broker_config.settings import DatabaseSettings
 from storage import sqlite
+from storage.fixed_statement import Row
 from storage.limits import took_too_long
 from storage.sqlite_driver import is_busy
 from storage.urls import sync_url
 from storage.write_gate import WriteGate
 
 __all__ = ["SqliteLanes"]
-
-_Row = tuple[Any, ...]
 
 
 class SqliteLanes:
@@ -42,7 +41,7 @@ class SqliteLanes:
         self._reader: _Lane | None = None
         self._writer: _Lane | None = None
 
-    async def fetch_one(self, sql: str, parameters: Any, *, writes: bool) -> _Row | None:
+    async def fetch_one(self, sql: str, parameters: Any, *, writes: bool) -> Row | None:
         """Run a statement; returns its first row. One that nobody waits for any more is not begun."""
         if not writes:
             try:
@@ -59,7 +58,7 @@ class SqliteLanes:
         finally:
             self._gate.leave()
 
-    async def _read_here(self, sql: str, parameters: Any) -> _Row | None:
+    async def _read_here(self, sql: str, parameters: Any) -> Row | None:
         while self._here is None:
             opened = await asyncio.to_thread(self._connect_here)
             if self._here is None:
@@ -90,7 +89,7 @@ class SqliteLanes:
 class _Job(NamedTuple):
     sql: str
     parameters: Any
-    answer: asyncio.Future[_Row | None]
+    answer: asyncio.Future[Row | None]
 
 
 class _Lane:
@@ -104,10 +103,10 @@ class _Lane:
         # The thread knows neither lane nor loop, so one that nobody closed ends with its last user.
         self._stop = weakref.finalize(self, self._jobs.put, None)
 
-    async def fetch_one(self, sql: str, parameters: Any) -> _Row | None:
+    async def fetch_one(self, sql: str, parameters: Any) -> Row | None:
         """Run a statement in its turn; returns its first row."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[_Row | None] = loop.create_future()
+        answer: asyncio.Future[Row | None] = loop.create_future()
         # A timer costs a third of what `asyncio.timeout` does.
         alarm = loop.call_later(self._limit_seconds, _give_up, answer, self._limit_seconds)
         self._jobs.put(_Job(sql, parameters, answer))
@@ -146,12 +145,12 @@ def _work(connect: Callable[[], Connection], jobs: SimpleQueue[_Job | None]) -> 
             connection.close()
 
 
-def _fetch_one(driver: Any, sql: str, parameters: Any) -> _Row | None:
+def _fetch_one(driver: Any, sql: str, parameters: Any) -> Row | None:
     # All rows, or the statement would stay open and its transaction with it.
     return next(iter(driver.execute(sql, parameters).fetchall()), None)
 
 
-def _answer(answer: asyncio.Future[_Row | None], row: _Row | None, error: Exception | None) -> None:
+def _answer(answer: asyncio.Future[Row | None], row: Row | None, error: Exception | None) -> None:
     if answer.done():
         return
     if error is None:
@@ -160,5 +159,5 @@ def _answer(answer: asyncio.Future[_Row | None], row: _Row | None, error: Except
         answer.set_exception(error)
 
 
-def _give_up(answer: asyncio.Future[_Row | None], seconds: float) -> None:
+def _give_up(answer: asyncio.Future[Row | None], seconds: float) -> None:
     _answer(answer, None, took_too_long(seconds))

@@ -20,25 +20,28 @@ async def connection(tmp_path: Path) -> AsyncIterator[StepConnection]:
     await made.close()
 
 
-async def test_a_statement_is_one_step_with_its_rows(
-    connection: StepConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = 0
+@pytest.fixture
+def steps(connection: StepConnection, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the connection's thread was asked to do since."""
+    asked: list[object] = []
     execute = connection._execute
 
-    async def count(*args: object) -> object:
-        nonlocal steps
-        steps += 1
-        return await execute(*args)  # type: ignore[no-untyped-call]
+    async def remember(step: Callable[[], object]) -> object:
+        asked.append(step)
+        return await execute(step)  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(connection, "_execute", count)
+    monkeypatch.setattr(connection, "_execute", remember)
+    return asked
+
+
+async def test_a_statement_is_one_step_with_its_rows(connection: StepConnection, steps: list[object]) -> None:
     async with connection.cursor() as cursor:
         await cursor.execute("INSERT INTO words (word) VALUES (?), (?) RETURNING id, word", ("a", "b"))
         assert [column[0] for column in cursor.description or ()] == ["id", "word"]
         assert await cursor.fetchall() == [(1, "a"), (2, "b")]
         assert await cursor.fetchall() == []
         await cursor.close()
-    assert steps == 1
+    assert len(steps) == 1
 
 
 async def test_what_precedes_a_statement_is_run_with_it_and_once(
@@ -60,20 +63,6 @@ async def test_what_precedes_a_statement_is_run_with_it_and_once(
     await cursor.execute("SELECT word FROM words")
     assert await cursor.fetchall() == [("a",), ("b",)]
     other.close()
-
-
-@pytest.fixture
-def steps(connection: StepConnection, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What the connection's thread was asked to do since."""
-    asked: list[object] = []
-    execute = connection._execute
-
-    async def remember(step: Callable[[], object]) -> object:
-        asked.append(step)
-        return await execute(step)  # type: ignore[no-untyped-call]
-
-    monkeypatch.setattr(connection, "_execute", remember)
-    return asked
 
 
 async def test_little_work_needs_no_thread_and_commits_do(
