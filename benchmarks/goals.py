@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = {
             "one": _run("rpc", *contenders, *turns),
             "two": _run("rpc", *contenders, *turns, "--workers", "2"),
-            "waiting": _run("waiting_calls", *(("--calls", "500") if options.quick else ())),
+            "waiting": _run("waiting_calls", *(("--repetitions", "1") if options.quick else ())),
             "follow_up": _run("follow_up", "--turns", "2" if options.quick else "15"),
             "kv": _run("kv_costs", *(("--repetitions", "2", "--count", "50") if options.quick else ())),
         }
