@@ -1,7 +1,8 @@
 """Calling a plugin method from an event loop: publish, wait, read the envelope or raise.
 
-One ``MethodCaller`` serves all calls of a process. Workers push finished results to its own
-reply list; a reply that a broken connection swallowed is read again from its result key.
+One ``MethodCaller`` serves all calls of a process. Workers publish finished results on its own
+channel, or push them to its reply list while nobody listens there and when they are long; a reply
+that a broken connection swallowed is read again from its result key.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from broker_config.redis_link import RedisLink
 from broker_config.revocations import revoke
 from broker_config.settings import Settings
 from broker_config.shares import ChatShares
+from broker_config.subscription import Subscription
 from broker_config.tracing import span, trace_headers
 from broker_config.wire import Envelope, Invocation, Signer, new_id, refuse_version
 from nekro_agent.errors import BrokerError, CallTimeoutError, MessageRefusedError, StorageError
@@ -126,6 +128,7 @@ class MethodCaller:
         self._publisher: Publisher | None = None
         self._popper: RedisLink | None = None
         self._reader: RedisLink | None = None
+        self._subscription: Subscription | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._revocations: set[asyncio.Task[None]] = set()
 
@@ -141,11 +144,18 @@ class MethodCaller:
             asyncio.create_task(self._listen(self._popper), name="nekro-replies"),
             asyncio.create_task(self._reread_forever(self._reader), name="nekro-rereads"),
         ]
+        if self._settings.broker.handoff:
+            self._subscription = Subscription(
+                self._settings.broker, self._results_url(), self._reply_key, self._settle
+            )
+            self._tasks.append(asyncio.create_task(self._subscription.listen(), name="nekro-answers"))
 
     async def close(self) -> None:
         """Stop listening, delete the reply list, and cancel every call that still waits."""
         tasks, self._tasks = self._tasks, []
         await _end({*tasks, *self._revocations})
+        if self._subscription is not None:
+            self._subscription.abort()
         for pending in self._pending.values():
             pending.cancel()
         if self._reader is not None:
@@ -329,8 +339,10 @@ class MethodCaller:
         task.add_done_callback(self._revocations.discard)
 
     def _link(self) -> RedisLink:
-        broker = self._settings.broker
-        return RedisLink.of(broker, self._settings.results.url or broker.url)
+        return RedisLink.of(self._settings.broker, self._results_url())
+
+    def _results_url(self) -> str | None:
+        return self._settings.results.url or self._settings.broker.url
 
     async def _listen(self, link: RedisLink) -> None:
         while True:

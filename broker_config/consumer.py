@@ -88,7 +88,11 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         if not isinstance(channel.keeper, LeaseKeeper):
             return
         self._intake = channel.intake = LoopIntake(
-            channel, loop, keeper=channel.keeper, settings=settings.broker
+            channel,
+            loop,
+            keeper=channel.keeper,
+            settings=settings.broker,
+            has_results=settings.results.url in (None, settings.broker.url),
         )
         self._intake.start()
 

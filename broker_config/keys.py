@@ -11,6 +11,10 @@
     sorted set (task id → until when), gone a day after the last revocation, on the results' Redis.
 ``<prefix>watcher:<id>``
     string, gone a minute after its last renewal: somebody reads the queue ``watch.<id>``.
+``<prefix>offers:<queue>``
+    sorted set (offer → until when), gone a minute after the last offer: places for one message in
+    workers that wait. Beside it, channels: ``<prefix>handed:<id>`` of a worker, and of a caller the
+    name of its reply list.
 ``<prefix>unacked.<lane>``, ``…_index``, ``…_mutex``
     hash, sorted set, string, written by the transport: deliveries that workers of a lane hold.
 
@@ -67,6 +71,10 @@ class Keys:
     def revoked(self) -> str:
         """Ids of tasks that no worker may start."""
         return f"{self.prefix}revoked"
+
+    def offers(self, queue: str) -> str:
+        """Places that workers offer for messages of a queue; see ``broker_config.handoff``."""
+        return f"{self.prefix}offers:{queue}"
 
     def watcher(self, watcher_id: str) -> str:
         """Sign of life of one ``broker_config.watching.EventWatcher``."""

@@ -25,7 +25,7 @@ from broker_config.metrics import metrics
 from broker_config.transport import LOST, ClaimChannel
 from broker_config.urls import client_url
 
-__all__ = ["ACK_SECONDS", "Ack", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands"]
+__all__ = ["ACK_SECONDS", "RENEW", "Ack", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
 
 #: A lease is renewed this many times before it would run out.
 RENEWALS_PER_TIMEOUT: Final = 3
@@ -33,6 +33,8 @@ RENEWALS_PER_TIMEOUT: Final = 3
 ACK_SECONDS: Final = 0.01
 #: Acknowledgements that are sent without waiting for more.
 MAX_ACKS: Final = 256
+#: How soon a delivery's short lease is renewed.
+SOON_SECONDS: Final = 1.0
 #: Pause before acknowledgements are sent again after an error.
 RETRY_SECONDS: Final = 0.5
 #: How long a stopping worker tries to get its last acknowledgements through.
@@ -69,6 +71,12 @@ class Courier(Protocol):
         ...
 
 
+def ack_of(channel: ClaimChannel, tag: str) -> Ack:
+    """What it takes to acknowledge a delivery."""
+    prefix = channel.global_keyprefix
+    return (f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}", tag)
+
+
 def ack_commands(acks: Iterable[Ack]) -> list[tuple[str, ...]]:
     """The commands that acknowledge deliveries, in an order that may be cut short.
 
@@ -95,11 +103,14 @@ class LeaseKeeper:
         self._channels: list[ClaimChannel] = []
         self._acks: list[Ack] = []
         self._under_way: set[Ack] = set()
+        #: Acknowledged with their results; what Celery says of them next is no news.
+        self._ended: set[Ack] = set()
         self._courier: Courier | None = None
         self._since: dict[str, float] = {}
         self._lost: set[str] = set()
         self._changed = threading.Condition()
         self._is_closing = False
+        self._renew_at = time.monotonic() + self._period
         self._thread = threading.Thread(target=self._run, name="nekro-leases", daemon=True)
 
     def start(self) -> None:
@@ -124,14 +135,37 @@ class LeaseKeeper:
 
     def acknowledge(self, channel: ClaimChannel, tag: str) -> None:
         """Forget a delivery in Redis, soon and for certain; called on any thread."""
-        prefix = channel.global_keyprefix
+        ack = ack_of(channel, tag)
         with self._changed:
-            self._acks.append((f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}", tag))
+            if ack in self._ended:
+                self._ended.discard(ack)
+                return self._forget([ack])
+            self._acks.append(ack)
             if self._courier is None:
                 if len(self._acks) in (1, MAX_ACKS):
                     self._changed.notify()
             elif len(self._acks) == 1:
                 self._courier.send_soon()
+
+    def ending(self, ack: Ack) -> None:
+        """Somebody else is about to acknowledge a delivery, and says how it went (``ended``)."""
+        with self._changed:
+            self._under_way.add(ack)
+
+    def ended(self, ack: Ack, *, is_done: bool) -> None:
+        """Know how it went; what was not done is still to be acknowledged in the ordinary way."""
+        with self._changed:
+            self._under_way.discard(ack)
+            if is_done:
+                self._ended.add(ack)
+
+    def renew_soon(self) -> None:
+        """Renew everything within about a second: a delivery came with a short lease."""
+        soon = time.monotonic() + min(self._period, SOON_SECONDS)
+        with self._changed:
+            if soon < self._renew_at:
+                self._renew_at = soon
+                self._changed.notify()
 
     def use(self, courier: Courier | None) -> None:
         """Leave the sending to a courier; None: the keeper's own thread sends again."""
@@ -191,12 +225,11 @@ class LeaseKeeper:
             logger.info("gave %d deliveries back to their queue", count)
 
     def _run(self) -> None:
-        renew_at = time.monotonic() + self._period
         give_up_at: float | None = None
         while True:
             with self._changed:
                 if not self._acks and not self._is_closing:
-                    self._changed.wait(max(0.0, renew_at - time.monotonic()))
+                    self._changed.wait(max(0.0, self._renew_at - time.monotonic()))
                 if self._acks and not self._is_closing:
                     # A thread that woke for each would take the interpreter from the tasks.
                     self._changed.wait_for(self._is_due, ACK_SECONDS)
@@ -205,14 +238,15 @@ class LeaseKeeper:
                 give_up_at = time.monotonic() + CLOSE_SECONDS
             try:
                 self._send(acks)
-                if time.monotonic() >= renew_at:
+                if time.monotonic() >= self._renew_at:
+                    self._renew_at = time.monotonic() + self._period
                     self._renew()
-                    renew_at = time.monotonic() + self._period
             except Exception as exc:
                 if not isinstance(exc, redis.RedisError | OSError):
                     logger.exception("leases cannot be kept, trying again")  # nobody else renews
                 with self._changed:
                     self._acks = acks + self._acks
+                    self._renew_at = time.monotonic()
                 if give_up_at is not None and time.monotonic() > give_up_at:
                     logger.warning("%d tasks end unacknowledged; they will run again", len(self._acks))
                     return
@@ -263,7 +297,7 @@ class LeaseKeeper:
 
     def _acknowledged(self) -> set[str]:
         with self._changed:
-            return {tag for _, _, tag in (*self._acks, *self._under_way)}
+            return {tag for _, _, tag in (*self._acks, *self._under_way, *self._ended)}
 
     def _may_renew(self, tag: str, message: Any) -> bool:
         """Whether a delivery is still within its task's hard limit; a hung worker must not keep it."""

@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING, Final
 import redis
 from kombu.utils.encoding import bytes_to_str
 
-from broker_config.leases import ACK_SECONDS, Ack, LeaseKeeper, ack_commands
+from broker_config.handoff import Ending, Handoff
+from broker_config.leases import ACK_SECONDS, RENEW, Ack, LeaseKeeper, ack_commands, ack_of
+from broker_config.metrics import metrics
+from broker_config.offers import HANDOFF_SECONDS
 from broker_config.redis_link import RedisLink
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ WAIT_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 0.5
 #: Pause after Redis refused to hand out messages, or went away.
 PAUSE_SECONDS: Final = 0.5
+#: How long a stop waits until the offer of a place is taken back.
+CLOSE_SECONDS: Final = 2
 #: How long the hub waits for the loop to stop taking.
 STOP_SECONDS: Final = 5
 
@@ -52,10 +57,20 @@ class LoopIntake:
         *,
         keeper: LeaseKeeper,
         settings: BrokerSettings,
+        has_results: bool = False,
     ) -> None:
+        """Take what to work with.
+
+        Args:
+            has_results: whether results are stored in the broker's Redis.
+        """
         self._channel, self._loop, self._keeper, self._settings = channel, loop, keeper, settings
+        self._has_results = has_results
         self._is_stopping = False
         self._claims = False
+        self._handoff: Handoff | None = None
+        #: When this loop last looked after its queues; it is frozen or blocked if that is long ago.
+        self._looked_at = 0.0
         self._is_courier = False
         self._untaken: list[str] = []
         self._thread: int | None = None
@@ -130,9 +145,14 @@ class LoopIntake:
             self._taking = taking
             self._is_courier = True
             self._keeper.use(self)
+            if self._settings.handoff:
+                self._handoff = Handoff(
+                    self._channel, settings=self._settings, link=taking, take=self._take_handed
+                )
             try:
                 await self._take_forever(waiting, taking)
             finally:
+                await self._close_handoff()
                 self._is_courier = False
                 self._keeper.use(None)
                 if self._acknowledging:
@@ -141,11 +161,14 @@ class LoopIntake:
     async def _take_forever(self, waiting: RedisLink, taking: RedisLink) -> None:
         knows_of_some = True
         while not self._is_stopping:
+            self._looked_at = self._loop.time()
             queues = self._queues()
             if not queues or self._channel.room() <= 0:
                 await self._rest(IDLE_SECONDS)
                 continue
             try:
+                if self._handoff is not None and not knows_of_some:
+                    self._handoff.offer()
                 found = None if knows_of_some else await self._wait(waiting, queues)
                 if knows_of_some or found is not None or len(queues) > 1:
                     knows_of_some = await self._claim(taking, foreseen=found)
@@ -215,7 +238,7 @@ class LoopIntake:
             foreseen: message that will be claimed, unless another worker is faster.
         """
         # Asked again: while a message was waited for, a queue may have been left, or its place taken.
-        queues, room = self._queues(), self._channel.room()
+        queues, room = self._queues(), await self._room_beside_offer()
         if not queues or room <= 0:
             return True
         self._claims = True
@@ -231,6 +254,61 @@ class LoopIntake:
             self._claims = False
         # One alone: calls come one by one, and the next is waited for rather than asked for.
         return len(taken) > 1
+
+    async def _room_beside_offer(self) -> int:
+        """How many messages may be claimed while a place is offered, which may be taken at any time."""
+        room = self._channel.room()
+        if self._handoff is None or not self._handoff.is_open:
+            return room
+        if room > 1:
+            return room - 1
+        await self._handoff.withdraw()
+        return self._channel.room()
+
+    def _take_handed(self, queue: str, tag: str, message: bytes) -> None:
+        """Take a message that was handed over, unless it waited so long that somebody else may have it."""
+        if self._loop.time() - self._looked_at < HANDOFF_SECONDS / 2:
+            self._keeper.renew_soon()
+            self._channel.foresee(message)
+            self._deliver(queue, tag, message)
+            return
+        task = self._loop.create_task(self._take_if_held(queue, tag, message))
+        self._acknowledging.add(task)
+        task.add_done_callback(self._acknowledging.discard)
+
+    async def _take_if_held(self, queue: str, tag: str, message: bytes) -> None:
+        index, _, _ = ack_of(self._channel, tag)
+        try:
+            lost = await self._taking.execute(
+                "EVAL", RENEW, 1, index, float(self._channel.visibility_timeout), tag
+            )
+        except (redis.RedisError, OSError) as exc:  # nobody renews it, so it comes back by itself
+            logger.warning("delivery %s is left alone: %s", tag, exc)
+            return
+        if lost:
+            logger.warning("delivery %s came too late; another worker has it", tag)
+            metrics().leases_lost.labels("delivery").inc()
+        else:
+            self._deliver(queue, tag, message)
+
+    async def _close_handoff(self) -> None:
+        handoff, self._handoff = self._handoff, None
+        if handoff is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await handoff.close()
+        except (redis.RedisError, OSError) as exc:  # TimeoutError is an OSError
+            logger.warning("the offer to take a message cannot be withdrawn: %s", exc)
+
+    def ending(self, tag: str) -> Ending | None:
+        """What storing the result of a delivery may do besides; None where that is not for it to do."""
+        qos = self._channel.qos
+        if not self._has_results or self._handoff is None or tag not in qos._delivered or tag in qos._dirty:
+            return None
+        ack = ack_of(self._channel, tag)
+        self._keeper.ending(ack)
+        return Ending(ack, self._handoff.next_offer(), self._keeper)
 
     def _deliver(self, queue: str, tag: str, message: bytes) -> None:
         if self._is_stopping:

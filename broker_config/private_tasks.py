@@ -7,14 +7,17 @@ lines and ``inspect`` replies; here each of those copies is a placeholder.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import Task
 from celery.app.amqp import AMQP
 from celery.utils.saferepr import saferepr
 from celery.worker.request import Request
 
-from broker_config.transport import ClaimConnection
+from broker_config.transport import ClaimChannel, ClaimConnection
+
+if TYPE_CHECKING:
+    from broker_config.handoff import Ending
 
 __all__ = ["HIDDEN", "RELEASED_BODY", "PrivateAMQP", "PrivateRequest", "PrivateTask"]
 
@@ -53,6 +56,13 @@ class PrivateRequest(Request):  # type: ignore[misc]
             and fields.get("group") is None
             and fields.get("parent_id") is None
         )
+
+    @property
+    def ending(self) -> Ending | None:
+        """What storing its result may do besides; None: it ends in Celery's way alone."""
+        channel = self._message.channel
+        intake = channel.intake if isinstance(channel, ClaimChannel) else None
+        return None if intake is None else intake.ending(self._message.delivery_tag)
 
     def release_body(self) -> None:
         """Forget the message but for its headers: thousands of calls may wait, and their bodies are large.

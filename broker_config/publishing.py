@@ -19,8 +19,10 @@ from redis import RedisError
 
 from broker_config.deadlines import Limits
 from broker_config.keys import Keys
+from broker_config.offers import HAND
 from broker_config.redis_link import RedisLink
 from broker_config.settings import BrokerSettings
+from broker_config.subscription import MAX_PUBLISHED_BYTES
 from broker_config.topology import count_waiting
 from broker_config.urls import is_redis, without_password
 from nekro_agent.errors import BrokerUnavailableError, OverloadedError
@@ -32,18 +34,21 @@ PUBLISH_SECONDS: Final = 6
 
 #: How long a broker's answer about the length of a queue is believed.
 ROOM_SECONDS: Final = 1.0
-#: Puts a message into a queue that is not full, and says whether Redis still has its data.
-#: KEYS: queue (list), epoch (string). ARGV: message, longest queue (0: any), word of a new epoch.
+#: Puts a message into a queue that is not full, or hands it to a worker that waits, and says whether
+#: Redis still has its data. KEYS: queue (list), epoch (string), offers (sorted set). ARGV: message,
+#: longest queue (0: any), word unlike any other, longest message that is handed over (0: none).
 #: Returns the epoch's word, nil when the queue is full.
-PUSH: Final = """
-local most = tonumber(ARGV[2])
-if most > 0 and redis.call('LLEN', KEYS[1]) >= most then return nil end
+PUSH: Final = f"""{HAND}
+local most, waiting = tonumber(ARGV[2]), redis.call('LLEN', KEYS[1])
+if most > 0 and waiting >= most then return nil end
 local epoch = redis.call('GET', KEYS[2])
 if not epoch then
     epoch = ARGV[3]
     redis.call('SET', KEYS[2], epoch)
 end
-redis.call('LPUSH', KEYS[1], ARGV[1])
+if waiting > 0 or #ARGV[1] > tonumber(ARGV[4]) or not hand(KEYS[3], ARGV[3], ARGV[1]) then
+    redis.call('LPUSH', KEYS[1], ARGV[1])
+end
 return epoch
 """
 
@@ -104,15 +109,17 @@ class PipelinePublisher:
     def __init__(self, settings: BrokerSettings) -> None:
         assert settings.url is not None  # noqa: S101 - checked when the app was built
         self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
-        self._epoch_key = Keys(prefix=settings.key_prefix).epoch
+        self._keys = Keys(prefix=settings.key_prefix)
+        self._longest_handed = MAX_PUBLISHED_BYTES if settings.handoff else 0
         self._link = RedisLink.of(settings, settings.url)
         self._limits = Limits()
 
     async def send(self, message: Any, *, queue: str) -> str | None:
         """Put a message into a queue; see ``Publisher``."""
         key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
+        keys = (key, self._keys.epoch, self._keys.offers(queue))
         word = await self._execute(
-            "EVAL", PUSH, 2, key, self._epoch_key, payload, self._longest, next(_unique)
+            "EVAL", PUSH, 3, *keys, payload, self._longest, next(_unique), self._longest_handed
         )
         if word is None:
             raise _full(queue, self._longest)
@@ -120,7 +127,7 @@ class PipelinePublisher:
 
     async def epoch(self) -> str | None:
         """The word; see ``Publisher``. Empty when there is none, as in a Redis that lost its data."""
-        word = await self._execute("GET", self._epoch_key)
+        word = await self._execute("GET", self._keys.epoch)
         return "" if word is None else bytes(word).decode()
 
     async def _execute(self, *command: str | bytes | int) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Self
 
 import hiredis
@@ -35,11 +35,20 @@ TRUSTED_SECONDS: Final = 10.0
 class RedisLink:
     """Executes commands on one connection, made when it is needed and again when it broke."""
 
-    def __init__(self, url: str, *, reply_seconds: float, connect_seconds: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        reply_seconds: float,
+        connect_seconds: float,
+        on_message: Callable[[bytes], None] | None = None,
+    ) -> None:
         """Take where Redis is; nothing is connected yet.
 
         Args:
             reply_seconds: longest silence of Redis while replies are due.
+            on_message: takes what is published on channels that the connection subscribed to; it
+                must not raise.
         """
         assert is_redis(url)  # noqa: S101 - settings were checked when the app was built
         self._pool = ConnectionPool.from_url(
@@ -50,15 +59,21 @@ class RedisLink:
             protocol=2,
         )
         self._reply_seconds = reply_seconds
+        self._on_message = on_message
         self._exchange: _Exchange | None = None
         self._connecting = asyncio.Lock()
 
     @classmethod
-    def of(cls, broker: BrokerSettings, url: str | None) -> Self:
+    def of(
+        cls, broker: BrokerSettings, url: str | None, *, on_message: Callable[[bytes], None] | None = None
+    ) -> Self:
         """A link with the broker's limits to the Redis at ``url``."""
         assert url is not None  # noqa: S101 - settings were checked when the app was built
         return cls(
-            url, reply_seconds=broker.socket_timeout_seconds, connect_seconds=broker.connect_timeout_seconds
+            url,
+            reply_seconds=broker.socket_timeout_seconds,
+            connect_seconds=broker.connect_timeout_seconds,
+            on_message=on_message,
         )
 
     async def execute(self, *command: str | bytes | float, blocks_seconds: float = 0) -> Any:
@@ -114,7 +129,7 @@ class RedisLink:
     async def _connect(self) -> _Exchange:
         connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
         await connection.connect()
-        exchange = _Exchange(connection, reply_seconds=self._reply_seconds)
+        exchange = _Exchange(connection, reply_seconds=self._reply_seconds, on_message=self._on_message)
         transport = connection._writer.transport
         transport.set_protocol(exchange)
         exchange.connection_made(transport)
@@ -124,8 +139,10 @@ class RedisLink:
 class _Exchange(asyncio.Protocol):
     """One open connection: what was sent, in order, and who waits for it."""
 
-    def __init__(self, connection: Any, *, reply_seconds: float) -> None:
-        self._reply_seconds = reply_seconds
+    def __init__(
+        self, connection: Any, *, reply_seconds: float, on_message: Callable[[bytes], None] | None
+    ) -> None:
+        self._reply_seconds, self._on_message = reply_seconds, on_message
         self._connection = connection  # its writer would close the socket if it was collected
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=BaseParser.parse_error, protocolError=redis.InvalidResponse)
@@ -211,7 +228,10 @@ class _Exchange(asyncio.Protocol):
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not False:
-                self._hand_out(reply)
+                if self._on_message is not None and type(reply) is list and reply[0] == b"message":
+                    self._on_message(reply[2])
+                else:
+                    self._hand_out(reply)
         except Exception as exc:  # not the protocol of Redis: nothing that follows can be trusted
             self._break(redis.ConnectionError(f"what Redis answered cannot be read: {exc}"))
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from celery import states
@@ -24,28 +24,44 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from broker_config.bridge import at_loop_close, await_here, can_await
 from broker_config.keys import REPLY_SECONDS, Keys, is_caller_id
+from broker_config.offers import OFFER, OFFER_SECONDS
 from broker_config.redis_link import RedisLink
+from broker_config.subscription import MAX_PUBLISHED_BYTES
 from broker_config.urls import url_of_backend
+
+if TYPE_CHECKING:
+    from broker_config.handoff import Ending
 
 __all__ = ["ReplyBackend"]
 
 #: How Redis says that it has no memory left, within whatever words.
 _OUT_OF_MEMORY: Final = "OOM command not allowed"
 
-#: Stores a result, tells its subscribers, and gives it to the caller that waits, in one step.
-#: KEYS: result (string; its channel has the same name), reply list or nothing. ARGV: payload, seconds
-#: until the result expires (0: never), seconds until the list does.
-STORE: Final = """
+#: Stores a result, tells its subscribers, gives it to the caller that waits, acknowledges the delivery
+#: and offers its place, in one step. KEYS: result (string; its channel has the same name), reply list
+#: (and channel) or "", then, for a delivery, its index and held (``broker_config.transport.CLAIM``) and
+#: for an offer its offers. ARGV: payload, seconds until the result expires (0: never), seconds until the
+#: list does, longest payload that is published to the caller, tag, offer, seconds.
+STORE: Final = f"""{OFFER}
 if ARGV[2] == '0' then
     redis.call('SET', KEYS[1], ARGV[1])
 else
     redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 end
 redis.call('PUBLISH', KEYS[1], ARGV[1])
-if KEYS[2] then
-    redis.call('RPUSH', KEYS[2], ARGV[1])
-    redis.call('EXPIRE', KEYS[2], ARGV[3])
+if KEYS[2] ~= '' then
+    local readers = 0
+    if #ARGV[1] <= tonumber(ARGV[4]) then readers = redis.pcall('PUBLISH', KEYS[2], ARGV[1]) end
+    if readers ~= 1 then
+        redis.call('RPUSH', KEYS[2], ARGV[1])
+        redis.call('EXPIRE', KEYS[2], ARGV[3])
+    end
 end
+if KEYS[3] then
+    redis.call('HDEL', KEYS[4], ARGV[5])
+    redis.call('ZREM', KEYS[3], ARGV[5])
+end
+if KEYS[5] then offer(KEYS[5], ARGV[6], ARGV[7]) end
 return 1
 """
 
@@ -61,10 +77,24 @@ class StoredResult:
     #: List of the caller that waits; None when nobody named one.
     reply_key: str | None
 
-    def command(self) -> tuple[str | bytes | int, ...]:
-        """The command that stores it."""
-        keys = (self.key,) if self.reply_key is None else (self.key, self.reply_key)
-        return ("EVAL", STORE, len(keys), *keys, self.payload, self.expires_seconds or 0, REPLY_SECONDS)
+    def command(
+        self, *, longest_published: int, ending: Ending | None = None
+    ) -> tuple[str | bytes | float, ...]:
+        """The command that stores it.
+
+        Args:
+            longest_published: a longer payload goes to the caller's list without a look whether it listens.
+        """
+        keys: list[str | bytes] = [self.key, self.reply_key or ""]
+        values: list[Any] = [self.payload, self.expires_seconds or 0, REPLY_SECONDS, longest_published]
+        if ending is not None:
+            index, held, tag = ending.ack
+            keys += [index, held]
+            values.append(tag)
+            if ending.offer is not None:
+                keys.append(ending.offer.key)
+                values += [ending.offer.text, OFFER_SECONDS]
+        return ("EVAL", STORE, len(keys), *keys, *values)
 
 
 class ReplyBackend(RedisBackend):  # type: ignore[misc]
@@ -74,6 +104,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         prefix = self.app.conf.result_backend_transport_options.get("global_keyprefix", "")
         self._keys = Keys(prefix=prefix)
+        self._longest_published = MAX_PUBLISHED_BYTES if self.app.nekro_settings.broker.handoff else 0
         self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, RedisLink] = WeakKeyDictionary()
 
     def on_task_call(self, producer: Any, task_id: str) -> None:
@@ -84,8 +115,13 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         call. ``AsyncResult.get`` subscribes by itself.
         """
 
-    async def store_success(self, task_id: str, result: Any, *, reply_to: str | None) -> bool:
+    async def store_success(
+        self, task_id: str, result: Any, *, reply_to: str | None, ending: Ending | None = None
+    ) -> bool:
         """Store the result of a task that nothing follows, and give it to the caller that waits.
+
+        Args:
+            ending: of its delivery, if the broker's Redis is the results' too.
 
         Returns False when it could not be stored so: Celery's way takes more types and tries again.
         """
@@ -101,7 +137,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             stored = self._stored(task_id, json.dumps(meta).encode(), state=states.SUCCESS, reply_to=reply_to)
             if len(stored.payload) > self._MAX_STR_VALUE_SIZE:
                 return False
-            await self._link().execute(*stored.command())
+            await self._link().execute(*self._command(stored, ending))
         except (TypeError, ValueError, RecursionError, RedisError, OSError):
             return False
         return True
@@ -138,6 +174,9 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             reply_key=self._keys.reply(reply_to) if is_caller_id(reply_to) else None,
         )
 
+    def _command(self, stored: StoredResult, ending: Ending | None = None) -> Any:
+        return stored.command(longest_published=self._longest_published, ending=ending)
+
     def _encoded(self, meta: dict[str, Any]) -> bytes:
         try:
             # What Celery's serializer writes, at a third of its price.
@@ -164,9 +203,9 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
     def _write(self, stored: StoredResult) -> None:
         try:
             if can_await():
-                await_here(self._link().execute(*stored.command()))
+                await_here(self._link().execute(*self._command(stored)))
             else:
-                self.client.execute_command(*stored.command())
+                self.client.execute_command(*self._command(stored))
         except ResponseError as exc:
             # What a script meets is told as an error of the script. Memory that ran out passes, and a
             # result that is tried again then is not lost.

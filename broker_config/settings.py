@@ -98,6 +98,11 @@ class BrokerSettings(_Group):
     pipelined_publish: bool = Field(
         True, description="Publish calls to Redis in pipelines; off means kombu's own producer."
     )
+    handoff: bool = Field(
+        True,
+        description="Hand calls straight to workers that wait, and results to their callers; off: everything "
+        "goes through the queues and reply lists.",
+    )
 
 
 class ResultSettings(_Group):

@@ -26,7 +26,7 @@ from itertools import count
 from queue import Empty
 from sys import intern
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
 import redis
@@ -37,6 +37,9 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
 from broker_config.keys import DEAD_KEY, DEAD_LIMIT
+
+if TYPE_CHECKING:
+    from broker_config.handoff import Ending
 
 __all__ = ["DELIVERIES_HEADER", "ClaimChannel", "ClaimConnection", "ClaimTransport"]
 
@@ -101,6 +104,10 @@ class Intake(Protocol):
 
     def stop(self) -> None:
         """Take nothing any more; when it returns every message is delivered or given back."""
+        ...
+
+    def ending(self, tag: str) -> Ending | None:
+        """What storing the result of a delivery may do besides; None where that is not for it to do."""
         ...
 
 
@@ -306,7 +313,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         return ("BLMOVE", key, key, "RIGHT", "RIGHT", seconds)
 
     def foresee(self, raw: bytes) -> None:
-        """Read a message that is about to be claimed, while Redis answers."""
+        """Read a message that is about to be taken, mostly while Redis answers."""
         try:
             message = _readable(raw)
             if message["properties"]["body_encoding"] == "utf-8":

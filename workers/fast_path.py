@@ -71,7 +71,11 @@ async def _run(job: Job, body: Body, task: Any, request: PrivateRequest) -> None
 async def _store(backend: Any, request: PrivateRequest, value: Any) -> bool:
     if not isinstance(backend, ReplyBackend):
         return False
-    return await backend.store_success(request.id, value, reply_to=request.reply_to)
+    ending = request.ending
+    is_stored = await backend.store_success(request.id, value, reply_to=request.reply_to, ending=ending)
+    if ending is not None:
+        ending.end(is_stored=is_stored)
+    return is_stored
 
 
 def _begun(job: Job, body: Body, request: PrivateRequest) -> Awaitable[Any]:

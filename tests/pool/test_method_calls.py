@@ -197,8 +197,8 @@ async def test_lost_reply_is_read_from_its_result_key(
                 if client.lpop(reply_key):
                     stolen.set()
 
-    # Our own pop is served first when it waits first, so it must not wait.
-    for task in caller._tasks[:1]:
+    # Our own pop is served first when it waits first, so it must not wait; nor does anybody listen.
+    for task in (*caller._tasks[:1], *caller._tasks[2:]):
         task.cancel()
     thread = threading.Thread(target=steal)
     thread.start()
@@ -206,6 +206,42 @@ async def test_lost_reply_is_read_from_its_result_key(
     thread.join(10)
     assert stolen.is_set()
     assert answer.call_id == call.call_id
+
+
+async def test_answers_are_published_to_a_caller_that_listens(
+    caller: MethodCaller, worker: WorkerProcess, settings: Settings
+) -> None:
+    assert caller._subscription is not None
+    while not caller._subscription.stands:
+        await asyncio.sleep(0.01)
+    for task in caller._tasks[:2]:  # nobody looks at the list or at the results' keys
+        task.cancel()
+    answers = await asyncio.gather(*(caller.call(invocation("m.noop"), lane=Lane.METHODS) for _ in range(50)))
+    assert {answer.text for answer in answers} == {"x"}
+    with redis.Redis.from_url(settings.broker.url or "") as client:
+        assert not client.exists(caller._reply_key)
+
+
+async def test_a_caller_whose_subscription_is_cut_gets_its_answers(
+    caller: MethodCaller, worker: WorkerProcess, settings: Settings
+) -> None:
+    subscription = caller._subscription
+    assert subscription is not None
+    with redis.Redis.from_url(settings.broker.url or "") as client:
+        while not subscription.stands:
+            await asyncio.sleep(0.01)
+        calls = [
+            asyncio.create_task(caller.call(invocation("m.wait", "0.3"), lane=Lane.METHODS))
+            for _ in range(20)
+        ]
+        await asyncio.sleep(0.1)
+        for each in client.client_list(_type="pubsub"):
+            if each["sub"] == "1":
+                client.client_kill_filter(_id=each["id"])
+        assert len(await asyncio.gather(*calls)) == 20
+        await asyncio.to_thread(
+            wait_for, lambda: client.pubsub_channels(subscription.channel), what="the subscription"
+        )
 
 
 @pytest.mark.parametrize("pipelined", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -1,0 +1,391 @@
+"""Messages that are handed to workers that wait: soon, in order, one per place, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from worker_process import WorkerProcess, read_ledger, wait_for
+
+from broker_config.app import NekroApp, create_app
+from broker_config.keys import Keys
+from broker_config.offers import HANDOFF_SECONDS, OFFER_SECONDS
+from broker_config.publishing import PipelinePublisher
+from broker_config.settings import Settings
+from broker_config.subscription import MAX_PUBLISHED_BYTES
+from broker_config.transport import DELIVERIES_HEADER
+from broker_config.wire import new_id
+
+StartWorker = Callable[..., WorkerProcess]
+
+GET_SECONDS = 30
+
+
+class World:
+    """One test's Redis, a publisher on the test's loop, and what can be seen of both."""
+
+    def __init__(self, app: NekroApp, settings: Settings, client: redis.Redis) -> None:
+        self.app, self.settings, self.client = app, settings, client
+        self.publisher = PipelinePublisher(settings.broker)
+        prefix = settings.broker.key_prefix
+        self.queue, self.offers = f"{prefix}methods", Keys(prefix=prefix).offers("methods")
+        self.held_key = f"{prefix}unacked.methods"
+
+    async def call(self, how: str = "ok", **body: Any) -> Any:
+        """Publish a call of ``f.run`` as callers do; returns its ``AsyncResult``."""
+        task_id = new_id()
+        message = self.app.amqp.create_task_message(task_id, "f.run", [{"how": how, **body}])
+        await self.publisher.send(message, queue="methods")
+        return self.app.AsyncResult(task_id)
+
+    async def value(self, result: Any) -> Any:
+        """Wait for a result."""
+        return await asyncio.to_thread(result.get, GET_SECONDS)
+
+    async def offered(self, count: int = 1) -> None:
+        """Wait until so many workers offer a place."""
+        await self.until(lambda: self.client.zcard(self.offers) == count, what=f"{count} offers")
+
+    async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 15) -> None:
+        """Wait for a condition without holding the loop."""
+        await asyncio.to_thread(wait_for, condition, seconds=seconds, what=what)
+
+    def waiting(self) -> int:
+        """How many messages are in the queue."""
+        return int(self.client.llen(self.queue))
+
+    def held(self) -> int:
+        """How many messages workers hold."""
+        return int(self.client.hlen(self.held_key))
+
+    def starts(self) -> list[str]:
+        """The calls whose methods started, in order."""
+        return [entry[0] for entry in read_ledger(self.settings) if entry[1] == "started"]
+
+    def pushes(self) -> int:
+        """How many messages were put into a queue since Redis started."""
+        return int(self.client.info("commandstats").get("cmdstat_lpush", {}).get("calls", 0))
+
+
+@pytest.fixture
+def settings(own_redis: Any, make_settings: Callable[..., Settings]) -> Settings:
+    """Settings on a Redis whose commands are this test's alone."""
+    return make_settings(broker={"url": own_redis.url, "visibility_timeout_seconds": 20})
+
+
+@pytest.fixture
+def client(own_redis: Any) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(own_redis.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def world(app: NekroApp, settings: Settings, client: redis.Redis) -> AsyncIterator[World]:
+    world = World(app, settings, client)
+    yield world
+    await world.publisher.close()
+
+
+async def test_a_worker_that_waits_is_handed_its_calls(world: World, start_worker: StartWorker) -> None:
+    await asyncio.to_thread(start_worker)
+    for number in range(20):
+        await world.offered()
+        assert await world.value(await world.call(value=number)) == number
+    assert world.pushes() == 0, "no call went through the queue"
+    assert len(set(world.starts())) == 20
+    await world.until(lambda: world.held() == 0, what="the acknowledgements")
+
+
+async def test_a_stored_result_is_an_acknowledged_delivery(world: World, start_worker: StartWorker) -> None:
+    """In one step: whoever has an answer finds nothing held for it any more."""
+    await asyncio.to_thread(start_worker)
+    for _ in range(30):
+        await world.offered()
+        result = await world.call()
+        key = world.app.backend.get_key_for_task(result.id)
+        while not world.client.exists(key):
+            await asyncio.sleep(0)
+        assert world.held() == 0
+
+
+async def test_results_of_another_redis_are_acknowledged_in_the_ordinary_way(
+    world: World, start_worker: StartWorker, redis_server: Any, settings: Settings
+) -> None:
+    elsewhere = settings.model_copy(
+        update={"results": settings.results.model_copy(update={"url": redis_server.url})}
+    )
+    world.app = create_app(elsewhere)
+    await asyncio.to_thread(start_worker, settings=elsewhere)
+    await world.offered()
+    assert await world.value(await world.call(value=7)) == 7
+    await world.until(lambda: world.held() == 0, what="the acknowledgement")
+    world.app.backend.result_consumer.stop()
+    world.app.close()
+
+
+@pytest.mark.parametrize("who", ["caller", "worker"])
+async def test_the_switch_sends_everything_through_the_queue(
+    who: str, world: World, start_worker: StartWorker, settings: Settings
+) -> None:
+    off = settings.model_copy(update={"broker": settings.broker.model_copy(update={"handoff": False})})
+    await asyncio.to_thread(start_worker, settings=off if who == "worker" else settings)
+    if who == "caller":
+        world.publisher = PipelinePublisher(off.broker)
+        await world.offered()
+    for number in range(3):
+        assert await world.value(await world.call(value=number)) == number
+    assert world.pushes() == 3
+    assert who == "caller" or not world.client.exists(world.offers)
+
+
+async def test_older_messages_are_not_overtaken(
+    world: World, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = await asyncio.to_thread(start_worker, concurrency=1)
+    await world.offered()
+    worker.send(signal.SIGSTOP)
+    (offer,) = world.client.zrange(world.offers, 0, -1)
+    message = world.app.amqp.create_task_message(new_id(), "f.run", [{"how": "ok"}])
+    world.client.lpush(world.queue, json.dumps({"older": "message"}))
+    await world.publisher.send(message, queue="methods")
+    assert world.waiting() == 2
+    assert world.client.zrange(world.offers, 0, -1) == [offer], "nobody took it"
+    worker.send(signal.SIGCONT)
+
+
+async def test_long_messages_go_through_the_queue(world: World, start_worker: StartWorker) -> None:
+    await asyncio.to_thread(start_worker)
+    await world.offered()
+    text = "x" * MAX_PUBLISHED_BYTES
+    assert await world.value(await world.call(value=text)) == text
+    assert world.pushes() == 1
+
+
+@pytest.mark.parametrize("why", ["nobody listens", "it ended"])
+async def test_an_offer_that_does_not_stand_is_dropped(why: str, world: World) -> None:
+    place = {"channel": "nobody", "queue": "methods", "index": "i", "held": "h", "seconds": 5}
+    seconds, _ = world.client.time()
+    ends_at = seconds + (60 if why == "nobody listens" else -1)
+    with world.client.pubsub() as listener:  # type: ignore[no-untyped-call]
+        if why == "it ended":
+            listener.subscribe("nobody")
+            assert listener.get_message(timeout=5)
+        world.client.zadd(world.offers, {json.dumps(place): ends_at})
+        await world.call()
+        assert world.waiting() == 1
+        assert not world.client.exists(world.offers, "h", "i")
+        assert listener.get_message(timeout=0.1) is None
+
+
+async def test_no_more_is_handed_over_than_may_run(
+    world: World, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(start_worker, concurrency=2)
+    ends = [tmp_path / str(number) for number in range(6)]
+    results = []
+    for end in ends:
+        results.append(await world.call("until", path=str(end)))
+        await asyncio.sleep(0.1)  # as long as it takes to offer a place again, if there was one
+        assert world.held() <= 2
+    await world.until(lambda: len(world.starts()) == 2, what="two calls to start")
+    assert world.waiting() == 4
+    for end in ends:
+        end.touch()
+    for result in results:
+        assert await world.value(result) == "done"
+    assert Counter(world.starts()) == Counter(result.id for result in results)
+
+
+async def test_of_a_frozen_worker_one_call_waits_for_its_short_lease(
+    world: World, start_worker: StartWorker
+) -> None:
+    """It is run elsewhere then, and not by the worker that thaws."""
+    frozen = await asyncio.to_thread(start_worker)
+    await world.offered()
+    frozen.send(signal.SIGSTOP)
+    handed = await world.call(value="handed")
+    assert world.held() == 1
+    others = [await world.call(value=number) for number in range(3)]
+    await asyncio.to_thread(start_worker)
+    assert [await world.value(other) for other in others] == [0, 1, 2]
+    assert await world.value(handed) == "handed"
+    frozen.send(signal.SIGCONT)
+    await asyncio.to_thread(frozen.wait_log, "came too late; another worker has it")
+    await world.offered(2)
+    assert await world.value(await world.call(value="after")) == "after"
+    assert set(Counter(world.starts()).values()) == {1}
+    await world.until(lambda: world.held() == 0, what="the acknowledgements")
+
+
+async def test_a_worker_that_was_frozen_for_a_moment_runs_what_it_was_handed(
+    world: World, start_worker: StartWorker
+) -> None:
+    frozen = await asyncio.to_thread(start_worker)
+    await world.offered()
+    frozen.send(signal.SIGSTOP)
+    handed = await world.call(value="handed")
+    await asyncio.sleep(HANDOFF_SECONDS * 0.6)
+    frozen.send(signal.SIGCONT)
+    assert await world.value(handed) == "handed"
+    assert world.starts() == [handed.id]
+
+
+async def test_a_call_handed_to_a_worker_that_is_killed_runs_elsewhere(
+    world: World, start_worker: StartWorker
+) -> None:
+    killed = await asyncio.to_thread(start_worker)
+    await world.offered()
+    killed.send(signal.SIGSTOP)
+    handed = await world.call(value="handed")
+    assert world.held() == 1
+    killed.kill()
+    await asyncio.to_thread(start_worker)
+    assert await world.value(handed) == "handed"
+    assert world.starts() == [handed.id]
+
+
+async def test_a_long_call_keeps_what_it_was_handed(
+    world: World, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        await asyncio.to_thread(start_worker)
+    await world.offered(2)
+    end = tmp_path / "end"
+    result = await world.call("until", path=str(end))
+    await asyncio.sleep(HANDOFF_SECONDS + 4)  # its first lease, and the search for leases that ended
+    end.touch()
+    assert await world.value(result) == "done"
+    assert world.starts() == [result.id]
+
+
+async def test_a_blocked_worker_renews_what_it_was_handed(
+    world: World, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """From a thread: the loop that took it stands still."""
+    for _ in range(2):
+        await asyncio.to_thread(start_worker)
+    await world.offered(2)
+    end = tmp_path / "end"
+    result = await world.call("block", path=str(end))
+    await asyncio.sleep(HANDOFF_SECONDS + 4)
+    end.touch()
+    assert await world.value(result) == "done"
+    assert world.starts() == [result.id]
+
+
+async def test_a_stop_takes_the_offer_back(world: World, start_worker: StartWorker) -> None:
+    worker = await asyncio.to_thread(start_worker)
+    await world.offered()
+    worker.send(signal.SIGTERM)
+    assert await asyncio.to_thread(worker.wait) == 0
+    assert not world.client.exists(world.offers)
+    result = await world.call(value=1)
+    assert (world.waiting(), world.held()) == (1, 0)
+    await asyncio.to_thread(start_worker)
+    assert await world.value(result) == 1
+
+
+async def test_workers_that_stop_amid_calls_lose_none_and_run_none_twice(
+    world: World, start_worker: StartWorker
+) -> None:
+    workers = [await asyncio.to_thread(start_worker, concurrency=4) for _ in range(3)]
+    results = []
+    stops = {40: workers[0], 80: workers[1]}
+    for number in range(120):
+        if number in stops:
+            stops[number].send(signal.SIGTERM)
+        results.append(await world.call("wait", seconds=0.005))
+        await asyncio.sleep(0.01)
+    for worker in workers[:2]:
+        assert await asyncio.to_thread(worker.wait) == 0
+    for result in results:
+        assert await world.value(result) == "done"
+    assert Counter(world.starts()) == Counter(result.id for result in results)
+    await world.until(lambda: world.held() == 0, what="the acknowledgements")
+    assert world.waiting() == 0
+
+
+async def test_a_call_given_back_by_a_stop_counts_no_delivery(
+    world: World, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """A call that was handed over and had not begun is as new."""
+    worker = await asyncio.to_thread(
+        start_worker, "asyncio", "--prefetch-multiplier", "4", "-l", "DEBUG", concurrency=1
+    )
+    end = tmp_path / "end"
+    first = await world.call("until", path=str(end))
+    await world.until(lambda: world.starts() == [first.id], what="the first call to start")
+    await world.offered()
+    second = await world.call(value=2)
+    assert world.held() == 2
+    worker.send(signal.SIGTERM)
+    await asyncio.to_thread(worker.wait_log, "Stopping Pool")  # after this nothing more is taken
+    end.touch()
+    assert await asyncio.to_thread(worker.wait) == 0
+    (raw,) = world.client.lrange(world.queue, 0, -1)
+    assert DELIVERIES_HEADER not in json.loads(raw)["headers"]
+    await asyncio.to_thread(start_worker)
+    assert await world.value(second) == 2
+    assert Counter(world.starts()) == Counter([first.id, second.id])
+
+
+async def test_a_cut_subscription_is_made_again(world: World, start_worker: StartWorker) -> None:
+    worker = await asyncio.to_thread(start_worker)
+    await world.offered()
+    (subscribed,) = (each for each in world.client.client_list(_type="pubsub") if each["sub"] == "1")
+    world.client.client_kill_filter(_id=subscribed["id"])
+    # Until then it offers nothing that nobody would hear.
+    result = await world.call(value=1)
+    assert await world.value(result) == 1
+    await world.until(lambda: world.client.pubsub_channels("*handed*"), what="the subscription")
+    world.client.delete(world.offers)
+    await world.offered()
+    before = world.pushes()
+    assert await world.value(await world.call(value=2)) == 2
+    assert world.pushes() == before
+    assert worker.process.poll() is None
+
+
+async def test_a_flood_runs_each_call_once(world: World, start_worker: StartWorker) -> None:
+    for _ in range(2):
+        await asyncio.to_thread(start_worker, concurrency=20)
+    await world.offered(2)
+    results = await asyncio.gather(*(world.call(value=number) for number in range(400)))
+    assert [await world.value(result) for result in results] == list(range(400))
+    assert Counter(world.starts()) == Counter(result.id for result in results)
+    await world.until(lambda: world.held() == 0, what="the acknowledgements")
+
+
+async def test_a_worker_of_several_queues_offers_no_place(world: World, start_worker: StartWorker) -> None:
+    await asyncio.to_thread(start_worker, lane="methods,long")
+    assert await world.value(await world.call(value=1)) == 1
+    await asyncio.sleep(OFFER_SECONDS)
+    assert not world.client.keys("*offers*")
+
+
+async def test_a_queue_that_was_left_is_offered_no_place(world: World, start_worker: StartWorker) -> None:
+    await asyncio.to_thread(start_worker)
+    await world.offered()
+    control = world.app.control
+    assert await asyncio.to_thread(
+        control.cancel_consumer, "methods", reply=True, limit=1, timeout=GET_SECONDS
+    )
+    await world.until(lambda: not _is_listed(world, "methods"), what="the queue to be left")
+    left = await world.call(value=1)
+    await asyncio.sleep(OFFER_SECONDS)
+    assert (world.waiting(), world.held()) == (1, 0)
+    assert await asyncio.to_thread(control.add_consumer, "methods", reply=True, limit=1, timeout=GET_SECONDS)
+    assert await world.value(left) == 1
+    await world.offered()
+
+
+def _is_listed(world: World, queue: str) -> bool:
+    answers = world.app.control.inspect(limit=1, timeout=GET_SECONDS).active_queues() or {}
+    return any(each["name"] == queue for found in answers.values() for each in found)
