@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
 from celery import Celery
+from celery.utils.nodenames import anon_nodename
 
 from broker_config.wire import Invocation, Signer
 from nekro_agent.errors import MessageRefusedError
@@ -16,6 +18,9 @@ __all__ = ["CallMessage"]
 
 #: Extra time, beyond the deadline, after which a worker gives a call up for good.
 HARD_LIMIT_GRACE_SECONDS: Final = 5
+
+
+_node_name = functools.cache(anon_nodename)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,4 +78,5 @@ class CallMessage:
             soft_time_limit=remaining,
             time_limit=remaining + HARD_LIMIT_GRACE_SECONDS,
             reply_to=self.reply_to,
+            origin=_node_name(),
         )

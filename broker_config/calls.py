@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,6 +19,7 @@ from celery import Celery, states
 from pydantic import ValidationError
 from redis import RedisError
 
+from broker_config import plain_json
 from broker_config.call_messages import CallMessage
 from broker_config.deadlines import Limits
 from broker_config.embedded import resolve_signing_key
@@ -404,7 +404,7 @@ class MethodCaller:
     def _settle(self, raw: Any) -> None:
         """Give a stored result to the call that waits for it; anything else is dropped."""
         try:
-            record = json.loads(raw)
+            record = plain_json.load(raw)
         except ValueError:
             logger.warning("a reply of %d bytes is not JSON; dropped", len(raw))
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis import RedisError
 
+from broker_config import plain_json
 from broker_config.deadlines import Limits
 from broker_config.keys import Keys
 from broker_config.offers import HAND
@@ -159,16 +159,15 @@ def encode_message(message: Any, *, queue: str) -> bytes:
         "body_encoding": "utf-8",
         "delivery_tag": next(_unique),
     }
-    return json.dumps(
+    return plain_json.dump(
         {
-            "body": json.dumps(message.body, separators=(",", ":")),
+            "body": plain_json.dump(message.body).decode(),
             "content-encoding": "utf-8",
             "content-type": "application/json",
             "headers": message.headers,
             "properties": properties,
-        },
-        separators=(",", ":"),
-    ).encode()
+        }
+    )
 
 
 def _full(queue: str, longest: int) -> OverloadedError:

@@ -19,7 +19,6 @@ off. Needs Redis 6.2.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from itertools import count
@@ -36,6 +35,7 @@ from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
+from broker_config import plain_json
 from broker_config.keys import DEAD_KEY, DEAD_LIMIT
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         try:
             message = _readable(raw)
             if message["properties"]["body_encoding"] == "utf-8":
-                message[_DECODED] = json.loads(message["body"])
+                message[_DECODED] = plain_json.load(message["body"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return  # if it comes, it is refused in the ordinary way
         self._foreseen = (raw, message)
@@ -407,7 +407,7 @@ def _readable(raw: bytes) -> dict[str, Any]:
         ValueError, TypeError, KeyError: it is not one.
     """
     # kombu's own reader asks of each object whether it stands for a time or the like; hardly any does.
-    message = loads(bytes_to_str(raw)) if b'"__type__"' in raw else json.loads(raw)
+    message = loads(bytes_to_str(raw)) if b'"__type__"' in raw else plain_json.load(raw)
     message.pop(_DECODED, None)
     properties = message["properties"]
     if not isinstance(message["headers"], dict) or not isinstance(properties["delivery_info"], dict):

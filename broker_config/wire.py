@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
 import importlib.metadata
 import json
@@ -27,6 +26,7 @@ from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretBytes, ValidationError
 
+from broker_config import plain_json
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.methods import SandboxMethodType
 
@@ -163,6 +163,15 @@ class Envelope(_Wire):
         return base64.b64decode(self.value) if self.value else b""
 
 
+def _canonical(payload: dict[str, Any]) -> bytes:
+    """The bytes that are signed: JSON with sorted keys, without blanks, in ASCII."""
+    if not any(isinstance(value, dict | list | float) for value in payload.values()):
+        quick = plain_json.dump(dict(sorted(payload.items())))
+        if quick.isascii():
+            return quick
+    return json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
 class Signer:
     """Signs invocations with HMAC-SHA256 over their canonical JSON (sorted keys, no spaces)."""
 
@@ -201,8 +210,7 @@ class Signer:
         return invocation
 
     def _digest(self, payload: dict[str, Any]) -> str:
-        canonical = json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hmac.new(self._key.get_secret_value(), canonical.encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(self._key.get_secret_value(), _canonical(payload), "sha256").hex()
 
     @staticmethod
     def _parse(payload: dict[str, Any]) -> Invocation:

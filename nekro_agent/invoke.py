@@ -25,6 +25,8 @@ __all__ = ["Outcome", "call_method", "run_callable", "segments_of"]
 
 _log = get_sub_logger("methods")
 
+#: Ways to call one method that are remembered; code may think of any number.
+_MAX_SHAPES: Final = 64
 #: Ordinary functions that may run at the same time in one process.
 _MAX_THREADS: Final = 64
 
@@ -87,10 +89,14 @@ def _fitted(
         # Declared (command, ctx): the context arrives in the first parameter, as everywhere, so what
         # the code passes under that name belongs to the second.
         named[swapped[1]] = named.pop(swapped[0])
-    try:
-        signature.bind(ctx, *args, **named)
-    except TypeError as exc:
-        raise ArgumentError(f"{func.__name__}{describe(func)}: {exc}") from None
+    shape, fitting = (len(args), *named), _fitting_shapes(func)
+    if shape not in fitting:
+        try:
+            signature.bind(ctx, *args, **named)
+        except TypeError as exc:
+            raise ArgumentError(f"{func.__name__}{describe(func)}: {exc}") from None
+        if len(fitting) < _MAX_SHAPES:
+            fitting.add(shape)
     return (ctx, *args), named
 
 
@@ -103,6 +109,12 @@ def _threads() -> ThreadPoolExecutor:
 @functools.lru_cache(maxsize=4096)
 def _signature(func: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(func)
+
+
+@functools.lru_cache(maxsize=4096)
+def _fitting_shapes(func: Callable[..., Any]) -> set[tuple[object, ...]]:
+    """Numbers and names of arguments that were found to fit; whether they do hangs on nothing else."""
+    return set()
 
 
 def _outcome(method: SandboxMethod, result: Any) -> Outcome:

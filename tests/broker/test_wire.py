@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -139,3 +141,15 @@ def test_an_envelope_carries_bytes_through_json() -> None:
     )
     again = Envelope.model_validate(json.loads(envelope.model_dump_json()))
     assert again == envelope and again.value_bytes() == b"\x80\x04N."
+
+
+_texts = st.text(st.characters())
+_flat = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _texts
+_payloads = st.dictionaries(_texts, _flat | st.dictionaries(_texts, _texts) | st.lists(_flat))
+
+
+@given(_payloads)
+def test_signatures_are_over_sorted_ascii_json_whatever_writes_it(payload: dict[str, Any]) -> None:
+    """Workers of another release compute them by ``json``."""
+    canonical = json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    assert SIGNER._digest(payload) == hmac.new(b"key", canonical.encode(), hashlib.sha256).hexdigest()

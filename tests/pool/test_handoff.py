@@ -251,20 +251,6 @@ async def test_a_call_handed_to_a_worker_that_is_killed_runs_elsewhere(
     assert world.starts() == [handed.id]
 
 
-async def test_a_long_call_keeps_what_it_was_handed(
-    world: World, start_worker: StartWorker, tmp_path: Path
-) -> None:
-    for _ in range(2):
-        await asyncio.to_thread(start_worker)
-    await world.offered(2)
-    end = tmp_path / "end"
-    result = await world.call("until", path=str(end))
-    await asyncio.sleep(HANDOFF_SECONDS + 4)  # its first lease, and the search for leases that ended
-    end.touch()
-    assert await world.value(result) == "done"
-    assert world.starts() == [result.id]
-
-
 async def test_a_blocked_worker_renews_what_it_was_handed(
     world: World, start_worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -274,7 +260,7 @@ async def test_a_blocked_worker_renews_what_it_was_handed(
     await world.offered(2)
     end = tmp_path / "end"
     result = await world.call("block", path=str(end))
-    await asyncio.sleep(HANDOFF_SECONDS + 4)
+    await asyncio.sleep(HANDOFF_SECONDS + 4)  # its first lease, and the search for leases that ended
     end.touch()
     assert await world.value(result) == "done"
     assert world.starts() == [result.id]
