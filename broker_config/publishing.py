@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,7 +21,7 @@ from broker_config import plain_json
 from broker_config.deadlines import Limits
 from broker_config.keys import Keys
 from broker_config.offers import HAND
-from broker_config.redis_link import RedisLink
+from broker_config.redis_link import RedisLink, Script
 from broker_config.settings import BrokerSettings
 from broker_config.subscription import MAX_PUBLISHED_BYTES
 from broker_config.topology import count_waiting
@@ -38,7 +39,7 @@ ROOM_SECONDS: Final = 1.0
 #: Redis still has its data. KEYS: queue (list), epoch (string), offers (sorted set). ARGV: message,
 #: longest queue (0: any), word unlike any other, longest message that is handed over (0: none).
 #: Returns the epoch's word, nil when the queue is full.
-PUSH: Final = f"""{HAND}
+PUSH: Final = Script(f"""{HAND}
 local most, waiting = tonumber(ARGV[2]), redis.call('LLEN', KEYS[1])
 if most > 0 and waiting >= most then return nil end
 local epoch = redis.call('GET', KEYS[2])
@@ -50,7 +51,7 @@ if waiting > 0 or #ARGV[1] > tonumber(ARGV[4]) or not hand(KEYS[3], ARGV[3], ARG
     redis.call('LPUSH', KEYS[1], ARGV[1])
 end
 return epoch
-"""
+""")
 
 logger = logging.getLogger(__name__)
 #: Words unlike any other; a random one for each would be a system call for each.
@@ -118,8 +119,8 @@ class PipelinePublisher:
         """Put a message into a queue; see ``Publisher``."""
         key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
         keys = (key, self._keys.epoch, self._keys.offers(queue))
-        word = await self._execute(
-            "EVAL", PUSH, 3, *keys, payload, self._longest, next(_unique), self._longest_handed
+        word = await self._bounded(
+            lambda: self._link.run(PUSH, keys, payload, self._longest, next(_unique), self._longest_handed)
         )
         if word is None:
             raise _full(queue, self._longest)
@@ -127,19 +128,19 @@ class PipelinePublisher:
 
     async def epoch(self) -> str | None:
         """The word; see ``Publisher``. Empty when there is none, as in a Redis that lost its data."""
-        word = await self._execute("GET", self._keys.epoch)
+        word = await self._bounded(lambda: self._link.execute("GET", self._keys.epoch))
         return "" if word is None else bytes(word).decode()
 
-    async def _execute(self, *command: str | bytes | int) -> Any:
+    async def _bounded(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         try:
             with self._limits.of(PUBLISH_SECONDS):
                 try:
-                    return await self._link.execute(*command)
+                    return await ask()
                 except (ConnectionError, RedisError) as exc:
                     if not _is_stale(exc):
                         raise
                     # A connection that a restart of Redis had broken: the next one is fresh.
-                    return await self._link.execute(*command)
+                    return await ask()
         except (RedisError, OSError) as exc:
             raise unavailable(self._url, exc) from exc
 

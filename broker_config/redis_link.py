@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Self
 
 import hiredis
@@ -26,10 +27,18 @@ from redis.backoff import NoBackoff
 from broker_config.settings import BrokerSettings
 from broker_config.urls import client_url, is_redis
 
-__all__ = ["RedisLink"]
+__all__ = ["RedisLink", "Script"]
 
 #: A connection that was idle this long is asked whether it still lives before a command is trusted to it.
 TRUSTED_SECONDS: Final = 10.0
+
+
+class Script:
+    """A Lua script, which Redis keeps under its SHA-1 once it has executed it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 class RedisLink:
@@ -88,6 +97,17 @@ class RedisLink:
             redis.ResponseError: Redis refused it.
         """
         return await self.begin(*command, blocks_seconds=blocks_seconds)
+
+    async def run(self, script: Script, keys: Sequence[str | bytes], *values: str | bytes | float) -> Any:
+        """Execute a script and return its reply; its text is sent to a Redis that does not know it.
+
+        Raises:
+            As ``execute``.
+        """
+        try:
+            return await self.begin("EVALSHA", script.sha, len(keys), *keys, *values)
+        except redis.exceptions.NoScriptError:  # it was not executed
+            return await self.begin("EVAL", script.text, len(keys), *keys, *values)
 
     def begin(self, *command: str | bytes | float, blocks_seconds: float = 0) -> Awaitable[Any]:
         """Send one command, at once where the connection stands; await what is returned for its reply.

@@ -25,7 +25,7 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from broker_config.bridge import at_loop_close, await_here, can_await
 from broker_config.keys import REPLY_SECONDS, Keys, is_caller_id
 from broker_config.offers import OFFER, OFFER_SECONDS
-from broker_config.redis_link import RedisLink
+from broker_config.redis_link import RedisLink, Script
 from broker_config.subscription import MAX_PUBLISHED_BYTES
 from broker_config.urls import url_of_backend
 
@@ -42,7 +42,7 @@ _OUT_OF_MEMORY: Final = "OOM command not allowed"
 #: (and channel) or "", then, for a delivery, its index and held (``broker_config.transport.CLAIM``) and
 #: for an offer its offers. ARGV: payload, seconds until the result expires (0: never), seconds until the
 #: list does, longest payload that is published to the caller, tag, offer, seconds.
-STORE: Final = f"""{OFFER}
+STORE: Final = Script(f"""{OFFER}
 if ARGV[2] == '0' then
     redis.call('SET', KEYS[1], ARGV[1])
 else
@@ -63,7 +63,7 @@ if KEYS[3] then
 end
 if KEYS[5] then offer(KEYS[5], ARGV[6], ARGV[7]) end
 return 1
-"""
+""")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +77,10 @@ class StoredResult:
     #: List of the caller that waits; None when nobody named one.
     reply_key: str | None
 
-    def command(
+    def for_script(
         self, *, longest_published: int, ending: Ending | None = None
-    ) -> tuple[str | bytes | float, ...]:
-        """The command that stores it.
+    ) -> tuple[list[str | bytes], list[Any]]:
+        """Keys and values for ``STORE``.
 
         Args:
             longest_published: a longer payload goes to the caller's list without a look whether it listens.
@@ -94,7 +94,7 @@ class StoredResult:
             if ending.offer is not None:
                 keys.append(ending.offer.key)
                 values += [ending.offer.text, OFFER_SECONDS]
-        return ("EVAL", STORE, len(keys), *keys, *values)
+        return keys, values
 
 
 class ReplyBackend(RedisBackend):  # type: ignore[misc]
@@ -137,7 +137,8 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             stored = self._stored(task_id, json.dumps(meta).encode(), state=states.SUCCESS, reply_to=reply_to)
             if len(stored.payload) > self._MAX_STR_VALUE_SIZE:
                 return False
-            await self._link().execute(*self._command(stored, ending))
+            keys, values = self._for_script(stored, ending)
+            await self._link().run(STORE, keys, *values)
         except (TypeError, ValueError, RecursionError, RedisError, OSError):
             return False
         return True
@@ -174,8 +175,10 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             reply_key=self._keys.reply(reply_to) if is_caller_id(reply_to) else None,
         )
 
-    def _command(self, stored: StoredResult, ending: Ending | None = None) -> Any:
-        return stored.command(longest_published=self._longest_published, ending=ending)
+    def _for_script(
+        self, stored: StoredResult, ending: Ending | None = None
+    ) -> tuple[list[str | bytes], list[Any]]:
+        return stored.for_script(longest_published=self._longest_published, ending=ending)
 
     def _encoded(self, meta: dict[str, Any]) -> bytes:
         try:
@@ -201,11 +204,12 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         return None if found is None else str_to_bytes(found)
 
     def _write(self, stored: StoredResult) -> None:
+        keys, values = self._for_script(stored)
         try:
             if can_await():
-                await_here(self._link().execute(*self._command(stored)))
+                await_here(self._link().run(STORE, keys, *values))
             else:
-                self.client.execute_command(*self._command(stored))
+                self.client.eval(STORE.text, len(keys), *keys, *values)
         except ResponseError as exc:
             # What a script meets is told as an error of the script. Memory that ran out passes, and a
             # result that is tried again then is not lost.

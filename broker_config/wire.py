@@ -20,9 +20,9 @@ import hmac
 import importlib.metadata
 import json
 from datetime import UTC, datetime
+from secrets import token_hex
 from sys import intern
 from typing import Any, Final, Self
-from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretBytes, ValidationError
 
@@ -50,7 +50,7 @@ _NONE_GIVEN: Final[set[str]] = set()
 
 def new_id() -> str:
     """Return a fresh id for a call, round, message or job: 32 hexadecimal digits."""
-    return uuid4().hex
+    return token_hex(16)
 
 
 def refuse_version(message: object, *, what: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
@@ -28,6 +29,14 @@ class WebhookRequest(BaseModel):
 
     headers: dict[str, str] = {}
     body: Any = None
+
+
+_Context = TypeVar("_Context", bound="AgentCtx")
+
+
+@functools.cache
+def _blank(kind: type[_Context]) -> _Context:
+    return kind()
 
 
 class AgentCtx(BaseModel):
@@ -81,14 +90,18 @@ class AgentCtx(BaseModel):
         """
         if container_key is None and chat_key:
             container_key = layout.default_container_key(chat_key)
-        ctx = cls(
-            from_chat_key=chat_key or None,
-            container_key=container_key,
-            adapter_key=adapter_key,
-            channel_id=channel_id,
-            channel_name=channel_name,
-            channel_type=channel_type,
-            webhook_request=webhook_request,
+        # A copy takes a third of the time of a validation, and these are our own values.
+        ctx: Self = _blank(cls).model_copy(
+            update={
+                "from_chat_key": chat_key or None,
+                "container_key": container_key,
+                "adapter_key": adapter_key,
+                "channel_id": channel_id,
+                "channel_name": channel_name,
+                "channel_type": channel_type,
+                "webhook_request": webhook_request,
+                "extra_data": {},
+            }
         )
         # "" would mean "no user scope" to plugin.store, so an unknown user is always None.
         ctx._user_id = user_id or None

@@ -21,7 +21,7 @@ from redis_process import RedisServer
 from redis_relay import RedisRelay
 
 from broker_config import redis_link
-from broker_config.redis_link import RedisLink
+from broker_config.redis_link import RedisLink, Script
 from broker_config.results import STORE
 
 #: More than any wait of a test that passes, less than the timeout of a test.
@@ -154,13 +154,27 @@ async def test_exhausted_memory_is_told_by_command_and_script(
     assert await link.execute("CONFIG", "SET", "maxmemory", 1) == b"OK"
     plain, script, other = await outcomes(
         link.execute("SET", key, "x"),
-        link.execute("EVAL", STORE, 1, key, "payload", 60, 60),
+        link.run(STORE, [key, ""], "payload", 60, 60, 0),
         link.execute("ECHO", "x"),
     )
     assert isinstance(plain, redis.exceptions.OutOfMemoryError)
     assert isinstance(script, redis.ResponseError)
     assert "OOM command not allowed" in str(script)
     assert other == b"x"
+
+
+@on_both_loops
+async def test_a_script_runs_in_a_redis_that_knows_it_and_in_one_that_does_not(
+    world: World, key: str
+) -> None:
+    link = world.link()
+    script = Script(f"return {{KEYS[1], ARGV[1], '{key}'}}")
+    expected = [b"k", b"v", key.encode()]
+    assert await link.run(script, ["k"], "v") == expected
+    assert await link.execute("SCRIPT", "EXISTS", script.sha) == [1]
+    assert await link.run(script, ["k"], "v") == expected
+    assert await link.execute("SCRIPT", "FLUSH") == b"OK"
+    assert await outcomes(*(link.run(script, ["k"], "v") for _ in range(5))) == [expected] * 5
 
 
 @on_both_loops
