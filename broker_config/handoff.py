@@ -42,10 +42,13 @@ class Ending:
     #: None: its place is not for others.
     offer: PlaceOffer | None
     keeper: LeaseKeeper
+    handoff: Handoff
 
     def end(self, *, is_stored: bool) -> None:
         """Say how it went; what was not stored is acknowledged in the ordinary way."""
         self.keeper.ended(self.ack, is_done=is_stored)
+        if self.offer is not None:
+            self.handoff.offer_arrived()
 
 
 class Handoff:
@@ -86,6 +89,10 @@ class Handoff:
         self._again: asyncio.TimerHandle | None = None
         #: Whether somebody may take the offer, or has taken it and his message is on its way.
         self.is_open = False
+        #: Offers on their way on other connections than the link (``Ending``), and whether there are none.
+        self._sent_elsewhere = 0
+        self._have_arrived = asyncio.Event()
+        self._have_arrived.set()
         self._listening = asyncio.get_running_loop().create_task(
             self._subscription.listen(), name="nekro-handoff"
         )
@@ -98,12 +105,23 @@ class Handoff:
             self._send("EVAL", OFFER_PLACE, 1, self._offer.key, self._offer.text, OFFER_SECONDS)
 
     def next_offer(self) -> PlaceOffer | None:
-        """The offer of a place that is about to be left; None if one stands, or none can be made."""
+        """The offer of a place that is about to be left; None if one stands, or none can be made.
+
+        Whoever sends it tells how that ended (``offer_arrived``).
+        """
         if self.is_open or not self._may_offer(0):
             return None
         self.is_open = True
+        self._sent_elsewhere += 1
+        self._have_arrived.clear()
         self._plan_nothing()
         return self._offer
+
+    def offer_arrived(self) -> None:
+        """Know that Redis has what ``next_offer`` returned, or never will."""
+        self._sent_elsewhere -= 1
+        if not self._sent_elsewhere:
+            self._have_arrived.set()
 
     async def withdraw(self) -> None:
         """Take the offer back; when this returns, what was handed over has been passed on.
@@ -111,6 +129,7 @@ class Handoff:
         Raises:
             redis.RedisError, OSError: Redis does not answer; the offer ends by itself.
         """
+        await self._have_arrived.wait()  # an offer that comes later would stand
         if self.is_open and self._offer is not None:
             withdrawn = await self._link.execute("ZREM", self._offer.key, self._offer.text)
             if not withdrawn:

@@ -111,6 +111,9 @@ class LeaseKeeper:
         self._changed = threading.Condition()
         self._is_closing = False
         self._renew_at = time.monotonic() + self._period
+        #: Tags of deliveries whose leases are short, and when these are renewed; None: there are none.
+        self._brief: set[str] = set()
+        self._brief_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="nekro-leases", daemon=True)
 
     def start(self) -> None:
@@ -159,12 +162,12 @@ class LeaseKeeper:
             if is_done:
                 self._ended.add(ack)
 
-    def renew_soon(self) -> None:
-        """Renew everything within about a second: a delivery came with a short lease."""
-        soon = time.monotonic() + min(self._period, SOON_SECONDS)
+    def renew_soon(self, tag: str) -> None:
+        """Renew a delivery that came with a short lease within about a second, if it is held then."""
         with self._changed:
-            if soon < self._renew_at:
-                self._renew_at = soon
+            self._brief.add(tag)
+            if self._brief_at is None:
+                self._brief_at = time.monotonic() + min(self._period, SOON_SECONDS)
                 self._changed.notify()
 
     def use(self, courier: Courier | None) -> None:
@@ -229,7 +232,7 @@ class LeaseKeeper:
         while True:
             with self._changed:
                 if not self._acks and not self._is_closing:
-                    self._changed.wait(max(0.0, self._renew_at - time.monotonic()))
+                    self._changed.wait(max(0.0, self._next_renewal() - time.monotonic()))
                 if self._acks and not self._is_closing:
                     # A thread that woke for each would take the interpreter from the tasks.
                     self._changed.wait_for(self._is_due, ACK_SECONDS)
@@ -238,15 +241,13 @@ class LeaseKeeper:
                 give_up_at = time.monotonic() + CLOSE_SECONDS
             try:
                 self._send(acks)
-                if time.monotonic() >= self._renew_at:
-                    self._renew_at = time.monotonic() + self._period
-                    self._renew()
+                if time.monotonic() >= self._next_renewal():
+                    self._renew_due()
             except Exception as exc:
                 if not isinstance(exc, redis.RedisError | OSError):
                     logger.exception("leases cannot be kept, trying again")  # nobody else renews
                 with self._changed:
                     self._acks = acks + self._acks
-                    self._renew_at = time.monotonic()
                 if give_up_at is not None and time.monotonic() > give_up_at:
                     logger.warning("%d tasks end unacknowledged; they will run again", len(self._acks))
                     return
@@ -272,7 +273,30 @@ class LeaseKeeper:
             self._since.pop(tag, None)
             self._lost.discard(tag)
 
-    def _renew(self) -> None:
+    def _next_renewal(self) -> float:
+        return self._renew_at if self._brief_at is None else min(self._renew_at, self._brief_at)
+
+    def _renew_due(self) -> None:
+        """Renew everything, or only what has a short lease if nothing else is due."""
+        now = time.monotonic()
+        with self._changed:
+            brief, self._brief, self._brief_at = self._brief, set(), None
+        try:
+            self._renew(only=brief if now < self._renew_at else None)
+        except BaseException:
+            with self._changed:
+                self._brief |= brief
+                self._brief_at = now
+            raise
+        if now >= self._renew_at:
+            self._renew_at = now + self._period
+
+    def _renew(self, *, only: Set[str] | None) -> None:
+        """Renew leases.
+
+        Args:
+            only: tags; None means all that are held.
+        """
         with self._changed:
             channels = list(self._channels)
         for channel in channels:
@@ -282,7 +306,11 @@ class LeaseKeeper:
                     self._channels.remove(channel)
                 channel._disconnect_pools()
                 continue
-            tags = [tag for tag, message in held.items() if self._may_renew(tag, message)]
+            tags = [
+                tag
+                for tag, message in held.items()
+                if (only is None or tag in only) and self._may_renew(tag, message)
+            ]
             if not tags:
                 continue
             key = f"{channel.global_keyprefix}{channel.unacked_index_key}"

@@ -268,7 +268,7 @@ class LoopIntake:
     def _take_handed(self, queue: str, tag: str, message: bytes) -> None:
         """Take a message that was handed over, unless it waited so long that somebody else may have it."""
         if self._loop.time() - self._looked_at < HANDOFF_SECONDS / 2:
-            self._keeper.renew_soon()
+            self._keeper.renew_soon(tag)
             self._channel.foresee(message)
             self._deliver(queue, tag, message)
             return
@@ -308,7 +308,7 @@ class LoopIntake:
             return None
         ack = ack_of(self._channel, tag)
         self._keeper.ending(ack)
-        return Ending(ack, self._handoff.next_offer(), self._keeper)
+        return Ending(ack, self._handoff.next_offer(), self._keeper, self._handoff)
 
     def _deliver(self, queue: str, tag: str, message: bytes) -> None:
         if self._is_stopping:

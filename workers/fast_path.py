@@ -72,9 +72,12 @@ async def _store(backend: Any, request: PrivateRequest, value: Any) -> bool:
     if not isinstance(backend, ReplyBackend):
         return False
     ending = request.ending
-    is_stored = await backend.store_success(request.id, value, reply_to=request.reply_to, ending=ending)
-    if ending is not None:
-        ending.end(is_stored=is_stored)
+    is_stored = False
+    try:
+        is_stored = await backend.store_success(request.id, value, reply_to=request.reply_to, ending=ending)
+    finally:
+        if ending is not None:
+            ending.end(is_stored=is_stored)
     return is_stored
 
 

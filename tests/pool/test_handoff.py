@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from worker_process import WorkerProcess, read_ledger, wait_for
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
+from broker_config.leases import LeaseKeeper
 from broker_config.offers import HANDOFF_SECONDS, OFFER_SECONDS
 from broker_config.publishing import PipelinePublisher
 from broker_config.settings import Settings
@@ -52,6 +54,12 @@ class World:
     async def offered(self, count: int = 1) -> None:
         """Wait until so many workers offer a place."""
         await self.until(lambda: self.client.zcard(self.offers) == count, what=f"{count} offers")
+
+    async def freeze(self, worker: WorkerProcess) -> None:
+        """Stop a worker and wait until it stands still."""
+        worker.send(signal.SIGSTOP)
+        state = Path(f"/proc/{worker.process.pid}/stat")
+        await self.until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", what="the stop")
 
     async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 15) -> None:
         """Wait for a condition without holding the loop."""
@@ -148,9 +156,9 @@ async def test_the_switch_sends_everything_through_the_queue(
 async def test_older_messages_are_not_overtaken(
     world: World, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    worker = await asyncio.to_thread(start_worker, concurrency=1)
+    worker = await asyncio.to_thread(start_worker)
     await world.offered()
-    worker.send(signal.SIGSTOP)
+    await world.freeze(worker)
     (offer,) = world.client.zrange(world.offers, 0, -1)
     message = world.app.amqp.create_task_message(new_id(), "f.run", [{"how": "ok"}])
     world.client.lpush(world.queue, json.dumps({"older": "message"}))
@@ -209,7 +217,7 @@ async def test_of_a_frozen_worker_one_call_waits_for_its_short_lease(
     """It is run elsewhere then, and not by the worker that thaws."""
     frozen = await asyncio.to_thread(start_worker)
     await world.offered()
-    frozen.send(signal.SIGSTOP)
+    await world.freeze(frozen)
     handed = await world.call(value="handed")
     assert world.held() == 1
     others = [await world.call(value=number) for number in range(3)]
@@ -229,7 +237,7 @@ async def test_a_worker_that_was_frozen_for_a_moment_runs_what_it_was_handed(
 ) -> None:
     frozen = await asyncio.to_thread(start_worker)
     await world.offered()
-    frozen.send(signal.SIGSTOP)
+    await world.freeze(frozen)
     handed = await world.call(value="handed")
     await asyncio.sleep(HANDOFF_SECONDS * 0.6)
     frozen.send(signal.SIGCONT)
@@ -242,7 +250,7 @@ async def test_a_call_handed_to_a_worker_that_is_killed_runs_elsewhere(
 ) -> None:
     killed = await asyncio.to_thread(start_worker)
     await world.offered()
-    killed.send(signal.SIGSTOP)
+    await world.freeze(killed)
     handed = await world.call(value="handed")
     assert world.held() == 1
     killed.kill()
@@ -375,3 +383,29 @@ async def test_a_queue_that_was_left_is_offered_no_place(world: World, start_wor
 def _is_listed(world: World, queue: str) -> bool:
     answers = world.app.control.inspect(limit=1, timeout=GET_SECONDS).active_queues() or {}
     return any(each["name"] == queue for found in answers.values() for each in found)
+
+
+def test_only_short_leases_are_renewed_soon(client: redis.Redis) -> None:
+    """Thousands of calls may be held while others are handed over every moment."""
+    held = {tag: SimpleNamespace(headers={}) for tag in ("long", "short")}
+    channel: Any = SimpleNamespace(
+        keeper=None,
+        closed=False,
+        global_keyprefix="",
+        unacked_index_key="index",
+        qos=SimpleNamespace(held=lambda: held),
+    )
+    now = client.time()[0]
+    client.zadd("index", {"long": now + 100, "short": now + 1, "gone": now + 1})
+    keeper = LeaseKeeper(client, visibility_timeout_seconds=60)
+    keeper.start()
+    keeper.adopt(channel, running=set())
+    try:
+        for tag in ("short", "gone"):
+            keeper.renew_soon(tag)
+        wait_for(lambda: client.zscore("index", "short") > now + 50, what="the renewal")
+        assert client.zscore("index", "long") == now + 100
+        assert client.zscore("index", "gone") == now + 1, "it ended, so nobody holds it"
+    finally:
+        held.clear()
+        keeper.close(running=set())
