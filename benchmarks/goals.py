@@ -26,7 +26,7 @@ __all__ = ["Goal", "as_text", "goals_of", "main", "parse"]
 
 #: What taskiq's call took where the goals were set.
 _TASKIQ_SECONDS: Final = 0.64e-3
-_OURS, _PEER = "nekro-sandbox", "taskiq"
+_OURS, _BUSY, _PEER = "nekro-sandbox", "nekro-sandbox-busy", "taskiq"
 _MEGABYTE: Final = 1e6
 
 
@@ -54,14 +54,17 @@ def goals_of(found: dict[str, Any]) -> list[Goal]:
     """Put what the benchmarks wrote beside the goals.
 
     Args:
-        found: by benchmark: ``one`` and ``two`` (``benchmarks.rpc`` with as many workers), ``waiting``,
-            ``follow_up``, ``kv``.
+        found: by benchmark: ``one`` and ``two`` (``benchmarks.rpc`` with as many workers), ``alternate``,
+            ``waiting``, ``follow_up``, ``kv``.
     """
     ours = [turn for turn in found["one"]["contenders"][_OURS]["repetitions"] if turn]
     peers = [turn for turn in found["one"]["contenders"][_PEER]["repetitions"] if turn]
     waiting, follow_up = found["waiting"], found["follow_up"]
     return [
-        Goal(title="sandbox, p50 / taskiq's", ratio=_ratio(found["one"], "p50_seconds"), limit=1),
+        *(
+            Goal(title=f"sandbox{how}, p50 / taskiq's", ratio=spread(found["alternate"][name]), limit=1)
+            for name, how in ((_OURS, ""), (_BUSY, " with busy polling"))
+        ),
         Goal(
             title="sandbox, p99 / its p50",
             ratio=spread(turn["p99_seconds"] / turn["p50_seconds"] for turn in ours),
@@ -167,6 +170,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = {
             "one": _run("rpc", *contenders, *turns),
             "two": _run("rpc", *contenders, *turns, "--workers", "2"),
+            "alternate": _run(
+                "alternate",
+                *("--only", f"{_PEER},{_OURS},{_BUSY}"),
+                *(("--rounds", "2", "--calls", "50") if options.quick else ()),
+            )["p50_ratios"],
             "waiting": _run("waiting_calls", *(("--repetitions", "1") if options.quick else ())),
             "follow_up": _run("follow_up", "--turns", "2" if options.quick else "15"),
             "kv": _run("kv_costs", *(("--repetitions", "2", "--count", "50") if options.quick else ())),

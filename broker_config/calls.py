@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from redis import RedisError
 
 from broker_config import plain_json
+from broker_config.busy_poll import BusyPoll
 from broker_config.call_messages import CallMessage
 from broker_config.deadlines import Limits
 from broker_config.embedded import resolve_signing_key
@@ -138,6 +139,7 @@ class MethodCaller:
             return
         self._publisher = make_publisher(self._app, self._settings.broker)
         self._limits = Limits()
+        self._busy_poll = BusyPoll(self._settings.broker.busy_poll_seconds)
         # Apart, because a blocking pop occupies its connection.
         self._popper, self._reader = self._link(), self._link()
         self._tasks = [
@@ -167,6 +169,7 @@ class MethodCaller:
         if self._publisher is not None:
             await self._publisher.close()
             self._limits.close()
+            self._busy_poll.end()
         self._publisher = self._popper = self._reader = None
 
     async def __aenter__(self) -> MethodCaller:
@@ -317,6 +320,7 @@ class MethodCaller:
         assert self._publisher is not None  # noqa: S101 - checked by the callers
         task = message.build(self._app)
         task.headers.update(trace)
+        self._busy_poll.stay_awake()
         return await self._publisher.send(task, queue=message.lane)
 
     async def _withdraw(self, call_id: str) -> None:

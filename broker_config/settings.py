@@ -98,6 +98,14 @@ class BrokerSettings(_Group):
     pipelined_publish: bool = Field(
         True, description="Publish calls to Redis in pipelines; off means kombu's own producer."
     )
+    busy_poll_seconds: float = Field(
+        0,
+        ge=0,
+        le=1,
+        description="How long after sending a call its caller looks for the answer without letting its "
+        "processor sleep: calls return sooner where processors wake slowly, as in virtual machines, and a "
+        "core is busy meanwhile. 0: it sleeps.",
+    )
     handoff: bool = Field(
         True,
         description="Hand calls straight to workers that wait, and results to their callers; off: everything "

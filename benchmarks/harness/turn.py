@@ -6,8 +6,8 @@ import json
 import select
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from benchmarks.harness.contender import CALL_SECONDS, Contender, NotAvailableEr
 from benchmarks.harness.figures import Figures, percentile
 from benchmarks.harness.processes import Child, peak_bytes
 
-__all__ = ["Plan", "TurnFailedError", "take_turn"]
+__all__ = ["Conversation", "Opened", "Plan", "TurnFailedError", "opened", "take_turn"]
 
 _WATCH_SECONDS = 0.2
 #: On top of a call's own limit, so that the client can tell what went wrong before it is given up.
@@ -49,7 +49,7 @@ class Plan:
         return max(2 * self.in_flight, self.flood_calls // 10)
 
 
-class _Conversation:
+class Conversation:
     """Commands to the client process and its answers, bounded, with an eye on the workers."""
 
     def __init__(self, client: Child) -> None:
@@ -104,8 +104,20 @@ class _Conversation:
         return "".join(f"\n{words}" for words in said if words)
 
 
-def take_turn(contender: Contender, setup: Setup, plan: Plan) -> Figures:
-    """Start one contender, measure it, stop it.
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A contender that runs: its client has had one call answered."""
+
+    talk: Conversation
+    client: Child
+    workers: list[Child]
+    #: From the start of its workers to the first answered call.
+    start_seconds: float
+
+
+@contextmanager
+def opened(contender: Contender, setup: Setup) -> Iterator[Opened]:
+    """Start one contender; its processes end with the block.
 
     Raises:
         NotAvailableError: it cannot run on this machine.
@@ -123,7 +135,7 @@ def take_turn(contender: Contender, setup: Setup, plan: Plan) -> Figures:
         client = start(
             [sys.executable, "-m", "benchmarks.harness.client", contender.name], "client", piped=True
         )
-        talk = _Conversation(client)
+        talk = Conversation(client)
         # Imports and connections come before the workers start: the start is the worker's, not ours.
         talk.ask({"do": "prepare"}, limit_seconds=CALL_SECONDS + _GRACE_SECONDS)
         began = time.perf_counter()
@@ -133,12 +145,21 @@ def take_turn(contender: Contender, setup: Setup, plan: Plan) -> Figures:
             talk.watch(worker)
         talk.ask({"do": "first"}, limit_seconds=CALL_SECONDS + _GRACE_SECONDS)
         start_seconds = time.perf_counter() - began
-        return _measure(talk, plan, client=client, workers=workers, start_seconds=start_seconds)
+        yield Opened(talk=talk, client=client, workers=workers, start_seconds=start_seconds)
 
 
-def _measure(
-    talk: _Conversation, plan: Plan, *, client: Child, workers: Sequence[Child], start_seconds: float
-) -> Figures:
+def take_turn(contender: Contender, setup: Setup, plan: Plan) -> Figures:
+    """Start one contender, measure it, stop it.
+
+    Raises:
+        As ``opened`` does.
+    """
+    with opened(contender, setup) as running:
+        return _measure(running, plan)
+
+
+def _measure(running: Opened, plan: Plan) -> Figures:
+    talk, client, workers = running.talk, running.client, running.workers
     limit = plan.limit_seconds + _GRACE_SECONDS
     sequential = {"do": "sequential", "calls": plan.sequential_calls, "warm_up": plan.sequential_warm_up}
     latencies = talk.ask(sequential, limit_seconds=limit)["latencies"]
@@ -154,7 +175,7 @@ def _measure(
         p95_seconds=percentile(latencies, 95),
         p99_seconds=percentile(latencies, 99),
         calls_per_second=plan.flood_calls / seconds,
-        start_seconds=start_seconds,
+        start_seconds=running.start_seconds,
         worker_peak_bytes=worker_peak,
         client_peak_bytes=None if client_peak is None else client_peak + helpers_peak,
     )

@@ -24,7 +24,7 @@ from benchmarks.harness.contender import (
 if TYPE_CHECKING:
     from workers.composition import Services
 
-__all__ = ["BRIDGE", "SANDBOX", "BridgeClient", "SandboxClient"]
+__all__ = ["BRIDGE", "BUSY_SANDBOX", "SANDBOX", "BridgeClient", "SandboxClient"]
 
 _PLUGINS = Path(__file__).with_name("plugins")
 _METHOD = "bench.probe.probe"
@@ -98,6 +98,11 @@ def _environment(setup: Setup) -> dict[str, str]:
         "NEKRO_SANDBOX__OUTPUT_KEEP_BYTES": str(_OUTPUT_BYTES),
         "NEKRO_SANDBOX__OUTPUT_KILL_BYTES": str(2 * _OUTPUT_BYTES),
     }
+
+
+def _busy_environment(setup: Setup) -> dict[str, str]:
+    """The same with busy polling by the caller, as taskiq's client polls when it is alone."""
+    return {**_environment(setup), "NEKRO_BROKER__BUSY_POLL_SECONDS": "0.005"}
 
 
 def _worker_commands(setup: Setup) -> list[list[str]]:
@@ -223,4 +228,15 @@ SANDBOX = Contender(
     ours=True,
     prepare=_prepare,
     environment=_environment,
+)
+
+BUSY_SANDBOX = Contender(
+    name="nekro-sandbox-busy",
+    about="the same with NEKRO_BROKER__BUSY_POLL_SECONDS=0.005, off by default",
+    modules=("workers.composition", "cli.main"),
+    worker_commands=_worker_commands,
+    open_client=lambda setup: SandboxClient(),
+    ours=True,
+    prepare=_prepare,
+    environment=_busy_environment,
 )

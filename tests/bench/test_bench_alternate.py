@@ -1,0 +1,35 @@
+"""Contenders side by side in short turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.alternate import as_text, measure, parse, ratios_of
+
+
+def test_turns_of_all_are_divided_by_the_first_ones_of_the_same_round() -> None:
+    found = measure(["raw-redis", "nekro-bridge"], rounds=2, calls=5)
+    assert {name: [len(one) for one in rounds] for name, rounds in found.items()} == {
+        "raw-redis": [5, 5],
+        "nekro-bridge": [5, 5],
+    }
+    assert min(second for rounds in found.values() for one in rounds for second in one) > 0
+    ratios = ratios_of(found, percent=50)
+    assert ratios["raw-redis"] == [1, 1]
+    assert all(ratio > 1 for ratio in ratios["nekro-bridge"]), "it does more than two lists"
+    assert "nekro-bridge" in as_text(found)
+
+
+def test_a_slow_round_is_slow_for_both() -> None:
+    found = {"a": [[1.0, 1.0], [4.0, 4.0]], "b": [[2.0, 2.0], [2.0, 2.0]]}
+    assert ratios_of(found, percent=50)["b"] == [2.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    "words", [["--only", "nobody"], ["--rounds", "1"], ["--calls", "0"], ["--rounds", "x"]]
+)
+def test_wrong_words_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(words)
+    assert caught.value.code == 2
+    assert words[1] in capsys.readouterr().err
