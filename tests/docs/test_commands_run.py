@@ -38,7 +38,17 @@ from chat_server import ChatServer, stream
 from nekro_inside import run_inside
 from redis_process import RedisServer, free_port, wait_until
 
-from benchmarks import downloads, follow_up, goals, kv_costs, redis_exchanges, rpc, scale, waiting_calls
+from benchmarks import (
+    alternate,
+    downloads,
+    follow_up,
+    goals,
+    kv_costs,
+    redis_exchanges,
+    rpc,
+    scale,
+    waiting_calls,
+)
 from broker_config.embedded import socket_path
 from broker_config.settings import BrokerSettings
 from broker_config.transport import DELIVERIES_HEADER
@@ -783,6 +793,7 @@ def test_each_line_of_compose_is_one_that_the_proof_runs() -> None:
 
 def test_options_of_the_benchmarks_are_theirs() -> None:
     parsers: dict[str, Callable[[list[str]], object]] = {
+        "alternate": alternate.parse,
         "rpc": rpc.parse_options,
         "scale": scale.parse,
         "downloads": downloads.parse,
