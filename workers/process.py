@@ -29,7 +29,7 @@ from workers.observation import observe_tasks
 from workers.pool_jobs import LoopThread
 from workers.tasks import register_commands, register_drain, register_hooks, register_jobs, register_methods
 
-__all__ = ["run_worker"]
+__all__ = ["keep_what_is_loaded", "run_worker"]
 
 ASYNCIO_POOL: Final = "workers.asyncio_pool:AsyncioPool"
 THREAD_POOL: Final = "workers.thread_pool:ThreadPool"
@@ -158,10 +158,17 @@ class _Home:
             )
             at_loop_close(service.close)
             self._drain = service.drain
-        # All that was loaded stays. Left to the collector it is looked through again and again, a tenth of
-        # a second each time, in which no call goes on.
-        gc.freeze()
-        gc.set_threshold(GARBAGE_THRESHOLD)
+        keep_what_is_loaded()
+
+
+def keep_what_is_loaded() -> None:
+    """Have the garbage collector leave alone what there is now, and look for garbage less often.
+
+    All that was loaded stays. Left to the collector it is looked through again and again, a tenth of a
+    second each time, in which no call goes on.
+    """
+    gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD)
 
 
 def _step(home: _Home) -> type[bootsteps.StartStopStep]:

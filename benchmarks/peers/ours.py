@@ -127,12 +127,14 @@ class _ServicesClient(AsyncClient):
         from broker_config.settings import Settings
         from nekro_agent.core.logger import configure
         from workers.composition import Services
+        from workers.process import keep_what_is_loaded
 
         settings = Settings.load(env_file=None)
         configure(level=settings.log.level)
         self._services = Services.load(settings, role="cli")
         await self._services.start()
         await self.begin()
+        keep_what_is_loaded()  # as the worker does whose place this process takes
 
     async def shut(self) -> None:
         await self._services.close()
