@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from abc import abstractmethod
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Template
@@ -232,13 +233,9 @@ SANDBOX = Contender(
     environment=_environment,
 )
 
-BUSY_SANDBOX = Contender(
+BUSY_SANDBOX = replace(
+    SANDBOX,
     name="nekro-sandbox-busy",
     about="the same with NEKRO_BROKER__BUSY_POLL_SECONDS=0.005, off by default",
-    modules=("workers.composition", "cli.main"),
-    worker_commands=_worker_commands,
-    open_client=lambda setup: SandboxClient(),
-    ours=True,
-    prepare=_prepare,
     environment=_busy_environment,
 )

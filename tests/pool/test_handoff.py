@@ -61,6 +61,15 @@ class World:
         state = Path(f"/proc/{worker.process.pid}/stat")
         await self.until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", what="the stop")
 
+    async def hand_to_frozen(self, start_worker: StartWorker) -> tuple[WorkerProcess, Any]:
+        """Start a worker and freeze it while it waits; returns it and the result of a call handed to it."""
+        worker = await asyncio.to_thread(start_worker)
+        await self.offered()
+        await self.freeze(worker)
+        result = await self.call(value="handed")
+        assert self.held() == 1
+        return worker, result
+
     async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 15) -> None:
         """Wait for a condition without holding the loop."""
         await asyncio.to_thread(wait_for, condition, seconds=seconds, what=what)
@@ -215,11 +224,7 @@ async def test_of_a_frozen_worker_one_call_waits_for_its_short_lease(
     world: World, start_worker: StartWorker
 ) -> None:
     """It is run elsewhere then, and not by the worker that thaws."""
-    frozen = await asyncio.to_thread(start_worker)
-    await world.offered()
-    await world.freeze(frozen)
-    handed = await world.call(value="handed")
-    assert world.held() == 1
+    frozen, handed = await world.hand_to_frozen(start_worker)
     others = [await world.call(value=number) for number in range(3)]
     await asyncio.to_thread(start_worker)
     assert [await world.value(other) for other in others] == [0, 1, 2]
@@ -235,10 +240,7 @@ async def test_of_a_frozen_worker_one_call_waits_for_its_short_lease(
 async def test_a_worker_that_was_frozen_for_a_moment_runs_what_it_was_handed(
     world: World, start_worker: StartWorker
 ) -> None:
-    frozen = await asyncio.to_thread(start_worker)
-    await world.offered()
-    await world.freeze(frozen)
-    handed = await world.call(value="handed")
+    frozen, handed = await world.hand_to_frozen(start_worker)
     await asyncio.sleep(HANDOFF_SECONDS * 0.6)
     frozen.send(signal.SIGCONT)
     assert await world.value(handed) == "handed"
@@ -248,11 +250,7 @@ async def test_a_worker_that_was_frozen_for_a_moment_runs_what_it_was_handed(
 async def test_a_call_handed_to_a_worker_that_is_killed_runs_elsewhere(
     world: World, start_worker: StartWorker
 ) -> None:
-    killed = await asyncio.to_thread(start_worker)
-    await world.offered()
-    await world.freeze(killed)
-    handed = await world.call(value="handed")
-    assert world.held() == 1
+    killed, handed = await world.hand_to_frozen(start_worker)
     killed.kill()
     await asyncio.to_thread(start_worker)
     assert await world.value(handed) == "handed"
