@@ -24,8 +24,10 @@ class BusyPoll:
 
     def stay_awake(self) -> None:
         """Do not sleep for that long from now on."""
+        if not self._seconds:
+            return
         self._until = time.monotonic() + self._seconds
-        if not self._turns and self._seconds:
+        if not self._turns:
             self._turns = True
             self._loop.call_soon(self._turn)
 

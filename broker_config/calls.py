@@ -170,7 +170,7 @@ class MethodCaller:
             await self._publisher.close()
             self._limits.close()
             self._busy_poll.end()
-        self._publisher = self._popper = self._reader = None
+        self._publisher = self._popper = self._reader = self._subscription = None
 
     async def __aenter__(self) -> MethodCaller:
         await self.start()

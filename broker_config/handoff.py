@@ -27,6 +27,7 @@ from broker_config.offers import HANDOFF_SECONDS, OFFER_PLACE, OFFER_SECONDS, Pl
 from broker_config.redis_link import RedisLink
 from broker_config.settings import BrokerSettings
 from broker_config.subscription import Subscription
+from broker_config.transport import held_keys
 
 __all__ = ["Ending", "Handoff"]
 
@@ -78,10 +79,11 @@ class Handoff:
         self._subscription = Subscription(
             settings, settings.url, f"{prefix}handed:{uuid4().hex}", self._on_message
         )
+        index, held = held_keys(channel)
         self._place = {
             "channel": self._subscription.channel,
-            "index": f"{prefix}{channel.unacked_index_key}",
-            "held": f"{prefix}{channel.unacked_key}",
+            "index": index,
+            "held": held,
             "seconds": min(HANDOFF_SECONDS, float(channel.visibility_timeout)),
         }
         self._offer: PlaceOffer | None = None
@@ -99,23 +101,26 @@ class Handoff:
 
     def offer(self) -> None:
         """Offer a place if there is one, or renew the offer."""
-        if self._may_offer(1):
-            assert self._offer is not None  # noqa: S101 - it may be offered
+        place = self._place_for(1)
+        if place is not None:
             self.is_open = True
-            self._send("EVAL", OFFER_PLACE, 1, self._offer.key, self._offer.text, OFFER_SECONDS)
+            # Sent at once and not by a task: a withdrawal must not overtake it.
+            sent = self._link.begin("EVAL", OFFER_PLACE, 1, place.key, place.text, OFFER_SECONDS)
+            asyncio.ensure_future(sent).add_done_callback(_look_away)
 
     def next_offer(self) -> PlaceOffer | None:
         """The offer of a place that is about to be left; None if one stands, or none can be made.
 
         Whoever sends it tells how that ended (``offer_arrived``).
         """
-        if self.is_open or not self._may_offer(0):
+        place = None if self.is_open else self._place_for(0)
+        if place is None:
             return None
         self.is_open = True
         self._sent_elsewhere += 1
         self._have_arrived.clear()
         self._plan_nothing()
-        return self._offer
+        return place
 
     def offer_arrived(self) -> None:
         """Know that Redis has what ``next_offer`` returned, or never will."""
@@ -150,19 +155,24 @@ class Handoff:
             self._listening.cancel()
             self._subscription.abort()
 
-    def _may_offer(self, room: int) -> bool:
-        """Whether there is a place for one queue's messages.
+    def _place_for(self, room: int) -> PlaceOffer | None:
+        """The offer of a place for one queue's messages; None if there is none, or nobody would be heard.
 
         Args:
             room: least number of places that must be free.
         """
         queues = self._channel.active_queues
-        if self._is_closing or len(queues) != 1 or self._channel.room() < room:
-            return False
+        if (
+            self._is_closing
+            or len(queues) != 1
+            or self._channel.room() < room
+            or not self._subscription.stands
+        ):
+            return None
         (queue,) = queues
         if self._offer is None or self._offer.key != self._keys.offers(queue):
             self._offer = PlaceOffer(self._keys.offers(queue), json.dumps(self._place | {"queue": queue}))
-        return self._subscription.stands
+        return self._offer
 
     def _on_message(self, text: bytes) -> None:
         tag, queue, message = text.split(b"\n", 2)
@@ -181,9 +191,6 @@ class Handoff:
         if self._again is not None:
             self._again.cancel()
             self._again = None
-
-    def _send(self, *command: str | float) -> None:
-        asyncio.ensure_future(self._link.begin(*command)).add_done_callback(_look_away)
 
 
 def _look_away(sent: asyncio.Future[Any]) -> None:

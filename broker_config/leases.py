@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from broker_config.metrics import metrics
-from broker_config.transport import LOST, ClaimChannel
+from broker_config.transport import LOST, ClaimChannel, held_keys
 from broker_config.urls import client_url
 
 __all__ = ["ACK_SECONDS", "RENEW", "Ack", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
@@ -73,8 +73,7 @@ class Courier(Protocol):
 
 def ack_of(channel: ClaimChannel, tag: str) -> Ack:
     """What it takes to acknowledge a delivery."""
-    prefix = channel.global_keyprefix
-    return (f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}", tag)
+    return (*held_keys(channel), tag)
 
 
 def ack_commands(acks: Iterable[Ack]) -> list[tuple[str, ...]]:
@@ -142,7 +141,8 @@ class LeaseKeeper:
         with self._changed:
             if ack in self._ended:
                 self._ended.discard(ack)
-                return self._forget([ack])
+                self._forget([ack])
+                return
             self._acks.append(ack)
             if self._courier is None:
                 if len(self._acks) in (1, MAX_ACKS):
@@ -313,7 +313,7 @@ class LeaseKeeper:
             ]
             if not tags:
                 continue
-            key = f"{channel.global_keyprefix}{channel.unacked_index_key}"
+            key, _ = held_keys(channel)
             lost: Any = self._client.eval(RENEW, 1, key, str(self._lease_seconds), *tags)
             # What was acknowledged while Redis was asked is not held any more, and not lost.
             held = channel.qos.held()

@@ -2,7 +2,7 @@
 
 Celery reads messages on its hub's thread. A pool that runs its tasks on an event loop would have
 each of them handed from thread to thread, and the two would pass Python's interpreter to and fro
-for every message. Here the loop itself waits, claims and delivers, in the protocol of
+for every message. Here the loop itself waits, claims (or is handed) and delivers, in the protocol of
 ``broker_config.transport``; the hub keeps control commands, heartbeats, events and whatever is out
 of the ordinary about a message. While the hub reconnects, nothing is taken and the tasks run on.
 Acknowledgements leave from here too; what cannot be sent goes back to ``broker_config.leases``.
@@ -15,8 +15,8 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import redis
 from kombu.utils.encoding import bytes_to_str
@@ -26,6 +26,7 @@ from broker_config.leases import ACK_SECONDS, RENEW, Ack, LeaseKeeper, ack_comma
 from broker_config.metrics import metrics
 from broker_config.offers import HANDOFF_SECONDS
 from broker_config.redis_link import RedisLink
+from broker_config.transport import held_keys
 
 if TYPE_CHECKING:
     from broker_config.settings import BrokerSettings
@@ -77,7 +78,8 @@ class LoopIntake:
         self._taking: RedisLink
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
-        self._acknowledging: set[asyncio.Task[None]] = set()
+        #: Exchanges that nothing waits for but the end.
+        self._asides: set[asyncio.Task[None]] = set()
 
     # From the hub's thread.
 
@@ -155,8 +157,8 @@ class LoopIntake:
                 await self._close_handoff()
                 self._is_courier = False
                 self._keeper.use(None)
-                if self._acknowledging:
-                    await asyncio.wait(self._acknowledging)
+                if self._asides:
+                    await asyncio.wait(self._asides)
 
     async def _take_forever(self, waiting: RedisLink, taking: RedisLink) -> None:
         knows_of_some = True
@@ -193,9 +195,12 @@ class LoopIntake:
         # A plan may outlive the link; then the keeper sends, and the link must not connect again.
         acks = self._keeper.hand_over() if self._is_courier else []
         if acks:
-            task = self._loop.create_task(self._send(acks))
-            self._acknowledging.add(task)
-            task.add_done_callback(self._acknowledging.discard)
+            self._go_aside(self._send(acks))
+
+    def _go_aside(self, exchange: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(exchange)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
 
     async def _send(self, acks: list[Ack]) -> None:
         try:
@@ -272,12 +277,10 @@ class LoopIntake:
             self._channel.foresee(message)
             self._deliver(queue, tag, message)
             return
-        task = self._loop.create_task(self._take_if_held(queue, tag, message))
-        self._acknowledging.add(task)
-        task.add_done_callback(self._acknowledging.discard)
+        self._go_aside(self._take_if_held(queue, tag, message))
 
     async def _take_if_held(self, queue: str, tag: str, message: bytes) -> None:
-        index, _, _ = ack_of(self._channel, tag)
+        index, _ = held_keys(self._channel)
         try:
             lost = await self._taking.execute(
                 "EVAL", RENEW, 1, index, float(self._channel.visibility_timeout), tag

@@ -76,17 +76,13 @@ class StoredResult:
     expires_seconds: int | None
     #: List of the caller that waits; None when nobody named one.
     reply_key: str | None
+    #: A longer payload goes to the caller's list without a look whether it listens; 0: all do.
+    longest_published: int
 
-    def for_script(
-        self, *, longest_published: int, ending: Ending | None = None
-    ) -> tuple[list[str | bytes], list[Any]]:
-        """Keys and values for ``STORE``.
-
-        Args:
-            longest_published: a longer payload goes to the caller's list without a look whether it listens.
-        """
+    def for_script(self, ending: Ending | None = None) -> tuple[list[str | bytes], list[Any]]:
+        """Keys and values for ``STORE``."""
         keys: list[str | bytes] = [self.key, self.reply_key or ""]
-        values: list[Any] = [self.payload, self.expires_seconds or 0, REPLY_SECONDS, longest_published]
+        values: list[Any] = [self.payload, self.expires_seconds or 0, REPLY_SECONDS, self.longest_published]
         if ending is not None:
             index, held, tag = ending.ack
             keys += [index, held]
@@ -137,7 +133,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             stored = self._stored(task_id, json.dumps(meta).encode(), state=states.SUCCESS, reply_to=reply_to)
             if len(stored.payload) > self._MAX_STR_VALUE_SIZE:
                 return False
-            keys, values = self._for_script(stored, ending)
+            keys, values = stored.for_script(ending)
             await self._link().run(STORE, keys, *values)
         except (TypeError, ValueError, RecursionError, RedisError, OSError):
             return False
@@ -173,12 +169,8 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             payload=payload,
             expires_seconds=(self.failure_expires if state == states.FAILURE else self.expires) or None,
             reply_key=self._keys.reply(reply_to) if is_caller_id(reply_to) else None,
+            longest_published=self._longest_published,
         )
-
-    def _for_script(
-        self, stored: StoredResult, ending: Ending | None = None
-    ) -> tuple[list[str | bytes], list[Any]]:
-        return stored.for_script(longest_published=self._longest_published, ending=ending)
 
     def _encoded(self, meta: dict[str, Any]) -> bytes:
         try:
@@ -204,7 +196,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         return None if found is None else str_to_bytes(found)
 
     def _write(self, stored: StoredResult) -> None:
-        keys, values = self._for_script(stored)
+        keys, values = stored.for_script()
         try:
             if can_await():
                 await_here(self._link().run(STORE, keys, *values))

@@ -41,7 +41,7 @@ from broker_config.keys import DEAD_KEY, DEAD_LIMIT
 if TYPE_CHECKING:
     from broker_config.handoff import Ending
 
-__all__ = ["DELIVERIES_HEADER", "ClaimChannel", "ClaimConnection", "ClaimTransport"]
+__all__ = ["DELIVERIES_HEADER", "ClaimChannel", "ClaimConnection", "ClaimTransport", "held_keys"]
 
 #: Header that counts how often a message was delivered and not acknowledged.
 DELIVERIES_HEADER: Final = "x-nekro-deliveries"
@@ -203,6 +203,12 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
             self.channel.bury(record, pipe)
 
 
+def held_keys(channel: Any) -> tuple[str, str]:
+    """Keys of a channel's held messages: index and held, see ``CLAIM``."""
+    prefix = channel.global_keyprefix
+    return f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}"
+
+
 def deliveries(headers: Any) -> int:
     """How often a message was delivered without an end before this time."""
     if not isinstance(headers, dict):
@@ -298,9 +304,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
 
     def claim_command(self, queues: list[str], room: int) -> tuple[str | float, ...]:
         """The command that claims up to ``room`` messages of these queues; see ``CLAIM``."""
-        prefix, tags = self.global_keyprefix, [next(self._tags) for _ in range(max(1, room))]
-        keys = [f"{prefix}{self.unacked_index_key}", f"{prefix}{self.unacked_key}"]
-        keys += [f"{prefix}{queue}" for queue in queues]
+        tags = [next(self._tags) for _ in range(max(1, room))]
+        keys = [*held_keys(self), *(f"{self.global_keyprefix}{queue}" for queue in queues)]
         names = [dumps(queue) for queue in queues]
         return ("EVAL", CLAIM, len(keys), *keys, float(self.visibility_timeout), *names, *tags)
 

@@ -391,6 +391,7 @@ def test_only_short_leases_are_renewed_soon(client: redis.Redis) -> None:
         closed=False,
         global_keyprefix="",
         unacked_index_key="index",
+        unacked_key="held",
         qos=SimpleNamespace(held=lambda: held),
     )
     now = client.time()[0]
