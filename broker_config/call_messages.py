@@ -70,7 +70,7 @@ class CallMessage:
         It does not expire by Celery's means: the worker's executor looks at the signed deadline anyway.
         """
         remaining = max(0.0, self.invocation.remaining_seconds())
-        return app.amqp.create_task_message(
+        return app.amqp.as_task_v2(
             self.invocation.call_id,
             self.invocation.method,
             [self.body],

@@ -138,6 +138,7 @@ class MethodCaller:
         if self._tasks:
             return
         self._publisher = make_publisher(self._app, self._settings.broker)
+        self._queues = self._app.amqp.queues
         self._limits = Limits()
         self._busy_poll = BusyPoll(self._settings.broker.busy_poll_seconds)
         # Apart, because a blocking pop occupies its connection.
@@ -232,7 +233,7 @@ class MethodCaller:
             raise RuntimeError("MethodCaller.call before start or after close")
         if call_id in self._pending:
             raise MessageRefusedError(f"call {call_id} is already under way")
-        queue = self._app.amqp.queues[str(lane)].name
+        queue = self._queues[str(lane)].name
         remaining = invocation.remaining_seconds()
         if remaining <= 0:
             raise CallTimeoutError(f"{invocation.method}: the deadline of call {call_id} has passed")
@@ -281,7 +282,7 @@ class MethodCaller:
         """
         if self._publisher is None:
             raise RuntimeError("MethodCaller.send before start or after close")
-        queue = self._app.amqp.queues[str(lane)].name
+        queue = self._queues[str(lane)].name
         message = CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=None)
         with span("publish", {"lane": queue, "call_id": invocation.call_id}, kind="producer"):
             if self._ledger is not None:

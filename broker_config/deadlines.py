@@ -40,8 +40,8 @@ class Deadlines(Generic[T]):
     def add(self, entry: T, seconds: float) -> int:
         """Set an entry's deadline; returns its tick, for ``discard``."""
         now = self._loop.time()
-        ticks = max(0.0, seconds) / TICK_SECONDS
-        step = 1 << max(0, int(ticks).bit_length() - _EXACT_BITS)
+        inexact_bits = int(seconds / TICK_SECONDS).bit_length() - _EXACT_BITS if seconds > 0 else 0
+        step = 1 << inexact_bits if inexact_bits > 0 else 1
         tick = math.ceil((now + seconds) / TICK_SECONDS / step) * step
         found = self._rounds.get(tick)
         if found is None:

@@ -59,7 +59,7 @@ _unique = map(f"{uuid4()}.{{}}".format, count())
 
 
 class Publisher(Protocol):
-    """Sends messages that ``app.amqp.create_task_message`` made."""
+    """Sends messages of Celery's protocol 2, as ``app.amqp.as_task_v2`` makes them."""
 
     async def send(self, message: Any, *, queue: str) -> str | None:
         """Put a message into a queue; returns the epoch that it lies in, see ``epoch``.

@@ -22,6 +22,7 @@ from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str, str_to_bytes
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
+from broker_config import plain_json
 from broker_config.bridge import at_loop_close, await_here, can_await
 from broker_config.keys import REPLY_SECONDS, Keys, is_caller_id
 from broker_config.offers import OFFER, OFFER_SECONDS
@@ -100,6 +101,8 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         prefix = self.app.conf.result_backend_transport_options.get("global_keyprefix", "")
         self._keys = Keys(prefix=prefix)
+        #: What stands before the id in the key of a result.
+        self._before_id: bytes = self.get_key_for_task("-")[:-1]
         self._longest_published = MAX_PUBLISHED_BYTES if self.app.nekro_settings.broker.handoff else 0
         self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, RedisLink] = WeakKeyDictionary()
 
@@ -117,6 +120,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         """Store the result of a task that nothing follows, and give it to the caller that waits.
 
         Args:
+            result: plain JSON data.
             ending: of its delivery, if the broker's Redis is the results' too.
 
         Returns False when it could not be stored so: Celery's way takes more types and tries again.
@@ -130,7 +134,8 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
                 "date_done": datetime.now(UTC).isoformat(),
                 "task_id": task_id,
             }
-            stored = self._stored(task_id, json.dumps(meta).encode(), state=states.SUCCESS, reply_to=reply_to)
+            key = self._before_id + task_id.encode()
+            stored = self._stored(key, plain_json.dump(meta), state=states.SUCCESS, reply_to=reply_to)
             if len(stored.payload) > self._MAX_STR_VALUE_SIZE:
                 return False
             keys, values = stored.for_script(ending)
@@ -160,12 +165,13 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         if len(payload) > self._MAX_STR_VALUE_SIZE:
             raise BackendStoreError("value too large for Redis backend", state=state, task_id=task_id)
         reply_to = getattr(request, "reply_to", None) if state in states.READY_STATES else None
-        self._write(self._stored(task_id, payload, state=state, reply_to=reply_to))
+        key = self.get_key_for_task(task_id)
+        self._write(self._stored(key, payload, state=state, reply_to=reply_to))
         return result
 
-    def _stored(self, task_id: str, payload: bytes, *, state: str, reply_to: Any) -> StoredResult:
+    def _stored(self, key: bytes, payload: bytes, *, state: str, reply_to: Any) -> StoredResult:
         return StoredResult(
-            key=self.get_key_for_task(task_id),
+            key=key,
             payload=payload,
             expires_seconds=(self.failure_expires if state == states.FAILURE else self.expires) or None,
             reply_key=self._keys.reply(reply_to) if is_caller_id(reply_to) else None,

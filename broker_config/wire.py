@@ -20,7 +20,7 @@ import hmac
 import importlib.metadata
 import json
 from datetime import UTC, datetime
-from secrets import token_hex
+from os import urandom
 from sys import intern
 from typing import Any, Final, Self
 
@@ -44,13 +44,15 @@ __all__ = [
 WIRE_VERSION: Final = 1
 #: The forms that it reads.
 READABLE_VERSIONS: Final = range(1, 2)
+#: Types of JSON of which there is one way to write each value, whoever writes it.
+_PLAIN: Final = frozenset((str, int, bool, type(None)))
 #: Stands for the names of the fields that a message gave; shared, and changed by nobody: it is frozen.
 _NONE_GIVEN: Final[set[str]] = set()
 
 
 def new_id() -> str:
     """Return a fresh id for a call, round, message or job: 32 hexadecimal digits."""
-    return token_hex(16)
+    return urandom(16).hex()
 
 
 def refuse_version(message: object, *, what: str) -> None:
@@ -165,7 +167,7 @@ class Envelope(_Wire):
 
 def _canonical(payload: dict[str, Any]) -> bytes:
     """The bytes that are signed: JSON with sorted keys, without blanks, in ASCII."""
-    if not any(isinstance(value, dict | list | float) for value in payload.values()):
+    if _PLAIN.issuperset(map(type, payload.values())):
         quick = plain_json.dump(dict(sorted(payload.items())))
         if quick.isascii():
             return quick
@@ -176,7 +178,8 @@ class Signer:
     """Signs invocations with HMAC-SHA256 over their canonical JSON (sorted keys, no spaces)."""
 
     def __init__(self, key: SecretBytes) -> None:
-        self._key = key
+        #: Has taken the key and no message yet; each message goes on from a copy.
+        self._keyed = hmac.new(key.get_secret_value(), digestmod="sha256")
 
     def sign(self, invocation: Invocation) -> dict[str, Any]:
         """Return the message body: ``{"invocation": {…}, "signature": hex}``."""
@@ -210,7 +213,9 @@ class Signer:
         return invocation
 
     def _digest(self, payload: dict[str, Any]) -> str:
-        return hmac.digest(self._key.get_secret_value(), _canonical(payload), "sha256").hex()
+        digest = self._keyed.copy()
+        digest.update(_canonical(payload))
+        return digest.hexdigest()
 
     @staticmethod
     def _parse(payload: dict[str, Any]) -> Invocation:

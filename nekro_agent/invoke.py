@@ -57,17 +57,22 @@ async def call_method(
         ArgumentError: the arguments do not fit the signature.
         ResultError: the method yields, or a MULTIMODAL_AGENT method returned no content parts.
     """
-    args, kwargs = _fitted(method.func, ctx, args, kwargs)
+    callee = _callee(method.func)
+    args, kwargs = _fitted(callee, ctx, args, kwargs)
     async with staging.call_scope():
-        result = await run_callable(method.func, *args, **kwargs)
+        result = await callee.run(*args, **kwargs)
     return _outcome(method, result)
 
 
 def run_callable(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[Any]:
     """Call plugin code: a coroutine function on this loop, any other function in a thread."""
+    return _runner(func)(*args, **kwargs)
+
+
+def _runner(func: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     if inspect.iscoroutinefunction(func):
-        return Bridged(func(*args, **kwargs))
-    return _run_in_thread(func, *args, **kwargs)
+        return lambda *args, **kwargs: Bridged(func(*args, **kwargs))
+    return functools.partial(_run_in_thread, func)
 
 
 async def _run_in_thread(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -80,23 +85,22 @@ async def _run_in_thread(func: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def _fitted(
-    func: Callable[..., Any], ctx: AgentCtx, args: Sequence[Any], kwargs: Mapping[str, Any]
+    callee: _Callee, ctx: AgentCtx, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    signature = _signature(func)
     named = dict(kwargs)
-    swapped = takes_context_second(signature)
+    swapped = callee.swapped
     if swapped is not None and swapped[0] in named:
         # Declared (command, ctx): the context arrives in the first parameter, as everywhere, so what
         # the code passes under that name belongs to the second.
         named[swapped[1]] = named.pop(swapped[0])
-    shape, fitting = (len(args), *named), _fitting_shapes(func)
-    if shape not in fitting:
+    shape = (len(args), *named)
+    if shape not in callee.fitting:
         try:
-            signature.bind(ctx, *args, **named)
+            callee.signature.bind(ctx, *args, **named)
         except TypeError as exc:
-            raise ArgumentError(f"{func.__name__}{describe(func)}: {exc}") from None
-        if len(fitting) < _MAX_SHAPES:
-            fitting.add(shape)
+            raise ArgumentError(f"{callee.func.__name__}{describe(callee.func)}: {exc}") from None
+        if len(callee.fitting) < _MAX_SHAPES:
+            callee.fitting.add(shape)
     return (ctx, *args), named
 
 
@@ -106,15 +110,24 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=_MAX_THREADS, thread_name_prefix="nekro-method")
 
 
-@functools.lru_cache(maxsize=4096)
-def _signature(func: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(func)
+@dataclass(frozen=True, slots=True)
+class _Callee:
+    """What is known of a method's function, asked once."""
+
+    func: Callable[..., Any]
+    #: See ``run_callable``.
+    run: Callable[..., Awaitable[Any]]
+    signature: inspect.Signature
+    #: See ``takes_context_second``.
+    swapped: tuple[str, str] | None
+    #: Numbers and names of arguments that were found to fit; whether they do hangs on nothing else.
+    fitting: set[tuple[object, ...]]
 
 
 @functools.lru_cache(maxsize=4096)
-def _fitting_shapes(func: Callable[..., Any]) -> set[tuple[object, ...]]:
-    """Numbers and names of arguments that were found to fit; whether they do hangs on nothing else."""
-    return set()
+def _callee(func: Callable[..., Any]) -> _Callee:
+    signature = inspect.signature(func)
+    return _Callee(func, _runner(func), signature, takes_context_second(signature), set())
 
 
 def _outcome(method: SandboxMethod, result: Any) -> Outcome:

@@ -16,10 +16,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from secrets import token_hex
 from typing import Any, Final
 
 from broker_config.deadlines import Limits
+from broker_config.wire import new_id
 from nekro_agent.errors import SandboxProtocolError
 from sandbox.frames import Frame, FrameKind, FrameReader, encode_frame
 from sandbox.models import (
@@ -261,7 +261,7 @@ class Bridge:
         now = datetime.now(UTC)
         longest = timedelta(seconds=method.timeout_seconds or self._limits.call_seconds)
         deadline = min(now + longest, self._deadline)
-        call = StubCall(token=method.token, call_id=token_hex(16), arguments=arguments, deadline=deadline)
+        call = StubCall(token=method.token, call_id=new_id(), arguments=arguments, deadline=deadline)
         try:
             with self._waits.of((deadline - now).total_seconds()):
                 result = await self._dispatch(call)

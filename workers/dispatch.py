@@ -119,9 +119,11 @@ class Dispatcher:
 
     def timeout_seconds(self, entry: MethodEntry) -> float:
         """Longest call of a method, by its lane."""
-        if self.lane_of(entry) == Lane.LONG.value:
-            return self._settings.long_timeout_seconds
-        return self._settings.call_timeout_seconds
+        return self._lane_seconds(self.lane_of(entry))
+
+    def _lane_seconds(self, lane: str) -> float:
+        is_long = lane == Lane.LONG.value
+        return self._settings.long_timeout_seconds if is_long else self._settings.call_timeout_seconds
 
     async def invoke(
         self, entry: MethodEntry, arguments: bytes, scope: CallScope, *, call_id: str, deadline: datetime
@@ -142,20 +144,22 @@ class Dispatcher:
             raise
 
     async def invoke_patiently(
-        self, entry: MethodEntry, arguments: bytes, scope: CallScope, *, call_id: str
+        self, entry: MethodEntry, arguments: bytes, scope: CallScope, *, call_id: str, lane: str
     ) -> Envelope | None:
         """Run a method on a worker and wait for its result as long as the settings say.
 
         Returns None when that was not long enough: the call goes on as a job, and whoever ends it
         tells the chat. A cancelled wait revokes the call.
 
+        Args:
+            lane: what ``lane_of`` says of the method.
+
         Raises:
             As ``invoke``; and StorageUnavailableError: the call could not become a job.
         """
-        lane = self.lane_of(entry)
         patience = wait_seconds(entry, lane=lane, settings=self._settings)
         now = datetime.now(UTC)
-        deadline = now + timedelta(seconds=self.timeout_seconds(entry))
+        deadline = now + timedelta(seconds=self._lane_seconds(lane))
         invocation = invocation_of(
             entry,
             arguments,
@@ -249,13 +253,13 @@ class RunCalls:
         lane = self._dispatcher.lane_of(entry)
         ids = {"call_id": call.call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
         with span(f"call {entry.task}", ids, kind="client") as part:
-            return await self._carry(entry, call, part)
+            return await self._carry(entry, call, lane, part)
 
-    async def _carry(self, entry: MethodEntry, call: StubCall, part: Span) -> StubResult:
-        record = self._recorder(entry, call.call_id)
+    async def _carry(self, entry: MethodEntry, call: StubCall, lane: str, part: Span) -> StubResult:
+        record = self._recorder(entry, call.call_id, lane)
         try:
             envelope = await self._dispatcher.invoke_patiently(
-                entry, call.arguments, self._scope, call_id=call.call_id
+                entry, call.arguments, self._scope, call_id=call.call_id, lane=lane
             )
         except NekroError as exc:
             raised = _raised(exc)
@@ -279,10 +283,9 @@ class RunCalls:
         stop = _STOPS.get(envelope.type)
         return Stopped(stop=stop) if stop is not None else Returned(value=envelope.value_bytes())
 
-    def _recorder(self, entry: MethodEntry, call_id: str) -> Callable[..., None]:
+    def _recorder(self, entry: MethodEntry, call_id: str, lane: str) -> Callable[..., None]:
         """Begin the record of a call; the function returned ends it with the fields that are known."""
         requested_at, begin = datetime.now(UTC), monotonic()
-        lane = self._dispatcher.lane_of(entry)
 
         def record(**known: Any) -> None:
             self.records.append(

@@ -30,7 +30,7 @@ __all__ = ["FAST_BODY", "run_job"]
 
 Body = Callable[..., Awaitable[Any]]
 
-#: Attribute of a Celery task: returns the awaitable that its body waits for.
+#: Attribute of a Celery task: returns the awaitable that its body waits for, which gives plain JSON data.
 FAST_BODY = "nekro_fast_body"
 
 

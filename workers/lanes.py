@@ -18,11 +18,11 @@ class LaneChooser:
         self, *, pinned_plugins: Collection[str] = (), marks: Mapping[str, str] | None = None
     ) -> None:
         self._declared = frozenset(pinned_plugins)
-        self._marks = dict(marks or {})
+        self.update_marks(marks or {})
 
     def is_pinned(self, plugin_key: str) -> bool:
         """Whether a plugin lives in one process: by itself, by settings, or by a mark on its key."""
-        return plugin_key in self._declared or self._marks.get(plugin_key) == Lane.PINNED.value
+        return plugin_key in self._pinned
 
     def lane_of(self, entry: MethodEntry) -> str:
         """Name of the lane, which is the name of its queue."""
@@ -39,3 +39,4 @@ class LaneChooser:
     def update_marks(self, marks: Mapping[str, str]) -> None:
         """Take over the marks that the database holds: task name, or key of a pinned plugin, to lane."""
         self._marks = dict(marks)
+        self._pinned = self._declared.union(key for key, lane in marks.items() if lane == Lane.PINNED.value)

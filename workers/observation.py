@@ -112,7 +112,7 @@ def begin_observation(name: str, task_id: str, args: Any, headers: Mapping[str, 
 
 def is_only_observer() -> bool:
     """Whether nobody but ``observe_tasks`` listens to the begin and the end of tasks."""
-    return all(len(signal.receivers) <= 1 for signal in (signals.task_prerun, signals.task_postrun))
+    return len(signals.task_prerun.receivers) <= 1 and len(signals.task_postrun.receivers) <= 1
 
 
 def _begin(sender: Any, task_id: str, args: Any, **_: Any) -> None:

@@ -90,24 +90,28 @@ class AgentCtx(BaseModel):
         """
         if container_key is None and chat_key:
             container_key = layout.default_container_key(chat_key)
-        # A copy takes less than half the time of a validation, and these are our own values.
-        ctx: Self = _blank(cls).model_copy(
-            update={
-                "from_chat_key": chat_key or None,
-                "container_key": container_key,
-                "adapter_key": adapter_key,
-                "channel_id": channel_id,
-                "channel_name": channel_name,
-                "channel_type": channel_type,
-                "webhook_request": webhook_request,
-                "extra_data": {},
-            }
+        # A copy, filled in directly, takes half the time of a validation, and these are our own values.
+        ctx = _blank(cls).__copy__()
+        ctx.__dict__.update(
+            from_chat_key=chat_key or None,
+            container_key=container_key,
+            adapter_key=adapter_key,
+            channel_id=channel_id,
+            channel_name=channel_name,
+            channel_type=channel_type,
+            webhook_request=webhook_request,
+            extra_data={},
         )
-        # "" would mean "no user scope" to plugin.store, so an unknown user is always None.
-        ctx._user_id = user_id or None
-        ctx._plugin_key, ctx._call_id, ctx._round_id = plugin_key, call_id, round_id
-        ctx._on_progress = on_progress
-        ctx.model_fields_set.clear()  # thousands of calls wait at a time, and nobody asks which were given
+        private = ctx.__pydantic_private__
+        assert private is not None  # noqa: S101 - the class has private attributes
+        private.update(
+            # "" would mean "no user scope" to plugin.store, so an unknown user is always None.
+            _user_id=user_id or None,
+            _plugin_key=plugin_key,
+            _call_id=call_id,
+            _round_id=round_id,
+            _on_progress=on_progress,
+        )
         return ctx
 
     def for_plugin(self, plugin_key: str) -> Self:
