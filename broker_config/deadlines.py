@@ -33,19 +33,19 @@ class Deadlines(Generic[T]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[T], None]) -> None:
         """Take what to do with an entry whose deadline has passed."""
-        self._loop, self._on_due = loop, on_due
+        self.loop, self._on_due = loop, on_due
         #: By tick of the loop's clock.
         self._rounds: dict[int, tuple[asyncio.TimerHandle, set[T]]] = {}
 
     def add(self, entry: T, seconds: float) -> int:
         """Set an entry's deadline; returns its tick, for ``discard``."""
-        now = self._loop.time()
+        now = self.loop.time()
         inexact_bits = int(seconds / TICK_SECONDS).bit_length() - _EXACT_BITS if seconds > 0 else 0
         step = 1 << inexact_bits if inexact_bits > 0 else 1
         tick = math.ceil((now + seconds) / TICK_SECONDS / step) * step
         found = self._rounds.get(tick)
         if found is None:
-            timer = self._loop.call_at(tick * TICK_SECONDS, self._ring, tick)
+            timer = self.loop.call_at(tick * TICK_SECONDS, self._ring, tick)
             found = self._rounds[tick] = (timer, set())
         found[1].add(entry)
         return tick
@@ -101,7 +101,8 @@ class Limit:
         self.is_over = False
 
     def __enter__(self) -> Limit:
-        task: asyncio.Task[Any] | None = asyncio.current_task()
+        # Asked for by its loop: to ask for the running one is a system call in Python 3.11.
+        task: asyncio.Task[Any] | None = asyncio.current_task(self._deadlines.loop)
         assert task is not None  # noqa: S101 - used in coroutines
         self._task, self._cancelling = task, task.cancelling()
         self._tick = self._deadlines.add(self, self._seconds)

@@ -81,7 +81,7 @@ class ChatShares:
 
     async def acquire(self, share: _Share) -> None:
         """Wait for a turn."""
-        if not share.turns.locked():
+        if share.users <= self._per_chat:
             await share.turns.acquire()
             return
         if self._limit and self._waiting >= self._limit:

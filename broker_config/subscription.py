@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
@@ -50,7 +51,7 @@ class Subscription:
     @property
     def stands(self) -> bool:
         """Whether it stood a moment ago; what is published now will most likely come."""
-        return asyncio.get_running_loop().time() - self._proved_at < TRUSTED_SECONDS
+        return time.monotonic() - self._proved_at < TRUSTED_SECONDS
 
     async def listen(self) -> NoReturn:
         """Subscribe and stay subscribed; ends with its task."""
@@ -58,7 +59,7 @@ class Subscription:
             try:
                 await self._link.execute("SUBSCRIBE", self.channel)
                 while await self._is_subscribed():
-                    self._proved_at = asyncio.get_running_loop().time()
+                    self._proved_at = time.monotonic()
                     await asyncio.sleep(PROOF_SECONDS)
             except (redis.RedisError, OSError) as exc:  # whoever publishes takes the other way
                 logger.debug("the subscription to %s broke: %s", self.channel, exc)

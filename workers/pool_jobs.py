@@ -329,7 +329,7 @@ class Interruptible:
 
     def __init__(self) -> None:
         self._job, self._task = current_job(), _this_task()
-        self._loop = asyncio.get_running_loop()
+        self._loop = self._task.get_loop()
         self._is_inside = False
         self.was_interrupted = False
 
