@@ -23,7 +23,6 @@ import logging
 from collections.abc import Callable
 from itertools import count
 from queue import Empty
-from sys import intern
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
@@ -420,12 +419,6 @@ def _readable(raw: bytes) -> dict[str, Any]:
     if message["headers"].get("compression") is not None:
         # We send none; kombu would unpack it to whatever size, before anyone sees the message.
         raise ValueError("it is compressed")
-    # A message is held while its task runs; the words in it need not be held once for each.
-    for part in ("headers", "properties"):
-        message[part] = {
-            intern(name): intern(value) if type(value) is str else value
-            for name, value in message[part].items()
-        }
     found: dict[str, Any] = message
     return found
 

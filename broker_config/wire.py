@@ -21,7 +21,6 @@ import importlib.metadata
 import json
 from datetime import UTC, datetime
 from os import urandom
-from sys import intern
 from typing import Any, Final, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretBytes, ValidationError
@@ -38,6 +37,7 @@ __all__ = [
     "Signer",
     "new_id",
     "refuse_version",
+    "tool_answer",
 ]
 
 #: The form that this code writes.
@@ -165,6 +165,30 @@ class Envelope(_Wire):
         return base64.b64decode(self.value) if self.value else b""
 
 
+def tool_answer(
+    *, call_id: str, value: bytes, worker: str, started_at: datetime, finished_at: datetime
+) -> dict[str, Any]:
+    """The JSON data of the envelope of a TOOL's value, without an envelope: most calls end here."""
+    return {
+        "version": WIRE_VERSION,
+        "call_id": call_id,
+        "type": SandboxMethodType.TOOL.value,
+        "value": base64.b64encode(value).decode("ascii"),
+        "text": None,
+        "segments": None,
+        "round_id": None,
+        "worker": worker,
+        "started_at": _written(started_at),
+        "finished_at": _written(finished_at),
+    }
+
+
+def _written(moment: datetime) -> str:
+    """A time as pydantic writes it."""
+    text = moment.isoformat()
+    return f"{text[:-6]}Z" if text.endswith("+00:00") else text
+
+
 def _canonical(payload: dict[str, Any]) -> bytes:
     """The bytes that are signed: JSON with sorted keys, without blanks, in ASCII."""
     if _PLAIN.issuperset(map(type, payload.values())):
@@ -220,13 +244,8 @@ class Signer:
     @staticmethod
     def _parse(payload: dict[str, Any]) -> Invocation:
         refuse_version(payload, what="message")
-        # Thousands of calls may wait, and most words of one are those of another: its chat, its method.
-        words = {
-            name: intern(value) if type(value) is str and name != "args" else value
-            for name, value in payload.items()
-        }
         try:
-            invocation = Invocation.model_validate(words)
+            invocation = Invocation.model_validate(payload)
         except ValidationError as exc:
             fields = ", ".join(
                 ".".join(map(str, e["loc"])) for e in exc.errors(include_input=False, include_url=False)

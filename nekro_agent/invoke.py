@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -132,7 +133,7 @@ def _callee(func: Callable[..., Any]) -> _Callee:
 
 def _outcome(method: SandboxMethod, result: Any) -> Outcome:
     kind = method.method_type
-    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+    if isinstance(result, GeneratorType | AsyncGeneratorType):
         raise ResultError(
             f"{method.func.__name__} uses yield, so its caller got a generator and no result; "
             "a sandbox method must return its result"

@@ -14,7 +14,7 @@ from typing import Any
 from broker_config.codec import decode_arguments, encode_value
 from broker_config.redaction import Redactor
 from broker_config.settings import SandboxSettings
-from broker_config.wire import Envelope, Invocation, Signer
+from broker_config.wire import Envelope, Invocation, Signer, tool_answer
 from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.invoke import Outcome, call_method
 from nekro_agent.methods import SandboxMethodType
@@ -99,23 +99,27 @@ class MethodExecutor:
         del body  # thousands of calls may wait at a time
         try:
             if entry.type is SandboxMethodType.TOOL:
-                envelope = await self._run(entry, invocation)
-            else:
-                envelope = await self._run_once(entry, invocation)
+                return await self._run(entry, invocation)
+            return (await self._run_once(entry, invocation)).model_dump(mode="json")
         except DuplicateDelivery:
             raise
         except Exception as exc:
             await self._ends.record(entry, invocation, error=exc)
             raise
-        return envelope.model_dump(mode="json")
 
-    async def _run(self, entry: MethodEntry, invocation: Invocation) -> Envelope:
+    async def _run(self, entry: MethodEntry, invocation: Invocation) -> dict[str, Any]:
         started_at = datetime.now(UTC)
         args, kwargs = decode_arguments(invocation.argument_bytes(), max_bytes=self._argument_bytes)
         outcome = await self._call(entry, invocation, args, kwargs)
-        envelope = self._envelope(invocation, outcome, started_at)
+        answer = tool_answer(
+            call_id=invocation.call_id,
+            value=self._encoded(outcome.value),
+            worker=self._worker_name,
+            started_at=started_at,
+            finished_at=datetime.now(UTC),
+        )
         await self._ends.record(entry, invocation, value=outcome.value)
-        return envelope
+        return answer
 
     async def _run_once(self, entry: MethodEntry, invocation: Invocation) -> Envelope:
         # Arguments first: a call that cannot start must not leave a claim behind.
@@ -152,23 +156,24 @@ class MethodExecutor:
                 raise shown.with_traceback(exc.__traceback__) from None
 
     def _envelope(self, invocation: Invocation, outcome: Outcome, started_at: datetime) -> Envelope:
-        value = None
-        if outcome.type in (SandboxMethodType.TOOL, SandboxMethodType.BEHAVIOR):
-            try:
-                value = encode_value(outcome.value, max_bytes=self._return_bytes)
-            except ResultError as exc:
-                # Its words may quote what the value's own code raised.
-                raise redacted(exc, self._redactor) from None
+        is_behavior = outcome.type is SandboxMethodType.BEHAVIOR
         return Envelope.of(
             call_id=invocation.call_id,
             type=outcome.type,
-            value=value,
+            value=self._encoded(outcome.value) if is_behavior else None,
             text=outcome.text,
             segments=outcome.segments,
             worker=self._worker_name,
             started_at=started_at,
             finished_at=datetime.now(UTC),
         )
+
+    def _encoded(self, value: Any) -> bytes:
+        try:
+            return encode_value(value, max_bytes=self._return_bytes)
+        except ResultError as exc:
+            # Its words may quote what the value's own code raised.
+            raise redacted(exc, self._redactor) from None
 
 
 def _context(

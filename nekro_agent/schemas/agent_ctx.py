@@ -91,7 +91,7 @@ class AgentCtx(BaseModel):
         if container_key is None and chat_key:
             container_key = layout.default_container_key(chat_key)
         # A copy, filled in directly, takes half the time of a validation, and these are our own values.
-        ctx = _blank(cls).__copy__()
+        ctx: Self = _blank(cls).__copy__()
         ctx.__dict__.update(
             from_chat_key=chat_key or None,
             container_key=container_key,

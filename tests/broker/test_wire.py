@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_config.wire import Envelope, Invocation, Signer, new_id
+from broker_config.wire import Envelope, Invocation, Signer, new_id, tool_answer
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.methods import SandboxMethodType
 
@@ -31,6 +31,11 @@ def invocation(**changes: Any) -> Invocation:
         "args": "gAQu",
     }
     return Invocation(**values | changes)
+
+
+_timezones = st.just(UTC) | st.timedeltas(timedelta(hours=-14), timedelta(hours=14)).map(
+    lambda offset: timezone(timedelta(minutes=offset // timedelta(minutes=1)))
+)
 
 
 def sent(body: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +146,25 @@ def test_an_envelope_carries_bytes_through_json() -> None:
     )
     again = Envelope.model_validate(json.loads(envelope.model_dump_json()))
     assert again == envelope and again.value_bytes() == b"\x80\x04N."
+
+
+@given(
+    value=st.binary(),
+    started_at=st.datetimes(timezones=_timezones),
+    finished_at=st.datetimes(timezones=_timezones),
+)
+def test_the_answer_of_a_tool_is_the_data_of_its_envelope(
+    value: bytes, started_at: datetime, finished_at: datetime
+) -> None:
+    said = {
+        "call_id": "1",
+        "value": value,
+        "worker": "w",
+        "started_at": started_at,
+        "finished_at": finished_at,
+    }
+    envelope = Envelope.of(type=SandboxMethodType.TOOL, **said)
+    assert tool_answer(**said) == envelope.model_dump(mode="json")
 
 
 _texts = st.text(st.characters())
