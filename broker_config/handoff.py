@@ -165,7 +165,7 @@ class Handoff:
         if (
             self._is_closing
             or len(queues) != 1
-            or self._channel.room() < room
+            or (room and self._channel.room() < room)
             or not self._subscription.stands
         ):
             return None

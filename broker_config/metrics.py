@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-__all__ = ["Metrics", "metrics", "start_metrics"]
+__all__ = ["Metrics", "is_counting", "metrics", "start_metrics"]
 
 #: From a millisecond to the longest download.
 _CALL_SECONDS: Final = (
@@ -113,6 +113,11 @@ _figures = cast(Metrics, _Nothing())
 def metrics() -> Metrics:
     """The figures of this process."""
     return _figures
+
+
+def is_counting() -> bool:
+    """Whether anybody counts, for what is dear to find out."""
+    return isinstance(_figures, Metrics)
 
 
 def start_metrics() -> Metrics:

@@ -29,6 +29,7 @@ class AsyncioPool(JobPool):
         """Start the loop's thread."""
         settings = getattr(self.app, "nekro_settings", None)
         self._is_fast = settings is not None and settings.workers.fast_path
+        self._tasks = self.app.tasks
         self._waiting: deque[Job] = deque()
         self._running_jobs: dict[Job, asyncio.Task[None]] = {}
         #: Those of jobs that were given up at their hard limit.
@@ -88,7 +89,7 @@ class AsyncioPool(JobPool):
         self._alarms.arm(job)
         try:
             if self._is_fast:
-                await run_job(job, self.app)
+                await run_job(job, self._tasks)
             else:
                 await spawn(job.run)
         finally:

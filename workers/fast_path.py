@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from celery import Celery, signals
+from celery import signals
 from celery.exceptions import SoftTimeLimitExceeded
 
 from broker_config.bridge import spawn
@@ -34,9 +34,13 @@ Body = Callable[..., Awaitable[Any]]
 FAST_BODY = "nekro_fast_body"
 
 
-def run_job(job: Job, app: Celery) -> Awaitable[None]:
-    """Run a delivery to its end, its result stored and its message acknowledged."""
-    task = app.tasks.get(job.args[0])
+def run_job(job: Job, tasks: Mapping[str, Any]) -> Awaitable[None]:
+    """Run a delivery to its end, its result stored and its message acknowledged.
+
+    Args:
+        tasks: the app's, by name.
+    """
+    task = tasks.get(job.args[0])
     body: Body | None = getattr(task, FAST_BODY, None)
     request = getattr(job.callback, "__self__", None)
     if body is None or not isinstance(request, PrivateRequest) or not _is_plain(request):

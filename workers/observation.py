@@ -16,7 +16,7 @@ from typing import Any, Final
 from celery import signals, states
 from loguru import logger
 
-from broker_config.metrics import metrics
+from broker_config.metrics import is_counting, metrics
 from broker_config.topology import DRAIN_TASK, JOB_TASK
 from broker_config.tracing import span
 from nekro_agent.core.logger import begin_fields, end_fields
@@ -107,7 +107,7 @@ def begin_observation(name: str, task_id: str, args: Any, headers: Mapping[str, 
         value = claimed.get(field)
         if isinstance(value, str):
             fields[field] = value[:_LONGEST_FIELD]
-    return Observation(name, fields, _issued_at(claimed), headers=headers)
+    return Observation(name, fields, _issued_at(claimed) if is_counting() else None, headers=headers)
 
 
 def is_only_observer() -> bool:
