@@ -198,8 +198,7 @@ def test_each_call_is_counted_once(
         *({"how": "ok", "value": number} for number in range(5)),
         *({"how": "fail", "name": name} for name in ("ValueError", "KeyboardInterrupt", "ResultError")),
         *({"how": "fail", "name": "DuplicateDelivery"} for _ in range(2)),
-        {"how": "odd", "name": "time"},
-        {"how": "odd", "name": "object"},
+        {"how": "odd"},
         {"how": "deep"},
     ]
     for body in bodies:
@@ -211,7 +210,7 @@ def test_each_call_is_counted_once(
     assert figures["in_flight"] == 1, "the task that tells them"
     # One whose value cannot be written has succeeded when Celery learns of it, one too deep has failed.
     assert figures["f.run"] == {
-        "ok": 7,
+        "ok": 6,
         "method_failed": 3,
         "duplicate": 2,
         "method_aborted": 1,
