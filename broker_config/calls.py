@@ -170,7 +170,7 @@ class MethodCaller:
         if self._publisher is not None:
             await self._publisher.close()
             self._limits.close()
-            self._busy_poll.end()
+            self._busy_poll.stop()
         self._publisher = self._popper = self._reader = self._subscription = None
 
     async def __aenter__(self) -> MethodCaller:
@@ -259,6 +259,7 @@ class MethodCaller:
                 f"{invocation.method}: no answer to call {call_id} before its deadline"
             ) from exc
         finally:
+            self._busy_poll.ended(after_seconds=time.monotonic() - pending.since)
             if self._pending.get(call_id) is pending:  # no answer came
                 del self._pending[call_id]
         if pending.is_recorded and answer["status"] != states.SUCCESS:
@@ -321,7 +322,7 @@ class MethodCaller:
         assert self._publisher is not None  # noqa: S101 - checked by the callers
         task = message.build(self._app)
         task.headers.update(trace)
-        self._busy_poll.stay_awake()
+        self._busy_poll.began(under_way=len(self._pending))
         return await self._publisher.send(task, queue=message.lane)
 
     async def _withdraw(self, call_id: str) -> None:

@@ -99,12 +99,13 @@ class BrokerSettings(_Group):
         True, description="Publish calls to Redis in pipelines; off means kombu's own producer."
     )
     busy_poll_seconds: float = Field(
-        0,
+        0.005,
         ge=0,
         le=1,
         description="How long after sending a call its caller looks for the answer without letting its "
         "processor sleep: calls return sooner where processors wake slowly, as in virtual machines, and a "
-        "core is busy meanwhile. 0: it sleeps.",
+        "core is busy meanwhile. It sleeps while several calls are under way, after one that took longer, "
+        "and with no more than one processor. 0: it always sleeps.",
     )
     handoff: bool = Field(
         True,

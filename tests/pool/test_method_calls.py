@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import redis
 import uvloop
+from counting_selector import CountingSelector
 from worker_process import WorkerProcess, wait_for
 
+from broker_config import busy_poll
 from broker_config.app import NekroApp, create_app
 from broker_config.calls import MethodCaller
 from broker_config.keys import Keys
@@ -79,6 +81,34 @@ async def test_large_value_arrives_whole(caller: MethodCaller, worker: WorkerPro
     answer = await caller.call(invocation("m.big"), lane="methods")
     assert answer.value is not None
     assert len(answer.value) == 4 << 20
+
+
+def test_the_callers_loop_sleeps_unless_one_call_is_under_way_that_ends_soon(
+    app: NekroApp, settings: Settings, worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(busy_poll, "processors", lambda: 2)
+    broker = settings.broker.model_copy(update={"busy_poll_seconds": 1})
+    selector = CountingSelector()
+
+    async def sleeps_beside(*seconds: float) -> bool:
+        before = selector.sleeps
+        calls = [invocation("m.wait", str(length)) for length in seconds]
+        await asyncio.gather(*(caller.call(call, lane=Lane.METHODS) for call in calls))
+        return selector.sleeps > before
+
+    async def main() -> None:
+        async with caller:
+            await sleeps_beside(0)  # it connects
+            assert not await sleeps_beside(0.1)
+            assert await sleeps_beside(0.1, 0.1)
+            assert not await sleeps_beside(0.1)
+            assert await sleeps_beside(1.2), "its second is over"
+            assert await sleeps_beside(0.1), "the last one took longer"
+            assert not await sleeps_beside(0.1)
+
+    caller = MethodCaller(app, settings.model_copy(update={"broker": broker}))
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+        runner.run(main())
 
 
 async def test_failures_become_errors_that_name_them(caller: MethodCaller, worker: WorkerProcess) -> None:
