@@ -26,7 +26,7 @@ __all__ = ["Goal", "as_text", "goals_of", "main", "parse"]
 
 #: What taskiq's call took where the goals were set.
 _TASKIQ_SECONDS: Final = 0.64e-3
-_OURS, _SLEEPING, _PEER = "nekro-sandbox", "nekro-sandbox-sleeping", "taskiq"
+_OURS, _BUSY, _PEER = "nekro-sandbox", "nekro-sandbox-busy", "taskiq"
 _MEGABYTE: Final = 1e6
 
 
@@ -63,7 +63,7 @@ def goals_of(found: dict[str, Any]) -> list[Goal]:
     return [
         *(
             Goal(title=f"sandbox{how}, p50 / taskiq's", ratio=spread(found["alternate"][name]), limit=1)
-            for name, how in ((_OURS, ""), (_SLEEPING, " without busy polling"))
+            for name, how in ((_OURS, ""), (_BUSY, " with busy polling"))
         ),
         Goal(
             title="sandbox, p99 / its p50",
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "two": _run("rpc", *contenders, *turns, "--workers", "2"),
             "alternate": _run(
                 "alternate",
-                *("--only", f"{_PEER},{_OURS},{_SLEEPING}"),
+                *("--only", f"{_PEER},{_OURS},{_BUSY}"),
                 *(("--rounds", "2", "--calls", "50") if options.quick else ()),
             )["p50_ratios"],
             "waiting": _run("waiting_calls", *(("--repetitions", "1") if options.quick else ())),

@@ -1,11 +1,12 @@
 """Busy polling: an event loop that looks for what it waits for without sleeping in between.
 
 A processor that slept takes its time to wake, inside a virtual machine most of all, and a call's road
-wakes one process after the other. So a loop that waits for one call does not sleep at once. It goes to
+wakes one process after the other. A loop that waits for one call may stay awake instead. It goes to
 sleep all the same where that would cost more than it brings: while several calls are under way, so that
 there is other work; after a call that took longer than the loop would have stayed awake, until one is
 answered in time again; and always, where the process has no more than one processor, which those need
-that it waits for.
+that it waits for. With two processors one call in a hundred still waits for the kernel to move it to the
+other one, so nobody polls unless the settings say so.
 
 Sources of the ideas: HAProxy's ``busy-polling``; the growing and shrinking of KVM's halt polling.
 """

@@ -99,7 +99,7 @@ class BrokerSettings(_Group):
         True, description="Publish calls to Redis in pipelines; off means kombu's own producer."
     )
     busy_poll_seconds: float = Field(
-        0.005,
+        0,
         ge=0,
         le=1,
         description="How long after sending a call its caller looks for the answer without letting its "

@@ -28,7 +28,7 @@ CONTENDERS: tuple[Contender, ...] = (
     fastapi_pickle.PLAIN,
     ours.BRIDGE,
     ours.SANDBOX,
-    ours.SLEEPING_SANDBOX,
+    ours.BUSY_SANDBOX,
 )
 
 
