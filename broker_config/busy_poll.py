@@ -1,12 +1,12 @@
 """Busy polling: an event loop that looks for what it waits for without sleeping in between.
 
 A processor that slept takes its time to wake, inside a virtual machine most of all, and a call's road
-wakes one process after the other. A loop that waits for one call may stay awake instead. It goes to
-sleep all the same where that would cost more than it brings: while several calls are under way, so that
-there is other work; after a call that took longer than the loop would have stayed awake, until one is
-answered in time again; and always, where the process has no more than one processor, which those need
-that it waits for. With two processors one call in a hundred still waits for the kernel to move it to the
-other one, so nobody polls unless the settings say so.
+wakes one process after the other. A loop that waits for one call may stay awake instead, and for the
+next one, for a time from when it was sent. It goes to sleep all the same where that would cost more than
+it brings: while several calls are under way, so that there is other work; after a call that took longer
+than the loop would have stayed awake, until one is answered in time again; and always, where the process
+has no more than one processor, which those need that it waits for. With two processors one call in a
+hundred still waits for the kernel to move it to the other one, so nobody polls unless the settings say so.
 
 Sources of the ideas: HAProxy's ``busy-polling``; the growing and shrinking of KVM's halt polling.
 """
@@ -26,12 +26,12 @@ _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 class BusyPoll:
-    """Keeps the running loop awake while one call is under way; made on that loop."""
+    """Keeps the running loop awake after one call was sent; made on that loop."""
 
     def __init__(self, seconds: float) -> None:
         """Take for how long after a call was sent; 0: never."""
         self._loop = asyncio.get_running_loop()
-        self._seconds = seconds if processors() > 1 else 0
+        self._seconds = seconds if seconds and processors() > 1 else 0
         self._until = float("-inf")
         self._turns = False
         self._pays = True

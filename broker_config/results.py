@@ -123,7 +123,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             result: plain JSON data.
             ending: of its delivery, if the broker's Redis is the results' too.
 
-        Returns False when it could not be stored so: Celery's way takes more types and tries again.
+        Returns False when it could not be stored so: Celery's way says why, or tries again.
         """
         try:
             meta = {

@@ -102,10 +102,10 @@ class BrokerSettings(_Group):
         0,
         ge=0,
         le=1,
-        description="How long after sending a call its caller looks for the answer without letting its "
-        "processor sleep: calls return sooner where processors wake slowly, as in virtual machines, and a "
-        "core is busy meanwhile. It sleeps while several calls are under way, after one that took longer, "
-        "and with no more than one processor. 0: it always sleeps.",
+        description="How long after sending a call its caller looks for the answer, and for what comes next, "
+        "without letting its processor sleep: calls return sooner where processors wake slowly, as in "
+        "virtual machines, and a core is busy meanwhile. It sleeps while several calls are under way, after "
+        "one that took longer, and with no more than one processor. 0: it always sleeps.",
     )
     handoff: bool = Field(
         True,

@@ -81,7 +81,8 @@ class ChatShares:
 
     async def acquire(self, share: _Share) -> None:
         """Wait for a turn."""
-        if share.users <= self._per_chat:
+        # The first is seen at once; one that was cancelled is among the users until it runs.
+        if share.users <= self._per_chat or not share.turns.locked():
             await share.turns.acquire()
             return
         if self._limit and self._waiting >= self._limit:

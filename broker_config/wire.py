@@ -46,6 +46,7 @@ WIRE_VERSION: Final = 1
 READABLE_VERSIONS: Final = range(1, 2)
 #: Types of JSON of which there is one way to write each value, whoever writes it.
 _PLAIN: Final = frozenset((str, int, bool, type(None)))
+_DELETE: Final = b"\x7f"
 #: Stands for the names of the fields that a message gave; shared, and changed by nobody: it is frozen.
 _NONE_GIVEN: Final[set[str]] = set()
 
@@ -193,7 +194,8 @@ def _canonical(payload: dict[str, Any]) -> bytes:
     """The bytes that are signed: JSON with sorted keys, without blanks, in ASCII."""
     if _PLAIN.issuperset(map(type, payload.values())):
         quick = plain_json.dump(dict(sorted(payload.items())))
-        if quick.isascii():
+        # What is beyond ASCII stands for itself there, and so does DEL, which ``json`` does not print.
+        if quick.isascii() and _DELETE not in quick:
             return quick
     return json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 

@@ -26,6 +26,7 @@ __all__ = ["Outcome", "call_method", "run_callable", "segments_of"]
 
 _log = get_sub_logger("methods")
 
+_GENERATORS: Final = (GeneratorType, AsyncGeneratorType)
 #: Ways to call one method that are remembered; code may think of any number.
 _MAX_SHAPES: Final = 64
 #: Ordinary functions that may run at the same time in one process.
@@ -61,22 +62,22 @@ async def call_method(
     callee = _callee(method.func)
     args, kwargs = _fitted(callee, ctx, args, kwargs)
     async with staging.call_scope():
-        result = await callee.run(*args, **kwargs)
+        result = await _run(method.func, callee.is_coroutine_function, args, kwargs)
     return _outcome(method, result)
 
 
-def run_callable(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[Any]:
+def run_callable(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
     """Call plugin code: a coroutine function on this loop, any other function in a thread."""
-    return _runner(func)(*args, **kwargs)
+    return _run(func, inspect.iscoroutinefunction(func), args, kwargs)
 
 
-def _runner(func: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    if inspect.iscoroutinefunction(func):
-        return lambda *args, **kwargs: Bridged(func(*args, **kwargs))
-    return functools.partial(_run_in_thread, func)
+def _run(
+    func: Callable[..., Any], is_coroutine_function: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Awaitable[Any]:
+    return Bridged(func(*args, **kwargs)) if is_coroutine_function else _run_in_thread(func, args, kwargs)
 
 
-async def _run_in_thread(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def _run_in_thread(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     run = functools.partial(contextvars.copy_context().run, func, *args, **kwargs)
     result = await asyncio.get_running_loop().run_in_executor(_threads(), run)
     # A decorator may have wrapped a coroutine function in a plain one.
@@ -116,8 +117,7 @@ class _Callee:
     """What is known of a method's function, asked once."""
 
     func: Callable[..., Any]
-    #: See ``run_callable``.
-    run: Callable[..., Awaitable[Any]]
+    is_coroutine_function: bool
     signature: inspect.Signature
     #: See ``takes_context_second``.
     swapped: tuple[str, str] | None
@@ -128,12 +128,13 @@ class _Callee:
 @functools.lru_cache(maxsize=4096)
 def _callee(func: Callable[..., Any]) -> _Callee:
     signature = inspect.signature(func)
-    return _Callee(func, _runner(func), signature, takes_context_second(signature), set())
+    is_coroutine_function = inspect.iscoroutinefunction(func)
+    return _Callee(func, is_coroutine_function, signature, takes_context_second(signature), set())
 
 
 def _outcome(method: SandboxMethod, result: Any) -> Outcome:
     kind = method.method_type
-    if isinstance(result, GeneratorType | AsyncGeneratorType):
+    if isinstance(result, _GENERATORS):
         raise ResultError(
             f"{method.func.__name__} uses yield, so its caller got a generator and no result; "
             "a sandbox method must return its result"

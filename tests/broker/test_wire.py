@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_config.wire import Envelope, Invocation, Signer, new_id, tool_answer
@@ -173,6 +173,8 @@ _payloads = st.dictionaries(_texts, _flat | st.dictionaries(_texts, _texts) | st
 
 
 @given(_payloads)
+@example({"a": "\x7f"})
+@example({"a": "ü"})
 def test_signatures_are_over_sorted_ascii_json_whatever_writes_it(payload: dict[str, Any]) -> None:
     """Workers of another release compute them by ``json``."""
     canonical = json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

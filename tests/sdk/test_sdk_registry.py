@@ -11,6 +11,7 @@ from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
 from nekro_agent.mounts import long_running
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
+from workers.lanes import LaneChooser
 from workers.registry import Registry
 
 TOOL = SandboxMethodType.TOOL
@@ -113,6 +114,21 @@ def test_a_lane_comes_from_the_mark_the_argument_or_a_pattern() -> None:
     registry = Registry([plugin], long_methods=["Ada.lanes.patt*"])
     assert {entry.lane for entry in registry} == {Lane.LONG}
     assert Registry([plugin]).find("pattern").lane is Lane.METHODS
+
+
+def test_a_mark_moves_a_method_or_pins_its_plugin_until_it_is_taken_away() -> None:
+    first, second = (entry for name in ("one", "two") for entry in Registry([plugin_with(name)]))
+    lanes = LaneChooser(pinned_plugins=[second.plugin.key])
+    queues = [lanes.lane_of(first), lanes.lane_of(second)]
+    assert queues == ["methods", f"pinned.{second.plugin.key}"]
+    lanes.update_marks({first.task: "long"})
+    assert [lanes.lane_of(first), lanes.lane_of(second)] == ["long", queues[1]]
+    lanes.update_marks({first.plugin.key: "pinned"})
+    assert lanes.is_pinned(first.plugin.key) and lanes.is_pinned(second.plugin.key)
+    assert lanes.lane_of(first) == lanes.lane_of_plugin(first.plugin.key) == f"pinned.{first.plugin.key}"
+    lanes.update_marks({})
+    assert [lanes.lane_of(first), lanes.lane_of(second)] == queues
+    assert not lanes.is_pinned(first.plugin.key)
 
 
 @pytest.mark.parametrize("arguments", [{"method_type": "tol"}, {"method_type": TOOL, "lane": "fast"}])
