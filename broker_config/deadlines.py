@@ -33,7 +33,9 @@ class Deadlines(Generic[T]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[T], None]) -> None:
         """Take what to do with an entry whose deadline has passed."""
-        self.loop, self._on_due = loop, on_due
+        #: The loop that all of it happens on.
+        self.loop = loop
+        self._on_due = on_due
         #: By tick of the loop's clock.
         self._rounds: dict[int, tuple[asyncio.TimerHandle, set[T]]] = {}
 
