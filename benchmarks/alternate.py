@@ -38,7 +38,7 @@ def measure(names: Sequence[str], *, rounds: int, calls: int) -> dict[str, list[
 
     Raises:
         TurnFailedError: a process of one failed.
-        NotAvailableError: one cannot run on this machine.
+        NotAvailableError: one is not installed, or cannot run on this machine.
     """
     found: dict[str, list[list[float]]] = {name: [] for name in names}
     with ExitStack() as stack:
@@ -54,12 +54,16 @@ def measure(names: Sequence[str], *, rounds: int, calls: int) -> dict[str, list[
 
 
 def _opened(stack: ExitStack, directory: Path, name: str) -> Conversation:
+    contender = contender_named(name)
+    missing = contender.missing()
+    if missing is not None:
+        raise NotAvailableError(f"{name}: {missing}")
     directory.mkdir()
     server = stack.enter_context(redis_server(directory))
     setup = Setup(
         redis_url=server.url, http_port=free_port(), directory=str(directory), workers=1, in_flight=100
     )
-    talk = stack.enter_context(opened(contender_named(name), setup)).talk
+    talk = stack.enter_context(opened(contender, setup)).talk
     talk.ask({"do": "sequential", "calls": 100, "warm_up": 100}, limit_seconds=_LIMIT_SECONDS)
     return talk
 

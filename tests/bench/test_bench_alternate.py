@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from benchmarks import alternate
 from benchmarks.alternate import as_text, measure, parse, ratios_of
 from benchmarks.harness.figures import percentile
+from benchmarks.peers import contender_named
 
 
 def test_turns_of_all_are_divided_by_the_first_ones_of_the_same_round() -> None:
@@ -27,6 +31,16 @@ def test_turns_of_all_are_divided_by_the_first_ones_of_the_same_round() -> None:
 def test_a_slow_round_is_slow_for_both() -> None:
     found = {"a": [[1.0, 1.0], [4.0, 4.0]], "b": [[2.0, 2.0], [2.0, 2.0]]}
     assert ratios_of(found, percent=50)["b"] == [2.0, 0.5]
+
+
+def test_a_contender_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = replace(contender_named("taskiq"), modules=("no_such_module",))
+    monkeypatch.setattr(alternate, "contender_named", lambda name: absent)
+    assert alternate.main(["--only", "taskiq"]) == 1
+    error = capsys.readouterr().err
+    assert "taskiq: not installed: no_such_module" in error and absent.install in error
 
 
 @pytest.mark.parametrize(
