@@ -19,11 +19,11 @@ from typing import Any, Final, Self
 
 import hiredis
 import redis
-from redis._parsers.base import BaseParser
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from broker_config.redis_errors import error_of_reply
 from broker_config.settings import BrokerSettings
 from broker_config.urls import client_url, is_redis
 
@@ -165,7 +165,7 @@ class _Exchange(asyncio.Protocol):
         self._reply_seconds, self._on_message = reply_seconds, on_message
         self._connection = connection  # its writer would close the socket if it was collected
         self._loop = asyncio.get_running_loop()
-        self._reader = hiredis.Reader(replyError=BaseParser.parse_error, protocolError=redis.InvalidResponse)
+        self._reader = hiredis.Reader(replyError=error_of_reply, protocolError=redis.InvalidResponse)
         self._due: deque[tuple[asyncio.Future[Any], float, float]] = deque()
         #: Commands that leave together, at the end of the loop's turn.
         self._unsent: list[bytes] = []

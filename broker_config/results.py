@@ -20,12 +20,13 @@ from celery import states
 from celery.backends.redis import RedisBackend
 from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str, str_to_bytes
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from broker_config import plain_json
 from broker_config.bridge import at_loop_close, await_here, can_await
 from broker_config.keys import REPLY_SECONDS, Keys, is_caller_id
 from broker_config.offers import OFFER, OFFER_SECONDS
+from broker_config.redis_errors import unwrapped
 from broker_config.redis_link import RedisLink, Script
 from broker_config.subscription import MAX_PUBLISHED_BYTES
 from broker_config.urls import url_of_backend
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from broker_config.handoff import Ending
 
 __all__ = ["ReplyBackend"]
-
-#: How Redis says that it has no memory left, within whatever words.
-_OUT_OF_MEMORY: Final = "OOM command not allowed"
 
 #: Stores a result, tells its subscribers, gives it to the caller that waits, acknowledges the delivery
 #: and offers its place, in one step. KEYS: result (string; its channel has the same name), reply list
@@ -209,11 +207,11 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             else:
                 self.client.eval(STORE.text, len(keys), *keys, *values)
         except ResponseError as exc:
-            # What a script meets is told as an error of the script. Memory that ran out passes, and a
-            # result that is tried again then is not lost.
-            if _OUT_OF_MEMORY in str(exc):
-                raise OutOfMemoryError(_OUT_OF_MEMORY) from exc
-            raise
+            # Celery retries by class: a full Redis is retried until it has memory again.
+            error = unwrapped(exc)
+            if error is exc:
+                raise
+            raise error from exc
 
     def _sleep(self, amount: float) -> None:
         # Between two tries to store a result; the other tasks of the loop must go on.

@@ -20,6 +20,12 @@ from broker_config.settings import DatabaseSettings, Settings
 from storage.fixed_statement import FixedStatement, Row
 from storage.transaction import Transaction
 
+# One variable chooses the server of the whole suite: a path of a redis-server, instead of the one on PATH
+# or in the wheel. The commands under test look it up on PATH.
+if os.environ.get("NEKRO_TEST_REDIS_SERVER"):
+    _chosen = Path(os.environ["NEKRO_TEST_REDIS_SERVER"]).resolve(strict=True)
+    os.environ["PATH"] = f"{_chosen.parent}{os.pathsep}{os.environ['PATH']}"
+
 # A shell that runs the tests in the background makes them ignore Ctrl-C, and with them whatever they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
