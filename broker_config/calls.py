@@ -24,6 +24,7 @@ from broker_config.busy_poll import BusyPoll
 from broker_config.call_messages import CallMessage
 from broker_config.deadlines import Limits
 from broker_config.embedded import resolve_signing_key
+from broker_config.epochs import Place
 from broker_config.failures import failure_from_record
 from broker_config.keys import Keys
 from broker_config.publishing import PUBLISH_SECONDS, Publisher, make_publisher, unavailable
@@ -77,8 +78,8 @@ class _Pending:
     is_cancelled: bool = False
     #: Whether the ledger has it.
     is_recorded: bool = False
-    #: What the broker said when it took the message; None: not yet, or it never says.
-    epoch: str | None = None
+    #: Where the broker put the message; None: not published yet, or the broker keeps its data.
+    place: Place | None = None
     #: Headers that continue the trace in its worker, also when it is sent again.
     trace: Mapping[str, str] = field(default_factory=dict)
 
@@ -247,7 +248,7 @@ class MethodCaller:
                         pending.trace = trace_headers()
                         if self._ledger is not None:
                             pending.is_recorded = await self._ledger.record(pending.message)
-                        pending.epoch = await self._publish(pending.message, pending.trace)
+                        pending.place = await self._publish(pending.message, pending.trace)
                     if patience is not None and await self._is_left(pending, patience):
                         return None
                     answer = await pending.answer()
@@ -311,14 +312,14 @@ class MethodCaller:
     def _message(self, invocation: Invocation, queue: str) -> CallMessage:
         return CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=self._caller_id)
 
-    async def _publish(self, message: CallMessage, trace: Mapping[str, str]) -> str | None:
+    async def _publish(self, message: CallMessage, trace: Mapping[str, str]) -> Place | None:
         try:
             return await self._put(message, trace)
         except BrokerError:
             await self._withdraw(message.invocation.call_id)
             raise
 
-    async def _put(self, message: CallMessage, trace: Mapping[str, str]) -> str | None:
+    async def _put(self, message: CallMessage, trace: Mapping[str, str]) -> Place | None:
         assert self._publisher is not None  # noqa: S101 - checked by the callers
         task = message.build(self._app)
         task.headers.update(trace)
@@ -397,15 +398,20 @@ class MethodCaller:
         """Publish again what the broker took and has lost since; nobody else knows of TOOL calls."""
         assert self._publisher is not None  # noqa: S101 - set as long as the tasks run
         epoch = await self._publisher.epoch()
-        lost = [
-            pending
-            for pending in self._pending.values()
-            if pending.epoch is not None and pending.epoch != epoch and pending.record is None
-        ]
+        if epoch is None:
+            return
+        lost = []
+        for pending in self._pending.values():
+            if pending.place is None or pending.record is not None:
+                continue
+            if epoch.has(pending.place):
+                pending.place = epoch.moved(pending.place)
+            else:
+                lost.append(pending)
         if lost:
-            logger.warning("the broker lost its data; sending %d calls again", len(lost))
+            logger.warning("the broker lost data; publishing %d calls again", len(lost))
         for pending in lost:
-            pending.epoch = await self._put(pending.message, pending.trace)
+            pending.place = await self._put(pending.message, pending.trace)
 
     def _settle(self, raw: Any) -> None:
         """Give a stored result to the call that waits for it; anything else is dropped."""

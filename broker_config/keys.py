@@ -4,9 +4,9 @@
     list, gone ``REPLY_SECONDS`` after the last push: finished results for one ``MethodCaller``.
 ``<prefix>dead``
     list, until somebody drops it: raw messages that no worker can read, newest first.
-``<prefix>epoch``
-    string, for ever: a random word written by the first publish. A Redis that lost its data has
-    no such key or another word, so what was published under the old one is known to be lost.
+``<prefix>epochs``
+    hash, for ever: which run of which server the data belongs to, and how many messages were
+    published. Shows which messages a Redis lost; see ``broker_config.epochs``.
 ``<prefix>revoked``
     sorted set (task id → until when), gone a day after the last revocation, on the results' Redis.
 ``<prefix>watcher:<id>``
@@ -64,8 +64,8 @@ class Keys:
 
     @property
     def epoch(self) -> str:
-        """Word that lives as long as the broker's data."""
-        return f"{self.prefix}epoch"
+        """Hash that tells what the broker's data has lost; see ``broker_config.epochs``."""
+        return f"{self.prefix}epochs"
 
     @property
     def revoked(self) -> str:

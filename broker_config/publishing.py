@@ -19,6 +19,7 @@ from redis import RedisError
 
 from broker_config import plain_json
 from broker_config.deadlines import Limits
+from broker_config.epochs import EPOCH, LOOK, Epoch, Place
 from broker_config.keys import Keys
 from broker_config.offers import HAND
 from broker_config.redis_link import RedisLink, Script
@@ -35,22 +36,19 @@ PUBLISH_SECONDS: Final = 6
 
 #: How long a broker's answer about the length of a queue is believed.
 ROOM_SECONDS: Final = 1.0
-#: Puts a message into a queue that is not full, or hands it to a worker that waits, and says whether
-#: Redis still has its data. KEYS: queue (list), epoch (string), offers (sorted set). ARGV: message,
-#: longest queue (0: any), word unlike any other, longest message that is handed over (0: none).
-#: Returns the epoch's word, nil when the queue is full.
-PUSH: Final = Script(f"""{HAND}
+#: Puts a message into a queue that is not full, or hands it to an idle worker, and numbers it. KEYS: queue
+#: (list), epoch (hash, see ``broker_config.epochs``), offers (sorted set). ARGV: message, longest queue (0:
+#: any), word unlike any other, longest message that is handed over (0: none), run id of the server.
+#: Returns {the epoch's word, the message's number}, nil when the queue is full.
+PUSH: Final = Script(f"""{HAND}{EPOCH}
 local most, waiting = tonumber(ARGV[2]), redis.call('LLEN', KEYS[1])
 if most > 0 and waiting >= most then return nil end
-local epoch = redis.call('GET', KEYS[2])
-if not epoch then
-    epoch = ARGV[3]
-    redis.call('SET', KEYS[2], epoch)
-end
+local word = epoch(KEYS[2], ARGV[5], ARGV[3])[1]
+local number = redis.call('HINCRBY', KEYS[2], 'last', 1)
 if waiting > 0 or #ARGV[1] > tonumber(ARGV[4]) or not hand(KEYS[3], ARGV[3], ARGV[1]) then
     redis.call('LPUSH', KEYS[1], ARGV[1])
 end
-return epoch
+return {{word, number}}
 """)
 
 logger = logging.getLogger(__name__)
@@ -61,8 +59,8 @@ _unique = map(f"{uuid4()}.{{}}".format, count())
 class Publisher(Protocol):
     """Sends messages of Celery's protocol 2, as ``app.amqp.as_task_v2`` makes them."""
 
-    async def send(self, message: Any, *, queue: str) -> str | None:
-        """Put a message into a queue; returns the epoch that it lies in, see ``epoch``.
+    async def send(self, message: Any, *, queue: str) -> Place | None:
+        """Put a message into a queue; returns where it lies, None for brokers that keep their data.
 
         Raises:
             BrokerUnavailableError: the broker does not answer; it may still have the message.
@@ -70,8 +68,8 @@ class Publisher(Protocol):
         """
         ...
 
-    async def epoch(self) -> str | None:
-        """A word that changes when the broker loses its data; None for brokers that keep theirs.
+    async def epoch(self) -> Epoch | None:
+        """Which messages the broker still has; None for brokers that keep their data.
 
         Raises:
             BrokerUnavailableError: the broker does not answer.
@@ -112,24 +110,26 @@ class PipelinePublisher:
         self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
         self._keys = Keys(prefix=settings.key_prefix)
         self._longest_handed = MAX_PUBLISHED_BYTES if settings.handoff else 0
-        self._link = RedisLink.of(settings, settings.url)
+        self._link = RedisLink.of(settings, settings.url, asks_run_id=True)
         self._limits = Limits()
 
-    async def send(self, message: Any, *, queue: str) -> str | None:
+    async def send(self, message: Any, *, queue: str) -> Place | None:
         """Put a message into a queue; see ``Publisher``."""
         key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
         keys = (key, self._keys.epoch, self._keys.offers(queue))
-        word = await self._bounded(
-            lambda: self._link.run(PUSH, keys, payload, self._longest, next(_unique), self._longest_handed)
-        )
-        if word is None:
+        values = (payload, self._longest, next(_unique), self._longest_handed)
+        reply = await self._bounded(lambda: self._link.run(PUSH, keys, *values, ends_with_run_id=True))
+        if reply is None:
             raise _full(queue, self._longest)
-        return bytes(word).decode()
+        word, number = reply
+        return Place(word.decode(), number)
 
-    async def epoch(self) -> str | None:
-        """The word; see ``Publisher``. Empty when there is none, as in a Redis that lost its data."""
-        word = await self._bounded(lambda: self._link.execute("GET", self._keys.epoch))
-        return "" if word is None else bytes(word).decode()
+    async def epoch(self) -> Epoch | None:
+        """Which messages Redis still has; see ``Publisher``."""
+        keys, word = (self._keys.epoch,), next(_unique)
+        return Epoch.of_reply(
+            await self._bounded(lambda: self._link.run(LOOK, keys, word, ends_with_run_id=True))
+        )
 
     async def _bounded(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         try:
@@ -208,7 +208,7 @@ class KombuPublisher:
         self._producer: Any = None
         self._rooms: dict[str, _Room] = {}
 
-    async def send(self, message: Any, *, queue: str) -> str | None:
+    async def send(self, message: Any, *, queue: str) -> Place | None:
         """Put a message into a queue; see ``Publisher``."""
         ticket = _Ticket()
         loop = asyncio.get_running_loop()
@@ -222,7 +222,7 @@ class KombuPublisher:
             raise unavailable(self._url, exc) from exc
         return None
 
-    async def epoch(self) -> str | None:
+    async def epoch(self) -> Epoch | None:
         """None: nothing is known about loss here."""
         return None
 

@@ -51,13 +51,16 @@ class RedisLink:
         reply_seconds: float,
         connect_seconds: float,
         on_message: Callable[[bytes], None] | None = None,
+        asks_run_id: bool = False,
     ) -> None:
-        """Take where Redis is; nothing is connected yet.
+        """Connects when the first command is sent.
 
         Args:
             reply_seconds: longest silence of Redis while replies are due.
             on_message: takes what is published on channels that the connection subscribed to; it
                 must not raise.
+            asks_run_id: ask each new connection which run of a server it leads to; needed for
+                ``ends_with_run_id``.
         """
         assert is_redis(url)  # noqa: S101 - settings were checked when the app was built
         self._pool = ConnectionPool.from_url(
@@ -69,12 +72,18 @@ class RedisLink:
         )
         self._reply_seconds = reply_seconds
         self._on_message = on_message
+        self._asks_run_id = asks_run_id
         self._exchange: _Exchange | None = None
         self._connecting = asyncio.Lock()
 
     @classmethod
     def of(
-        cls, broker: BrokerSettings, url: str | None, *, on_message: Callable[[bytes], None] | None = None
+        cls,
+        broker: BrokerSettings,
+        url: str | None,
+        *,
+        on_message: Callable[[bytes], None] | None = None,
+        asks_run_id: bool = False,
     ) -> Self:
         """A link with the broker's limits to the Redis at ``url``."""
         assert url is not None  # noqa: S101 - settings were checked when the app was built
@@ -83,6 +92,7 @@ class RedisLink:
             reply_seconds=broker.socket_timeout_seconds,
             connect_seconds=broker.connect_timeout_seconds,
             on_message=on_message,
+            asks_run_id=asks_run_id,
         )
 
     async def execute(self, *command: str | bytes | float, blocks_seconds: float = 0) -> Any:
@@ -98,18 +108,31 @@ class RedisLink:
         """
         return await self.begin(*command, blocks_seconds=blocks_seconds)
 
-    async def run(self, script: Script, keys: Sequence[str | bytes], *values: str | bytes | float) -> Any:
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        *values: str | bytes | float,
+        ends_with_run_id: bool = False,
+    ) -> Any:
         """Execute a script and return its reply; its text is sent to a Redis that does not know it.
+
+        Args:
+            ends_with_run_id: append the ``run_id`` of the server that this very connection leads to;
+                "" where the server does not say it.
 
         Raises:
             As ``execute``.
         """
+        arguments = (len(keys), *keys, *values)
         try:
-            return await self.begin("EVALSHA", script.sha, len(keys), *keys, *values)
+            return await self.begin("EVALSHA", script.sha, *arguments, ends_with_run_id=ends_with_run_id)
         except redis.exceptions.NoScriptError:  # it was not executed
-            return await self.begin("EVAL", script.text, len(keys), *keys, *values)
+            return await self.begin("EVAL", script.text, *arguments, ends_with_run_id=ends_with_run_id)
 
-    def begin(self, *command: str | bytes | float, blocks_seconds: float = 0) -> Awaitable[Any]:
+    def begin(
+        self, *command: str | bytes | float, blocks_seconds: float = 0, ends_with_run_id: bool = False
+    ) -> Awaitable[Any]:
         """Send one command, at once where the connection stands; await what is returned for its reply.
 
         Raises:
@@ -117,8 +140,10 @@ class RedisLink:
         """
         exchange = self._exchange
         if exchange is not None and exchange.is_trusted():
+            if ends_with_run_id:
+                command = (*command, exchange.run_id)
             return exchange.send(command, blocks_seconds=blocks_seconds)
-        return self._connect_and_send(command, blocks_seconds)
+        return self._connect_and_send(command, blocks_seconds, ends_with_run_id)
 
     async def close(self) -> None:
         """Wait for the replies that are due and close the connection."""
@@ -132,8 +157,12 @@ class RedisLink:
         if exchange is not None:
             exchange.abort()
 
-    async def _connect_and_send(self, command: tuple[Any, ...], blocks_seconds: float) -> Any:
+    async def _connect_and_send(
+        self, command: tuple[Any, ...], blocks_seconds: float, ends_with_run_id: bool
+    ) -> Any:
         exchange = await self._connected()
+        if ends_with_run_id:
+            command = (*command, exchange.run_id)
         return await exchange.send(command, blocks_seconds=blocks_seconds)
 
     async def _connected(self) -> _Exchange:
@@ -153,7 +182,18 @@ class RedisLink:
         transport = connection._writer.transport
         transport.set_protocol(exchange)
         exchange.connection_made(transport)
+        if self._asks_run_id:
+            with contextlib.suppress(redis.ResponseError):  # an ACL may deny it
+                exchange.run_id = _run_id(await exchange.send(("INFO", "server")))
         return exchange
+
+
+def _run_id(info: bytes) -> bytes:
+    for line in info.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name == b"run_id":
+            return value
+    return b""
 
 
 class _Exchange(asyncio.Protocol):
@@ -173,6 +213,8 @@ class _Exchange(asyncio.Protocol):
         self._alarm: asyncio.TimerHandle | None = None
         self._transport: Any = None
         self._is_doubted = False
+        #: Of the server at the other end; empty when it was not asked or did not say.
+        self.run_id = b""
 
     @property
     def is_open(self) -> bool:

@@ -24,17 +24,13 @@ def test_exhausted_memory_inside_a_script_has_its_own_class(line: str) -> None:
 
 
 def test_other_codes_inside_a_script_keep_their_class() -> None:
-    wrapped = (
-        "ERR Error running script (call to f_0): @user_script:2: @user_script: 2: -READONLY No writes"
-    )
+    wrapped = "ERR Error running script (call to f_0): @user_script:2: @user_script: 2: -READONLY No writes"
     assert type(error_of_reply(wrapped)) is ReadOnlyError
     assert type(error_of_reply("NOSCRIPT No matching script.")) is NoScriptError
 
 
 def test_an_error_of_the_script_itself_stays_a_response_error() -> None:
-    line = (
-        "ERR Error running script (call to f_0): @user_script:1: user_script:1: attempt to call nil"
-    )
+    line = "ERR Error running script (call to f_0): @user_script:1: user_script:1: attempt to call nil"
     assert type(error_of_reply(line)) is ResponseError
 
 

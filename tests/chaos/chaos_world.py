@@ -142,7 +142,7 @@ async def rows(services: Services, query: str, **values: Any) -> Sequence[Any]:
 async def accepted(services: Services, count: int) -> None:
     """Wait until the broker has taken so many of the calls that this process waits for."""
     await until(
-        lambda: sum(p.epoch is not None for p in services._caller._pending.values()) >= count,
+        lambda: sum(p.place is not None for p in services._caller._pending.values()) >= count,
         what=f"{count} calls to be taken by the broker",
     )
 
