@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
-from loguru import logger
-
 from agent import verdict
 from agent.extraction import ExtractedCode, extract_code, new_check_word, reveals_check_word
 from agent.inject import collect_injected
@@ -180,15 +178,7 @@ class RoundRunner:
             decided = verdict.rounds_used_up(
                 self._agent.rounds_per_turn, stop_type=decided.stop_type, reason=decided.reason
             )
-        outcome = attempt.outcome(decided, needs_follow_up=goes_on)
-        logger.bind(
-            round_id=round_input.round_id,
-            chat_key=round_input.chat.chat_key,
-            number=round_input.number,
-            stop_type=None if outcome.stop_type is None else outcome.stop_type.name,
-            needs_follow_up=goes_on,
-        ).info("round.ended")
-        return outcome
+        return attempt.outcome(decided, needs_follow_up=goes_on)
 
     async def _decide(self, round_input: RoundInput, attempt: _Round) -> Verdict:
         if round_input.number > self._agent.rounds_per_turn:

@@ -22,7 +22,6 @@ __all__ = [
 #: Exit code by which a program asks to see its output.
 _LOOK_EXIT_CODE: Final = 9
 
-_STOPPED_AT_CALL: Final = "The program ended at the call of an AGENT method; code after the call did not run."
 _LIMITS: Final = {
     Limit.WALL: "it took too long",
     Limit.CPU: "it computed for too long",
@@ -41,8 +40,9 @@ _LIMITS: Final = {
 class Verdict:
     """What became of a round.
 
-    ``stop_type`` is None when nothing was asked; ``reason`` is for the model; ``wants_more``
-    says whether the model has something to look at; ``notice`` is for the people in the chat.
+    ``stop_type`` is None when nothing was asked; ``reason`` is for the model, "" where the stop type
+    says all there is; ``wants_more`` says whether the model has something to look at; ``notice`` is for
+    the people in the chat.
     """
 
     stop_type: StopType | None
@@ -55,11 +55,11 @@ def judge(run: RunResult, *, wall_seconds: float, max_calls: int) -> Verdict:
     """Decide on a run that took place."""
     stop = run.stop_type
     if stop in (StopType.AGENT, StopType.MULTIMODAL_AGENT):
-        return Verdict(stop_type=stop, reason=_STOPPED_AT_CALL, wants_more=True)
+        return Verdict(stop_type=stop, reason="", wants_more=True)
     if run.calls > max_calls:
         return _calls_used_up(stop, max_calls)
     if stop is StopType.NORMAL:
-        return Verdict(stop_type=stop, reason="The program ended normally.", wants_more=False)
+        return Verdict(stop_type=stop, reason="", wants_more=False)
     if stop is StopType.TIMEOUT:
         reason = f"The program took longer than {wall_seconds:g} seconds, calls included, and was stopped."
         return Verdict(stop_type=stop, reason=reason, wants_more=True)
@@ -105,7 +105,7 @@ def program_too_long(most_chars: int) -> Verdict:
 
 def nothing_to_do() -> Verdict:
     """Decide on a program without a statement."""
-    return Verdict(stop_type=StopType.NORMAL, reason="The program was empty.", wants_more=False)
+    return Verdict(stop_type=StopType.NORMAL, reason="", wants_more=False)
 
 
 def rounds_used_up(rounds: int, *, stop_type: StopType | None = None, reason: str = "") -> Verdict:
@@ -138,8 +138,7 @@ def _calls_used_up(stop: StopType, max_calls: int) -> Verdict:
 
 def _judge_manual(run: RunResult) -> Verdict:
     if run.exit_code == _LOOK_EXIT_CODE:
-        reason = "The program ended itself with exit(9) to look at its output."
-        return Verdict(stop_type=StopType.MANUAL, reason=reason, wants_more=True)
+        return Verdict(stop_type=StopType.MANUAL, reason="", wants_more=True)
     # An operator stopped it; a new round would undo that.
     return Verdict(stop_type=StopType.MANUAL, reason="An operator stopped the program.", wants_more=False)
 

@@ -160,7 +160,13 @@ class RoundLedger:
 
         ended = await self._surely(write)
         stop = None if outcome.stop_type is None else outcome.stop_type.name
-        logger.bind(number=ended.number, state=ended.state.value, stop_type=stop).info("round_ended")
+        logger.bind(
+            chat_key=ended.chat_key,
+            number=ended.number,
+            state=ended.state.value,
+            stop_type=stop,
+            needs_follow_up=outcome.needs_follow_up,
+        ).info("round_ended")
         return ended, following
 
     async def fail(

@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from celery import Celery, Task
 from celery.exceptions import Ignore
@@ -160,11 +161,12 @@ class _LoopCleanups:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._seen: set[int] = set()
+        # Not by id(): the id of a loop that is gone is used again.
+        self._seen: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     def ensure(self) -> None:
         """Register the cleanup of the running loop, once."""
-        key = id(asyncio.get_running_loop())
-        if key not in self._seen:
-            self._seen.add(key)
+        loop = asyncio.get_running_loop()
+        if loop not in self._seen:
+            self._seen.add(loop)
             at_loop_close(self._services.database.dispose_loop)
