@@ -12,6 +12,8 @@ from typing import Any, Final
 from celery.app.events import Events
 from celery.events.dispatcher import EventDispatcher
 
+from nekro_agent.tools.visible_text import visible_text
+
 __all__ = ["EVENT_SECONDS", "WATCH_SECONDS", "BufferingDispatcher", "BufferingEvents"]
 
 #: Pause between two publications.
@@ -38,7 +40,12 @@ class BufferingDispatcher(EventDispatcher):  # type: ignore[misc]
             return None
         if sum(map(len, self._group_buffer.values())) >= MAX_BUFFERED:
             return None
-        return super().send(type, *args, **fields)
+        return super().send(type, *args, **_visible(fields))
+
+
+def _visible(fields: dict[str, Any]) -> dict[str, Any]:
+    """Escape texts of an event: who watches shows them, `celery events` and Flower among them."""
+    return {name: visible_text(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 class BufferingEvents(Events):  # type: ignore[misc]

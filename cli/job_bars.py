@@ -67,8 +67,8 @@ class _Lines:
             if self._last.get(job.id) != state:
                 self._last[job.id] = state
                 words = one_line(job.message)
-                self._output.data(
-                    f"{job.id}  {job.type}  {job.state.value}  {job.percent}%  {words}".rstrip()
+                self._output.report(
+                    f"{job.id}  {one_line(job.type)}  {job.state.value}  {job.percent}%  {words}".rstrip()
                 )
 
 
@@ -95,7 +95,7 @@ class _Bars:
             pace.see(job.percent, now=now)
             if job.id not in self._tasks:
                 self._tasks[job.id] = self._progress.add_task(
-                    f"{job.type} {job.id[:8]}", total=100, **_NO_WORDS
+                    f"{one_line(job.type)} {job.id[:8]}", total=100, **_NO_WORDS
                 )
             task = self._tasks[job.id]
             words = one_line(job.message, limit=_MESSAGE_COLUMNS)

@@ -85,7 +85,10 @@ class LazyParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line, point to the help, exit."""
-        self._print_message(f"error: {message}\n`{self.prog} --help` shows the usage.\n", sys.stderr)
+        from nekro_agent.tools.visible_text import visible
+
+        text = f"error: {visible(message)}\n`{self.prog} --help` shows the usage.\n"
+        self._print_message(text, sys.stderr)
         self.exit(_usage_code(self.command))
 
 
@@ -192,7 +195,9 @@ def _usage_code(command: Command | None) -> int:
 
 
 def _refuse(command: Command | None, message: str) -> NoReturn:
-    sys.stderr.write(f"error: {message}\n")
+    from nekro_agent.tools.visible_text import visible
+
+    sys.stderr.write(f"error: {visible(message)}\n")
     sys.exit(_usage_code(command))
 
 

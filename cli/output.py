@@ -1,4 +1,8 @@
-"""How commands speak: data to stdout, words to stderr, never a traceback that nobody asked for."""
+"""Output of commands: data to stdout, messages to stderr, a traceback only with ``--debug``.
+
+Much of it comes from chats, plugins and sandboxed code, so all of it is escaped by
+``nekro_agent.tools.visible_text``; only ``Output.data`` stays exact where stdout is no terminal.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ from enum import Enum
 from typing import Any, TextIO
 
 from nekro_agent.errors import NekroError
+from nekro_agent.tools.visible_text import visible, visible_json, visible_lines, visible_text
 
 __all__ = ["Output", "cell_width", "one_line", "to_plain"]
 
 _ELLIPSIS = "…"
-#: Characters that let text read in another order than it stands.
-_TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+#: What lines after the first one of a message begin with, so that none passes for a message of its own.
+_CONTINUED = "    "
 
 
 def to_plain(value: object) -> Any:
@@ -44,16 +49,17 @@ def to_plain(value: object) -> Any:
 
 
 def one_line(text: str, *, limit: int = 0) -> str:
-    """Fold text into one line without control characters, cut to ``limit`` columns; 0 cuts nothing.
+    """Return text as one line with escapes for what is no printable character, cut to ``limit`` columns.
 
-    Chats are written by strangers: an escape sequence in a message must not steer the terminal.
+    Args:
+        limit: 0 cuts nothing.
     """
-    folded = "".join(c if _printable(c) else " " for c in text)
-    folded = " ".join(folded.split())
-    if not limit or cell_width(folded) <= limit:
-        return folded
+    # No more is read than could be shown: a cell may be made of a whole document.
+    line = visible(text[: limit + 1] if limit else text)
+    if not limit or cell_width(line) <= limit:
+        return line
     kept, width = [], 0
-    for char in folded:
+    for char in line:
         width += cell_width(char)
         if width > limit - 1:
             break
@@ -70,22 +76,6 @@ def _char_width(char: str) -> int:
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def _printable(char: str) -> bool:
-    return unicodedata.category(char) not in ("Cc", "Cs", "Cf") or char == "\u200d"
-
-
-def _safe_text(text: str) -> str:
-    """Drop what steers a terminal: control characters except line feeds and tabs, and turns of direction."""
-    return "".join(c for c in text if c in "\n\t" or not (unicodedata.category(c) == "Cc" or c in _TURNS))
-
-
-def _escaped(char: str) -> str:
-    """Return a character of a JSON document as it may stand in a terminal."""
-    if char == "\n" or _printable(char):
-        return char
-    return "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
 
 
 class Output:
@@ -107,17 +97,24 @@ class Output:
         return self.stdout.isatty()
 
     def data(self, text: str) -> None:
-        """Write what was asked for to stdout, with a line end; flushed, so that a pipe sees it at once."""
-        self.stdout.write((_safe_text(text) if self.is_terminal else text) + "\n")
-        self.stdout.flush()
+        """Write the data that was asked for, with a line end: exact to a pipe, escaped to a terminal.
+
+        For output of programs and values of methods; what a command says itself goes to ``report``.
+        Flushed, so that a pipe sees it at once.
+        """
+        self._write(visible_text(text) if self.is_terminal else text)
+
+    def report(self, text: str) -> None:
+        """Write lines of ours to stdout; what they quote is escaped, whoever reads them."""
+        self._write(visible_text(text))
 
     def json(self, value: object) -> None:
-        """Write one JSON document to stdout."""
-        utf8 = (getattr(self.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
-        text = json.dumps(to_plain(value), ensure_ascii=not utf8, indent=2)
-        # JSON leaves DEL and the controls from U+0080 on as they are; terminals obey them.
-        self.stdout.write(("".join(map(_escaped, text)) if self.is_terminal else text) + "\n")
-        self.stdout.flush()
+        """Write one JSON document to stdout; the values are exact."""
+        self._write(visible_json(json.dumps(to_plain(value), ensure_ascii=not self._is_utf8, indent=2)))
+
+    def json_line(self, value: object) -> None:
+        """Write one JSON document to stdout, as one line; the values are exact."""
+        self._write(visible_json(json.dumps(to_plain(value), ensure_ascii=not self._is_utf8)))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Write a table to stdout: drawn for a terminal, in aligned plain columns for a pipe."""
@@ -128,23 +125,24 @@ class Output:
             self._plain_table(columns, cells)
 
     def words(self, text: str) -> None:
-        """Tell the person something, on stderr."""
-        # Errors quote what plugins, sandboxed code and strangers said.
-        self.stderr.write((_safe_text(text) if self.stderr.isatty() else text) + "\n")
+        """Tell the person something, on stderr; lines after the first one are indented."""
+        first, *others = visible_lines(text)
+        indented = (line if line.startswith(_CONTINUED) else _CONTINUED + line for line in others)
+        self.stderr.write("\n".join([first, *indented]) + "\n")
         self.stderr.flush()
 
     def confirms(self, question: str) -> bool:
         """Ask a person at a terminal; False when nobody is there, or the answer is not yes."""
         if not (sys.stdin.isatty() and self.stderr.isatty()):
             return False
-        self.stderr.write(f"{question} [y/N] ")
+        self.stderr.write(f"{visible(question)} [y/N] ")
         self.stderr.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def error(self, error: BaseException) -> None:
         """Print an error as one line that says what and how to mend; with ``--debug`` the traceback first."""
         if self.debug:
-            self.stderr.write("".join(traceback.format_exception(error)))
+            self.words("".join(traceback.format_exception(error)).rstrip("\n"))
         if isinstance(error, (NekroError, OSError)):
             self.words(f"error: {str(error) or type(error).__name__}")
         else:
@@ -158,6 +156,14 @@ class Output:
         except (OSError, ValueError):
             return
         os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+    @property
+    def _is_utf8(self) -> bool:
+        return (getattr(self.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
+
+    def _write(self, text: str) -> None:
+        self.stdout.write(text + "\n")
+        self.stdout.flush()
 
     def _drawn_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         from rich.console import Console

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from nekro_agent.errors import ServiceError
+from nekro_agent.tools.visible_text import visible
 
 __all__ = [
     "START_SECONDS",
@@ -36,6 +37,8 @@ __all__ = [
 START_SECONDS: Final = 60.0
 _QUIT_SECONDS: Final = 5.0
 _TAIL_LINES: Final = 8
+#: Records are shorter; a longer line of other output is left out.
+_MAX_LINE_BYTES: Final = 1 << 20
 #: What every command of ours begins its last line with when it fails.
 _ERROR: Final = "error: "
 
@@ -101,7 +104,7 @@ class ChildProcess:
                 "--supervisor-fd", str(theirs.fileno()),
                 env=dict(environment), cwd=directory, stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-                pass_fds=[theirs.fileno()], start_new_session=True,
+                pass_fds=[theirs.fileno()], start_new_session=True, limit=_MAX_LINE_BYTES,
             )  # fmt: skip
         except BaseException:
             ours.close()
@@ -191,11 +194,12 @@ class ChildProcess:
             try:
                 raw = await stream.readline()
             except ValueError:
-                # Longer than the stream's limit: asyncio has dropped it, the lines after it still count.
+                # asyncio has dropped it; the lines after it still count.
+                sink.write(f"[a line of more than {_MAX_LINE_BYTES} bytes is left out]")
                 continue
             if not raw:
                 return
-            line = raw.decode("utf-8", "replace").rstrip("\n")
+            line = visible(raw.decode("utf-8", "replace").rstrip("\n"))
             self._tail.append(line)
             sink.write(line)
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from cli.output import one_line
+from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
     from storage.engine import Database
@@ -74,12 +75,12 @@ def tell_round(entry: Round, calls: Calls) -> Iterator[str]:
     if entry.merged_into is not None:
         yield f"  went along with round {entry.merged_into}"
         return
-    yield from (f"  {line}" for line in (_when(entry), _prompt(entry)) if line)
+    yield from (f"  {one_line(line)}" for line in (_when(entry), _prompt(entry)) if line)
     if entry.error:
         yield f"  {one_line(entry.error, limit=_TEXT_COLUMNS)}"
     yield from _block("code", entry.code)
     for call in calls:
-        yield f"  call {_call(call)}"
+        yield f"  call {one_line(_call(call))}"
     yield from _block("output", entry.output)
 
 
@@ -137,9 +138,9 @@ def _figure(count: int | None) -> str:
 
 
 def _block(title: str, text: str | None) -> Iterator[str]:
-    lines = (text or "").strip("\n").splitlines()
-    if not lines:
+    if not text or not text.strip("\n"):
         return
+    lines = visible_lines(text.strip("\n"))
     yield f"  {title}"
     yield from (f"    | {line}" for line in lines[:_MOST_LINES])
     if len(lines) > _MOST_LINES:

@@ -6,12 +6,11 @@ import logging
 from typing import Final
 
 from celery import signals
-from loguru import logger
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.redaction import Redactor
 from broker_config.settings import Settings
-from nekro_agent.core.logger import configure
+from nekro_agent.core.logger import StandardLogs, configure
 
 __all__ = ["configure_logs"]
 
@@ -20,19 +19,6 @@ __all__ = ["configure_logs"]
 _SAID_BETTER: Final = ("celery.worker.strategy", "celery.app.trace")
 #: Drivers that tell every statement, request and poll at DEBUG or INFO.
 _TALKATIVE: Final = ("aiosqlite", "amqp", "asyncio", "httpcore", "httpx", "openai", "sqlalchemy", "kombu")
-
-
-class _Forward(logging.Handler):
-    """Hands records of the standard library to loguru, under the name of their logger."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Pass one record on."""
-        try:
-            level: str | int = logger.level(record.levelname).name
-        except ValueError:
-            level = record.levelno
-        # Not record.args nor Celery's record.data: both hold the arguments of tasks.
-        logger.opt(exception=record.exc_info).bind(name=record.name).log(level, "{}", record.getMessage())
 
 
 def configure_logs(settings: Settings, *, lane: str, worker: str) -> None:
@@ -47,7 +33,7 @@ def configure_logs(settings: Settings, *, lane: str, worker: str) -> None:
         fields={"lane": lane, "worker": worker},
         redact=Redactor((*settings.secret_values(), key)),
     )
-    logging.basicConfig(handlers=[_Forward()], level=settings.log.level, force=True)
+    logging.basicConfig(handlers=[StandardLogs()], level=settings.log.level, force=True)
     for name in (*_SAID_BETTER, *_TALKATIVE):
         logging.getLogger(name).setLevel(logging.WARNING)
     signals.setup_logging.connect(_is_set_up, weak=False)

@@ -1,4 +1,8 @@
-"""A few pages over HTTP from a thread of their own, for probes and Prometheus."""
+"""A few pages over HTTP from a thread of their own, for probes and Prometheus.
+
+There is no password. On a loopback port only requests for a loopback name are answered, so that no web site
+reads the pages through a browser of this machine; beyond loopback the network decides who may ask.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from nekro_agent.errors import ServiceError
+from workers.host_header import AllowedHosts, is_loopback
 
 __all__ = ["METRICS_TYPE", "Page", "PageServer", "Pages"]
 
 #: What Prometheus expects.
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_REFUSAL: Final = b"this port answers requests for localhost, 127.0.0.1 and [::1] only\n"
 #: Ports tried when several processes of one host share a setting.
 _PORTS: Final = 64
 
@@ -58,9 +64,10 @@ class PageServer:
             ServiceError: none of them is free, or the address is not one of this host.
         """
         kind = _Server6 if ":" in address else ThreadingHTTPServer
+        hosts = AllowedHosts((address,)) if is_loopback(address) else None
         for candidate in range(port, min(port + tries, 65536)):
             try:
-                return cls(kind((address, candidate), _handler(pages)))
+                return cls(kind((address, candidate), _handler(pages, hosts)))
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     raise ServiceError(f"cannot listen on {address}:{candidate}: {exc.strerror}") from exc
@@ -100,13 +107,17 @@ class _UnixServer(ThreadingHTTPServer):
         return connection, ("local", 0)
 
 
-def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
+def _handler(pages: Pages, hosts: AllowedHosts | None = None) -> type[BaseHTTPRequestHandler]:
+    """Build the handler of requests; ``hosts`` None answers requests for every host."""
+
     class Handler(BaseHTTPRequestHandler):
         timeout = 30
 
         def do_GET(self) -> None:
             make = pages.get(self.path.partition("?")[0])
-            if make is None:
+            if hosts is not None and not hosts.admits(self.headers.get_all("Host", [])):
+                self._send(Page(body=_REFUSAL, status=HTTPStatus.MISDIRECTED_REQUEST))
+            elif make is None:
                 known = f"there is {', '.join(pages)}\n"
                 self._send(Page(body=known.encode(), status=HTTPStatus.NOT_FOUND))
             else:

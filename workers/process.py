@@ -27,6 +27,7 @@ from workers.logs import configure_logs
 from workers.monitor import monitored
 from workers.observation import observe_tasks
 from workers.pool_jobs import LoopThread
+from workers.printed import printed_to_log
 from workers.tasks import register_commands, register_drain, register_hooks, register_jobs, register_methods
 
 __all__ = ["keep_what_is_loaded", "run_worker"]
@@ -77,6 +78,7 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
         traced(settings.tracing, role=lane, node=node),
         monitored(settings.metrics, health, lane=lane),
         observe_tasks(),
+        printed_to_log(),
     ):
         worker.start()
         home.close()

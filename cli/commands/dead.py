@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker_config.call_messages import CallMessage
 from broker_config.settings import Settings
 from cli.command import Deps, add_json, positive_int
+from cli.output import one_line
 from cli.ownership import require_running
 from cli.running import run_async
 from nekro_agent.errors import NotFoundError, UsageError
@@ -224,4 +225,4 @@ def _show(item: _Item, args: Args, deps: Deps) -> None:
         deps.output.json(item.described())
         return
     for name, value in item.described().items():
-        deps.output.data(f"{name}: {value}")
+        deps.output.report(one_line(f"{name}: {value}"))

@@ -99,6 +99,6 @@ def _print(evidence: Evidence, checked: Sequence[Point], args: Args, deps: Deps)
         if start is not None
     ]
     deps.output.table(("TIME", "WHERE", "PROCESS", "WHAT"), rows)
-    deps.output.data("")
+    deps.output.report("")
     for point in checked:
-        deps.output.data(f"{'✓' if point.ok else '✗'} {point.name}: {point.detail}")
+        deps.output.report(f"{'✓' if point.ok else '✗'} {point.name}: {point.detail}")

@@ -14,6 +14,7 @@ from cli.checks import Check, Verdict, run_checks
 from cli.command import Deps, add_json
 from cli.environment import setting_text, setting_value
 from cli.exit_codes import ExitCode
+from cli.output import one_line
 from cli.running import run_async
 from nekro_agent.errors import SettingsError
 
@@ -119,4 +120,4 @@ def _print_checks(checks: Sequence[Check], args: Args, deps: Deps) -> None:
         return
     for check in checks:
         mend = f" -> {check.mend}" if check.mend else ""
-        deps.output.data(f"{_MARKS[check.verdict]} {check.name}: {check.detail}{mend}")
+        deps.output.report(one_line(f"{_MARKS[check.verdict]} {check.name}: {check.detail}{mend}"))

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,8 @@ examples:
 
 Whoever reaches Flower can revoke tasks and read their arguments: it listens on loopback unless told
 otherwise, and beyond loopback it wants FLOWER_BASIC_AUTH=user:password in the environment, or
-FLOWER_BASIC_AUTH_FILE with the name of a file that holds it.
+FLOWER_BASIC_AUTH_FILE with the name of a file that holds it. Without a password it answers requests for
+localhost, 127.0.0.1, [::1] and each --allow-host only, so that no web site reaches it under its own name.
 """
 
 
@@ -37,6 +39,7 @@ class Args:
 
     address: str
     port: int
+    allow_host: Sequence[str]
     check: bool
     supervisor_fd: int | None
 
@@ -47,6 +50,13 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=port_number, default=5555, help="port to listen on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="without a password: also answer requests for this host, as a proxy sends them (repeatable)",
     )
     parser.add_argument(
         "--check",
@@ -80,6 +90,7 @@ def run(args: Args, deps: Deps) -> int:
     arguments = flower_arguments(address=args.address, port=args.port)
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
+    from cli.guarded_flower import guard_hosts
     from cli.ownership import require_running
     from cli.presence import require_broker
     from cli.process import attach_to_supervisor
@@ -94,6 +105,7 @@ def run(args: Args, deps: Deps) -> int:
     settings = resolve_settings(settings)
     app = create_app(settings)
     _know_methods(app, settings)
+    guard_hosts((args.address, *args.allow_host))
     app.start(argv=arguments)
     return 0
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key, positive_int
+from cli.output import one_line
 from cli.round_story import calls_of, describe_round, tell_round
 from cli.running import run_async
 from cli.turns import newest_messages, newest_rounds
 from nekro_agent.errors import NotFoundError
+from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
     from storage.messages import Message
@@ -71,12 +73,12 @@ def run(args: Args, deps: Deps) -> int:
         deps.output.json({"messages": listed, "rounds": traced} if args.trace else listed)
         return 0
     for message in messages:
-        speaker = message.sender_name or message.sender_id or message.kind.value
-        deps.output.data(f"{message.created_at:%Y-%m-%d %H:%M:%S}  {speaker}: {_text(message)}")
+        speaker = one_line(message.sender_name or message.sender_id or message.kind.value)
+        deps.output.report(f"{message.created_at:%Y-%m-%d %H:%M:%S}  {speaker}: {_text(message)}")
     for entry in rounds:
-        deps.output.data("")
+        deps.output.report("")
         for line in tell_round(entry, calls[entry.id]):
-            deps.output.data(line)
+            deps.output.report(line)
     return 0
 
 
@@ -116,9 +118,9 @@ def describe_message(message: Message) -> dict[str, Any]:
 
 
 def _text(message: Message) -> str:
-    # Lines of a message are indented, so that nobody can write a line that looks like another's message.
-    lines = message.text.splitlines()
+    # Indented, so that no line of a message looks like another message.
+    lines = visible_lines(message.text.rstrip("\n"))
     path = (message.data or {}).get("file_path")
     if path:
-        lines.append(f"[file {path}]")
+        lines.append(one_line(f"[file {path}]"))
     return "\n    ".join(lines)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from cli.command import Deps, chat_key, positive_int, positive_seconds
-from cli.output import one_line, to_plain
+from cli.output import one_line
 from cli.ownership import require_running
 from cli.presence import require_broker
 from cli.running import run_async
@@ -87,7 +87,11 @@ async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
         with EventWatcher(create_app(settings), settings.broker, chat_key=args.chat_key) as watcher:
             deps.output.words(f"watching chat {args.chat_key}; Ctrl-C ends")
             async for event in _events(watcher, deps, seconds=args.seconds):
-                deps.output.data(await _line(event, args, database))
+                values = await _values(event, args, database)
+                if args.json:
+                    deps.output.json_line(values)
+                else:
+                    deps.output.report(_line(values))
                 shown += 1
                 if shown == args.count:
                     return
@@ -126,15 +130,20 @@ async def _polled(watcher: EventWatcher) -> list[WatchedEvent]:
         raise
 
 
-async def _line(event: WatchedEvent, args: Args, database: Database) -> str:
+async def _values(event: WatchedEvent, args: Args, database: Database) -> dict[str, Any]:
+    """Return one event as ``--json`` prints it."""
     body = dict(event.body)
     if event.name == "message.added":
         body |= await _message(database, str(body.get("id", "")))
-    at = datetime.now(UTC)
-    if args.json:
-        values = {"at": at, "event": event.name, "chat_key": args.chat_key, **body}
-        return json.dumps(to_plain(values), ensure_ascii=False)
-    return f"{at:%H:%M:%S}  {event.name:<16}  {_words(event.name, body)}".rstrip()
+    ours = {"at": datetime.now(UTC), "event": event.name, "chat_key": args.chat_key}
+    return {**ours, **body, **ours}  # in this order, and no event says of itself what it is
+
+
+def _line(values: dict[str, Any]) -> str:
+    """Say an event in one line."""
+    body = {name: value for name, value in values.items() if name not in ("at", "event", "chat_key")}
+    name = one_line(str(values["event"]), limit=_TEXT_COLUMNS)
+    return f"{values['at']:%H:%M:%S}  {name:<16}  {_words(name, body)}".rstrip()
 
 
 async def _message(database: Database, message_id: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from cli.command import Deps, add_json, add_supervisor_fd, positive_int, warn_of_root
 from cli.exit_codes import ExitCode
+from cli.output import one_line
 from cli.probes import Probe, ask_workers
 from nekro_agent.errors import ServiceError, UsageError
 from nekro_agent.methods import Lane
@@ -105,7 +106,7 @@ def _check(probe: Probe, args: Args, deps: Deps) -> int:
     if args.json:
         deps.output.json([asdict(answer) for answer in answers])
     for answer in answers if not args.json else ():
-        deps.output.data(f"{answer.worker}: {'; '.join(answer.faults) or probe.value}")
+        deps.output.report(one_line(f"{answer.worker}: {'; '.join(answer.faults) or probe.value}"))
     if not answers:
         where = f"of lane {args.lane} " if args.lane else ""
         raise ServiceError(f"no worker {where}runs on this host as this user")

@@ -1,31 +1,59 @@
 """The logger of plugins: loguru, whose level and format the application chooses.
 
 A record is a constant event name and fields: ``logger.bind(call_id=…).info("call_ended")``.
+
+Records quote text of unknown origin: messages of plugins, errors, arguments. The sink formats them, not
+loguru's templates: a record is one line whatever it holds and however it was logged, ``raw`` and ``colors``
+included. As text, the lines of a traceback follow it, each after four blanks and a bar; every other line is
+a record. Messages and values that could be taken for fields are quoted.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import math
+import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar, Token
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from loguru import logger
 
+from nekro_agent.tools.visible_text import shortened, visible, visible_json
+
 if TYPE_CHECKING:
-    from loguru import Logger, Record
+    from loguru import Logger, Message, Record
 
-__all__ = ["begin_fields", "configure", "end_fields", "get_sub_logger", "logger"]
+__all__ = ["StandardLogs", "begin_fields", "configure", "end_fields", "get_sub_logger", "logger"]
 
-_TEXT_FORMAT = (
-    "<green>{time:YYYY-MM-DD HH:mm:ss.SSS}</green> <level>{level: <8}</level> "
-    "<cyan>{extra[name]}</cyan> {message}"
-)
-#: Where the formatters leave what they made for loguru's template; never a field of a record.
-_RENDERED = "_rendered"
+#: Most characters of a message, of a field, of a line of a traceback; most lines of a traceback.
+MAX_MESSAGE_CHARS: Final = 4000
+MAX_FIELD_CHARS: Final = 1000
+MAX_TRACE_LINES: Final = 200
+#: Deepest nesting, most items of a collection and largest int that JSON shows as such, not as text.
+MAX_DEPTH: Final = 5
+MAX_ITEMS: Final = 100
+MAX_INT_BITS: Final = 1024
+#: What lines after the first one of a record begin with.
+_CONTINUED: Final = "    | "
+#: Text that needs no quotes as a value: nothing that ends it, begins another field or quotes.
+_BARE_VALUE: Final = re.compile(r'[^\s"=\\]+')
+#: Text that needs none as a message, which may hold blanks.
+_BARE_MESSAGE: Final = re.compile(r'[^"=]*')
+#: Colours of a terminal, by name of the level; others have none.
+_LEVEL_COLOURS: Final = {
+    "TRACE": "36",
+    "DEBUG": "34",
+    "INFO": "1",
+    "SUCCESS": "1;32",
+    "WARNING": "1;33",
+    "ERROR": "1;31",
+    "CRITICAL": "1;41",
+}
 _fields_here: ContextVar[Mapping[str, str]] = ContextVar("nekro_log_fields", default={})  # noqa: B039 - read only
 
 
@@ -36,24 +64,54 @@ def configure(
     sink: TextIO | None = None,
     fields: Mapping[str, str] | None = None,
     redact: Callable[[str], str] | None = None,
+    quiet: Collection[str] = (),
 ) -> None:
     """Send all log records to one sink; called once by the application, never at import.
 
     Args:
         level: lowest level that is written.
         json_lines: one JSON object per line instead of text: ``time`` (UTC), ``level``, ``logger``,
-            ``event``, the bound fields, and ``exception`` with the traceback.
+            ``event``, the bound fields, and ``exception`` with the traceback. Values are exact, up to the
+            length that text has too.
         sink: None means standard error.
         fields: bound to every record; text leaves them out, since they are the same on each line.
-        redact: takes what must not be written out of a text; sees every line.
+        redact: takes what must not be written out of a text; sees every message, value and traceback.
+        quiet: names of loggers whose records are left out.
     """
     constant = dict(fields or {})
-    target = _Redacting(sink if sink is not None else sys.stderr, redact or str)
+    target = sink if sink is not None else sys.stderr
+    hide = redact or str
+    form = _JsonForm(hide) if json_lines else _TextForm(hide, frozenset(constant), colours=target.isatty())
     logger.remove()
     logger.configure(extra={"name": "nekro", **constant}, patcher=_add_fields)
-    form = _json_format(target.redact) if json_lines else _text_format(frozenset(constant))
-    # diagnose=False: a traceback must not print the values of variables, secrets among them.
-    logger.add(target, level=level, format=form, backtrace=False, diagnose=False)
+    logger.add(
+        _Sink(target, form),
+        level=level,
+        format=_no_template,
+        filter=lambda record: record["extra"].get("name") not in quiet,
+        colorize=False,
+        backtrace=False,
+        # A traceback must not print the values of variables, secrets among them.
+        diagnose=False,
+    )
+
+
+class StandardLogs(logging.Handler):
+    """Hands records of the standard library to loguru, under the name of their logger."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass one record on."""
+        try:
+            level: str | int = logger.level(record.levelname).name
+        except ValueError:
+            level = record.levelno
+        # Not record.args nor Celery's record.data: both hold the arguments of tasks.
+        try:
+            message = record.getMessage()
+        except Exception:
+            # A library's mistake in its own logging must not end what it was doing.
+            message = f"{_text(record.msg)} (its arguments do not fit)"
+        logger.opt(exception=record.exc_info).bind(name=record.name).log(level, "{}", message)
 
 
 def begin_fields(fields: Mapping[str, str]) -> Token[Mapping[str, str]]:
@@ -75,73 +133,136 @@ def end_fields(token: Token[Mapping[str, str]]) -> None:
     _fields_here.reset(token)
 
 
-def _add_fields(record: Record) -> None:
-    for name, value in _fields_here.get().items():
-        record["extra"].setdefault(name, value)
-
-
 def get_sub_logger(name: str, **bind: object) -> Logger:
     """Return a logger whose records carry ``name`` and the fields of ``bind``."""
     return logger.bind(name=name, **bind)
 
 
-class _Redacting:
-    """A text stream that writes nothing it should not."""
+def _add_fields(record: Record) -> None:
+    for name, value in _fields_here.get().items():
+        record["extra"].setdefault(name, value)
 
-    def __init__(self, target: TextIO, redact: Callable[[str], str]) -> None:
+
+def _no_template(record: Record) -> str:
+    """Leave the whole form to the sink."""
+    return ""
+
+
+class _Sink:
+    """Writes each record in one piece: other threads and processes share the stream."""
+
+    def __init__(self, target: TextIO, form: Callable[[Record], str]) -> None:
         self._target = target
-        self.redact = redact
+        self._form = form
 
-    def write(self, text: str) -> None:
-        """Write a whole line, at once: other threads and processes share the stream."""
-        self._target.write(self.redact(text))
+    def write(self, message: Message) -> None:
+        """Write one record; its text as loguru formats it is of no use here."""
+        self._target.write(self._form(message.record))
 
     def flush(self) -> None:
         """Pass it on."""
         self._target.flush()
 
-    def isatty(self) -> bool:
-        """Whether colours are of use."""
-        return self._target.isatty()
+
+class _TextForm:
+    """A record as a line of text, and its traceback as lines that continue it."""
+
+    def __init__(self, redact: Callable[[str], str], left_out: Collection[str], *, colours: bool) -> None:
+        self._redact = redact
+        self._left_out = left_out
+        self._colours = colours
+
+    def __call__(self, record: Record) -> str:
+        level = record["level"].name
+        parts = [
+            self._coloured(f"{record['time']:%Y-%m-%d %H:%M:%S.%f}"[:-3], "32"),
+            self._coloured(f"{self._value(level):<8}", _LEVEL_COLOURS.get(level, "0")),
+            self._coloured(self._value(record["extra"].get("name")), "36"),
+            self._quoted(record["message"], _BARE_MESSAGE, MAX_MESSAGE_CHARS),
+        ]
+        for name, value in _fields(record).items():
+            if name not in self._left_out:
+                parts.append(f"{self._value(name)}={self._value(value)}")
+        lines = [" ".join(parts)]
+        for line in _traceback(record, self._redact):
+            lines.append(_CONTINUED + visible(line, limit=MAX_FIELD_CHARS))
+        return "\n".join(lines) + "\n"
+
+    def _value(self, value: object) -> str:
+        return self._quoted(_text(value), _BARE_VALUE, MAX_FIELD_CHARS)
+
+    def _quoted(self, text: str, bare: re.Pattern[str], limit: int) -> str:
+        # Redacted first: a secret that is cut, or has a quote in it, is spelled differently afterwards.
+        text = self._redact(text)
+        shown = visible(text, limit=limit)
+        if bare.fullmatch(shown):
+            return shown
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{visible(text, limit=limit)}"'
+
+    def _coloured(self, text: str, colour: str) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if self._colours else text
 
 
-def _text_format(left_out: frozenset[str]) -> Callable[[Record], str]:
-    def form(record: Record) -> str:
-        record["extra"][_RENDERED] = "".join(
-            f" {name}={value}" for name, value in _fields(record).items() if name not in left_out
-        )
-        return f"{_TEXT_FORMAT}{{extra[{_RENDERED}]}}\n{{exception}}"
+class _JsonForm:
+    """A record as one line of JSON."""
 
-    return form
+    def __init__(self, redact: Callable[[str], str]) -> None:
+        self._redact = redact
 
-
-def _json_format(redact: Callable[[str], str]) -> Callable[[Record], str]:
-    def form(record: Record) -> str:
+    def __call__(self, record: Record) -> str:
         line: dict[str, Any] = {
             "time": record["time"].astimezone(UTC).isoformat(timespec="milliseconds"),
             "level": record["level"].name,
-            "logger": record["extra"]["name"],
-            "event": record["message"],
-        } | _fields(record)
-        error = record["exception"]
-        if error is not None:
-            line["exception"] = "".join(traceback.format_exception(error.type, error.value, error.traceback))
-        # Before the quoting too: a secret with a quote in it is spelled differently afterwards.
-        record["extra"][_RENDERED] = json.dumps(_plain(line, redact), ensure_ascii=False)
-        return f"{{extra[{_RENDERED}]}}\n"
+            "logger": record["extra"].get("name"),
+            "event": shortened(self._redact(record["message"]), MAX_MESSAGE_CHARS),
+        }
+        for name, value in _fields(record).items():
+            name = self._redact(name)
+            line[f"{name}_" if name in line else name] = self._plain(value, depth=1)
+        if record["exception"] is not None:
+            trace = (shortened(text, MAX_FIELD_CHARS) for text in _traceback(record, self._redact))
+            line["exception"] = "\n".join(trace) + "\n"
+        return visible_json(json.dumps(line, ensure_ascii=False)) + "\n"
 
-    return form
+    def _plain(self, value: object, *, depth: int) -> Any:
+        if value is None or isinstance(value, bool) or _is_number(value):
+            return value
+        if isinstance(value, Mapping | list | tuple) and depth <= MAX_DEPTH and len(value) <= MAX_ITEMS:
+            if isinstance(value, Mapping):
+                items = value.items()
+                return {self._redact(_text(name)): self._plain(item, depth=depth + 1) for name, item in items}
+            return [self._plain(item, depth=depth + 1) for item in value]
+        return shortened(self._redact(_text(value)), MAX_FIELD_CHARS)
 
 
 def _fields(record: Record) -> dict[str, Any]:
-    return {name: value for name, value in record["extra"].items() if name not in ("name", _RENDERED)}
+    return {name: value for name, value in record["extra"].items() if name != "name"}
 
 
-def _plain(value: object, redact: Callable[[str], str]) -> Any:
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {redact(str(name)): _plain(item, redact) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, redact) for item in value]
-    return redact(str(value))
+def _is_number(value: object) -> bool:
+    """Whether JSON has this number: it knows no NaN, and Python writes no int of many digits."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and value.bit_length() <= MAX_INT_BITS
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:
+        # Objects of plugins are logged; one that fails here must not cost the record.
+        return f"<{type(value).__name__} without text>"
+
+
+def _traceback(record: Record, redact: Callable[[str], str]) -> list[str]:
+    """Return the lines of the record's traceback without line ends; a long one lacks its middle."""
+    error = record["exception"]
+    if error is None:
+        return []
+    text = "".join(traceback.format_exception(error.type, error.value, error.traceback))
+    lines = redact(text).rstrip("\n").split("\n")
+    half = MAX_TRACE_LINES // 2
+    if len(lines) > MAX_TRACE_LINES:
+        lines[half:-half] = [f"… ({len(lines) - 2 * half} lines left out)"]
+    return lines

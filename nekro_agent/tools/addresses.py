@@ -18,8 +18,51 @@ __all__ = ["AddressPolicy", "CheckedBackend"]
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-#: NAT64: the last 32 bits are an IPv4 address (RFC 6052).
-_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+#: IPv4 that is not globally reachable (IANA IPv4 Special-Purpose Address Registry, RFC 6890), multicast and
+#: reserved. Written out: what ``ipaddress`` calls global differs between versions of Python.
+_NOT_PUBLIC_4: Final = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            "0.0.0.0/8",  # this network
+            "10.0.0.0/8",  # private
+            "100.64.0.0/10",  # shared by carriers
+            "127.0.0.0/8",  # loopback
+            "169.254.0.0/16",  # link-local
+            "172.16.0.0/12",  # private
+            "192.0.0.0/24",  # protocol assignments
+            "192.0.2.0/24",  # documentation
+            "192.88.99.0/24",  # deprecated relays of 6to4
+            "192.168.0.0/16",  # private
+            "198.18.0.0/15",  # benchmarks
+            "198.51.100.0/24",  # documentation
+            "203.0.113.0/24",  # documentation
+            "224.0.0.0/4",  # multicast
+            "240.0.0.0/4",  # reserved, broadcast
+        ),
+    )
+)
+#: The only IPv6 that is given out as global unicast (RFC 4291). Outside of it lie loopback, discard-only
+#: (100::/64), local NAT64 (64:ff9b:1::/48), segment ids (5f00::/16), unique local, link-local, site-local
+#: (fec0::/10) and multicast.
+_GLOBAL_6: Final = ipaddress.IPv6Network("2000::/3")
+#: What of it is not globally reachable (IANA IPv6 Special-Purpose Address Registry).
+_NOT_PUBLIC_6: Final = tuple(
+    map(
+        ipaddress.IPv6Network,
+        (
+            "2001::/23",  # protocol assignments, among them Teredo, benchmarks and ORCHID
+            "2001:db8::/32",  # documentation
+            "3fff::/20",  # documentation
+        ),
+    )
+)
+#: Other spellings of an IPv4 address, and the bits to the right of it: mapped, NAT64 (RFC 6052), 6to4.
+_EMBEDDED_4: Final = (
+    (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
+    (ipaddress.IPv6Network("64:ff9b::/96"), 0),
+    (ipaddress.IPv6Network("2002::/16"), 80),
+)
 
 
 class AddressPolicy:
@@ -49,7 +92,7 @@ class AddressPolicy:
         if host.lower().rstrip(".") in self._hosts:
             return True
         ip = ipaddress.ip_address(address.split("%", 1)[0])
-        return any(ip in network for network in self._networks) or all(map(_is_public, _meant_by(ip)))
+        return any(ip in network for network in self._networks) or _is_public(ip)
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Return the admitted addresses of ``host``, best first.
@@ -73,20 +116,14 @@ class AddressPolicy:
         return admitted
 
 
-def _meant_by(ip: IPAddress) -> list[IPAddress]:
-    """Return the address itself and every IPv4 address that is embedded in it."""
-    meant: list[IPAddress] = [ip]
-    if isinstance(ip, ipaddress.IPv6Address):
-        teredo = ip.teredo[1] if ip.teredo else None
-        nat64 = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
-        if ip.ipv4_mapped is not None or nat64 is not None:
-            meant = []  # nothing but another spelling of an IPv4 address
-        meant += [inner for inner in (ip.ipv4_mapped, ip.sixtofour, teredo, nat64) if inner is not None]
-    return meant
-
-
 def _is_public(ip: IPAddress) -> bool:
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+    """Whether an address is globally reachable; one that embeds an IPv4 address is what that is."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return not any(ip in network for network in _NOT_PUBLIC_4)
+    for network, bits in _EMBEDDED_4:
+        if ip in network:
+            return _is_public(ipaddress.IPv4Address(int(ip) >> bits & 0xFFFFFFFF))
+    return ip in _GLOBAL_6 and not any(ip in network for network in _NOT_PUBLIC_6)
 
 
 class CheckedBackend(httpcore.AsyncNetworkBackend):

@@ -83,7 +83,7 @@ def test_text_of_strangers_cannot_steer_the_terminal() -> None:
     output.table(("T",), [("x\x1b]0;title\x07y\nz",)])
     assert "\x1b[2J" not in stream.getvalue()
     assert "\x1b]0" not in stream.getvalue()
-    assert one_line("a\n\tb\x00c\u202ed") == "a b c d"
+    assert one_line("a\n\tb\x00c\u202ed") == r"a\n\tb\x00c\u202ed"
 
 
 def test_long_lines_are_cut_by_columns() -> None:

@@ -57,7 +57,7 @@ def test_a_text_line_shows_fields_but_not_what_every_line_would() -> None:
     sink = io.StringIO()
     configure(sink=sink, fields={"worker": "m@host"})
     logger.bind(chat_key="{odd} <red>key</red>").info("round {} <green>", 7)
-    assert sink.getvalue().endswith("nekro round 7 <green> chat_key={odd} <red>key</red>\n")
+    assert sink.getvalue().endswith('nekro round 7 <green> chat_key="{odd} <red>key</red>"\n')
     assert "m@host" not in sink.getvalue()
 
 

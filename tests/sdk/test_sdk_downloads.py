@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import socket
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -187,18 +188,45 @@ async def test_wrong_targets_are_named(file_server: FileServer, tmp_path: Path) 
 @pytest.mark.parametrize(
     "address",
     [
-        "127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "169.254.169.254", "0.0.0.0", "100.64.0.1",
-        "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1%eth0", "fd00::1", "ff02::1", "::ffff:127.0.0.1",
-        "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:4136:e378:8000:63bf:80ff:fffe", "240.0.0.1",
+        "127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.0.1", "172.31.255.255", "169.254.169.254", "0.0.0.0",
+        "0.1.2.3", "100.64.0.1", "100.127.255.255", "192.0.0.8", "192.0.0.9", "192.0.2.1", "192.88.99.1",
+        "192.88.99.255", "198.18.0.1", "198.19.255.255", "198.51.100.1", "203.0.113.1", "224.0.0.1",
+        "239.255.255.255", "240.0.0.1", "255.255.255.255",
+        "::1", "::", "::7f00:1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:192.88.99.1",
+        "::ffff:0:7f00:1",
+        "64:ff9b::7f00:1", "64:ff9b::c058:6301", "64:ff9b:1::5db8:d822", "100::1", "100:0:0:1::1", "1fff::1",
+        "2001::1", "2001:0:4136:e378:8000:63bf:80ff:fffe", "2001:0:5db8:d822::a247:27dd", "2001:2::1",
+        "2001:10::1", "2001:20::1", "2001:1ff::1", "2001:db8::1", "2002:7f00:1::", "2002:c0a8:1::1",
+        "2002:c058:6301::", "3fff::1", "3fff:fff:ffff::1", "4000::1", "5f00::1", "fc00::1", "fd00::1",
+        "fe80::1%eth0", "fe80::1", "fec0::1", "feff::1", "ff02::1", "ff0e::1",
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_public_are_refused(address: str) -> None:
     assert not AddressPolicy().admits("host.example", address)
 
 
-@pytest.mark.parametrize("address", ["93.184.216.34", "2606:4700::1111", "64:ff9b::5db8:d822"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "1.1.1.1", "93.184.216.34", "100.63.255.255", "100.128.0.1", "172.32.0.1", "192.0.1.1",
+        "192.88.98.255",
+        "192.88.100.1", "198.17.255.255", "198.20.0.1", "223.255.255.255", "2606:4700::1111", "2001:200::1",
+        "2001:4860::8888", "2003::1", "2a00::1", "3ffe::1", "3fff:1000::1", "64:ff9b::5db8:d822",
+        "::ffff:93.184.216.34", "2002:5db8:d822::1",
+    ],
+)  # fmt: skip
 def test_public_addresses_are_admitted(address: str) -> None:
     assert AddressPolicy().admits("host.example", address)
+
+
+@pytest.mark.parametrize("attribute", ["is_global", "is_private", "is_reserved", "ipv4_mapped"])
+def test_what_is_public_does_not_depend_on_the_version_of_python(
+    attribute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in (ipaddress.IPv4Address, ipaddress.IPv6Address):
+        monkeypatch.setattr(kind, attribute, property(lambda _: pytest.fail("asked")), raising=False)
+    for address in ("10.0.0.1", "93.184.216.34", "fec0::1", "2606:4700::1111", "::ffff:10.0.0.1"):
+        AddressPolicy().admits("host.example", address)
 
 
 def test_hosts_and_networks_can_be_allowed() -> None:

@@ -1,0 +1,85 @@
+"""Text of unknown origin is spelled out, never dropped, and readable text stays as it is."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+import pytest
+
+from nekro_agent.tools.visible_text import shortened, visible, visible_json, visible_lines, visible_text
+
+#: Signs of Arabic, Syriac and Kaithi that Unicode calls formats and that are seen.
+SEEN_FORMATS = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
+EVERY_CHARACTER = [chr(code) for code in range(0x110000)]
+
+
+def is_hidden(char: str) -> bool:
+    return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and ord(char) not in SEEN_FORMATS
+
+
+def test_every_control_format_surrogate_and_separator_is_escaped() -> None:
+    wrong = [hex(ord(char)) for char in EVERY_CHARACTER if is_hidden(char) and char in visible(f"a{char}b")]
+    assert wrong == []
+
+
+def test_what_has_no_glyph_and_is_no_format_is_escaped_too() -> None:
+    for code in (0x034F, 0x115F, 0x17B4, 0x3164, 0xFFA0, 0xE0100, 0xE01EF, 0xFFFE, 0x2065):
+        assert chr(code) not in visible(f"a{chr(code)}b")
+
+
+def test_an_escape_names_the_character() -> None:
+    text = "\x00\x1b\r\n\t\x7f\x85\u2028\u202e\ud800\U000e0041"
+    assert visible(text) == r"\x00\x1b\r\n\t\x7f\x85\u2028\u202e\ud800\U000e0041"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        "a\\nb",
+        "こんにちは 你好",
+        "❤️‍🔥 👨‍👩‍👧 1️⃣ 🇯🇵",
+        "می‌خواهم",
+        "e\u0301",
+        "क्‍ष",
+        "[red]x[/red] {0} <b>",
+    ],
+)
+def test_readable_text_of_every_script_stays_as_it_is(text: str) -> None:
+    assert visible(text) == text
+    assert visible_lines(text) == [text]
+
+
+@pytest.mark.parametrize(
+    "text", ["ad\u200dmin", "a\ufe0fb", "猫\u200d\u200d\u200c\u200d", "猫\ufe00\ufe01\ufe0f", "\u200dx"]
+)
+def test_joiners_and_selectors_that_hide_data_are_escaped(text: str) -> None:
+    assert visible(text).isascii() or not set(visible(text)) & set("\u200c\u200d\ufe00\ufe01\ufe0f")
+
+
+def test_escaping_twice_is_escaping_once() -> None:
+    text = "".join(EVERY_CHARACTER)
+    assert visible(visible(text)) == visible(text)
+
+
+def test_only_line_feeds_end_a_line() -> None:
+    text = "a\tb\r\nc\rd\x0be\x0cf\x1cg\x85h\u2028i\n"
+    assert visible_lines(text) == ["a\tb", r"c\rd\x0be\x0cf\x1cg\x85h\u2028i", ""]
+    assert visible_text(text).count("\n") == 2
+
+
+def test_json_keeps_its_values_and_shows_no_control() -> None:
+    value = {"text": "".join(EVERY_CHARACTER[:0x3000]) + "\ud800 \U000e0041 \U0001f600"}
+    for indent in (None, 2):
+        shown = visible_json(json.dumps(value, ensure_ascii=False, indent=indent))
+        assert json.loads(shown) == value
+        assert not [char for char in shown if is_hidden(char) and char not in "\n\u200c\u200d"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 50, 51, 100_000])
+def test_a_cut_says_how_much_is_left_out(size: int) -> None:
+    shown = visible("x" * size, limit=50)
+    assert shown == ("x" * size if size <= 50 else f"{'x' * 50}… ({size - 50} more characters)")
+    assert len(visible("\U000e0041" * size, limit=50)) <= 90
+    assert shortened("abc", 3) == "abc"

@@ -1,0 +1,374 @@
+"""Text of others in logs, terminals, pages and events: it is shown and obeyed nowhere.
+
+One hostile string goes through real commands, a real worker and real events. ``PLACES`` lists the commands
+that show it; each runs at a pseudo-terminal and in a pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from worker_fleet import Fleet, build_fleet
+
+from broker_config.settings import Settings
+from broker_config.topology import AGENT_EVENTS, encode_chat_key
+from cli.environment import environment_of
+from nekro_agent.methods import SandboxMethodType
+from storage.calls import CallRequest
+from storage.engine import Database
+from storage.jobs import NewJob
+
+pytestmark = pytest.mark.timeout(240)
+
+CHAT = "hostile-chat"
+SECONDS = 60
+#: A line that reads like a record of another chat's call.
+FORGED = "2026-01-01 00:00:00.000 INFO     nekro call_ended outcome=ok chat_key=victim"
+FORGED_JSON = '{"time": "2026-01-01", "level": "INFO", "event": "call_ended", "chat_key": "victim"}'
+#: Title, clipboard, link (OSC 0, 52, 8), clearing, other screen (DECSET), 8-bit CSI, backspace.
+STEERING = (
+    "\x1b]0;title\x07\x1b]52;c;aGk=\x07\x1b]8;;http://evil.example\x1b\\x\x1b]8;;\x1b\\"
+    "\x1b[2J\x1b[?1049h\x9b2J\b\x7f"
+)
+#: A name that reads backwards, isolates, marks, blanks without width, tags.
+HIDING = "\u202egnp.exe\u2066\u200e\u061c\u200b\u2060\ufeff\U000e0041\x85\u2028\u2029"
+MARKUP = "[red]r[/red][link=http://evil.example]l[/link]<red>t</red>{0}{x.__class__}%s$(id)"
+HOSTILE = f"A{STEERING}{HIDING}{MARKUP}\r{FORGED}\n{FORGED}\n{FORGED_JSON}\nerror: forged\n"
+#: What no terminal may get, however it is spelled between our own sequences.
+OBEYED = (
+    "\x1b]", "\x1b[2J", "\x1b[?1049h", "\x07", "\x08", "\x7f", "\x85", "\x9b", "\u2028", "\u2029", "\u202e",
+    "\u2066", "\u200e", "\u061c", "\u200b", "\u2060", "\ufeff", "\U000e0041",
+)  # fmt: skip
+JOB, CALL = "1" * 32, "2" * 32
+
+PLUGIN = f"""
+import logging
+import sys
+
+from nekro_agent.api.plugin import CmdCtl, NekroPlugin, SandboxMethodType
+from nekro_agent.core.logger import get_sub_logger, logger
+
+HOSTILE = {HOSTILE!r}
+FORGED_JSON = {FORGED_JSON!r}
+plugin = NekroPlugin(name=HOSTILE, module_name="odd", description=HOSTILE, version="1", author="t", url="")
+
+
+async def speak(_ctx, text: str) -> str:
+    return text
+
+
+async def fail(_ctx, text: str) -> None:
+    raise ValueError(text)
+
+
+async def write_logs(_ctx, text: str) -> None:
+    logger.info(text)
+    logger.opt(raw=True).info(text)
+    logger.opt(colors=True).info("<red>{{}}</red>", text)
+    logger.bind(chat_key=text, **{{text: 1}}).warning("call_ended")
+    get_sub_logger(text).info("{{}}", text)
+    print(text)
+    print(FORGED_JSON, file=sys.stderr)
+    logging.getLogger("a.library").warning("%s", text)
+    logging.getLogger(text).error("bad arguments %d", text)
+    try:
+        raise ValueError(text) from KeyError(text)
+    except ValueError:
+        logger.exception(text)
+
+
+async def say(context, *words: str):
+    yield CmdCtl.message(HOSTILE)
+    yield CmdCtl.failed(HOSTILE)
+
+
+for method in (speak, fail, write_logs):
+    method.__doc__ = HOSTILE
+    plugin.mount_sandbox_method(SandboxMethodType.TOOL, method.__name__, HOSTILE)(method)
+plugin.mount_command(name="say", description=HOSTILE, usage=HOSTILE)(say)
+"""
+BROKEN = f"raise ValueError({HOSTILE!r})"
+
+#: Commands that show text of others; True where the data itself is asked for, which stays exact in a pipe.
+PLACES: dict[str, tuple[tuple[str, ...], bool]] = {
+    "history": (("history", CHAT), False),
+    "history of rounds": (("history", CHAT, "--trace"), False),
+    "history of an unknown chat": (("history", f"B{HOSTILE}"), False),
+    "jobs": (("jobs",), False),
+    "a job": (("jobs", "show", JOB), False),
+    "a job's bar": (("jobs", "watch", JOB), False),
+    "dead": (("dead",), False),
+    "a dead call": (("dead", "show", CALL), False),
+    "an unknown dead call": (("dead", "show", HOSTILE), False),
+    "a returned value": (("call", "speak", "--args", json.dumps([HOSTILE])), True),
+    "a raised error": (("call", "fail", "--args", json.dumps([HOSTILE])), False),
+    "an unknown method": (("call", HOSTILE), False),
+    "a command": (("command", CHAT, "/say"), True),
+    "commands": (("command",), False),
+    "methods": (("methods",), False),
+    "plugins": (("plugins",), False),
+    "doctor": (("doctor",), False),
+    "metrics": (("metrics",), False),
+    "cancel": (("cancel", HOSTILE), False),
+    "reset": (("reset", HOSTILE), False),
+    "sandboxed output": (("exec", "hostile.py", "--no-follow-up"), True),
+    "wrong usage": (("jobs", HOSTILE), False),
+    "an unknown argument": (("jobs", f"--x{HOSTILE}"), False),
+}
+
+
+@pytest.fixture(scope="module")
+def fleet(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    directory = tmp_path_factory.mktemp("hostile")
+    plugins = directory / "plugins"
+    plugins.mkdir()
+    (plugins / "odd.py").write_text(PLUGIN, "utf-8")
+    (plugins / "broken.py").write_text(BROKEN, "utf-8")
+    (directory / "hostile.py").write_text(f"print({HOSTILE!r})\nraise ValueError({HOSTILE!r})", "utf-8")
+    url = f"sqlite:///{directory / 'nekro.db'}"
+    built = build_fleet(directory, redis_server.url, url, plugins={"dirs": (plugins,), "load_shipped": False})
+    asyncio.run(seed(built.settings))
+    finish_rows(directory / "nekro.db")
+    built.start("methods")
+    yield built
+    built.stop()
+
+
+async def seed(settings: Settings) -> None:
+    services = Fleet(settings, Path()).services()
+    await services.start()
+    await services.receive_message(CHAT, HOSTILE, user_id="u", user_name=HOSTILE)
+    await services.close()
+    database = Database(settings.database, settings.data_dir)
+    async with database.begin() as transaction:
+        await transaction.jobs.add(
+            NewJob(id=JOB, type=HOSTILE, task_id=HOSTILE, plugin_key=HOSTILE, chat_key=CHAT)
+        )
+        request = CallRequest(
+            id=CALL,
+            method=HOSTILE,
+            type=SandboxMethodType.BEHAVIOR,
+            chat_key=CHAT,
+            repeatable=False,
+            lane=HOSTILE,
+        )
+        await transaction.calls.set_aside(request, error_type="ValueError", reason=HOSTILE)
+    await database.dispose()
+
+
+def finish_rows(path: Path) -> None:
+    """Write what a whole run would have: results of others in every column that a command shows."""
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "UPDATE jobs SET message = ?, worker = ?, state = 'failed', finished_at = created_at",
+            (HOSTILE,) * 2,
+        )
+        connection.execute(
+            "UPDATE rounds SET state = 'failed', model = ?, worker = ?, code = ?, output = ?, error = ?,"
+            " prompt_chars = 1, started_at = requested_at, finished_at = requested_at",
+            (HOSTILE,) * 5,
+        )
+    connection.close()
+
+
+def at_terminal(settings: Settings, directory: Path, *arguments: str) -> str:
+    """Run a command whose three streams are a terminal; returns what it got."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "cli.main", *arguments],
+        env=environment_of(settings) | {"TERM": "xterm", "COLUMNS": "400"},
+        cwd=directory, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    received = b""
+    try:
+        while select.select([ours], [], [], SECONDS)[0]:
+            chunk = os.read(ours, 65536)
+            received += chunk
+    except OSError:  # the last end of the terminal was closed
+        pass
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return received.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_command_lets_text_of_others_steer_the_terminal(fleet: Fleet, place: str) -> None:
+    arguments, _ = PLACES[place]
+    shown = at_terminal(fleet.settings, fleet._directory, *arguments)
+    assert shown, "the command showed nothing"
+    assert [spelling for spelling in OBEYED if spelling in shown] == []
+    # Returns only at the end of lines, and where rich draws its bars anew.
+    assert not re.search(r"\r+[^\r\n\x1b]", shown), shown
+
+
+@pytest.mark.parametrize("place", [place for place, (_, exact) in PLACES.items() if not exact])
+def test_a_report_to_a_pipe_holds_no_forged_line(fleet: Fleet, place: str) -> None:
+    arguments, _ = PLACES[place]
+    process = fleet.command(*arguments, cwd=fleet._directory)
+    out, err = process.communicate(timeout=SECONDS)
+    assert out or err
+    for text in (out, err):
+        assert [spelling for spelling in OBEYED if spelling in text] == []
+        assert not [
+            line for line in text.split("\n") if line.startswith(("2026-01-01", "{", "error: forged"))
+        ]
+
+
+def test_a_value_to_a_pipe_and_json_are_exact(fleet: Fleet) -> None:
+    call = ("call", "speak", "--args", json.dumps([HOSTILE]))
+    # As bytes: Python would take the carriage return for a line end.
+    nekro = [sys.executable, "-P", "-m", "cli.main", *call]
+    piped = subprocess.run(nekro, env=environment_of(fleet.settings), capture_output=True, timeout=SECONDS)
+    assert piped.stdout.decode() == f"{HOSTILE}\n"
+    printed = fleet.run(*call, "--json").stdout
+    assert json.loads(printed)["value"] == HOSTILE
+    assert [spelling for spelling in OBEYED if spelling in printed] == []
+    (message,) = json.loads(fleet.run("history", CHAT, "--json").stdout)
+    assert (message["text"], message["sender"]) == (HOSTILE, HOSTILE)
+
+
+RECORD = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?:[A-Z]+|\"Level \d+\") +(?:[^\s\"=\\]+|\"(?:[^\"\\]|\\.)*\") "
+)
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+def test_a_log_of_text_has_one_line_for_a_record_and_indented_tracebacks(fleet: Fleet) -> None:
+    (worker,) = fleet.workers
+    assert fleet.run("call", "write_logs", "--args", json.dumps([HOSTILE])).returncode == 0
+    assert fleet.run("call", "fail", "--args", json.dumps([HOSTILE])).returncode != 0
+    log = worker.log.read_text("utf-8")
+    assert [spelling for spelling in (*OBEYED, "\r", "\x1b") if spelling in log] == []
+    wrong = [
+        line for line in log.split("\n")[:-1] if not RECORD.match(line) and not line.startswith("    | ")
+    ]
+    assert wrong == []
+    records = [line for line in log.split("\n") if RECORD.match(line)]
+    assert any(r"A\x1b]0;title\x07" in line for line in records)
+    # Outside of quotes, where fields are, nothing names the victim.
+    assert [line for line in records if "chat_key=victim" in QUOTED.sub("", line)] == []
+    assert not [line for line in records if line.startswith("2026-01-01")]
+
+
+def test_a_log_of_json_has_one_object_a_line_and_no_forged_one(
+    fleet: Fleet, redis_server: Any, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'nekro.db'}"
+    dirs = fleet.settings.plugins.dirs
+    own = build_fleet(
+        tmp_path,
+        redis_server.url,
+        url,
+        plugins={"dirs": dirs, "load_shipped": False},
+        log={"json_lines": True},
+    )
+    (worker,) = own.start("methods")
+    try:
+        assert own.run("call", "write_logs", "--args", json.dumps([HOSTILE])).returncode == 0
+        log = worker.log.read_text("utf-8")
+    finally:
+        own.stop()
+    assert [spelling for spelling in (*OBEYED, "\r", "\x1b") if spelling in log] == []
+    # Root is warned by the command itself, before there is a log.
+    lines = [line for line in log.splitlines() if not line.startswith("warning: workers of root")]
+    records = [json.loads(line) for line in lines]
+    assert [record for record in records if record.get("chat_key") == "victim"] == []
+    assert HOSTILE in [record["event"] for record in records]
+    assert FORGED_JSON in [record["event"] for record in records if record["logger"] == "stderr"]
+
+
+def test_nekro_up_passes_on_what_workers_write_line_by_line_and_escaped(tmp_path: Path) -> None:
+    (tmp_path / "plugins").mkdir()
+    # Past Python's streams, as a program that a plugin starts writes.
+    loud = PLUGIN + f"\nimport os\nos.write(2, {HOSTILE!r}.encode())\nos.write(1, b'\\xff\\x1b[2J\\n')\n"
+    (tmp_path / "plugins" / "odd.py").write_text(loud, "utf-8")
+    environment = {
+        **os.environ,
+        "NEKRO_DATA_DIR": str(tmp_path / "data"),
+        "NEKRO_PLUGINS__DIRS": str(tmp_path / "plugins"),
+        "NEKRO_PLUGINS__LOAD_SHIPPED": "false",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "cli.main", "up", "--methods", "1", "--long", "0", "--rounds", "0"],
+        env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    lines: list[str] = []
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if line.startswith("ready:"):
+                break
+    finally:
+        process.send_signal(signal.SIGINT)
+        lines += process.communicate(timeout=SECONDS)[1].splitlines(keepends=True)
+    text = "".join(lines)
+    assert r"methods-1 | A\x1b]0;title\x07" in text
+    assert [spelling for spelling in (*OBEYED, "\x1b", "\r") if spelling in text] == []
+    assert not [line for line in lines if line.startswith(("2026-01-01", "{", "error"))]
+
+
+def test_tail_shows_a_forged_event_on_one_line(fleet: Fleet) -> None:
+    for options in ((), ("--json",)):
+        process = fleet.command("tail", CHAT, "--count", "2", "--seconds", "30", *options)
+        assert process.stderr is not None
+        assert "watching" in process.stderr.readline()
+        publish(
+            fleet.settings,
+            "odd\x1b]0;t\x07\rname",
+            {"text": HOSTILE, "event": "round.ended", "chat_key": "victim"},
+        )
+        publish(fleet.settings, "round.ended", {"number": HOSTILE, "state": HOSTILE, "worker": HOSTILE})
+        out, err = process.communicate(timeout=SECONDS)
+        assert [spelling for spelling in (*OBEYED, "\x1b", "\r") if spelling in out + err] == []
+        assert len(out.splitlines()) == 2
+        if options:
+            first, second = map(json.loads, out.splitlines())
+            assert (first["chat_key"], first["text"]) == (CHAT, HOSTILE)
+            assert (second["event"], second["number"]) == ("round.ended", HOSTILE)
+
+
+def publish(settings: Settings, name: str, body: dict[str, Any]) -> None:
+    from broker_config.app import create_app
+
+    with create_app(settings).connection_for_write() as connection:
+        connection.Producer(serializer="json").publish(
+            body,
+            exchange=AGENT_EVENTS,
+            routing_key=f"{name}.{encode_chat_key(CHAT)}",
+            declare=[AGENT_EVENTS],
+        )
+
+
+def test_task_events_carry_no_control_character(make_settings: Callable[..., Settings]) -> None:
+    from broker_config.app import create_app
+
+    app = create_app(make_settings())
+    texts = dict.fromkeys(("uuid", "name", "kwargs", "exception", "traceback"), HOSTILE)
+    with app.connection_for_write() as connection:
+        dispatcher = app.events.Dispatcher(connection, buffer_group={"task"})
+        dispatcher.send("task-failed", **texts)
+        (event,) = dispatcher._group_buffer["task"]  # what the next flush publishes
+    assert event["exception"].startswith(r"A\x1b]0;title\x07")
+    for name in texts:
+        assert [spelling for spelling in (*OBEYED, "\x1b", "\r") if spelling in event[name]] == []

@@ -1,0 +1,54 @@
+"""Which Host headers a server without a password answers.
+
+Against DNS rebinding: a web site can let its own name resolve to 127.0.0.1, and a browser on this machine
+then takes what we answer for that site's. The Host header still names the site.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+__all__ = ["AllowedHosts", "is_loopback"]
+
+#: Names under which this machine reaches itself.
+LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+#: ``name``, ``name:port``, ``[address]`` or ``[address]:port``.
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+))(?::[0-9]{1,5})?")
+
+
+class AllowedHosts:
+    """The loopback names, and those that were allowed besides."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        """Take host names and addresses, without port and brackets."""
+        self._names = frozenset(map(_normal, (*LOOPBACK_NAMES, *names)))
+
+    def admits(self, headers: Sequence[str]) -> bool:
+        """Whether a request may be answered.
+
+        Args:
+            headers: values of its Host headers. None is admitted: every browser sends one.
+        """
+        if not headers:
+            return True
+        match = _HOST.fullmatch(headers[0])
+        return len(headers) == 1 and match is not None and _normal(match[1] or match[2]) in self._names
+
+
+def is_loopback(address: str) -> bool:
+    """Whether what listens on ``address`` is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return _normal(address) == "localhost"
+
+
+def _normal(name: str) -> str:
+    name = name.lower().removesuffix(".")
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name
