@@ -27,8 +27,8 @@ async def complete(work: Awaitable[T], *, among: set[asyncio.Task[Any]] | None =
     """
     task = asyncio.ensure_future(work)
     if among is not None:
-        among.add(task)  # type: ignore[arg-type]
-        task.add_done_callback(among.discard)  # type: ignore[arg-type]
+        among.add(task)
+        task.add_done_callback(among.discard)
     cancellation = await outlast(task)
     if cancellation is None:
         return task.result()

@@ -204,7 +204,10 @@ class CallCancelledError(PluginError):
 
 
 class OutcomeUnknownError(PluginError):
-    """A worker died inside an at-most-once call: its effect may or may not have happened."""
+    """A worker died inside an at-most-once call, or the broker or the database failed around it.
+
+    Its effect may or may not have happened.
+    """
 
     code = "outcome_unknown"
 

@@ -34,6 +34,10 @@ from storage.upsert import insert
 __all__ = ["Call", "CallRepository", "CallRequest", "Claim", "ClaimVerdict"]
 
 _OPEN: Final = (CallState.QUEUED, CallState.RUNNING)
+#: Added to how long ago a claim was first asked for: the time that a statement takes to the database.
+_ASK_MARGIN_SECONDS: Final = 1.0
+#: Later than any start: nothing was asked for before.
+_NEVER_SECONDS: Final = 1e6
 _UNKNOWN_MESSAGE: Final = "its worker died inside it; the effect may or may not have happened"
 
 
@@ -114,7 +118,14 @@ class CallRepository(Repository):
             .values(invocation=invocation)
         )
 
-    async def claim(self, request: CallRequest, *, worker: str, lease_seconds: float) -> Claim:
+    async def claim(
+        self,
+        request: CallRequest,
+        *,
+        worker: str,
+        lease_seconds: float,
+        since_seconds: float | None = None,
+    ) -> Claim:
         """Ask for the right to run a call; of all deliveries of one id at most one holds it.
 
         One statement when it is granted, so ``Database.autocommit`` is the place to call it.
@@ -122,8 +133,16 @@ class CallRepository(Repository):
         Args:
             lease_seconds: how long the claim lasts without ``renew``; the time to the call's
                 deadline if nobody renews.
+            since_seconds: how long ago this worker first asked, None now; a claim of its own since then
+                is one whose confirmation was lost, and is granted again.
         """
-        values = {**_values(request), "worker": worker, "lease_seconds": lease_seconds}
+        asked_seconds = _NEVER_SECONDS if since_seconds is None else -since_seconds - _ASK_MARGIN_SECONDS
+        values = {
+            **_values(request),
+            "worker": worker,
+            "lease_seconds": lease_seconds,
+            "asked_seconds": asked_seconds,
+        }
         fence = await self._scalar(_claim_statement, values)
         if fence is not None:
             return Claim(verdict=ClaimVerdict.GRANTED, fence=fence)
@@ -191,6 +210,19 @@ class CallRepository(Repository):
             .returning(CallRow)
         )
         return await self._one_or_none(Call, statement) or await self.get(call_id)
+
+    async def withdraw(self, request: CallRequest, *, reason: str) -> Call:
+        """Cancel a call that no worker has claimed, also before it is recorded; returns it as it is now.
+
+        A row is left in any case, so that what is still under way (the statement that records the call,
+        its message) does not start it.
+        """
+        cancelled = _cancelled(reason)
+        new = insert(self._dialect, CallRow).values(**_values(request), **cancelled, requested_at=now())
+        statement = new.on_conflict_do_update(
+            index_elements=[CallRow.id], set_=cancelled, where=CallRow.state == CallState.QUEUED
+        ).returning(CallRow)
+        return await self._one_or_none(Call, statement) or await self.get(request.id)
 
     async def cancel(self, call_id: str, *, reason: str) -> Call | None:
         """End an open call as cancelled, so that nothing it still does is recorded; None if none is open."""
@@ -360,7 +392,15 @@ def _claim_statement(dialect: str) -> Executable:
     return new.on_conflict_do_update(
         index_elements=[CallRow.id],
         set_={**taken, "fence": CallRow.fence + 1},
-        where=or_(CallRow.state == CallState.QUEUED, and_(_is_orphan(), CallRow.repeatable)),
+        where=or_(
+            CallRow.state == CallState.QUEUED,
+            and_(_is_orphan(), CallRow.repeatable),
+            and_(
+                CallRow.state == CallState.RUNNING,
+                CallRow.worker == new.excluded.worker,
+                CallRow.started_at >= seconds_from_now(seconds_parameter("asked_seconds")),
+            ),
+        ),
     ).returning(CallRow.fence)
 
 

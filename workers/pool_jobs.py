@@ -359,7 +359,7 @@ class Interruptible:
         if self._job is not None:
             with _lock:
                 self._job._cancel = None
-        for _ in range(self._interruptions):
+        for _number in range(self._interruptions):
             self._task.uncancel()
 
     def _ask(self) -> None:
