@@ -53,7 +53,7 @@ from nekro_agent.errors import (
 )
 from nekro_agent.methods import Lane
 
-__all__ = ["CallFate", "CallLedger", "MethodCaller"]
+__all__ = ["CallFate", "CallLedger", "MethodCaller", "RecordUnknownError"]
 
 #: How long one blocking pop waits, at most.
 POP_SECONDS: Final = 2
@@ -83,6 +83,10 @@ class CallFate:
     error: NekroError | None = None
 
 
+class RecordUnknownError(StorageUnavailableError):
+    """The ledger may hold a call: the database broke off before it confirmed that."""
+
+
 class CallLedger(Protocol):
     """Where calls are written down that must survive the loss of their message."""
 
@@ -94,7 +98,8 @@ class CallLedger(Protocol):
         """Write a call down before it is published.
 
         Raises:
-            StorageUnavailableError: the database does not answer; the call may be written down.
+            StorageUnavailableError: the database does not answer; the call is not written down.
+            RecordUnknownError: nor does it, and the call may be written down.
         """
         ...
 
@@ -376,7 +381,7 @@ class MethodCaller:
             if ledger is not None and pending.is_recorded:
                 await ledger.record(pending.message)
             pending.place = await self._put(pending)
-        except (BrokerError, StorageUnavailableError) as exc:
+        except (BrokerError, RecordUnknownError) as exc:
             await self._settle_unsent(pending, exc)
 
     async def _put(self, pending: _Pending) -> Place | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from loguru import logger
 
 from broker_config.call_messages import CallMessage
-from broker_config.calls import CallFate
+from broker_config.calls import CallFate, RecordUnknownError
 from broker_config.wire import Signer
 from nekro_agent.errors import (
     MessageRefusedError,
@@ -24,6 +25,7 @@ from nekro_agent.errors import (
 )
 from nekro_agent.methods import SandboxMethodType
 from storage.calls import Call, CallRequest
+from storage.driver_errors import is_refusal
 from storage.engine import Database
 from storage.states import CallState
 from workers.claims import error_of
@@ -41,6 +43,13 @@ WITHDRAWN: Final = "its caller gave it up"
 _BATCH: Final = 500
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """How far an attempt to write came."""
+
+    is_sent: bool = False
+
+
 class CallRecords:
     """Writes down what ``MethodCaller`` publishes; its ``CallLedger``."""
 
@@ -56,20 +65,27 @@ class CallRecords:
         """Write a call down; a short outage of the database is waited for.
 
         Raises:
-            StorageUnavailableError: the database does not answer; the call may be written down.
+            StorageUnavailableError: the database does not answer; the call is not written down.
+            RecordUnknownError: nor does it, and the call may be written down.
         """
         request = self._request(message)
         give_up_at = time.monotonic() + RECORD_SECONDS
+        is_in_doubt = False
         while True:
+            attempt = _Attempt()
             try:
-                return await self._enqueue(request)
-            except StorageUnavailableError:
+                return await self._enqueue(request, attempt)
+            except StorageUnavailableError as exc:
+                is_in_doubt |= attempt.is_sent and not is_refusal(exc)
                 if time.monotonic() > give_up_at:
+                    if is_in_doubt:
+                        raise RecordUnknownError(str(exc)) from exc
                     raise
             await asyncio.sleep(RECORD_PAUSE_SECONDS)
 
-    async def _enqueue(self, request: CallRequest) -> None:
+    async def _enqueue(self, request: CallRequest, attempt: _Attempt) -> None:
         async with self._database.autocommit() as transaction:
+            attempt.is_sent = True
             if not await transaction.calls.enqueue(request):
                 # Its caller left before it was sent; that row says whom to tell and not what to send.
                 await transaction.calls.keep_message(request.id, request.invocation or {})

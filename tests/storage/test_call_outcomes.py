@@ -394,28 +394,56 @@ async def test_a_record_whose_confirmation_was_lost_is_written_once_and_sent(
     assert (await calling).text == "done"
 
 
+@on_postgres
 async def test_a_record_in_doubt_is_an_unknown_outcome(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.5)
-    storage.go_away()
-    made = invocation(seconds=3)
+    await storage.call("connect")
+    storage.proxy.is_deaf = True
     with pytest.raises(OutcomeUnknownError):
-        await world.begin(made)
+        await world.begin(invocation(seconds=4))
 
 
-async def test_a_call_that_was_not_recorded_cannot_be_recorded_later(
+@on_postgres
+async def test_a_record_in_doubt_is_withdrawn_before_its_caller_hears_that_the_call_will_not_run(
+    world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.2)
+    await storage.call("connect")
+    storage.proxy.is_deaf = True
+    made = invocation()
+    calling = world.begin(made)
+    while await _states(storage) != ["queued"]:
+        await asyncio.sleep(0.02)
+    await asyncio.wait([calling], timeout=2)
+    assert not calling.done()
+    storage.go_away()
+    storage.come_back()
+    with pytest.raises(StorageUnavailableError):
+        await calling
+    assert await _states(storage) == ["cancelled"]
+
+
+async def test_a_call_that_the_database_refused_to_record_fails_at_once(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.2)
     storage.go_away()
-    made = invocation()
-    calling = world.begin(made)
-    await asyncio.wait([calling], timeout=1.5)
-    assert not calling.done()
+    made = invocation(seconds=60)
+    async with asyncio.timeout(20):
+        with pytest.raises(StorageUnavailableError):
+            await world.begin(made)
     storage.come_back()
-    with pytest.raises(StorageUnavailableError):
-        await calling
+    assert await storage.call(made.call_id) is None
+
+
+async def test_a_call_that_was_withdrawn_cannot_be_recorded_later(world: Caller, storage: Storage) -> None:
+    made = invocation()
+    ledger: Any = world.caller._ledger
+    message = world.caller._message(made, "methods")
+    await ledger.settle(message)
+    await ledger.record(message)
     call = await storage.call(made.call_id)
     assert call is not None and call.state is CallState.CANCELLED
 
