@@ -77,7 +77,10 @@ class InMemoryRuntime:
         )
 
     async def __aenter__(self) -> Self:
+        # Callbacks run in reverse: this one when what was bound before is bound again.
+        self._cleanup.callback(self._refresh_configs)
         self._cleanup.enter_context(runtime.bound(self.runtime))
+        self._refresh_configs()
         self.failures = await self.host.start()
         return self
 
@@ -137,6 +140,12 @@ class InMemoryRuntime:
         )
         async for response in self.commands.run(line, who):
             yield response
+
+    def _refresh_configs(self) -> None:
+        """Let objects that plugins read while they were imported have the values of the present data root."""
+        for plugin in self.plugins:
+            if plugin.config_file is not None:
+                plugin.config_file.refreshed()
 
     async def _record(self, outcome: Outcome, ctx: AgentCtx) -> None:
         text, wakes = outcome.text, outcome.type.wakes_agent
