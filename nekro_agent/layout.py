@@ -23,6 +23,7 @@ from typing import Final
 from nekro_agent.errors import InvalidValueError
 
 __all__ = [
+    "PASSABLE",
     "SANDBOX_ROOT",
     "SANDBOX_SHARED",
     "SANDBOX_UPLOADS",
@@ -39,6 +40,10 @@ __all__ = [
 SANDBOX_ROOT: Final = "/app"
 SANDBOX_UPLOADS: Final = "/app/uploads"
 SANDBOX_SHARED: Final = "/app/shared"
+
+#: Directories of the data root that sandboxed code passes through where it runs as a host user of its
+#: own without a mount namespace.
+PASSABLE: Final = frozenset({"uploads", "sandboxes", "layers"})
 
 #: Longest name that a key becomes; file systems end at 255 bytes.
 _MAX_NAME_BYTES: Final = 200

@@ -28,6 +28,7 @@ from nekro_agent.area_access import copy_in, copy_out
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.tools import safe_files
+from nekro_agent.tools.private_files import make_directory
 
 __all__ = ["call_scope", "new_directory", "place_of", "private_path", "settle", "sweep"]
 
@@ -145,9 +146,7 @@ _scope: ContextVar[_Scope | None] = ContextVar("nekro_staging", default=None)
 
 def new_directory() -> Path:
     """Create a private directory; the surrounding :func:`call_scope`, if any, removes it."""
-    base = layout.staging_dir(runtime.data_root())
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(dir=base))
+    directory = Path(tempfile.mkdtemp(dir=make_directory(layout.staging_dir(runtime.data_root()))))
     scope = _current()
     if scope is not None:
         scope.directories.append(directory)

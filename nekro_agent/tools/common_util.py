@@ -12,6 +12,7 @@ from nekro_agent.area_access import copy_in, safe_basename
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.tools.download import fetch
 from nekro_agent.tools.path_convertor import convert_filename_to_access_path
+from nekro_agent.tools.private_files import make_directory, open_private
 
 __all__ = [
     "calculate_file_md5",
@@ -130,5 +131,6 @@ def _upload_target(chat_key: str, name: str) -> Path:
 
 
 def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    make_directory(path.parent)
+    with open_private(path, "wb") as file:
+        file.write(data)

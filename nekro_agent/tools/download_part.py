@@ -18,6 +18,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nekro_agent.errors import DownloadError, DownloadRefusedError
+from nekro_agent.tools.private_files import make_directory, modes_within
 
 __all__ = ["PartFile", "PartState", "Spans", "remove_stale", "remove_unfinished"]
 
@@ -123,7 +124,7 @@ class PartFile:
             DownloadError: the directory cannot be written to.
         """
         try:
-            self._target.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self._target.parent)
             state = self._read_state()
             if state is not None and self._take_over(state):
                 return state
@@ -292,7 +293,7 @@ class PartFile:
         self._state_path.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(self._path, flags, 0o666)
+        self._file = os.open(self._path, flags, modes_within(self._path.parent.stat()).file)
 
     def _forget_hashed(self) -> None:
         """Drop from memory what nobody here reads again.

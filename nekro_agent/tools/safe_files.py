@@ -20,6 +20,7 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, Final
 
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.tools.private_files import modes_within
 from nekro_agent.tools.safe_open import DIRECTORY, directory, open_beneath, refused, split_path
 from nekro_agent.tools.safe_trees import Node, empty_directory, remove_hidden, walk
 
@@ -147,11 +148,13 @@ def create_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO) 
     with directory(root) as root_fd:
         owner = os.fstat(root_fd)
         parent_fd = _make_directories(root_fd, parents, owner)
+        mode = modes_within(os.fstat(parent_fd)).file
         try:
-            fd = os.open(name, _CREATE, 0o644, dir_fd=parent_fd)
+            fd = os.open(name, _CREATE, mode, dir_fd=parent_fd)
         finally:
             os.close(parent_fd)
     with os.fdopen(fd, "wb") as file:
+        os.fchmod(fd, mode)
         _adopt(fd, owner)
         if isinstance(data, bytes):
             file.write(data)
@@ -259,18 +262,29 @@ def _capped(file: BinaryIO, max_bytes: int, path: str) -> Iterator[bytes]:
 
 def _make_directories(root_fd: int, parents: list[str], owner: os.stat_result) -> int:
     fd = os.dup(root_fd)
+    mode = modes_within(owner).directory
     try:
         for name in parents:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=fd)
+            is_new = _make_one(fd, name, mode)
             inner = open_beneath(fd, (name,), DIRECTORY)
             os.close(fd)
             fd = inner
+            if is_new:
+                os.fchmod(fd, mode)
             _adopt(fd, owner)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _make_one(parent_fd: int, name: str, mode: int) -> bool:
+    """Create a directory; False when something has the name."""
+    try:
+        os.mkdir(name, mode, dir_fd=parent_fd)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _adopt(fd: int, owner: os.stat_result) -> None:

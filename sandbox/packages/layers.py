@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from nekro_agent.errors import PackageInstallError
 from nekro_agent.tools import safe_files
+from nekro_agent.tools.private_files import make_directory, write_private
 from sandbox.drivers.homes import abandoned
 from sandbox.packages.requirement import Requirement
 
@@ -55,7 +56,7 @@ class LayerStore:
     def new_work_dir(self) -> Path:
         """Return a path below ``building`` that nobody has; remove what killed services left there."""
         building = self.root / "building"
-        building.mkdir(parents=True, exist_ok=True)
+        make_directory(building, passable=True)
         for path in abandoned(building, ""):
             shutil.rmtree(path, ignore_errors=True)
         return building / f"{os.getpid()}-{secrets.token_hex(8)}"
@@ -111,14 +112,14 @@ class LayerStore:
             PackageInstallError: there is nothing to import in it.
         """
         staging = self.new_work_dir()
-        staging.mkdir()
+        make_directory(staging, passable=True)
         try:
             digest = _copy_tree(source, staging, most_bytes=most_bytes)
             modules = _importable(staging, requirement.name)
             if not modules:
                 raise PackageInstallError(f"{requirement} holds nothing that can be imported")
             target = self.path(digest)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(target.parent, passable=True)
             if not target.exists():
                 staging.rename(target)
         finally:
@@ -146,10 +147,7 @@ def _short_hash(text: str) -> str:
 
 
 def _write_json(path: Path, value: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    temporary.write_text(json.dumps(value))
-    temporary.replace(path)
+    write_private(path, json.dumps(value))
 
 
 def _copy_tree(source: Path, target: Path, *, most_bytes: int) -> str:
