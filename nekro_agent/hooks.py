@@ -222,7 +222,8 @@ class PluginHost:
         plugin: NekroPlugin, hook: str, func: Callable[..., Any], args: tuple[Any, ...], seconds: float
     ) -> tuple[Any, HookFailure | None]:
         try:
-            async with staging.call_scope(), asyncio.timeout(seconds):
+            files = next((argument.fs for argument in args if isinstance(argument, AgentCtx)), None)
+            async with staging.call_scope(files), asyncio.timeout(seconds):
                 return await run_callable(func, *args), None
         except TimeoutError as exc:
             error = str(exc) or f"did not end within {seconds:g} s"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from nekro_agent import runtime
+from nekro_agent import runtime, staging
 from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError, InvalidValueError
 from nekro_agent.policies import DownloadPolicy
 from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
@@ -86,7 +86,9 @@ async def fetch(
     it shares the progress and, if both asked for the same, the outcome.
 
     Args:
-        dest: a file path; its directory is created, a file there is replaced at the end.
+        dest: a file path; its directory is created, a file there is replaced at the end. In a
+            call, a text must lie in a directory of this chat, plugin or call, because it may come
+            from a model.
         sha256: expected digest in hexadecimal; None accepts any content.
         max_bytes: largest content; None means the configured limit, which it can only lower.
         timeout_seconds: longest silence of the server; None means the configured one.
@@ -97,7 +99,8 @@ async def fetch(
         DownloadRefusedError: scheme, address, size or digest is not acceptable.
         DownloadError: the server could not be reached, refused, or broke off too often; or the
             file cannot be written.
-        InvalidValueError: ``dest`` is a directory or no file name, or ``sha256`` is no digest.
+        InvalidValueError: ``dest`` is a directory, no file name or a text that names another
+            place, or ``sha256`` is no digest.
     """
     if sha256 is not None and not _SHA256.fullmatch(sha256):
         raise InvalidValueError(f"sha256={sha256!r} is not a digest of 64 hexadecimal digits")
@@ -267,6 +270,9 @@ def _result(order: _Order, report: DownloadReport) -> Download:
 def _checked_target(dest: Path | str) -> Path:
     if "\0" in str(dest):
         raise InvalidValueError(f"download target {str(dest)!r} contains a zero character")
+    files = staging.files_of_call()
+    if isinstance(dest, str) and files is not None:
+        files.require_target(dest)
     target = Path(dest).absolute()
     if len(os.fsencode(target.name)) > _LONGEST_NAME_BYTES:
         raise InvalidValueError(f"download target {target.name[:100]!r}… is no name that a file can have")
