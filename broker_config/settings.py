@@ -35,6 +35,7 @@ __all__ = [
     "SecuritySettings",
     "Settings",
     "StoreSettings",
+    "UploadSettings",
     "WorkerSettings",
     "known_variables",
 ]
@@ -145,7 +146,7 @@ class DatabaseSettings(_Group):
 
 
 class RetentionSettings(_Group):
-    """How long rows are kept after they ended; the sweep deletes older ones."""
+    """How long ended rows and uploaded files are kept; the sweep deletes older ones."""
 
     calls_days: float = Field(
         7, ge=1, description="Outcomes of calls, also of those set aside; repeated deliveries need them."
@@ -153,6 +154,11 @@ class RetentionSettings(_Group):
     rounds_days: float = Field(30, ge=1, description="Rounds of the LLM, with prompt sizes and code.")
     jobs_days: float = Field(30, ge=1, description="Background jobs and fired timers.")
     messages_days: float = Field(0, ge=0, description="Messages of chats; 0 keeps them for ever.")
+    uploads_days: float = Field(
+        30,
+        ge=0,
+        description="Files in the uploads of chats, after their last change; 0 keeps them for ever.",
+    )
 
 
 class PluginSettings(_Group):
@@ -207,6 +213,20 @@ class DownloadSettings(_Group):
     )
     lease_seconds: float = Field(
         15, ge=1, description="How long a download stays with a worker that gives no sign of life."
+    )
+
+
+class UploadSettings(_Group):
+    """What the uploads of one chat may hold (`/app/uploads`)."""
+
+    chat_bytes: int = Field(
+        1 << 30,
+        ge=1 << 20,
+        description="Bytes that the uploads of one chat may hold; a file counts by its size or its disk "
+        "blocks, whichever is more. What would exceed it is refused with an error to the plugin.",
+    )
+    chat_names: int = Field(
+        2_000, ge=10, description="Files and directories that the uploads of one chat may hold."
     )
 
 
@@ -458,6 +478,7 @@ class Settings(BaseSettings):
     plugins: PluginSettings = PluginSettings()
     store: StoreSettings = StoreSettings()
     downloads: DownloadSettings = DownloadSettings()
+    uploads: UploadSettings = UploadSettings()
     sandbox: SandboxSettings = SandboxSettings()
     llm: LLMSettings = LLMSettings()
     agent: AgentSettings = AgentSettings()

@@ -10,6 +10,7 @@ import hashlib
 import mimetypes
 import urllib.parse
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -19,6 +20,8 @@ from nekro_agent.errors import InvalidValueError
 from nekro_agent.own_files import OwnFile, find_file, shown
 from nekro_agent.tools.download import fetch
 from nekro_agent.tools.path_convertor import PathLocation, convert_to_host_path, is_url_path, locate
+from nekro_agent.tools.task_groups import in_thread
+from nekro_agent.uploads import UploadArea
 
 __all__ = ["FileSystem"]
 
@@ -99,6 +102,7 @@ class FileSystem:
             InvalidValueError: the file does not exist, the path or name is not acceptable, or a
                 ``str`` names a host file that does not belong to this plugin or chat.
             DownloadError: the URL could not be fetched.
+            UploadQuotaError: the chat's uploads have no room for it.
             TypeError: ``file`` is of another type.
         """
         await staging.settle()
@@ -126,6 +130,7 @@ class FileSystem:
         Raises:
             InvalidValueError: the file does not exist or belongs to somebody else.
             DownloadError: the URL could not be fetched.
+            UploadQuotaError: the chat's uploads have no room for it.
         """
         await staging.settle()
         name = safe_basename(file_name) if file_name else ""
@@ -142,29 +147,32 @@ class FileSystem:
             )
         target = name or safe_basename(Path(file).name)
         if sandbox_path is None and found is not None:
-            await asyncio.to_thread(_copy_found, self.upload_path, target, found)
+            await asyncio.to_thread(_upload, self.upload_path, target, found.open())
             return f"{layout.SANDBOX_UPLOADS}/{target}"
         path = self.get_file(sandbox_path or file)
         if not path.is_file():
             raise InvalidValueError(f"cannot send {shown(file)}: it is a directory, or nothing")
         if sandbox_path and sandbox_path.startswith(layout.SANDBOX_UPLOADS + "/"):
             return sandbox_path
-        await asyncio.to_thread(copy_in, self.upload_path, target, path)
+        await asyncio.to_thread(_upload, self.upload_path, target, path.open("rb"))
         return f"{layout.SANDBOX_UPLOADS}/{target}"
 
     async def _deliver_upload(self, content: bytes, name: str, *, suffix: str = "") -> str:
         target = name or hashlib.md5(content, usedforsecurity=False).hexdigest() + suffix
-        await asyncio.to_thread(copy_in, self.upload_path, target, content)
+        await asyncio.to_thread(UploadArea(self.upload_path).put, target, content)
         return f"{layout.SANDBOX_UPLOADS}/{target}"
 
     async def _download(self, url: str, name: str) -> str:
-        async with staging.call_scope():
-            part = staging.new_directory() / "download"
-            result = await fetch(url, part)
+        area = UploadArea(self.upload_path)
+        unnamed = area.new_download()
+        try:
+            result = await fetch(url, unnamed)
             if not name:
                 suffix = _suffix_of(url, result.content_type)
                 name = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest() + suffix
-            await asyncio.to_thread(copy_in, self.upload_path, name, part)
+            await in_thread(area.finish, unnamed, name)
+        finally:
+            unnamed.unlink(missing_ok=True)
         return f"{layout.SANDBOX_UPLOADS}/{name}"
 
     async def _forward_text_path(self, text: str, name: str) -> str:
@@ -276,6 +284,11 @@ class FileSystem:
     def _is_foreign(self, path: Path) -> bool:
         """Whether a path lies below the data root, but in no area that this call may read."""
         return path.resolve().is_relative_to(runtime.data_root().resolve())
+
+
+def _upload(area: Path, name: str, source: AbstractContextManager[BinaryIO]) -> None:
+    with source as file:
+        UploadArea(area).put(name, file)
 
 
 def _copy_found(area: Path, name: str, found: OwnFile) -> None:

@@ -6,6 +6,7 @@
 ├── uploads/<id>/                /app/uploads in the chat's sandboxes, read-only there
 ├── sandboxes/<container key>/   /app/shared in the sandbox
 ├── packages/                    what ``dynamic_import_pkg`` installed
+├── locks/                       locks of writers of uploads
 └── staging/                     private copies that live as long as one call
 
 Both names are random-looking ids that SQL maps to chats (``upload_areas``, ``chats``): what
@@ -30,11 +31,13 @@ __all__ = [
     "config_file",
     "default_container_key",
     "encode_key",
+    "locks_dir",
     "packages_dir",
     "plugin_dir",
     "shared_dir",
     "staging_dir",
     "uploads_dir",
+    "uploads_root",
 ]
 
 SANDBOX_ROOT: Final = "/app"
@@ -93,7 +96,17 @@ def config_file(root: Path, plugin_key: str) -> Path:
 
 def uploads_dir(root: Path, chat_key: str) -> Path:
     """Host side of ``/app/uploads`` where no database names it."""
-    return root / "uploads" / encode_key(chat_key)
+    return uploads_root(root) / encode_key(chat_key)
+
+
+def uploads_root(root: Path) -> Path:
+    """Directory that holds the uploads of all chats, a directory each."""
+    return root / "uploads"
+
+
+def locks_dir(root: Path) -> Path:
+    """Directory of lock files of the processes of a data root."""
+    return root / "locks"
 
 
 def shared_dir(root: Path, container_key: str) -> Path:

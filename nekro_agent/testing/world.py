@@ -16,7 +16,7 @@ from nekro_agent.errors import MethodNotFoundError
 from nekro_agent.hooks import HookFailure, PluginHost
 from nekro_agent.invoke import Outcome, call_method
 from nekro_agent.plugin import NekroPlugin
-from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy
+from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy, UploadPolicy
 from nekro_agent.runtime import Runtime
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing.areas import LocalAreas
@@ -39,6 +39,7 @@ class InMemoryRuntime:
         store_policy: StorePolicy | None = None,
         downloads: DownloadPolicy | None = None,
         packages: PackagePolicy | None = None,
+        uploads: UploadPolicy | None = None,
         core: CoreConfig | None = None,
     ) -> None:
         """Take the plugins to run.
@@ -73,6 +74,7 @@ class InMemoryRuntime:
             store_policy=store_policy or StorePolicy(),
             downloads=downloads or DownloadPolicy(),
             packages=packages or PackagePolicy(),
+            uploads=uploads or UploadPolicy(),
             core=core or CoreConfig(),
         )
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nekro_agent import runtime, staging
-from nekro_agent.area_access import copy_in, safe_basename
+from nekro_agent.area_access import safe_basename
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.tools.download import fetch
 from nekro_agent.tools.path_convertor import convert_filename_to_access_path
 from nekro_agent.tools.private_files import make_directory, open_private
+from nekro_agent.uploads import UploadArea, area_of
 
 __all__ = [
     "calculate_file_md5",
@@ -84,7 +85,7 @@ async def download_file_from_bytes(
         return str(target), target.name
     digest = hashlib.md5(bytes_data, usedforsecurity=False).hexdigest()
     target = _upload_target(from_chat_key, file_name or digest + use_suffix)
-    await asyncio.to_thread(copy_in, target.parent, target.name, bytes_data)
+    await asyncio.to_thread(UploadArea(target.parent).put, target.name, bytes_data)
     return str(target), target.name
 
 
@@ -107,7 +108,7 @@ async def copy_to_upload_dir(
             name = file_name or _md5_of(source) + (use_suffix or Path(file_path).suffix)
             target = _upload_target(from_chat_key, name)
             source.seek(0)
-            copy_in(target.parent, target.name, source)
+            UploadArea(target.parent).put(target.name, source)
             return target
 
     target = await asyncio.to_thread(copy)
@@ -151,5 +152,10 @@ def _upload_target(chat_key: str, name: str) -> Path:
 
 def _write(path: Path, data: bytes) -> None:
     make_directory(path.parent)
+    area = area_of(path)
+    if area is not None:
+        relative = (path.parent.resolve() / path.name).relative_to(area.resolve())
+        UploadArea(area).put(str(relative), data)
+        return
     with open_private(path, "wb") as file:
         file.write(data)

@@ -14,7 +14,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, Final
@@ -35,15 +35,18 @@ __all__ = [
     "mode_of",
     "open_file",
     "read_file",
+    "remove_empty",
     "remove_file",
     "remove_hidden",
     "replace_file",
     "split_path",
     "take_ownership",
     "walk",
+    "write_sparse",
 ]
 
 _CHUNK_BYTES: Final = 1 << 20
+_ZEROS: Final = bytes(_CHUNK_BYTES)
 #: Without O_NONBLOCK, opening a FIFO would wait for whoever planted it.
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -128,7 +131,7 @@ def copy_out(root: Path | int, path: str | PurePath, *, destination: Path, max_b
         target_fd = os.open(destination, _CREATE, 0o600)
         try:
             with os.fdopen(target_fd, "wb") as target:
-                return sum(target.write(chunk) for chunk in _capped(source, max_bytes, os.fspath(path)))
+                return write_sparse(target, _capped(source, max_bytes, os.fspath(path)))
         except BaseException:
             destination.unlink(missing_ok=True)
             raise
@@ -159,8 +162,7 @@ def create_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO) 
         if isinstance(data, bytes):
             file.write(data)
         else:
-            while chunk := data.read(_CHUNK_BYTES):
-                file.write(chunk)
+            write_sparse(file, iter(lambda: data.read(_CHUNK_BYTES), b""))
     return "/".join((*parents, name))
 
 
@@ -223,6 +225,21 @@ def remove_file(root: Path | int, path: str | PurePath) -> None:
         os.close(parent_fd)
 
 
+def remove_empty(root: Path | int, path: str | PurePath) -> bool:
+    """Remove an empty directory below ``root``; False when it is not empty, or something else."""
+    *parents, name = split_path(path)
+    try:
+        with directory(root) as root_fd:
+            parent_fd = open_beneath(root_fd, tuple(parents), DIRECTORY) if parents else os.dup(root_fd)
+        try:
+            os.rmdir(name, dir_fd=parent_fd)
+        finally:
+            os.close(parent_fd)
+    except (OSError, InvalidValueError):
+        return False
+    return True
+
+
 def take_ownership(
     root: Path | int, *, uid: int, gid: int, max_entries: int, owners: Collection[int] | None = None
 ) -> None:
@@ -258,6 +275,19 @@ def _capped(file: BinaryIO, max_bytes: int, path: str) -> Iterator[bytes]:
         if left < 0:
             raise refused(path, f"it has more than {max_bytes} bytes")
         yield chunk
+
+
+def write_sparse(file: BinaryIO, chunks: Iterable[bytes]) -> int:
+    """Write chunks and return their size; zeros become holes, so that a sparse file stays one."""
+    size = 0
+    for chunk in chunks:
+        if chunk == _ZEROS[: len(chunk)]:
+            file.seek(len(chunk), os.SEEK_CUR)
+        else:
+            file.write(chunk)
+        size += len(chunk)
+    file.truncate(size)
+    return size
 
 
 def _make_directories(root_fd: int, parents: list[str], owner: os.stat_result) -> int:

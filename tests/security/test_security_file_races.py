@@ -12,6 +12,7 @@ from nekro_agent import files
 from nekro_agent.area_access import copy_in
 from nekro_agent.files import FileSystem
 from nekro_agent.testing import InMemoryRuntime
+from nekro_agent.uploads import UploadArea
 
 SECRET = "the host's own"
 
@@ -33,14 +34,23 @@ def secret(tmp_path: Path) -> Path:
 def swap_before_copy(monkeypatch: pytest.MonkeyPatch, victim: Path, target: Path) -> list[str]:
     """Let ``victim`` become a link to ``target`` right before the host copies; returns what happened."""
     swaps: list[str] = []
+    put = UploadArea.put
 
-    def swapped(*args: Any) -> None:
+    def swap() -> None:
         victim.rename(victim.with_name("aside"))
         victim.symlink_to(target)
         swaps.append(victim.name)
+
+    def swapped(*args: Any) -> None:
+        swap()
         copy_in(*args)
 
+    def swapped_put(area: UploadArea, *args: Any) -> None:
+        swap()
+        put(area, *args)
+
     monkeypatch.setattr(files, "copy_in", swapped)
+    monkeypatch.setattr(UploadArea, "put", swapped_put)
     return swaps
 
 
@@ -90,10 +100,10 @@ async def test_data_directory_behind_a_link_protects_as_much(
         fs = world.context(plugin_key="Ada.sample").fs
         live = fs.shared_path.resolve() / "note.txt"
         live.write_text("mine")
-        swap_before_copy(monkeypatch, live, secret)
+        swaps = swap_before_copy(monkeypatch, live, secret)
         for deliver in (fs.bring_to_uploads, fs.mixed_forward_file):
             await deliver(str(live), "other.txt")
-            assert SECRET not in delivered(fs)
+            assert swaps.pop() == "note.txt" and SECRET not in delivered(fs)
             live.unlink()
             live.write_text("mine")
             (live.with_name("aside")).unlink()
