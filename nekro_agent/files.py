@@ -199,15 +199,16 @@ class FileSystem:
             return mapped
         target = name or safe_basename(path.name)
         found = None if mapped is not None else self._found(path)
-        if found is not None:
+        if found is not None and found.directory == self.shared_path.resolve():
+            # By a link: what lies there may be exchanged at any moment.
             await asyncio.to_thread(_copy_found, self.shared_path, target, found)
             return f"{layout.SANDBOX_SHARED}/{target}"
         if mapped is not None:
             path = self.get_file(mapped)
-        elif self._is_foreign(path):
-            raise InvalidValueError(f"{path.name!r} belongs to another plugin, chat or to the system itself")
         if not path.is_file():
             raise InvalidValueError(f"{path.name!r} does not exist or is no regular file")
+        if mapped is None and found is None and self._is_foreign(path):
+            raise InvalidValueError(f"{path.name!r} belongs to another plugin, chat or to the system itself")
         await asyncio.to_thread(copy_in, self.shared_path, target, path)
         return f"{layout.SANDBOX_SHARED}/{target}"
 

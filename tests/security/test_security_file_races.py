@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from nekro_agent import files
+from nekro_agent import files, runtime
 from nekro_agent.area_access import copy_in
+from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import FileSystem
+from nekro_agent.own_files import OwnFile
 from nekro_agent.testing import InMemoryRuntime
 from nekro_agent.uploads import UploadArea
 
@@ -88,6 +90,27 @@ async def test_file_named_by_a_way_up_through_an_own_directory_is_not_exchanged(
     swaps = swap_before_copy(monkeypatch, fs.shared_path / "d", secret.parent / "below")
     await getattr(fs, deliver)(f"{fs.shared_path}/d/../note.txt", "other.txt")
     assert swaps == ["d"]
+    assert SECRET not in delivered(fs)
+
+
+async def test_file_that_a_plugins_own_link_leads_to_is_not_exchanged(
+    fs: FileSystem, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin may keep a link into the shared area; the path is resolved once and opened without links."""
+    live = fs.shared_path / "note.txt"
+    live.write_text("mine")
+    link = runtime.current().areas.plugin_dir("Ada.sample") / "link.txt"
+    link.symlink_to(live)
+    opened = OwnFile.open
+
+    def swapped(found: OwnFile) -> Any:
+        live.unlink()
+        live.symlink_to(secret)
+        return opened(found)
+
+    monkeypatch.setattr(OwnFile, "open", swapped)
+    with pytest.raises(InvalidValueError, match="over a link"):
+        await fs.mixed_forward_file(link, "other.txt")
     assert SECRET not in delivered(fs)
 
 
