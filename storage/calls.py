@@ -3,7 +3,6 @@
     QUEUED ──claim──▶ RUNNING ──finish──▶ DONE      ──fail──▶ FAILED
        │                 ├──(lease ran out)──▶ UNKNOWN, or RUNNING again if it is repeatable
        ├─────────────────┴──cancel──▶ CANCELLED
-       ├──set_aside──▶ DEAD ──requeue──▶ QUEUED
        └──expire──▶ FAILED
 
 A claim without a row makes one: only calls that must survive the loss of the broker are
@@ -20,7 +19,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, and_, bindparam, delete, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Executable, and_, bindparam, func, or_, select, tuple_, update
 
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
@@ -260,50 +259,6 @@ class CallRepository(Repository):
         chosen = _open_calls(and_(CallRow.state == CallState.QUEUED, CallRow.deadline < now()), limit)
         error = {"error_type": "CallTimeoutError", "error_message": "it did not start before its deadline"}
         return await self._update_chosen(chosen, {"state": CallState.FAILED, "finished_at": now(), **error})
-
-    async def set_aside(self, request: CallRequest, *, error_type: str, reason: str) -> None:
-        """Put a call that kills its workers, or cannot be read, where an operator sees it."""
-        dead = {
-            "state": CallState.DEAD,
-            "error_type": error_type,
-            "error_message": reason,
-            "finished_at": now(),
-        }
-        statement = insert(self._dialect, CallRow).values(**_values(request), requested_at=now(), **dead)
-        await self._count(
-            statement.on_conflict_do_update(
-                index_elements=[CallRow.id], set_=dead, where=is_one_of(CallRow.state, *_OPEN)
-            )
-        )
-
-    async def dead(self, *, limit: int) -> list[Call]:
-        """List the calls that were set aside, the newest first."""
-        statement = select(CallRow).where(is_one_of(CallRow.state, CallState.DEAD))
-        return await self._all(Call, statement.order_by(CallRow.finished_at.desc()).limit(limit))
-
-    async def requeue(self, call_id: str) -> Call | None:
-        """Give a call that was set aside another chance; None if it is not set aside."""
-        statement = (
-            update(CallRow)
-            .where(CallRow.id == call_id, CallRow.state == CallState.DEAD)
-            .values(
-                state=CallState.QUEUED,
-                published_at=now(),
-                finished_at=None,
-                error_type=None,
-                error_message=None,
-                deadline=None,
-            )
-            .returning(CallRow)
-        )
-        return await self._one_or_none(Call, statement)
-
-    async def drop(self, call_id: str) -> bool:
-        """Delete a call that was set aside; False if it is not."""
-        return (
-            await self._count(delete(CallRow).where(CallRow.id == call_id, CallRow.state == CallState.DEAD))
-            > 0
-        )
 
     async def find(self, call_id: str) -> Call | None:
         """Return the call, or None."""
