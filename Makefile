@@ -67,8 +67,10 @@ scale: install ## Measure how calls scale here, and simulate larger fleets (SCAL
 bench-sandbox: install ## Measure sandbox starts, cold and warm.
 	$(BIN)/python -m benchmarks.sandbox
 
-fuzz: install ## Fuzz the argument decoder for a minute.
+fuzz: install ## Fuzz the argument decoder, the frame reader and the reader of /proc.
 	$(BIN)/python tests/broker/fuzz_codec.py
+	$(BIN)/python tests/sandbox/fuzz_frames.py
+	$(BIN)/python tests/sandbox/fuzz_proc.py
 
 docs: install ## Rewrite the generated reference pages.
 	$(BIN)/python -m cli.reference

@@ -269,6 +269,9 @@ class SandboxSettings(_Group):
         100, ge=0, description="Calls over that number, unknown or too large, after which a run is ended."
     )
     max_calls_in_flight: int = Field(8, ge=1, description="Plugin calls of one run at the same time.")
+    guard_seconds: float = Field(
+        5, gt=0, description="How late a guard of a run (disk, memory, output, …) may be before the run ends."
+    )
     max_concurrent: int = Field(4, ge=1, description="Runs at the same time in one process.")
     warm_seconds: float = Field(
         60, ge=0, description="How long a prepared sandbox waits for its run; 0 prepares none."
@@ -549,7 +552,7 @@ def _reject_unknown(environ: Mapping[str, str], env_file: Path | None) -> None:
     known = {variable for variable, _, _ in known_variables()}
     names = list(environ)
     if env_file is not None and env_file.is_file():
-        lines = env_file.read_text("utf-8").splitlines()
+        lines = env_file.read_text("utf-8").split("\n")
         names += [line.split("=", 1)[0].removeprefix("export ").strip() for line in lines if "=" in line]
     for name in names:
         upper = name.upper()

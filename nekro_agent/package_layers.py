@@ -287,7 +287,7 @@ def _index_arguments(options: PipOptions) -> list[str]:
 
 def _failure(output: str) -> str:
     """Return pip's own error lines, without credentials of index URLs."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.split("\n") if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
     return _CREDENTIALS.sub("***@", " ".join(errors or lines[-3:]))[:1000]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from broker_config.settings import SandboxSettings
+from sandbox import proc_files
 from sandbox.drivers.base import Check, Usage
 from sandbox.models import Limit
 
@@ -198,8 +199,8 @@ def find_cgroups(
     Returns:
         The groups, None when there are none, and the line for ``nekro doctor``.
     """
-    mounts = _cgroup_mounts((proc / "mountinfo").read_text())
-    memberships = _memberships((proc / "cgroup").read_text())
+    mounts = _cgroup_mounts(proc_files.read(proc / "mountinfo"))
+    memberships = proc_files.memberships(proc_files.read(proc / "cgroup"))
     found: Cgroups | None = None
     reasons = []
     for attempt in (_try_v2, _try_v1):
@@ -224,10 +225,10 @@ def _try_v2(
         raise LookupError("cgroup v2 is not mounted")
     own = _directory(mounts[""], memberships[""])
     parent = own.parent if own.name == _SERVICE_LEAF else own
-    missing = set(_NEEDED_V2) - set((parent / "cgroup.controllers").read_text().split())
+    missing = set(_NEEDED_V2) - set(_words(parent / "cgroup.controllers"))
     if missing:
         raise LookupError(f"cgroup v2 has no {' and no '.join(sorted(missing))} controller here")
-    enabled = set((parent / "cgroup.subtree_control").read_text().split())
+    enabled = set(_words(parent / "cgroup.subtree_control"))
     if not set(_NEEDED_V2) <= enabled:
         _enable_controllers(parent)
     return _CgroupsV2(settings, parent)
@@ -236,10 +237,10 @@ def _try_v2(
 def _enable_controllers(parent: Path) -> None:
     leaf = parent / _SERVICE_LEAF
     leaf.mkdir(exist_ok=True)
-    for pid in (parent / "cgroup.procs").read_text().split():
+    for pid in _words(parent / "cgroup.procs"):
         with contextlib.suppress(ProcessLookupError):
             _write(leaf / "cgroup.procs", pid)
-    available = (parent / "cgroup.controllers").read_text().split()
+    available = _words(parent / "cgroup.controllers")
     wanted = [name for name in (*_NEEDED_V2, "cpu") if name in available]
     _write(parent / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
 
@@ -260,24 +261,13 @@ def _try_v1(
     return _CgroupsV1(settings, parents)
 
 
-def _memberships(text: str) -> dict[str, str]:
-    """Map controller (``""`` for version 2) to this process's group path."""
-    paths: dict[str, str] = {}
-    for line in text.splitlines():
-        _, controllers, path = line.split(":", 2)
-        paths.update(dict.fromkeys(controllers.split(","), path))
-    return paths
-
-
-def _cgroup_mounts(text: str) -> dict[str, tuple[Path, str]]:
+def _cgroup_mounts(data: bytes) -> dict[str, tuple[Path, str]]:
     """Map controller (``""`` for version 2) to (mount point, root of the mount within its hierarchy)."""
     mounts: dict[str, tuple[Path, str]] = {}
-    for line in text.splitlines():
-        before, _, after = line.partition(" - ")
-        root, point = before.split()[3:5]
-        kind, _, options = after.split()[:3]
-        names = [""] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
-        mounts.update({name: (Path(point), root) for name in names})
+    for mount in proc_files.mounts(data):
+        names = {"cgroup2": ("",), "cgroup": mount.options}.get(mount.kind, ())
+        at = Path(os.fsdecode(mount.point)), os.fsdecode(mount.root)
+        mounts.update(dict.fromkeys(names, at))
     return mounts
 
 
@@ -310,26 +300,20 @@ def _write(path: Path, value: int | str) -> None:
 
 
 def _number(path: Path) -> int:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0
+    return proc_files.number(proc_files.read(path))
+
+
+def _words(path: Path) -> list[str]:
+    return [word.decode("ascii") for word in proc_files.words(proc_files.read(path))]
 
 
 def _pids(path: Path) -> list[int]:
-    try:
-        return [int(word) for word in path.read_text().split()]
-    except OSError:
-        return []
+    # Whoever asks must hear when this fails: no process is what an ended sandbox has.
+    return [int(word) for word in _words(path)]
 
 
 def _counter(path: Path, name: str) -> int:
     try:
-        lines = path.read_text().splitlines()
-    except OSError:
+        return proc_files.counter(proc_files.read(path), name.encode())
+    except OSError:  # it only names the limit of a run that has ended; kernels differ in what they count
         return 0
-    for line in lines:
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return 0

@@ -10,7 +10,8 @@ import os
 import socket
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+
+from sandbox import proc_files
 
 __all__ = ["ServiceId", "own_id", "pid_namespace"]
 
@@ -68,7 +69,7 @@ def pid_namespace() -> str:
 def _own_id(pid: int) -> ServiceId:
     return ServiceId(
         host=socket.gethostname().replace("/", "_"),
-        boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        boot=proc_files.read("/proc/sys/kernel/random/boot_id").decode("ascii").strip(),
         namespace=pid_namespace(),
         pid=pid,
         started=_start_of(pid) or 0,
@@ -77,7 +78,6 @@ def _own_id(pid: int) -> ServiceId:
 
 def _start_of(pid: int) -> int | None:
     try:
-        # The name in parentheses may hold anything; the start is the 20th word behind it.
-        return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
+        return proc_files.process_stat(proc_files.read(f"/proc/{pid}/stat")).started
+    except (OSError, proc_files.FormatError):
         return None

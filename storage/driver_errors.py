@@ -71,5 +71,5 @@ def _is_schema_error(cause: BaseException) -> bool:
 
 def _first_line(cause: BaseException) -> str:
     """The first line only: PostgreSQL adds rows' values below it, which may be private."""
-    text = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__
+    text = str(cause).strip().partition("\n")[0]
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__

@@ -14,7 +14,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, Final
@@ -216,25 +216,13 @@ def remove_file(root: Path | int, path: str | PurePath) -> None:
         InvalidValueError: the path leaves ``root`` or one of its directories is a link.
         FileNotFoundError: there is no such name.
     """
-    *parents, name = split_path(path)
-    with directory(root) as root_fd:
-        parent_fd = open_beneath(root_fd, tuple(parents), DIRECTORY) if parents else os.dup(root_fd)
-    try:
-        os.unlink(name, dir_fd=parent_fd)
-    finally:
-        os.close(parent_fd)
+    _remove(root, path, lambda name, parent_fd: os.unlink(name, dir_fd=parent_fd))
 
 
 def remove_empty(root: Path | int, path: str | PurePath) -> bool:
     """Remove an empty directory below ``root``; False when it is not empty, or something else."""
-    *parents, name = split_path(path)
     try:
-        with directory(root) as root_fd:
-            parent_fd = open_beneath(root_fd, tuple(parents), DIRECTORY) if parents else os.dup(root_fd)
-        try:
-            os.rmdir(name, dir_fd=parent_fd)
-        finally:
-            os.close(parent_fd)
+        _remove(root, path, lambda name, parent_fd: os.rmdir(name, dir_fd=parent_fd))
     except (OSError, InvalidValueError):
         return False
     return True
@@ -258,6 +246,20 @@ def take_ownership(
             if node.info.st_uid in given and node.info.st_uid != uid:
                 with contextlib.suppress(FileNotFoundError):
                     os.chown(node.name, uid, gid, dir_fd=node.parent_fd, follow_symlinks=False)
+
+
+def _remove(root: Path | int, path: str | PurePath, remove: Callable[[str, int], None]) -> None:
+    *parents, name = split_path(path)
+    with directory(root) as root_fd:
+        parent_fd = open_beneath(root_fd, tuple(parents), DIRECTORY) if parents else os.dup(root_fd)
+    try:
+        try:
+            remove(name, parent_fd)
+        except PermissionError:  # its owner, who may be this user, has closed the directory
+            os.fchmod(parent_fd, 0o700)
+            remove(name, parent_fd)
+    finally:
+        os.close(parent_fd)
 
 
 def _check_ordinary(info: os.stat_result, path: str) -> None:

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,7 @@ from sandbox.cgroups import Group
 from sandbox.drivers.base import ExitStatus, SandboxSpec, Usage
 from sandbox.frames import PROTOCOL, FrameKind, FrameReader
 from sandbox.output import OutputPipe
-from sandbox.watchdog import processes_beside, usage_of
+from sandbox.processes import processes_beside, usage_of
 
 __all__ = ["Launched", "ProcessSandbox", "expect_hello", "launch"]
 
@@ -146,13 +148,21 @@ class ProcessSandbox:
     #: Finds the processes inside where there is neither group nor namespace.
     list_processes: Callable[[], list[int]] | None = None
     scratch_dir: Path | None = None
+    on_take: list[Callable[[], object]] = field(default_factory=list)
     on_close: list[Callable[[], object]] = field(default_factory=list)
     _closed: bool = False
+    #: Held while ``pidfd`` is used or closed: guards use it from threads of their own.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def alive(self) -> bool:
-        """Whether its first process still runs."""
-        return self.process.returncode is None
+        """Whether its first process still runs, as the kernel says now; from any thread."""
+        with self._lock:
+            if self.pidfd < 0:
+                return False
+            ended = select.poll()
+            ended.register(self.pidfd, select.POLLIN)
+            return not ended.poll(0)
 
     async def drain(self) -> None:
         """Wait until ``output`` has given all that was printed by now."""
@@ -169,10 +179,10 @@ class ProcessSandbox:
 
     def kill(self) -> None:
         """Kill the first process inside; the kernel kills the others with it."""
-        if self.pidfd >= 0:
-            # By descriptor, so that a reused process id cannot be hit. Killing the launcher
-            # instead would return before the tree is dead and leave a zombie behind.
-            with contextlib.suppress(ProcessLookupError):
+        # By descriptor, so that a reused process id cannot be hit. Killing the launcher
+        # instead would return before the tree is dead and leave a zombie behind.
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self.pidfd >= 0:
                 signal.pidfd_send_signal(self.pidfd, self.kill_signal)
 
     @property
@@ -205,8 +215,9 @@ class ProcessSandbox:
         finally:
             self.writer.close()
             self.output.close()
-            os.close(self.pidfd)
-            self.pidfd = -1
+            with self._lock:
+                os.close(self.pidfd)
+                self.pidfd = -1
             if self.group:
                 self.group.remove()
             for action in self.on_close:

@@ -223,7 +223,7 @@ def _installed_version(shared_dir: Path, requirement: Requirement) -> str:
 def _last_words(result: RunResult) -> str:
     if result.limit:
         return f"{result.limit.value} limit reached"
-    lines = [line for line in result.output.splitlines() if line.strip()]
+    lines = [line for line in result.output.split("\n") if line.strip()]
     errors = [line for line in lines if "ERROR:" in line or "Error:" in line]
     return " ".join(errors or lines[-1:])[:_ERROR_CHARS] or str(result.error)
 

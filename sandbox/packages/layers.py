@@ -180,8 +180,8 @@ def _importable(layer: Path, name: str) -> tuple[str, ...]:
     for record in layer.glob("*.dist-info/RECORD"):
         distribution = record.parent.name.split("-")[0].replace("_", "-").lower()
         if distribution == name:
-            lines = record.read_text("utf-8", "replace").splitlines()
-            own = [line.split(",")[0].split("/")[0] for line in lines]
+            lines = record.read_text("utf-8", "replace").split("\n")
+            own = [line.split(",")[0].split("/")[0] for line in lines if line]
     everything = sorted(path.name for path in layer.iterdir())
     modules = [_module_name(layer / entry) for entry in (*own, *everything)]
     return tuple(dict.fromkeys(module for module in modules if module))
