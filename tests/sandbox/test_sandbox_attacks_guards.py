@@ -240,6 +240,7 @@ path = 'shared'
 for depth in range(20):
     path += '/a'
     os.mkdir(path)
+home = os.open(path, os.O_RDONLY)
 for depth in range(6):
     top = 'shared' + '/a' * (3 * depth)
     if os.fork() == 0:
@@ -249,7 +250,6 @@ for depth in range(6):
                 os.rename(top + '/b', top + '/a')
             except OSError:
                 pass
-home = os.open(path, os.O_RDONLY) if os.path.isdir(path) else os.open('shared', os.O_RDONLY)
 for number in range(40):
     fd = os.open(f'f{number}', os.O_CREAT | os.O_WRONLY, dir_fd=home)
     os.write(fd, b'x' * (1 << 20))
