@@ -14,6 +14,7 @@ RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check ${PIP_
     --require-hashes -r requirements.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY nekro_agent nekro_agent
+COPY codec codec
 COPY broker_config broker_config
 COPY storage storage
 COPY sandbox sandbox

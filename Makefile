@@ -67,10 +67,10 @@ scale: install ## Measure how calls scale here, and simulate larger fleets (SCAL
 bench-sandbox: install ## Measure sandbox starts, cold and warm.
 	$(BIN)/python -m benchmarks.sandbox
 
-fuzz: install ## Fuzz the argument decoder, the frame reader and the reader of /proc.
-	$(BIN)/python tests/broker/fuzz_codec.py
-	$(BIN)/python tests/sandbox/fuzz_frames.py
-	$(BIN)/python tests/sandbox/fuzz_proc.py
+fuzz: install ## Fuzz the argument decoder, the frame reader and the reader of /proc (FUZZ_ARGS="--inputs 5000000").
+	$(BIN)/python tests/codec/fuzz_codec.py $(FUZZ_ARGS)
+	$(BIN)/python tests/sandbox/fuzz_frames.py $(FUZZ_ARGS)
+	$(BIN)/python tests/sandbox/fuzz_proc.py $(FUZZ_ARGS)
 
 docs: install ## Rewrite the generated reference pages.
 	$(BIN)/python -m cli.reference

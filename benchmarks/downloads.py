@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.harness.figures import percentile
-from broker_config.codec import encode_arguments
+from codec.values import encode_arguments
 
 __all__ = ["main", "parse"]
 

@@ -41,8 +41,8 @@ _MIB: Final = 1 << 20
 
 async def _burst(services: Services, calls: int, seconds: float) -> float:
     """Make calls all at once; returns the seconds until the last answer."""
-    from broker_config.codec import decode_value, encode_arguments
     from broker_config.wire import new_id
+    from codec.values import decode_value, encode_arguments
     from workers.dispatch import CallScope
 
     entry = services.registry.find(_METHOD)

@@ -1,9 +1,8 @@
 """What crosses the broker: signed, versioned, data only.
 
 A method's message carries one ``Invocation`` and its signature; its result carries one
-``Envelope``. Both are JSON. Nothing here is ever unpickled on the host: ``Invocation.args``
-is decoded by ``broker_config.codec`` and ``Envelope.value`` is opaque until it is inside
-the sandbox again.
+``Envelope``. Both are JSON. Nothing here is ever unpickled on the host: ``Invocation.args`` and
+``Envelope.value`` are tagged text (``codec``), which is read by ``codec.values``.
 
 Workers of two versions share a broker while a fleet is upgraded. A field that a reader may do
 without is added with a default: older readers pass over what they do not know (the signature
@@ -14,8 +13,6 @@ goes on writing the old one, the second writes it.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hmac
 import importlib.metadata
 import json
@@ -41,9 +38,9 @@ __all__ = [
 ]
 
 #: The form that this code writes.
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 #: The forms that it reads.
-READABLE_VERSIONS: Final = range(1, 2)
+READABLE_VERSIONS: Final = range(2, 3)
 #: Types of JSON of which there is one way to write each value, whoever writes it.
 _PLAIN: Final = frozenset((str, int, bool, type(None)))
 _DELETE: Final = b"\x7f"
@@ -115,18 +112,7 @@ class Invocation(_Wire):
     waits_until: AwareDatetime | None = Field(
         None, description="When its caller ceases to wait and the call becomes a job; None: at the deadline."
     )
-    args: str = Field(description="base64 of a protocol 4 pickle of `(args, kwargs)`, plain values only.")
-
-    def argument_bytes(self) -> bytes:
-        """Return the encoded arguments, for ``codec.decode_arguments``.
-
-        Raises:
-            MessageRefusedError: ``args`` is not base64.
-        """
-        try:
-            return base64.b64decode(self.args, validate=True)
-        except (binascii.Error, ValueError) as exc:
-            raise MessageRefusedError(f"call {self.call_id}: arguments are not base64") from exc
+    args: str = Field(description="The arguments as tagged text, as the caller wrote it.")
 
     def waited_seconds_left(self) -> float:
         """Seconds for which the caller goes on to wait; negative when it may have left."""
@@ -144,9 +130,7 @@ class Envelope(_Wire):
     version: int = Field(WIRE_VERSION, ge=READABLE_VERSIONS[0], le=READABLE_VERSIONS[-1])
     call_id: str
     type: SandboxMethodType
-    value: str | None = Field(
-        None, description="base64 of a pickle, for TOOL and BEHAVIOR; opened inside the sandbox only."
-    )
+    value: str | None = Field(None, description="The value as tagged text, for TOOL and BEHAVIOR.")
     text: str | None = Field(None, description="Text of an AGENT or BEHAVIOR result.")
     segments: list[dict[str, Any]] | None = Field(
         None, description="Content parts of a MULTIMODAL_AGENT result."
@@ -158,12 +142,12 @@ class Envelope(_Wire):
 
     @classmethod
     def of(cls, *, value: bytes | None, **fields: Any) -> Self:
-        """Build an envelope; ``value`` is the pickled value, None when the type has none."""
-        return cls(value=None if value is None else base64.b64encode(value).decode("ascii"), **fields)
+        """Build an envelope; ``value`` is tagged text, None when the type has none."""
+        return cls(value=None if value is None else value.decode(), **fields)
 
     def value_bytes(self) -> bytes:
-        """Return the pickled value; ``b""`` when there is none."""
-        return base64.b64decode(self.value) if self.value else b""
+        """Return the value's text; ``b""`` when there is none."""
+        return self.value.encode() if self.value else b""
 
 
 def tool_answer(
@@ -174,7 +158,7 @@ def tool_answer(
         "version": WIRE_VERSION,
         "call_id": call_id,
         "type": SandboxMethodType.TOOL.value,
-        "value": base64.b64encode(value).decode("ascii"),
+        "value": value.decode(),
         "text": None,
         "segments": None,
         "round_id": None,

@@ -51,7 +51,7 @@ _REFERENCE_PACKAGES: Final = (
     "services",
     "tools",
 )
-_OWN_CODE: Final = (_ROOT, "broker_config", "storage", "sandbox", "agent", "workers", "cli")
+_OWN_CODE: Final = (_ROOT, "codec", "broker_config", "storage", "sandbox", "agent", "workers", "cli")
 _CATCHERS: Final = frozenset(
     {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError"}
 )

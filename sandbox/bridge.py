@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -329,14 +328,13 @@ def _refused(error_type: str, message: str) -> Raised:
 
 def _encode_error(error: Raised) -> bytes:
     kinds = {ARGUMENT_ERROR: "argument", "CallTimeoutError": "timeout"}
-    return pickle.dumps(
+    return json.dumps(
         {
             "kind": kinds.get(error.error_type, "method"),
             "type": error.error_type[:200],
             "message": error.message[:_ERROR_CHARS],
-        },
-        4,
-    )
+        }
+    ).encode()
 
 
 def _parse_exit(payload: bytes) -> ExitReport:

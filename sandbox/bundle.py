@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import marshal
-import pickle
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -21,9 +21,15 @@ __all__ = ["PROGRAM_INSIDE", "encode_config", "guest_program"]
 
 #: Where the file appears inside; also what its frames are called.
 PROGRAM_INSIDE: Final = "/opt/sandbox/runner.py"
-_PACKAGE: Final = "sandbox.guest"
-#: In an order in which each one needs only those before it.
-_MODULES: Final = ("signatures", "values", "channel", "runner")
+#: In an order in which each one needs only those before it; paths below the packages' directory.
+_MODULES: Final = (
+    "codec/tagged.py",
+    "sandbox/guest/signatures.py",
+    "sandbox/guest/values.py",
+    "sandbox/guest/channel.py",
+    "sandbox/guest/runner.py",
+)
+_PACKAGES: Final = ("sandbox.guest", "codec")
 
 
 @cache
@@ -42,16 +48,16 @@ def guest_program(version: tuple[int, int] | None) -> bytes:
 
 
 def encode_config(config: Mapping[str, object]) -> str:
-    """Encode the runner's one argument; it decodes a pickle faster than it imports ``json``."""
-    return pickle.dumps(dict(config), 4).hex()
+    """Encode the runner's one argument as JSON; bytes become hexadecimal digits."""
+    return json.dumps(dict(config), default=bytes.hex)
 
 
 def _merged() -> ast.Module:
     """Return all modules as one, without their docstrings and their imports of each other."""
-    directory = Path(__file__).parent / "guest"
+    directory = Path(__file__).parent.parent
     body: list[ast.stmt] = ast.parse("from __future__ import annotations").body
     for name in _MODULES:
-        tree = ast.parse((directory / f"{name}.py").read_text("utf-8"))
+        tree = ast.parse((directory / name).read_text("utf-8"))
         body += _without_own_imports(tree.body)
     return ast.fix_missing_locations(ast.Module(body=body, type_ignores=[]))
 
@@ -64,7 +70,7 @@ def _is_dropped(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.ImportFrom):
         module = statement.module or ""
         # `typing` is slow to import and, with annotations as text, needed by type checkers only.
-        return module in ("__future__", "typing") or module.startswith(_PACKAGE)
+        return module in ("__future__", "typing") or module.startswith(_PACKAGES)
     if isinstance(statement, ast.If):
         return isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

@@ -19,7 +19,7 @@ from nekro_agent.errors import SandboxProtocolError
 __all__ = ["HEADER_BYTES", "PROTOCOL", "Frame", "FrameKind", "FrameReader", "encode_frame"]
 
 #: Raised whenever a frame changes its meaning; HELLO carries it.
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 _HEADER: Final = struct.Struct(">IBI")
 HEADER_BYTES: Final = _HEADER.size
 #: Bytes after the length field that are not payload: type and call id.
@@ -35,7 +35,7 @@ class FrameKind(IntEnum):
     RUN = 2
     #: S to B: call a method.
     CALL = 3
-    #: B to S: the pickled value of a call.
+    #: B to S: the value of a call.
     RETURN = 4
     #: B to S: the error of a call.
     RAISE = 5

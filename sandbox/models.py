@@ -95,8 +95,6 @@ class StubMethod:
     type: SandboxMethodType
     #: Longest wait for one call; None means the setting ``sandbox.call_seconds``.
     timeout_seconds: float | None = None
-    #: Positional arguments as a JSON list instead of a pickle; for calls that the host answers.
-    plain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +104,14 @@ class StubCall:
     token: str
     #: Given by the host; the sandbox's own number never leaves the bridge.
     call_id: str
-    #: Pickle of ``(args, kwargs)``. Hostile: only ``broker_config.codec`` may open it. A JSON
-    #: list for methods that are ``plain``.
+    #: Tagged text of the arguments. Hostile: only ``codec.values.decode_arguments`` may read it.
     arguments: bytes
     deadline: datetime
 
 
 @dataclass(frozen=True, kw_only=True)
 class Returned:
-    """The method returned; ``value`` is a pickle that is opened inside the sandbox only."""
+    """The method returned; ``value`` is tagged text, opened inside the sandbox."""
 
     value: bytes
 

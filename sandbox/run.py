@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pickle
+import json
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -163,7 +163,6 @@ class SandboxRun:
                 "path": method.path,
                 "signature": method.signature,
                 "doc": method.doc,
-                "plain": method.plain,
             }
             for method in self._request.methods
         ]
@@ -174,7 +173,7 @@ class SandboxRun:
             "limits": process_limits(self._settings),
             "argument_bytes": self._settings.argument_bytes,
         }
-        return pickle.dumps(run, 4)
+        return json.dumps(run).encode()
 
     async def _falls_silent(self, outcome: BridgeOutcome, bridge: Bridge) -> bool:
         """Give code that a method's result stopped its time to clean up; whether it then has no more to say.

@@ -7,7 +7,6 @@ answer may come from another process; it is asked once.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
@@ -18,11 +17,11 @@ from typing import Any, Final
 from pydantic import BaseModel, Field
 
 from broker_config.calls import MethodCaller
-from broker_config.codec import decode_arguments, decode_value, encode_arguments, encode_value
 from broker_config.redaction import Redactor
 from broker_config.settings import SandboxSettings
 from broker_config.topology import COMMAND_TASK
 from broker_config.wire import Envelope, Invocation, Signer, new_id
+from codec.values import decode_arguments, decode_value, encode_arguments, encode_value
 from nekro_agent import staging
 from nekro_agent.commands.ctl import CmdCtl
 from nekro_agent.commands.schemas import (
@@ -86,7 +85,7 @@ class CommandExecutor:
         invocation = self._signer.verify(body, task_name=COMMAND_TASK)
         if invocation.remaining_seconds() <= 0:
             raise CallTimeoutError(f"the deadline of command {invocation.call_id} passed in the queue")
-        arguments, _ = decode_arguments(invocation.argument_bytes(), max_bytes=self._argument_bytes)
+        arguments, _ = decode_arguments(invocation.args, max_bytes=self._argument_bytes)
         line, fields = arguments
         context = CommandExecutionContext.model_validate(fields)
         subject = _Subject(name=line.partition(" ")[0], plugin_key=_OWNER)
@@ -211,14 +210,14 @@ class CommandDesk:
             wakes_agent=False,
             issued_at=now,
             deadline=now + timedelta(seconds=timeout_seconds),
-            args=base64.b64encode(arguments).decode("ascii"),
+            args=arguments,
         )
         try:
             envelope = await self._caller.call(invocation, lane=lane)
         except asyncio.CancelledError:
             await self._revoke(invocation.call_id)
             raise
-        plain = decode_value(envelope.value_bytes(), max_bytes=self._return_bytes)
+        plain = decode_value(envelope.value or "", max_bytes=self._return_bytes)
         return [CommandResponse.model_validate(response) for response in _as_list(plain)]
 
     async def _revoke(self, call_id: str) -> None:

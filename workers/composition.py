@@ -9,10 +9,10 @@ from loguru import logger
 
 from broker_config.app import create_app
 from broker_config.calls import MethodCaller
-from broker_config.codec import encode_arguments
 from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
 from broker_config.wire import Envelope
+from codec.values import encode_arguments
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.methods import Lane

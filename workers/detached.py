@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from loguru import logger
 
-from broker_config.codec import encode_value
 from broker_config.metrics import metrics
 from broker_config.settings import WorkerSettings
 from broker_config.wire import Invocation
+from codec.values import encode_value
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import JobState, MessageKind

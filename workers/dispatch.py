@@ -7,7 +7,6 @@ comes from the ``CallScope`` that the host made before the sandbox started.
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,6 +19,7 @@ from broker_config.calls import MethodCaller
 from broker_config.settings import WorkerSettings
 from broker_config.tracing import Span, span
 from broker_config.wire import Envelope, Invocation, new_id
+from codec.values import arguments_text
 from nekro_agent.errors import (
     ArgumentError,
     BrokerError,
@@ -134,7 +134,7 @@ class Dispatcher:
         return self._settings.long_timeout_seconds if is_long else self._settings.call_timeout_seconds
 
     async def invoke(
-        self, entry: MethodEntry, arguments: bytes, scope: CallScope, *, call_id: str, deadline: datetime
+        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, deadline: datetime
     ) -> Envelope:
         """Run a method on a worker and wait for its result.
 
@@ -152,7 +152,7 @@ class Dispatcher:
             raise
 
     async def invoke_patiently(
-        self, entry: MethodEntry, arguments: bytes, scope: CallScope, *, call_id: str, lane: str
+        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
     ) -> Envelope | None:
         """Run a method on a worker and wait for its result as long as the settings say.
 
@@ -214,7 +214,7 @@ class Dispatcher:
     async def invoke_once(
         self,
         entry: MethodEntry,
-        arguments: bytes,
+        arguments: str,
         *,
         chat: ChatInfo,
         user_id: str | None,
@@ -276,7 +276,7 @@ class RunCalls:
         record = self._recorder(entry, call.call_id, lane)
         try:
             envelope = await self._dispatcher.invoke_patiently(
-                entry, call.arguments, self._scope, call_id=call.call_id, lane=lane
+                entry, arguments_text(call.arguments), self._scope, call_id=call.call_id, lane=lane
             )
         except NekroError as exc:
             raised = _raised(exc)
@@ -330,7 +330,7 @@ def _raised(exc: NekroError) -> Raised:
 
 def invocation_of(
     entry: MethodEntry,
-    arguments: bytes,
+    arguments: str,
     scope: CallScope,
     *,
     call_id: str,
@@ -361,5 +361,5 @@ def invocation_of(
         issued_at=datetime.now(UTC),
         deadline=deadline,
         waits_until=waits_until,
-        args=base64.b64encode(arguments).decode("ascii"),
+        args=arguments,
     )

@@ -7,14 +7,17 @@ behind (history, follow-up round, outcome) is one transaction.
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from broker_config.codec import decode_arguments, encode_value
 from broker_config.redaction import Redactor
 from broker_config.settings import SandboxSettings
 from broker_config.wire import Envelope, Invocation, Signer, tool_answer
+from codec.decode_pool import DecodePool
+from codec.values import Arguments, encode_value
 from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.invoke import Outcome, call_method
 from nekro_agent.methods import SandboxMethodType
@@ -22,6 +25,7 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from workers.claims import CallClaims, DuplicateDelivery
 from workers.detached import CallEnds
 from workers.failures import explained, redacted
+from workers.loop_share import LoopShare
 from workers.loop_watchdog import LoopWatchdog
 from workers.progress import CallReports
 from workers.registry import MethodEntry, Registry
@@ -72,6 +76,8 @@ class MethodExecutor:
         self._reports = reports
         self._home_of = home_of
         self._watchdog = watchdog
+        self._decode_pool = DecodePool()
+        self._loop_share = LoopShare()
 
     async def execute(self, body: object, *, task_name: str) -> dict[str, Any]:
         """Run the method that a message body asks for; returns the envelope as JSON data.
@@ -109,11 +115,10 @@ class MethodExecutor:
 
     async def _run(self, entry: MethodEntry, invocation: Invocation) -> dict[str, Any]:
         started_at = datetime.now(UTC)
-        args, kwargs = decode_arguments(invocation.argument_bytes(), max_bytes=self._argument_bytes)
-        outcome = await self._call(entry, invocation, args, kwargs)
+        outcome = await self._call(entry, invocation, await self._arguments(invocation))
         answer = tool_answer(
             call_id=invocation.call_id,
-            value=self._encoded(outcome.value),
+            value=self._encoded(invocation, outcome.value),
             worker=self._worker_name,
             started_at=started_at,
             finished_at=datetime.now(UTC),
@@ -123,22 +128,28 @@ class MethodExecutor:
 
     async def _run_once(self, entry: MethodEntry, invocation: Invocation) -> Envelope:
         # Arguments first: a call that cannot start must not leave a claim behind.
-        args, kwargs = decode_arguments(invocation.argument_bytes(), max_bytes=self._argument_bytes)
+        arguments = await self._arguments(invocation)
         claim = await self._claims.claim(entry, invocation, worker=self._worker_name)
         if claim.envelope is not None:
             return claim.envelope
         started_at = datetime.now(UTC)
         try:
-            outcome = await self._call(entry, invocation, args, kwargs)
+            outcome = await self._call(entry, invocation, arguments)
             envelope = self._envelope(invocation, outcome, started_at)
         except BaseException as exc:
             await self._claims.fail(claim, exc)
             raise
         return await self._claims.finish(claim, invocation, envelope)
 
-    async def _call(
-        self, entry: MethodEntry, invocation: Invocation, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Outcome:
+    async def _arguments(self, invocation: Invocation) -> Arguments:
+        if self._decode_pool.is_large(invocation.args):
+            await self._loop_share.turn(invocation.chat_key)
+        return await self._decode_pool.read(
+            invocation.args, chat_key=invocation.chat_key, max_bytes=self._argument_bytes
+        )
+
+    async def _call(self, entry: MethodEntry, invocation: Invocation, arguments: Arguments) -> Outcome:
+        args, kwargs = arguments
         with self._reports.following(entry, invocation) as on_progress:
             ctx = _context(entry, invocation, on_progress)
             try:
@@ -146,7 +157,10 @@ class MethodExecutor:
                 if self._watchdog is None:
                     return await work
                 return await self._watchdog.follow(
-                    entry, work, remaining_seconds=invocation.remaining_seconds()
+                    entry,
+                    work,
+                    remaining_seconds=invocation.remaining_seconds(),
+                    on_step=self._on_step(invocation),
                 )
             except Exception as exc:
                 shown = redacted(explained(exc, entry, args, kwargs), self._redactor)
@@ -155,12 +169,17 @@ class MethodExecutor:
                 # Without a cause: Celery stores the traceback of the whole chain, secrets included.
                 raise shown.with_traceback(exc.__traceback__) from None
 
+    def _on_step(self, invocation: Invocation) -> Callable[[float], None] | None:
+        if not self._decode_pool.is_large(invocation.args):
+            return None
+        return functools.partial(self._loop_share.spent, invocation.chat_key)
+
     def _envelope(self, invocation: Invocation, outcome: Outcome, started_at: datetime) -> Envelope:
         is_behavior = outcome.type is SandboxMethodType.BEHAVIOR
         return Envelope.of(
             call_id=invocation.call_id,
             type=outcome.type,
-            value=self._encoded(outcome.value) if is_behavior else None,
+            value=self._encoded(invocation, outcome.value) if is_behavior else None,
             text=outcome.text,
             segments=outcome.segments,
             worker=self._worker_name,
@@ -168,12 +187,16 @@ class MethodExecutor:
             finished_at=datetime.now(UTC),
         )
 
-    def _encoded(self, value: Any) -> bytes:
+    def _encoded(self, invocation: Invocation, value: Any) -> bytes:
+        began = time.monotonic()
         try:
             return encode_value(value, max_bytes=self._return_bytes)
         except ResultError as exc:
             # Its words may quote what the value's own code raised.
             raise redacted(exc, self._redactor) from None
+        finally:
+            if (on_step := self._on_step(invocation)) is not None:
+                on_step(time.monotonic() - began)
 
 
 def _context(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,7 +9,7 @@ from typing import Any, Final
 from loguru import logger
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from broker_config.codec import decode_arguments, encode_value
+from codec.values import decode_arguments, encode_value, pickled_for
 from nekro_agent.errors import ArgumentError, ResultError
 from nekro_agent.ports import JobInfo
 from storage.jobs import Job
@@ -31,10 +30,13 @@ def pack(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
         ArgumentError: a value is not plain data, or all together are too large.
     """
     try:
-        encoded = encode_value((tuple(args), dict(kwargs)), max_bytes=MAX_ARGUMENT_BYTES)
+        encoded = encode_value([list(args), dict(kwargs)], max_bytes=MAX_ARGUMENT_BYTES)
     except ResultError as exc:
         raise ArgumentError(f"an argument cannot be passed to a background job: {exc}") from exc
-    packed = {_FIELD: base64.b64encode(encoded).decode("ascii")}
+    reason = pickled_for(encoded.decode())
+    if reason is not None:
+        raise ArgumentError(f"an argument cannot be passed to a background job: {reason}")
+    packed = {_FIELD: encoded.decode()}
     unpack(packed)  # now, because the job's worker could tell nobody
     return packed
 
@@ -45,7 +47,7 @@ def unpack(packed: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     Raises:
         ArgumentError: it cannot be read.
     """
-    args, kwargs = decode_arguments(base64.b64decode(packed[_FIELD]), max_bytes=MAX_ARGUMENT_BYTES)
+    args, kwargs = decode_arguments(packed[_FIELD], max_bytes=MAX_ARGUMENT_BYTES)
     return args, kwargs
 
 

@@ -97,18 +97,25 @@ class LoopWatchdog:
 
     @types.coroutine
     def follow(
-        self, entry: MethodEntry, work: Coroutine[Any, Any, T], *, remaining_seconds: float
+        self,
+        entry: MethodEntry,
+        work: Coroutine[Any, Any, T],
+        *,
+        remaining_seconds: float,
+        on_step: Callable[[float], None] | None = None,
     ) -> Generator[Any, Any, T]:
         """Await a method's coroutine so that each of its steps can be seen from outside.
 
         Args:
             remaining_seconds: until the call's deadline.
+            on_step: called after each step with the seconds for which it held the loop.
         """
         patience = float("inf") if self._give_up_seconds is None else self._give_up_seconds
         give_up_at = time.monotonic() + max(remaining_seconds, 0) + patience
         error: BaseException | None = None
         while True:
-            self._step = _Step(entry=entry, began_at=time.monotonic(), give_up_at=give_up_at)
+            began_at = time.monotonic()
+            self._step = _Step(entry=entry, began_at=began_at, give_up_at=give_up_at)
             try:
                 awaited = work.send(None) if error is None else work.throw(error)
             except StopIteration as end:
@@ -116,6 +123,8 @@ class LoopWatchdog:
                 return result
             finally:
                 self._step = None
+                if on_step is not None:
+                    on_step(time.monotonic() - began_at)
             try:
                 yield awaited
                 error = None

@@ -7,7 +7,6 @@ calls are. Nobody waits long: an owner that does not answer is left out, with a 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -15,10 +14,10 @@ from typing import Any, Final
 from loguru import logger
 
 from broker_config.calls import MethodCaller
-from broker_config.codec import decode_arguments, decode_value, encode_arguments, encode_value
 from broker_config.settings import SandboxSettings
 from broker_config.topology import HOOK_TASK
 from broker_config.wire import Envelope, Invocation, Signer, new_id
+from codec.values import decode_arguments, decode_value, encode_arguments, encode_value
 from nekro_agent.errors import CallTimeoutError, MethodNotFoundError, NekroError
 from nekro_agent.hooks import PluginHost
 from nekro_agent.methods import SandboxMethodType
@@ -77,7 +76,7 @@ class HookForwarder:
         try:
             # On the background loop: hooks are asked for on every loop of lane ``long``, too.
             envelope = await self._background.wait(self._call(invocation, lane))
-            return decode_value(envelope.value_bytes(), max_bytes=self._return_bytes)
+            return decode_value(envelope.value or "", max_bytes=self._return_bytes)
         except NekroError as exc:
             logger.bind(plugin=plugin_key, hook=hook, error=str(exc)).warning("pinned_plugin_hook_left_out")
             return None
@@ -110,7 +109,7 @@ class HookForwarder:
             wakes_agent=False,
             issued_at=now,
             deadline=now + timedelta(seconds=self._wait_seconds),
-            args=base64.b64encode(encode_arguments((plugin_key, hook, plain), {})).decode("ascii"),
+            args=encode_arguments((plugin_key, hook, plain), {}),
         )
 
 
@@ -150,7 +149,7 @@ class HookExecutor:
         invocation = self._signer.verify(body, task_name=HOOK_TASK)
         if invocation.remaining_seconds() <= 0:
             raise CallTimeoutError(f"the deadline of hook {invocation.call_id} passed in the queue")
-        arguments, _ = decode_arguments(invocation.argument_bytes(), max_bytes=self._argument_bytes)
+        arguments, _ = decode_arguments(invocation.args, max_bytes=self._argument_bytes)
         plugin_key, hook, args = arguments
         plugin = next((plugin for plugin in self._host.plugins if plugin.key == plugin_key), None)
         if plugin is None:

@@ -156,8 +156,8 @@ class BridgeClient(_ServicesClient):
         self._return_bytes = self._services.settings.sandbox.return_bytes
 
     async def call(self, number: int) -> object:
-        from broker_config.codec import decode_value, encode_arguments
         from broker_config.wire import new_id
+        from codec.values import decode_value, encode_arguments
 
         envelope = await self._services.dispatcher.invoke(
             self._entry,

@@ -100,8 +100,8 @@ class Caller:
 
     async def call(self, number: int, seconds: float) -> str:
         """Make one call; returns the name of the worker that ran it."""
-        from broker_config.codec import encode_arguments
         from broker_config.wire import new_id
+        from codec.values import encode_arguments
 
         envelope = await self.services.dispatcher.invoke(
             self._entry,

@@ -121,18 +121,17 @@ def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def value_of(envelope: Envelope, *, max_bytes: int) -> object:
     """What the method returned: parts, text or the decoded value, whichever its type has."""
-    from broker_config.codec import decode_value
+    from codec.values import decode_value
 
     if envelope.type.wakes_agent:
         return envelope.segments if envelope.segments is not None else envelope.text
-    data = envelope.value_bytes()
-    if not data:
+    if envelope.value is None:
         return None
     try:
-        return decode_value(data, max_bytes=max_bytes)
+        return decode_value(envelope.value, max_bytes=max_bytes)
     except ArgumentError as exc:
         # The call itself went well: its value is for a sandbox, where its class may be opened.
-        return f"<{len(data)} bytes; {exc}>"
+        return f"<{len(envelope.value)} bytes; {exc}>"
 
 
 def describe_error(error: NekroError) -> dict[str, str]:

@@ -6,7 +6,6 @@ import os
 import struct
 import sys
 import time
-from _pickle import dumps, loads
 from _signal import (  # type: ignore[import-not-found]
     SIG_BLOCK,
     SIG_SETMASK,
@@ -21,8 +20,9 @@ from _thread import _count as count_threads
 from select import select
 from typing import TYPE_CHECKING
 
+from codec.tagged import NotPlainError, TooLongError, write_arguments
 from sandbox.guest.signatures import parse_signature
-from sandbox.guest.values import open_value
+from sandbox.guest.values import open_value, read_json
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -151,14 +151,14 @@ class Channel:
             parts += data
         return bytes(parts)
 
-    def call(self, token: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, plain: bool = False) -> Any:
-        """Call a method and wait for its answer; ``plain`` sends the positional arguments as JSON."""
+    def call(self, token: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method and wait for its answer."""
         if os.getpid() != self.owner:
             raise MethodError(
                 "plugin methods can be called from the code's own process only, not from a fork"
             )
         waiter = Waiter()
-        arguments = encode_plain(args) if plain else self._encode(args, kwargs)
+        arguments = self._encode(args, kwargs)
         me, outer = get_ident(), self._main_thread_waits
         is_nested = self._reader == me  # a signal's handler calls while this thread reads
         try:
@@ -301,13 +301,21 @@ class Channel:
                 waiter.go_on()
 
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        size = most = self.argument_bytes
         try:
-            arguments = dumps((args, kwargs), 4)
-        except Exception as exc:
-            raise TypeError(f"an argument cannot be sent to a plugin: {exc}") from None
-        if len(arguments) > self.argument_bytes:
+            arguments = write_arguments(args, kwargs, most).encode()
+            size = len(arguments)
+        except UnicodeEncodeError:
             raise TypeError(
-                f"the arguments have {len(arguments)} bytes, at most {self.argument_bytes} can be sent;"
+                "an argument cannot be sent to a plugin: a text is no Unicode (a lone surrogate?)"
+            ) from None
+        except NotPlainError as exc:
+            raise TypeError(f"an argument cannot be sent to a plugin: {exc}") from None
+        except TooLongError:
+            size += 1
+        if size > most:
+            raise TypeError(
+                f"the arguments have more than {most} bytes, no more can be sent;"
                 " write large data to ./shared and pass its path"
             )
         return arguments
@@ -358,13 +366,6 @@ def end_of_frame(data: bytes, begin: int) -> int:
     return begin + 4 + length
 
 
-def encode_plain(args: tuple[Any, ...]) -> bytes:
-    """Encode positional arguments for a method that the host itself answers."""
-    import json
-
-    return json.dumps(args).encode()
-
-
 def open_answer(waiter: Waiter) -> Any:
     """Return a call's value or raise its error."""
     if waiter.kind == RETURN:
@@ -374,7 +375,7 @@ def open_answer(waiter: Waiter) -> Any:
             raise MethodError(f"the value cannot be opened here: {type(exc).__name__}: {exc}") from None
     if waiter.kind != RAISE:
         raise RunStopped(0)
-    error = loads(waiter.payload)
+    error = read_json(waiter.payload.decode())
     if error["kind"] == "argument":
         raise TypeError(error["message"])
     cls = MethodTimeoutError if error["kind"] == "timeout" else MethodError
@@ -387,14 +388,13 @@ class Stub:
     def __init__(self, channel: Channel, spec: dict[str, Any]) -> None:
         self._call = channel.call
         self._token = spec["token"]
-        self._plain = spec["plain"]
         self._signature_text = spec["signature"]
         self.__name__ = self.__qualname__ = spec["path"].rpartition(".")[2]
         self.__module__ = spec["path"].rpartition(".")[0]
         self.__doc__ = spec["doc"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self._token, args, kwargs, plain=self._plain)
+        return self._call(self._token, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<plugin method {self.__module__}.{self.__name__}{self._signature_text}>"

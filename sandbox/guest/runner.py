@@ -1,15 +1,15 @@
 """Runs one piece of code inside a sandbox and carries its calls to the bridge.
 
 Started as ``python -I -S -u runner.py CONFIG`` with the bridge's socket as a descriptor.
-``sandbox.bundle`` makes one file of this package's runner, channel, values and signatures:
-that file is all of this project that exists inside. It decides nothing: the host believes
+``sandbox.bundle`` makes one file of this package's runner, channel, values and signatures, and of
+``codec.tagged``: that file is all of this project that exists inside. It decides nothing: the host believes
 neither its frames nor its exit.
 
 The process splits in two. The first stays as pid 1, reaps orphans and passes the other's
 status on; the second runs the code. A pid 1 would ignore signals it sends to itself, and a
 crash would look like a normal end.
 
-Imports here are the C modules below the usual ones (``_pickle``, ``_signal``, ``_thread``):
+Imports here are the C modules below the usual ones (``_json``, ``_signal``, ``_thread``):
 the others import ``re`` and ``enum``, which takes as long as everything else of a start.
 """
 
@@ -23,7 +23,6 @@ import resource
 import struct
 import sys
 from _json import encode_basestring_ascii
-from _pickle import loads
 from _signal import SIGKILL, SIGUSR1, signal  # type: ignore[import-not-found]
 from _thread import start_new_thread
 from select import POLLRDHUP, poll
@@ -39,12 +38,13 @@ from sandbox.guest.channel import (
     RunStopped,
     Stub,
 )
+from sandbox.guest.values import read_json
 
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
-PROTOCOL = 1
+PROTOCOL = 2
 CODE_NAME = "<code>"
 TRACEBACK_FRAMES = 20
 EXIT_TEXT_CHARS = 4000
@@ -91,7 +91,7 @@ def importer_of(channel: Channel) -> Any:
                 return importlib.import_module(name)
         except (ImportError, AttributeError):
             pass
-        answer = channel.call("dynamic_importer", (package_spec,), {}, plain=True)
+        answer = channel.call("dynamic_importer", (package_spec,), {})
         if not answer["ready"]:
             raise ImportError(
                 f"{answer['name']} {answer['version']} has been installed and can be imported from the"
@@ -246,7 +246,7 @@ def run_code(config: dict[str, Any]) -> NoReturn:
         os._exit(0)
     if kind != RUN:
         os._exit(3)
-    run = loads(payload)
+    run = read_json(payload.decode())
     channel.argument_bytes = run["argument_bytes"]
     # `-S` skipped the module that adds these.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
@@ -315,12 +315,12 @@ def open_channel(config: dict[str, Any]) -> int:
 
 def main() -> NoReturn:
     """Take the socket to descriptor 3, close every other one, split in two."""
-    config: dict[str, Any] = loads(bytes.fromhex(sys.argv[1]))
+    config: dict[str, Any] = read_json(sys.argv[1])
     os.dup2(open_channel(config), CHANNEL)
     os.set_inheritable(CHANNEL, False)
     os.closerange(CHANNEL + 1, 1 << 16)
     if "seccomp" in config:
-        confine(config["seccomp"])
+        confine(bytes.fromhex(config["seccomp"]))
     child = os.fork()
     if child:
         reap(child, has_socket="socket" in config)

@@ -1,15 +1,18 @@
-"""Values that come into the sandbox: unpickled here, and never an error for a class that is missing."""
+"""Values that come into the sandbox: tagged text, and never an error for a class that is missing.
+
+The text is the worker's own, so the C scanner reads it; ``codec`` describes the format.
+"""
 
 from __future__ import annotations
 
-import io
-from _pickle import Unpickler
+from _json import make_scanner
+from datetime import UTC
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Opaque", "open_value"]
+__all__ = ["Opaque", "open_value", "read_json"]
 
 #: Modules whose classes every Python has, in the same shape.
 COMMON_MODULES = frozenset({"builtins", "collections", "copyreg", "datetime", "decimal", "fractions", "uuid"})
@@ -55,27 +58,204 @@ class Opaque:
         return f"<{type(self).__module__}.{type(self).__qualname__} {fields}>"
 
 
-class ValueUnpickler(Unpickler):
-    """Opens a method's value; a class that is missing here becomes an ``Opaque`` of its name."""
+class Scanning:
+    """What the C scanner asks for."""
 
-    def __init__(self, data: bytes, *, common_only: bool) -> None:
-        super().__init__(io.BytesIO(data))
-        self._common_only = common_only
+    strict = False
+    parse_float = float
+    parse_int = int
+    parse_constant = None
+    object_pairs_hook = None
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Return the class, or a stand-in."""
-        if not self._common_only or module in COMMON_MODULES:
-            try:
-                return super().find_class(module, name)
-            except Exception:  # noqa: S110 - an import may fail in any way; the stand-in is the answer
-                pass
-        return type(name.rpartition(".")[2], (Opaque,), {"__module__": module, "__qualname__": name})
+    def __init__(self, object_hook: Any) -> None:
+        self.object_hook = object_hook
+
+
+def read_json(text: str) -> Any:
+    """Read JSON text that the host wrote."""
+    value, end = scan_json(text, 0)
+    if end != len(text):
+        raise ValueError("something follows the value")
+    return value
 
 
 def open_value(data: bytes) -> Any:
-    """Unpickle a method's value."""
+    """Open a method's value."""
+    text = data.decode()
+    if '"$' not in text:
+        return read_json(text)
+    value, end = scan_tagged(text, 0)
+    if end != len(text):
+        raise ValueError("something follows the value")
+    return value
+
+
+def untag(mapping: dict[str, Any]) -> Any:
+    """Return what an object stands for: itself, unless its one key is a tag."""
+    if len(mapping) == 1:
+        (tag,) = mapping
+        if tag[:1] == "$":
+            return OPENERS[tag](mapping[tag])
+    return mapping
+
+
+scan_json: Any = make_scanner(Scanning(None))  # type: ignore[arg-type]
+scan_tagged: Any = make_scanner(Scanning(untag))  # type: ignore[arg-type]
+
+
+def open_pairs(parts: list[Any]) -> dict[Any, Any]:
+    """Make a dict of keys and values in turn."""
+    return dict(zip(parts[::2], parts[1::2]))  # noqa: B905 - the host's own
+
+
+def open_bytes(text: str) -> bytes:
+    """Decode base64."""
+    from binascii import a2b_base64
+
+    return a2b_base64(text)
+
+
+def open_ordered(parts: list[Any]) -> Any:
+    """Make an OrderedDict."""
+    from collections import OrderedDict
+
+    return OrderedDict(open_pairs(parts))
+
+
+def open_moment(kind: Any, payload: Any) -> Any:
+    """Make a time or datetime."""
+    if isinstance(payload, str):
+        return kind.fromisoformat(payload)
+    text, fold, zone = payload
+    return kind.fromisoformat(text).replace(fold=fold, tzinfo=zone)
+
+
+def open_datetime(payload: Any) -> Any:
+    """Make a datetime."""
+    from datetime import datetime
+
+    return open_moment(datetime, payload)
+
+
+def open_time(payload: Any) -> Any:
+    """Make a time of day."""
+    from datetime import time
+
+    return open_moment(time, payload)
+
+
+def open_date(text: str) -> Any:
+    """Make a date."""
+    from datetime import date
+
+    return date.fromisoformat(text)
+
+
+def open_timedelta(parts: list[int]) -> Any:
+    """Make a timedelta."""
+    from datetime import timedelta
+
+    return timedelta(*parts)
+
+
+def open_timezone(parts: list[Any]) -> Any:
+    """Make a fixed offset."""
+    from datetime import timedelta, timezone
+
+    offset, *name = parts
+    return timezone(timedelta(microseconds=offset), *name) if offset or name else UTC
+
+
+def open_zone(name: str) -> Any:
+    """Find a zone in the time zone database, which a sandbox may lack."""
+    from zoneinfo import ZoneInfo
+
     try:
-        return ValueUnpickler(data, common_only=False).load()
+        return ZoneInfo(name)
+    except Exception:
+        return type("ZoneInfo", (Opaque,), {"__module__": "zoneinfo", "__qualname__": "ZoneInfo"})(name)
+
+
+def open_decimal(text: str) -> Any:
+    """Make a Decimal."""
+    from decimal import Decimal
+
+    return Decimal(text)
+
+
+def open_fraction(parts: list[int]) -> Any:
+    """Make a Fraction."""
+    from fractions import Fraction
+
+    return Fraction(*parts)
+
+
+def open_uuid(text: str) -> Any:
+    """Make a UUID."""
+    from uuid import UUID
+
+    return UUID(text)
+
+
+def open_path(text: str) -> Any:
+    """Make a path."""
+    from pathlib import PosixPath
+
+    return PosixPath(text)
+
+
+def open_pure_path(text: str) -> Any:
+    """Make a path that touches no file."""
+    from pathlib import PurePosixPath
+
+    return PurePosixPath(text)
+
+
+def open_pickle(parts: list[str]) -> Any:
+    """Unpickle a value that has no tagged form; a missing class becomes an ``Opaque`` of its name."""
+    import io
+    from _pickle import Unpickler
+
+    class ValueUnpickler(Unpickler):
+        common_only = False
+
+        def find_class(self, module: str, name: str) -> Any:
+            if not self.common_only or module in COMMON_MODULES:
+                try:
+                    return super().find_class(module, name)
+                except Exception:  # noqa: S110 - an import may fail in any way; the stand-in is the answer
+                    pass
+            return type(name.rpartition(".")[2], (Opaque,), {"__module__": module, "__qualname__": name})
+
+    data = open_bytes(parts[1])
+    try:
+        return ValueUnpickler(io.BytesIO(data)).load()
     except Exception:
         # The class is here but cannot take this state (another version): show the parts.
-        return ValueUnpickler(data, common_only=True).load()
+        ValueUnpickler.common_only = True
+        return ValueUnpickler(io.BytesIO(data)).load()
+
+
+OPENERS: dict[str, Any] = {
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$dict": open_pairs,
+    "$ordered": open_ordered,
+    "$bytes": open_bytes,
+    "$bytearray": lambda text: bytearray(open_bytes(text)),
+    "$float": float,
+    "$complex": lambda parts: complex(*parts),
+    "$datetime": open_datetime,
+    "$time": open_time,
+    "$date": open_date,
+    "$timedelta": open_timedelta,
+    "$timezone": open_timezone,
+    "$zone": open_zone,
+    "$decimal": open_decimal,
+    "$fraction": open_fraction,
+    "$uuid": open_uuid,
+    "$path": open_path,
+    "$purepath": open_pure_path,
+    "$pickle": open_pickle,
+}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import pickle
 import secrets
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
+from codec.values import decode_arguments, encode_value
 from nekro_agent.errors import InvalidValueError, NekroError, PackageInstallError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.tools import safe_files
@@ -45,6 +45,9 @@ _REPORT_BYTES: Final = 16 << 20
 _WALL_SECONDS: Final = 600
 _INDEX_SECONDS: Final = 20
 _ERROR_CHARS: Final = 1500
+#: Of names and numbers; pages of an index are long.
+_ARGUMENT_BYTES: Final = 1 << 16
+_RETURN_BYTES: Final = 64 << 20
 
 #: Asks pip itself, which alone knows its files, its variables and its default.
 _INDEX_QUESTION: Final = (
@@ -65,7 +68,7 @@ def builder_settings(settings: SandboxSettings) -> SandboxSettings:
             "shared_bytes": 4 * _MOST_BYTES,
             "shared_files": 200_000,
             "max_calls": 2000,
-            "return_bytes": 64 << 20,
+            "return_bytes": _RETURN_BYTES,
             "preload": (),
             "package_install": "off",
         }
@@ -186,7 +189,6 @@ def _host_method(name: str) -> StubMethod:
         signature="(*args)",
         doc=None,
         type=SandboxMethodType.TOOL,
-        plain=True,
     )
 
 
@@ -199,10 +201,11 @@ def _constant(value: str) -> Callable[[], Awaitable[object]]:
 
 async def _answer(method: Callable[..., Awaitable[object]], arguments: bytes) -> StubResult:
     try:
-        value = await method(*json.loads(arguments))
+        args, _ = decode_arguments(arguments, max_bytes=_ARGUMENT_BYTES)
+        value = await method(*args)
     except (NekroError, TypeError, ValueError, AttributeError) as exc:
         return Raised(error_type=type(exc).__name__, message=str(exc))
-    return Returned(value=pickle.dumps(value, 4))
+    return Returned(value=encode_value(value, max_bytes=_RETURN_BYTES))
 
 
 def _installed_version(shared_dir: Path, requirement: Requirement) -> str:

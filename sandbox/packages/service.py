@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import pickle
 from pathlib import Path
 from typing import Final
 
 from loguru import logger
 
 from broker_config.settings import SandboxSettings
+from codec.values import decode_arguments, encode_value
 from nekro_agent.errors import NekroError, PackageInstallError, SandboxError
 from nekro_agent.methods import SandboxMethodType
 from sandbox.drivers.base import SandboxDriver
@@ -30,8 +29,10 @@ IMPORTER: Final = StubMethod(
     doc=None,
     type=SandboxMethodType.TOOL,
     timeout_seconds=600,
-    plain=True,
 )
+#: Of a package's name, and of the modules of one.
+_ARGUMENT_BYTES: Final = 1 << 16
+_RETURN_BYTES: Final = 1 << 20
 
 
 class PackageService:
@@ -66,7 +67,7 @@ class PackageService:
             mounted: the layers of the sandbox that asks.
         """
         try:
-            (text,) = json.loads(call.arguments)
+            (text,), _ = decode_arguments(call.arguments, max_bytes=_ARGUMENT_BYTES)
             if not isinstance(text, str):
                 raise TypeError
             built = await self._provide(parse_requirement(text))
@@ -77,7 +78,7 @@ class PackageService:
             return Raised(error_type="ArgumentError", message="dynamic_importer takes one package name")
         ready = self._store.path(built.digest) in mounted
         answer = {"ready": ready, "modules": built.modules, "name": built.name, "version": built.version}
-        return Returned(value=pickle.dumps(answer, 4))
+        return Returned(value=encode_value(answer, max_bytes=_RETURN_BYTES))
 
     async def _provide(self, requirement: Requirement) -> Built:
         check_policy(requirement, self._settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from agent.llm import LLMAnswer, LLMRequest, ScriptedClient
 from agent.model import ChatBrief, HistoryMessage, MethodBrief, Observation, PluginBrief, TurnRound
 from agent.rounds import RoundAnswer, RoundInput, RoundOutcome, RoundRunner
 from broker_config.settings import AgentSettings, SandboxSettings
+from codec.values import decode_arguments, encode_value
 from nekro_agent.errors import FencedError, LLMError, SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
@@ -62,13 +62,13 @@ class Calls:
         self.seen: list[tuple[str, Any]] = []
 
     async def __call__(self, call: StubCall) -> StubResult:
-        args, kwargs = pickle.loads(call.arguments)
+        args, kwargs = decode_arguments(call.arguments, max_bytes=1 << 20)
         self.seen.append((call.token, (args, kwargs)))
         if call.token == "m2":
             return Stopped(stop=StopType.AGENT)
         if not all(isinstance(value, int) for value in args):
             return Raised(error_type="ValueError", message="no numbers")
-        return Returned(value=pickle.dumps(sum(args), protocol=4))
+        return Returned(value=encode_value(sum(args), max_bytes=1 << 20))
 
 
 @pytest.fixture

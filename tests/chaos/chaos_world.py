@@ -15,9 +15,9 @@ import redis
 from sqlalchemy import text
 from worker_fleet import Fleet, Worker
 
-from broker_config.codec import decode_value, encode_arguments
 from broker_config.urls import client_url
 from broker_config.wire import Envelope
+from codec.values import decode_value, encode_arguments
 from nekro_agent.errors import NekroError, OutcomeUnknownError
 from workers.composition import Services
 from workers.dispatch import CallScope

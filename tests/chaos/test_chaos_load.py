@@ -15,8 +15,8 @@ from chaos_world import Account, call, client_of, key, opened, rows, started, ti
 from sqlalchemy.engine import make_url
 from worker_fleet import Fleet
 
-from broker_config.codec import encode_arguments
 from broker_config.wire import Envelope, new_id
+from codec.values import encode_arguments
 from nekro_agent.errors import StorageUnavailableError
 from workers.composition import Services
 from workers.dispatch import CallScope

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker_config.codec import decode_value
+from codec.values import decode_value
 from nekro_agent.ports import JobState
 from sandbox.models import StopType
 from storage.calls import Call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -88,7 +88,7 @@ async def test_a_process_whose_loop_is_lost_ends_and_its_other_calls_are_answere
     with pytest.raises(CallTimeoutError):
         await hanging
     # A TOOL call runs again, in the process that the supervisor has started; a call with an effect does not.
-    pid = pickle.loads((await counting).value_bytes())
+    pid = json.loads((await counting).value_bytes())
     with pytest.raises(OutcomeUnknownError):
         await carrying
     await logged(up, f"is back (process {pid})")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from broker_config.codec import encode_arguments
 from broker_config.wire import Envelope, new_id
+from codec.values import encode_arguments
 from nekro_agent.methods import Lane
 from workers import remote_hooks
 from workers.composition import Services
@@ -55,7 +54,7 @@ async def invoke(services: Services, name: str, chat_key: str, *args: Any) -> En
 
 async def call(services: Services, name: str) -> list[int]:
     envelope = await invoke(services, name, "p")
-    value: list[int] = pickle.loads(envelope.value_bytes())
+    value: list[int] = json.loads(envelope.value_bytes())
     return value
 
 
@@ -139,7 +138,7 @@ async def test_calls_of_those_who_do_not_know_of_the_pin_reach_its_owner_all_the
         )
         for _ in range(20)
     ]
-    values = [pickle.loads(envelope.value_bytes()) for envelope in await asyncio.gather(*calls)]
+    values = [json.loads(envelope.value_bytes()) for envelope in await asyncio.gather(*calls)]
     assert {pid for _, pid in values} == {owner}
     assert len({count for count, _ in values}) == 20
 
@@ -147,7 +146,7 @@ async def test_calls_of_those_who_do_not_know_of_the_pin_reach_its_owner_all_the
 async def test_hooks_run_where_their_plugin_lives(fleet: Any, services: Services) -> None:
     fleet.start("methods", "methods", concurrency=20)
     chat = f"h-{new_id()}"
-    owner = pickle.loads((await invoke(services, "hooked_owner", chat)).value_bytes())
+    owner = json.loads((await invoke(services, "hooked_owner", chat)).value_bytes())
     send = partial(services.receive_message, chat, user_id="u1", user_name="Ada")
     assert await send("hello")
     assert await send("some spam") is None, "its memory says that this is blocked"
@@ -166,7 +165,7 @@ async def test_hooks_run_where_their_plugin_lives(fleet: Any, services: Services
             envelopes = [
                 await invoke(services, "say_to_model", chat, f"{word} of x") for word in ("spam", "news")
             ]
-            speakers |= {pickle.loads(envelope.value_bytes()) for envelope in envelopes}
+            speakers |= {json.loads(envelope.value_bytes()) for envelope in envelopes}
     async with services.database.read() as transaction:
         messages = await transaction.messages.newest(chat, limit=100)
     assert {message.text for message in messages} == {"hello", "break", "news of x"}

@@ -18,10 +18,10 @@ from typing import Any
 import sqlalchemy
 from plugin_world import CHAT, USER
 
-from broker_config.codec import decode_value, encode_arguments
 from broker_config.settings import DatabaseSettings, Settings
 from broker_config.wire import new_id
 from cli.environment import environment_of
+from codec.values import decode_value, encode_arguments
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.invoke import Outcome

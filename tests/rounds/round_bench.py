@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from agent.llm import LLMAnswer, LLMRequest
 from agent.rounds import RoundRunner
-from broker_config.codec import encode_arguments
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
 from broker_config.wire import Envelope, Invocation, Signer
+from codec.values import encode_arguments
 from nekro_agent.errors import CallTimeoutError, MethodFailedError, NekroError
 from sandbox.manager import SandboxManager
 from storage.messages import Message
@@ -180,7 +179,7 @@ def invocation(method: str, args: tuple[object, ...], *, call_id: str, round_: R
     return Invocation(
         call_id=call_id, method=method, chat_key=round_.chat_key, container_key="c", round_id=round_.id,
         turn_id=round_.turn_id, round_number=round_.number, issued_at=now,
-        deadline=now + timedelta(seconds=30), args=b64encode(encode_arguments(args, {})).decode(),
+        deadline=now + timedelta(seconds=30), args=encode_arguments(args, {}),
     )  # fmt: skip
 
 

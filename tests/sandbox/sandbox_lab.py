@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 from uuid import uuid4
 
 from broker_config.settings import SandboxSettings
+from codec.values import decode_arguments, encode_value
 from nekro_agent.methods import SandboxMethodType
 from sandbox import (
     ARGUMENT_ERROR,
@@ -151,8 +151,8 @@ class Lab:
         return attempts
 
     async def dispatch(self, call: StubCall) -> StubResult:
-        """Answer by the handler of that name; tests are the one place that may unpickle arguments."""
-        args, kwargs = pickle.loads(call.arguments)
+        """Answer by the handler of that name."""
+        args, kwargs = decode_arguments(call.arguments, max_bytes=self.settings.argument_bytes)
         self.calls.append((call.token, args, kwargs))
         try:
             result = self.handlers[call.token](*args, **kwargs)
@@ -163,7 +163,7 @@ class Lab:
             raise
         if isinstance(result, Returned | Raised | Stopped):
             return result
-        return Returned(value=pickle.dumps(result, 4))
+        return Returned(value=encode_value(result, max_bytes=1 << 30))
 
     def shared(self, chat_key: str = "chat") -> Path:
         return self.areas.shared_dir(self.container(chat_key))

@@ -141,7 +141,7 @@ class TestHello:
     async def test_runner_of_another_protocol_is_refused(self) -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(encode_frame(FrameKind.HELLO, b'{"protocol": 99}'))
-        with pytest.raises(SandboxUnavailableError, match="speaks protocol 99, this service 1; reinstall"):
+        with pytest.raises(SandboxUnavailableError, match="speaks protocol 99, this service 2; reinstall"):
             await expect_hello(reader)
 
 

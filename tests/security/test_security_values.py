@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.codec import decode_arguments, encode_value
 from broker_config.settings import DatabaseSettings, SandboxSettings, Settings
+from codec.values import decode_arguments, encode_value
 from nekro_agent.errors import ArgumentError, ResultError, SandboxUnavailableError
 from sandbox import ARGUMENT_ERROR, Raised, Returned, StopType, StubCall, StubResult
 from sandbox.drivers.bwrap import BwrapDriver
 from storage.engine import Database
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "sandbox"))
-sys.path.insert(0, str(Path(__file__).parent.parent / "broker"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "codec"))
 
-from hostile_pickles import corpus
+from hostile_texts import corpus
 from sandbox_lab import Lab, lab, method
 
 MOST_BYTES = SandboxSettings().argument_bytes
@@ -29,20 +29,21 @@ SECRET = "sk-very-secret"
 
 #: Sends each payload as the arguments of a call of its own and tells what came back.
 SEND_EACH = """
-import os, pickle, struct
+import json, os, struct
 def exactly(count):
     parts = b""
     while len(parts) < count:
         parts += os.read(3, count - len(parts))
     return parts
 answers = []
-for number, payload in enumerate(pickle.load(open("/app/uploads/corpus", "rb")), 1):
+for number, payload in enumerate(json.load(open("/app/uploads/corpus")), 1):
+    payload = bytes.fromhex(payload)
     data = struct.pack(">IBI", len(payload) + 10, 3, number) + b"take\\0" + payload
     while data:
         data = data[os.write(3, data):]
     length, kind, call_id = struct.unpack(">IBI", exactly(9))
     body = exactly(length - 5)
-    answers.append((kind, call_id, pickle.loads(body)["kind"] if kind == 5 else None))
+    answers.append((kind, call_id, json.loads(body)["kind"] if kind == 5 else None))
 print(answers == [(5, number, "argument") for number in range(1, len(answers) + 1)], len(answers))
 """
 
@@ -55,13 +56,13 @@ async def box(tmp_path: Path) -> AsyncIterator[Lab]:
         _ = driver.tools, driver.interpreter
     except SandboxUnavailableError as exc:
         pytest.skip(str(exc))
-    async with lab(tmp_path, use=driver) as made:
+    async with lab(tmp_path, use=driver, max_calls=1000) as made:
         yield made
 
 
-async def test_attack_R4_hostile_pickles_raise_inside_and_do_nothing_outside(box: Lab) -> None:
+async def test_attack_R4_hostile_texts_raise_inside_and_do_nothing_outside(box: Lab) -> None:
     payloads = [data for _, data in corpus() if len(data) <= MOST_BYTES and not is_harmless(data)]
-    (box.areas.uploads_dir("chat") / "corpus").write_bytes(pickle.dumps(payloads))
+    (box.areas.uploads_dir("chat") / "corpus").write_text(json.dumps([data.hex() for data in payloads]))
     before = dict(os.environ), set(sys.modules)
     taken: list[object] = []
 
@@ -70,7 +71,7 @@ async def test_attack_R4_hostile_pickles_raise_inside_and_do_nothing_outside(box
             taken.append(decode_arguments(call.arguments, max_bytes=MOST_BYTES))
         except ArgumentError as exc:
             return Raised(error_type=ARGUMENT_ERROR, message=str(exc))
-        return Returned(value=pickle.dumps(None, 4))
+        return Returned(value=b"null")
 
     result = await box.run(SEND_EACH, dispatch=take, methods=[method("take")])
     assert (result.stop_type, result.output) == (StopType.NORMAL, f"True {len(payloads)}\n"), result

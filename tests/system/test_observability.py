@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import subprocess
@@ -20,9 +19,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from redis_process import free_port
 
-from broker_config.codec import encode_arguments
 from broker_config.settings import DatabaseSettings
 from broker_config.wire import Invocation, new_id
+from codec.values import encode_arguments
 from nekro_agent.errors import MethodFailedError
 from nekro_agent.ports import ChatInfo
 from workers.fleet import FleetFigures
@@ -211,7 +210,7 @@ def samples(text: bytes) -> dict[tuple[str, str], float]:
     }
 
 
-def invocation_of(task: str, chat: ChatInfo, arguments: bytes) -> Invocation:
+def invocation_of(task: str, chat: ChatInfo, arguments: str) -> Invocation:
     """A call of a method, on a lane of the test's choice."""
     moment = datetime.now(UTC)
     return Invocation(
@@ -221,5 +220,5 @@ def invocation_of(task: str, chat: ChatInfo, arguments: bytes) -> Invocation:
         container_key=chat.container_key,
         issued_at=moment,
         deadline=moment + timedelta(seconds=30),
-        args=base64.b64encode(arguments).decode(),
+        args=arguments,
     )

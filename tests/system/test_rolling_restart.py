@@ -14,7 +14,7 @@ import pytest
 import yaml
 from worker_fleet import Worker
 
-from broker_config.codec import decode_value
+from codec.values import decode_value
 from nekro_agent.api.plugin import task
 from nekro_agent.ports import JobState
 from sandbox.models import StopType

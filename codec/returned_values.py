@@ -1,12 +1,14 @@
-"""Pickles what a plugin method returned, so that a sandbox can open it.
+"""Writes what a plugin method returned, so that a sandbox can open it.
 
-Most values are plain: one pass of the C pickler writes them, and asks about each class that it
-meets. When one has to be taken apart, a copy of plain values is made and pickled instead.
+Most values are plain and are written at once. When one has to be taken apart, a copy of plain values
+is made and written instead; what then still has no tagged form is pickled as a whole.
 """
 
 from __future__ import annotations
 
+import base64
 import copy
+import json
 import operator
 import pickle
 from dataclasses import fields
@@ -14,23 +16,20 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from broker_config.returned_types import Shape, Treatment, is_of_standard_library, treatment_of
-from broker_config.value_paths import path_to
+from codec.returned_types import Shape, Treatment, is_of_standard_library, treatment_of
+from codec.tagged import NotPlainError, TooLongError, write_text
+from codec.value_paths import path_to
 from nekro_agent.errors import ResultError
 
-__all__ = ["pickled"]
+__all__ = ["written"]
 
 _PROTOCOL: Final = 4
 _LEAVES: Final = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 _MAX_REASON_CHARS: Final = 300
 
 
-class _NotPlainError(Exception):
-    """The value holds something that has to be taken apart first."""
-
-
 class _RefusedError(Exception):
-    """Something in the value cannot cross; ``pickled`` adds where it is."""
+    """Something in the value cannot cross; ``written`` adds where it is."""
 
     def __init__(self, found: object, reason: str) -> None:
         super().__init__(reason)
@@ -54,19 +53,6 @@ class _Sink:
         else:
             self.parts.clear()
         return size
-
-
-class _PlainPickler(pickle.Pickler):
-    """Gives up at the first object that has to be taken apart; plain builtins it never asks about."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        shape = treatment_of(type(obj)).shape
-        if shape is Shape.WHOLE or shape is Shape.REFILLED:
-            return NotImplemented
-        # How values of the standard library are pickled names its functions and classes.
-        if shape is Shape.CODE and is_of_standard_library(getattr(obj, "__module__", None)):
-            return NotImplemented
-        raise _NotPlainError
 
 
 class _AnyPickler(pickle.Pickler):
@@ -177,41 +163,62 @@ class _Copier:
         return self.plain(plain)
 
 
-def pickled(value: object, *, max_bytes: int) -> bytes:
-    """Pickle a value; models, dataclasses and Enum members in it become plain values.
+def written(value: object, *, max_bytes: int) -> bytes:
+    """Write a value as tagged text; models, dataclasses and Enum members in it become plain values.
 
     Raises:
         ResultError: it is too large, holds what must stay on the worker, or cannot be pickled.
     """
-    sink = _Sink(max_bytes)
+    text, _ = _tagged(value, max_bytes)
+    if text is None:
+        text = _written_carefully(value, max_bytes)
+    if len(text) > max_bytes:
+        raise _too_large(max_bytes)
+    return text
+
+
+def _tagged(value: object, max_bytes: int) -> tuple[bytes | None, str]:
+    """Return the text, or None and what has no tagged form."""
     try:
-        _PlainPickler(sink, _PROTOCOL).dump(value)
-    except Exception:
-        # Whatever it was, the careful way knows what is wrong, and where.
-        sink = _Sink(max_bytes)
-        _dump_carefully(value, sink)
-    if sink.size > max_bytes:
-        raise ResultError(
-            f"the value has {sink.size} bytes pickled, at most {max_bytes} can be returned "
-            "(NEKRO_SANDBOX__RETURN_BYTES); write it to a file and return the file's path"
-        )
-    return b"".join(sink.parts)
+        return write_text(value, max_bytes).encode(), ""
+    except NotPlainError as exc:
+        return None, str(exc)
+    except TooLongError:
+        return None, "it refers to the same large values again and again"
+    except UnicodeEncodeError:
+        return None, "a text is no Unicode (a lone surrogate?)"
 
 
-def _dump_carefully(value: object, sink: _Sink) -> None:
+def _written_carefully(value: object, max_bytes: int) -> bytes:
+    sink = _Sink(max_bytes)
     pickler = _AnyPickler(sink, _PROTOCOL)
     try:
-        pickler.dump(_Copier().plain(value))
+        plain = _Copier().plain(value)
+        text, reason = _tagged(plain, max_bytes)
+        if text is not None:
+            return text
+        pickler.dump(plain)
     except _RefusedError as exc:
         raise ResultError(f"{_located(exc.found, value)} {exc.reason}") from exc.__cause__
     except RecursionError:
         raise ResultError("the value is nested too deep, or holds itself; return a flat list") from None
     except Exception as exc:
         found = _located(pickler.last, value)
-        reason = str(exc)[:_MAX_REASON_CHARS]
+        words = str(exc)[:_MAX_REASON_CHARS]
         raise ResultError(
-            f"{found} cannot be pickled: {reason}; return plain values (dict, list, str, int, …)"
+            f"{found} cannot be pickled: {words}; return plain values (dict, list, str, int, …)"
         ) from exc
+    if sink.size > max_bytes:
+        raise _too_large(max_bytes)
+    content = base64.b64encode(b"".join(sink.parts)).decode("ascii")
+    return json.dumps({"$pickle": [reason, content]}, separators=(",", ":")).encode()
+
+
+def _too_large(max_bytes: int) -> ResultError:
+    return ResultError(
+        f"the value has more than {max_bytes} bytes, no more can be returned "
+        "(NEKRO_SANDBOX__RETURN_BYTES); write it to a file and return the file's path"
+    )
 
 
 def _emptied(value: Any) -> Any:

@@ -1,0 +1,115 @@
+"""Reads large arguments on a thread of its own, in turns between chats.
+
+A small text is read where it is needed: to hand it over takes longer. A large one would hold a
+shared event loop, so one thread per process reads all of them, a slice of each chat's first one
+after the other: a chat with two hundred costly calls delays another chat's large call by its own
+slices only. Between slices the thread sleeps, because a thread that computes gives up the
+interpreter's lock only every 5 ms, and the loop needs it several times per call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import Final
+
+from codec.values import Arguments, arguments_in_slices, decode_arguments
+
+__all__ = ["INLINE_BYTES", "DecodePool"]
+
+#: Texts up to this length are read at once; the worst of them takes about a millisecond.
+INLINE_BYTES: Final = 4 << 10
+#: Between slices of about 0.3 ms: long enough for a waiting thread to take the interpreter's lock.
+_PAUSE_SECONDS: Final = 0.0002
+
+
+class _Reading:
+    """One text that is being read."""
+
+    def __init__(self, slices: Generator[None, None, Arguments]) -> None:
+        self._slices = slices
+        self.result: Future[Arguments] = Future()
+
+    def go_on(self) -> bool:
+        """Read one slice; whether more is left."""
+        if self.result.cancelled():
+            self._slices.close()
+            return False
+        try:
+            next(self._slices)
+        except StopIteration as end:
+            self._settle(end.value)
+        except Exception as exc:
+            # Its frames hold all that was built.
+            self._settle(exc.with_traceback(None))
+        else:
+            return True
+        return False
+
+    def _settle(self, outcome: Arguments | Exception) -> None:
+        if not self.result.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, Exception):
+            self.result.set_exception(outcome)
+        else:
+            self.result.set_result(outcome)
+
+
+class DecodePool:
+    """Reads arguments for all event loops of a process."""
+
+    def __init__(self, *, inline_bytes: int = INLINE_BYTES) -> None:
+        self._inline_bytes = inline_bytes
+        self._lock = threading.Lock()
+        #: By chat, in the order of their turns.
+        self._waiting: OrderedDict[str, deque[_Reading]] = OrderedDict()
+        self._is_running = False
+
+    def is_large(self, text: str) -> bool:
+        """Whether a text is read on the thread."""
+        return len(text) > self._inline_bytes
+
+    async def read(self, text: str, *, chat_key: str, max_bytes: int) -> Arguments:
+        """Read arguments; a cancelled call is read no further.
+
+        Raises:
+            ArgumentError: as ``decode_arguments``.
+        """
+        if not self.is_large(text):
+            return decode_arguments(text, max_bytes=max_bytes)
+        reading = _Reading(arguments_in_slices(text, max_bytes=max_bytes))
+        self._add(chat_key, reading)
+        return await asyncio.wrap_future(reading.result)
+
+    def _add(self, chat_key: str, reading: _Reading) -> None:
+        with self._lock:
+            self._waiting.setdefault(chat_key, deque()).append(reading)
+            if self._is_running:
+                return
+            self._is_running = True
+        threading.Thread(target=self._read_all, name="nekro-decode", daemon=True).start()
+
+    def _read_all(self) -> None:
+        """Read until nothing waits; the next text begins a new thread."""
+        while (turn := self._next()) is not None:
+            chat_key, reading = turn
+            if reading.go_on():
+                with self._lock:
+                    self._waiting.setdefault(chat_key, deque()).appendleft(reading)
+            time.sleep(_PAUSE_SECONDS)
+
+    def _next(self) -> tuple[str, _Reading] | None:
+        """Take the first text of the chat whose turn it is; the chat goes to the end of the line."""
+        with self._lock:
+            if not self._waiting:
+                self._is_running = False
+                return None
+            chat_key, readings = self._waiting.popitem(last=False)
+            reading = readings.popleft()
+            if readings:
+                self._waiting[chat_key] = readings
+            return chat_key, reading

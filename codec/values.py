@@ -1,0 +1,145 @@
+"""Arguments and results as tagged text; ``codec`` describes the format and who may read it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator
+from typing import Any, Final, TypeAlias
+
+from codec.budget import Budget, Meter
+from codec.parser import load, load_in_slices
+from codec.returned_values import written
+from codec.tagged import NotPlainError, TooLongError, write_arguments
+from nekro_agent.errors import ArgumentError
+
+__all__ = [
+    "Arguments",
+    "arguments_in_slices",
+    "arguments_text",
+    "decode_arguments",
+    "decode_value",
+    "encode_arguments",
+    "encode_value",
+    "pickled_for",
+]
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+_NOT_ARGUMENTS: Final = "the value is something else than positional and named arguments"
+_ARGUMENT_BUDGET: Final = Budget()
+#: A worker's own value may be long; still it comes by way of the broker.
+_VALUE_BUDGET: Final = Budget(steps=4_000_000, built_bytes=512 << 20, seconds=30, chosen_keys=50_000)
+#: Our own arguments are written whatever their length: the worker says what its limit is.
+_MOST_CHARS: Final = 64 << 20
+_PICKLE: Final = '{"$pickle":['
+_CONTROL: Final = re.compile("[\x00-\x1f]")
+
+
+def decode_arguments(data: bytes | str, *, max_bytes: int) -> Arguments:
+    """Read ``(args, kwargs)`` as a sandbox wrote them; builds plain values, whatever ``data`` holds.
+
+    Raises:
+        ArgumentError: a type that may not cross, malformed text, or too much of anything.
+    """
+    slices = arguments_in_slices(data, max_bytes=max_bytes)
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            arguments: Arguments = end.value
+            return arguments
+
+
+def arguments_text(data: bytes) -> str:
+    """Return what a sandbox sent as a text that a message can carry; its content is not looked at.
+
+    Raises:
+        ArgumentError: it is no UTF-8, or holds control characters, which JSON would make six times as long.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ArgumentError("the value is malformed: it is no UTF-8") from None
+    if _CONTROL.search(text):
+        raise ArgumentError("the value is malformed: it holds a control character outside of an escape")
+    return text
+
+
+def arguments_in_slices(
+    data: bytes | str, *, max_bytes: int, meter: Meter | None = None
+) -> Generator[None, None, Arguments]:
+    """Do what ``decode_arguments`` does; yields after each slice of work, of about 0.3 ms.
+
+    Args:
+        meter: counts what it costs, for measurements.
+    """
+    text = _text(data, max_bytes, setting="NEKRO_SANDBOX__ARGUMENT_BYTES")
+    value = yield from load_in_slices(text, meter or Meter(_ARGUMENT_BUDGET))
+    if type(value) is not list or len(value) != 2:
+        raise ArgumentError(_NOT_ARGUMENTS)
+    args, kwargs = value
+    if type(args) is not list or type(kwargs) is not dict or not all(type(name) is str for name in kwargs):
+        raise ArgumentError(_NOT_ARGUMENTS)
+    return tuple(args), kwargs
+
+
+def decode_value(data: bytes | str, *, max_bytes: int) -> object:
+    """Read a method's value outside the sandbox, to show it; paths come as text.
+
+    Raises:
+        ArgumentError: it holds a class of the plugin's, or anything else that is no plain value.
+    """
+    text = _text(data, max_bytes, setting="NEKRO_SANDBOX__RETURN_BYTES")
+    if (reason := pickled_for(text)) is not None:
+        raise ArgumentError(f"the value opens in a sandbox only: {reason}")
+    return load(text, _VALUE_BUDGET)
+
+
+def pickled_for(text: str) -> str | None:
+    """Why ``encode_value`` had to write a value as a pickle; None when it did not."""
+    return str(json.loads(text)["$pickle"][0]) if text.startswith(_PICKLE) else None
+
+
+def encode_arguments(args: tuple[Any, ...] | list[Any], kwargs: dict[str, Any]) -> str:
+    """Write arguments as sandboxed code would.
+
+    Raises:
+        ArgumentError: a worker would refuse them, but for their size.
+    """
+    try:
+        text = write_arguments(tuple(args), kwargs, _MOST_CHARS)
+        text.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError("an argument cannot be sent: a text is no Unicode (a lone surrogate?)") from None
+    except TooLongError:
+        raise ArgumentError(
+            f"the arguments have more than {_MOST_CHARS} characters; send a file's path"
+        ) from None
+    except NotPlainError as exc:
+        raise ArgumentError(f"an argument cannot be sent: {exc}") from None
+    return text
+
+
+def encode_value(value: object, *, max_bytes: int) -> bytes:
+    """Write what a method returned, for the sandbox to open.
+
+    Pydantic models and dataclasses become dicts, Enum members their values, at any depth of
+    containers. When it holds an instance of a class without a tagged form, the whole value crosses as
+    a pickle; where the sandbox lacks the class, code there sees its attributes.
+
+    Raises:
+        ResultError: it is too large, holds something that must stay on the worker (a context,
+            settings, a session, an open file), or cannot be pickled; the message names what and where.
+    """
+    return written(value, max_bytes=max_bytes)
+
+
+def _text(data: bytes | str, max_bytes: int, *, setting: str) -> str:
+    size = len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode())
+    if size > max_bytes:
+        raise ArgumentError(
+            f"the value has {size} bytes, at most {max_bytes} can be sent ({setting}); "
+            "write large data to a file in ./shared and send its path"
+        )
+    return data if isinstance(data, str) else arguments_text(data)

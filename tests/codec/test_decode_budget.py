@@ -1,0 +1,183 @@
+"""What reading the worst texts costs, counted and not timed; large texts off the loop, in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from codec import decode_pool
+from codec.budget import MEMORY_FACTOR, Budget, Meter
+from codec.decode_pool import INLINE_BYTES, DecodePool
+from codec.parser import SLICE_STEPS, load_in_slices
+from codec.values import arguments_in_slices, encode_arguments
+from nekro_agent.errors import ArgumentError
+
+MIB = 1 << 20
+MOST = Budget()
+LONG_FRACTION = f'{{"$fraction":[{2**4095 - 19},{2**4095 - 1}]}}'
+
+#: What a search for the costliest texts of 1 MiB found, by the part that is repeated.
+UNITS: dict[str, str] = {
+    "arrays in each other": "[" * 60 + "]" * 60,
+    "objects of one empty key": '{"":1}',
+    "objects in each other": '{"":' * 60 + "1" + "}" * 60,
+    "paths": '{"$path":"a"}',
+    "long paths": '{"$path":"' + "a/" * 2000 + '"}',
+    "offsets": '{"$timezone":[1]}',
+    "named offsets": '{"$timezone":[1,"x"]}',
+    "complex numbers": '{"$complex":[1.0,2.0]}',
+    "tuples of one": '{"$tuple":[1]}',
+    "empty sets": '{"$set":[]}',
+    "frozensets": '{"$frozenset":["a"]}',
+    "intervals": '{"$timedelta":[1,2,3]}',
+    "moments with a zone": '{"$datetime":["2024-01-01T00:00:00.000001",0,{"$zone":"UTC"}]}',
+    "UUIDs": '{"$uuid":"' + "0" * 32 + '"}',
+    "fractions": '{"$fraction":[1,3]}',
+    "fractions of 4095 bits": LONG_FRACTION,
+    "long decimals": '{"$decimal":"1.' + "1" * 1290 + '"}',
+    "long integers": "9" * 1233,
+    "integers of 19 digits": "9" * 19,
+    "floats": "0.30000000000000004",
+    "empty texts": '""',
+    "escapes": '"\\n"',
+    "empty arrays": "[]",
+    "empty objects": "{}",
+    "not a number": '{"$float":"nan"}',
+    "bytes": '{"$bytes":""}',
+    "sets of fractions": '{"$set":[{"$fraction":[1,3]}]}',
+}
+
+
+def repeated(unit: str, size: int = MIB) -> str:
+    return "[" + ",".join([unit] * ((size - 2) // (len(unit) + 1))) + "]"
+
+
+def cost_of(text: str) -> tuple[Meter, int, object]:
+    """Read a text; returns what it cost, its slices, and the value or None when it was refused."""
+    meter = Meter(MOST)
+    slices = load_in_slices(text, meter)
+    for count in itertools.count():
+        try:
+            next(slices)
+        except StopIteration as end:
+            return meter, count, end.value
+        except ArgumentError:
+            return meter, count, None
+    raise AssertionError
+
+
+def built_bytes(value: object) -> int:
+    """Memory of a value by the interpreter's own count; what is shared counts as often as it stands there."""
+    size = sys.getsizeof(value)
+    if isinstance(value, dict):
+        return size + sum(built_bytes(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple | set | frozenset):
+        return size + sum(map(built_bytes, value))
+    return size
+
+
+@pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
+def test_no_text_of_one_mebibyte_costs_more_than_the_budget(unit: str) -> None:
+    meter, slices, _ = cost_of(repeated(unit))
+    # One slice and one constructor may be under way when the budget is spent.
+    assert meter.steps <= MOST.steps + 2 * SLICE_STEPS
+    assert meter.built_bytes <= MOST.built_bytes
+    assert slices >= meter.steps // (2 * SLICE_STEPS) - 1, "it stops in between, so that others can go on"
+
+
+@pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
+def test_memory_is_counted_in_full_and_bounded_by_the_text(unit: str) -> None:
+    text = repeated(unit, 40_000)
+    meter, _, value = cost_of(text)
+    assert value is not None
+    assert built_bytes(value) <= meter.built_bytes + 1000
+    assert meter.built_bytes <= MEMORY_FACTOR * len(text)
+
+
+@pytest.mark.parametrize(
+    ("small", "large"),
+    [
+        ('{"$fraction":[1,3]}', LONG_FRACTION),
+        ("9" * 19, "9" * 1233),
+        ('{"$decimal":"1"}', '{"$decimal":"' + "1" * 1300 + '"}'),
+        ('{"$path":"a"}', '{"$path":"' + "a/" * 2000 + '"}'),
+        ('{"$set":[1]}', '{"$set":[1,2,3,4,5,6,7,8]}'),
+        ('{"$dict":[1,1]}', '{"$dict":[1,1,2,2,3,3]}'),
+        ('{"$bytes":""}', '{"$bytes":"' + "AAAA" * 1000 + '"}'),
+    ],
+)
+def test_constructors_are_charged_by_the_size_of_what_they_build(small: str, large: str) -> None:
+    assert cost_of(large)[0].steps > cost_of(small)[0].steps
+
+
+def test_a_spent_clock_ends_the_reading() -> None:
+    text = repeated("1", 100_000)
+    with pytest.raises(ArgumentError, match="more than 0 s to read"):
+        for _ in load_in_slices(text, Meter(Budget(seconds=0))):
+            pass
+
+
+async def test_small_arguments_are_read_at_once_and_large_ones_on_a_thread_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[str] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        threads.append(threading.current_thread().name)
+        return (yield from arguments_in_slices(*args, **kwargs))
+
+    monkeypatch.setattr(decode_pool, "arguments_in_slices", noted)
+    pool = DecodePool()
+    small, large = encode_arguments((1,), {}), encode_arguments(("x" * INLINE_BYTES,), {"k": 1})
+    assert await pool.read(small, chat_key="c", max_bytes=MIB) == ((1,), {})
+    assert threads == []
+    assert await pool.read(large, chat_key="c", max_bytes=MIB) == (("x" * INLINE_BYTES,), {"k": 1})
+    assert threads == ["nekro-decode"]
+
+
+async def test_a_refused_text_is_refused_by_the_thread_and_the_next_one_is_read() -> None:
+    pool = DecodePool()
+    with pytest.raises(ArgumentError, match="malformed"):
+        await pool.read("[" * 60 + "x" * INLINE_BYTES, chat_key="c", max_bytes=MIB)
+    text = encode_arguments(([0] * INLINE_BYTES,), {})
+    assert await pool.read(text, chat_key="c", max_bytes=MIB) == (([0] * INLINE_BYTES,), {})
+
+
+async def test_a_chat_with_many_large_arguments_does_not_stand_before_another_chats() -> None:
+    """Between two slices of one chat's texts comes one of the other's: counted in what has ended."""
+    pool, ended = DecodePool(), []
+    costly = f"[[{repeated('[]', 300_000)}],{{}}]"
+
+    async def read(chat_key: str, text: str) -> None:
+        await pool.read(text, chat_key=chat_key, max_bytes=MIB)
+        ended.append(chat_key)
+
+    attack = [asyncio.create_task(read("heavy", costly)) for _ in range(20)]
+    await asyncio.sleep(0)
+    await read("light", f"[[{repeated('[]', 2 * INLINE_BYTES)}],{{}}]")
+    assert ended == ["light"]
+    for task in attack:
+        task.cancel()
+    await asyncio.gather(*attack, return_exceptions=True)
+    # Cancelled readings are dropped at their next turn, so the thread is free for others again.
+    await read("light", encode_arguments(("x" * INLINE_BYTES,), {}))
+
+
+async def test_the_loop_runs_between_slices() -> None:
+    pool = DecodePool()
+    unit = '{"a":1}'
+    costly = f"[[{repeated(unit, 900_000)}],{{}}]"
+    reading = asyncio.ensure_future(pool.read(costly, chat_key="c", max_bytes=MIB))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    with pytest.raises(ArgumentError, match="steps to read"):
+        await reading
+    assert turns > 100
