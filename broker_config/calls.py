@@ -27,6 +27,7 @@ from broker_config.embedded import resolve_signing_key
 from broker_config.epochs import Place
 from broker_config.failures import failure_from_record
 from broker_config.keys import Keys
+from broker_config.pace import LARGE_CHARS, ChatPace
 from broker_config.publishing import (
     PUBLISH_SECONDS,
     Publisher,
@@ -62,6 +63,8 @@ POP_COUNT: Final = 256
 #: A call older than this is looked up under its result key, in this rhythm.
 REREAD_SECONDS: Final = 1.0
 REREAD_KEYS: Final = 100
+#: What a message costs a worker's loop before its arguments are read.
+SECONDS_PER_CHAR: Final = 1e-8
 #: Pause before the reply list is asked again after an error.
 RECONNECT_SECONDS: Final = 0.2
 #: Pause before the ledger is asked again how a call stands.
@@ -182,6 +185,7 @@ class MethodCaller:
         self._reply_key = Keys(prefix=settings.broker.key_prefix).reply(self._caller_id)
         self._pending: dict[str, _Pending] = {}
         self._shares = ChatShares(per_chat=settings.broker.calls_per_chat, waiting=settings.broker.max_queued)
+        self._pace = ChatPace(only_beside_others=False)
         self._publisher: Publisher | None = None
         self._popper: RedisLink | None = None
         self._reader: RedisLink | None = None
@@ -300,6 +304,7 @@ class MethodCaller:
         try:
             with limit:
                 async with self._shares.turn(invocation.chat_key):
+                    await self._keep_pace(invocation)
                     with span("publish", {"lane": queue, "call_id": call_id}, kind="producer"):
                         await self._send(pending)
                     if patience is not None and await self._is_left(pending, patience):
@@ -319,6 +324,13 @@ class MethodCaller:
             if self._pending.get(call_id) is pending:  # no answer came
                 del self._pending[call_id]
         return _envelope(invocation, answer)
+
+    async def _keep_pace(self, invocation: Invocation) -> None:
+        """Space out a chat's long messages: workers check and parse each of them on their loop."""
+        chars = len(invocation.args)
+        if chars > LARGE_CHARS:
+            await self._pace.turn(invocation.chat_key)
+            self._pace.spent(invocation.chat_key, chars * SECONDS_PER_CHAR)
 
     async def _is_left(self, pending: _Pending, patience: _Patience) -> bool:
         try:

@@ -13,7 +13,7 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Final
 
@@ -32,6 +32,8 @@ class _Reading:
 
     def __init__(self, slices: Generator[None, None, Arguments]) -> None:
         self._slices = slices
+        #: CPU time that it took so far.
+        self.seconds = 0.0
         self.result: Future[Arguments] = Future()
 
     def go_on(self) -> bool:
@@ -39,6 +41,13 @@ class _Reading:
         if self.result.cancelled():
             self._slices.close()
             return False
+        began = time.thread_time()
+        try:
+            return self._read_slice()
+        finally:
+            self.seconds += time.thread_time() - began
+
+    def _read_slice(self) -> bool:
         try:
             next(self._slices)
         except StopIteration as end:
@@ -73,8 +82,13 @@ class DecodePool:
         """Whether a text is read on the thread."""
         return len(text) > self._inline_bytes
 
-    async def read(self, text: str, *, chat_key: str, max_bytes: int) -> Arguments:
+    async def read(
+        self, text: str, *, chat_key: str, max_bytes: int, spent: Callable[[float], None] | None = None
+    ) -> Arguments:
         """Read arguments; a cancelled call is read no further.
+
+        Args:
+            spent: called with the seconds of CPU time that a large text took, refused or not.
 
         Raises:
             ArgumentError: as ``decode_arguments``.
@@ -83,7 +97,11 @@ class DecodePool:
             return decode_arguments(text, max_bytes=max_bytes)
         reading = _Reading(arguments_in_slices(text, max_bytes=max_bytes))
         self._add(chat_key, reading)
-        return await asyncio.wrap_future(reading.result)
+        try:
+            return await asyncio.wrap_future(reading.result)
+        finally:
+            if spent is not None:
+                spent(reading.seconds)
 
     def _add(self, chat_key: str, reading: _Reading) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from broker_config.pace import ChatPace
 from broker_config.redaction import Redactor
 from broker_config.settings import SandboxSettings
 from broker_config.wire import Envelope, Invocation, Signer, tool_answer
@@ -25,7 +26,6 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from workers.claims import CallClaims, DuplicateDelivery
 from workers.detached import CallEnds
 from workers.failures import explained, redacted
-from workers.loop_share import LoopShare
 from workers.loop_watchdog import LoopWatchdog
 from workers.progress import CallReports
 from workers.registry import MethodEntry, Registry
@@ -77,7 +77,7 @@ class MethodExecutor:
         self._home_of = home_of
         self._watchdog = watchdog
         self._decode_pool = DecodePool()
-        self._loop_share = LoopShare()
+        self._pace = ChatPace(only_beside_others=True)
 
     async def execute(self, body: object, *, task_name: str) -> dict[str, Any]:
         """Run the method that a message body asks for; returns the envelope as JSON data.
@@ -142,10 +142,15 @@ class MethodExecutor:
         return await self._claims.finish(claim, invocation, envelope)
 
     async def _arguments(self, invocation: Invocation) -> Arguments:
+        chat_key = invocation.chat_key
+        self._pace.called(chat_key)
         if self._decode_pool.is_large(invocation.args):
-            await self._loop_share.turn(invocation.chat_key)
+            await self._pace.turn(chat_key)
         return await self._decode_pool.read(
-            invocation.args, chat_key=invocation.chat_key, max_bytes=self._argument_bytes
+            invocation.args,
+            chat_key=chat_key,
+            max_bytes=self._argument_bytes,
+            spent=functools.partial(self._pace.spent, chat_key),
         )
 
     async def _call(self, entry: MethodEntry, invocation: Invocation, arguments: Arguments) -> Outcome:
@@ -172,7 +177,7 @@ class MethodExecutor:
     def _on_step(self, invocation: Invocation) -> Callable[[float], None] | None:
         if not self._decode_pool.is_large(invocation.args):
             return None
-        return functools.partial(self._loop_share.spent, invocation.chat_key)
+        return functools.partial(self._pace.spent, invocation.chat_key)
 
     def _envelope(self, invocation: Invocation, outcome: Outcome, started_at: datetime) -> Envelope:
         is_behavior = outcome.type is SandboxMethodType.BEHAVIOR

@@ -1,0 +1,44 @@
+"""Calls with large arguments wait for several times what the chat's last ones took of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from broker_config.pace import ChatPace
+
+
+async def begin(pace: ChatPace, chat_key: str, order: list[tuple[str, float]], *, spends: float = 0) -> None:
+    await pace.turn(chat_key)
+    order.append((chat_key, asyncio.get_running_loop().time()))
+    pace.spent(chat_key, spends)
+
+
+async def test_a_chat_waits_in_proportion_to_what_it_spent_and_another_chat_does_not() -> None:
+    pace, order = ChatPace(only_beside_others=False), []
+    began = asyncio.get_running_loop().time()
+    pace.spent("heavy", 0.01)
+    await asyncio.gather(begin(pace, "heavy", order), begin(pace, "light", order))
+    assert [chat_key for chat_key, _ in order] == ["light", "heavy"]
+    assert order[1][1] - began >= 20 * 0.01 * 0.9
+
+
+async def test_calls_that_wait_beside_each_other_begin_one_after_the_other() -> None:
+    pace, order = ChatPace(only_beside_others=False), []
+    pace.spent("heavy", 0.002)
+    await asyncio.gather(*(begin(pace, "heavy", order, spends=0.002) for _ in range(3)))
+    assert all(later - earlier >= 20 * 0.002 * 0.9 for (_, earlier), (_, later) in itertools.pairwise(order))
+
+
+async def test_a_chat_that_is_alone_does_not_wait() -> None:
+    pace, order = ChatPace(only_beside_others=True), []
+    pace.called("light")
+    pace.called("heavy")
+    pace.spent("heavy", 60)
+    waiting = asyncio.create_task(begin(pace, "heavy", order))
+    await asyncio.sleep(0.1)
+    assert order == [], "the other chat was active a moment ago"
+    await waiting  # it is quiet for a second: long before the time that was counted
+    pace.called("heavy")
+    await begin(pace, "heavy", order)
+    assert len(order) == 2
