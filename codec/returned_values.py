@@ -216,7 +216,7 @@ def _written_carefully(value: object, max_bytes: int) -> bytes:
 
 def _too_large(max_bytes: int) -> ResultError:
     return ResultError(
-        f"the value has more than {max_bytes} bytes, no more can be returned "
+        f"the value is too large: at most {max_bytes} bytes can be returned "
         "(NEKRO_SANDBOX__RETURN_BYTES); write it to a file and return the file's path"
     )
 

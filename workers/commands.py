@@ -21,7 +21,7 @@ from broker_config.redaction import Redactor
 from broker_config.settings import SandboxSettings
 from broker_config.topology import COMMAND_TASK
 from broker_config.wire import Envelope, Invocation, Signer, new_id
-from codec.values import decode_arguments, decode_value, encode_arguments, encode_value
+from codec.values import decode_arguments, decode_value, encode_arguments, encode_value, pickled_for
 from nekro_agent import staging
 from nekro_agent.commands.ctl import CmdCtl
 from nekro_agent.commands.schemas import (
@@ -118,11 +118,11 @@ class CommandExecutor:
         if response.status is CommandResponseStatus.ERROR:
             plain["message"] = self._redactor(response.message)
         try:
-            encode_value(response.data, max_bytes=self._return_bytes)
-            plain["data"] = response.data
+            is_plain = pickled_for(encode_value(response.data, max_bytes=self._return_bytes).decode()) is None
         except ResultError:
-            # The texts are the answer; what a command attaches for programs must not cost them.
-            plain["data"] = str(response.data)
+            is_plain = False
+        # The texts are the answer; what a command attaches for programs must not cost them.
+        plain["data"] = response.data if is_plain else str(response.data)
         return plain
 
 

@@ -503,7 +503,7 @@ def test_large_values_name_size_limit_setting_and_a_way_out() -> None:
     with pytest.raises(ResultError) as caught:
         encode_value(value, max_bytes=size - 1)
     assert str(caught.value) == (
-        f"the value has more than {size - 1} bytes, no more can be returned "
+        f"the value is too large: at most {size - 1} bytes can be returned "
         "(NEKRO_SANDBOX__RETURN_BYTES); write it to a file and return the file's path"
     )
 
