@@ -285,6 +285,14 @@ async def test_a_command_runs_where_its_plugin_lives(on_queue: World) -> None:
     assert first["process"] != os.getpid()
 
 
+async def test_what_a_command_attaches_arrives_as_text_when_only_its_worker_can_hold_it(
+    on_queue: World,
+) -> None:
+    (response,) = await answers(on_queue, "/attach")
+    assert response.message == "done"
+    assert isinstance(response.data, str) and "Box object" in response.data
+
+
 async def test_a_job_reports_waits_and_succeeds(authored: MemoryWorld) -> None:
     await authored.call("start_render", "film", frames=3)
     with pytest.raises(InvalidValueError, match="running already"):

@@ -114,3 +114,13 @@ async def order(
 async def order_amount(context: CommandExecutionContext, amount: Annotated[str, Arg("how much", greedy=True)]):
     """Take the answer."""
     return f"{context.context_data['what']}: {amount}"
+
+
+class Box:
+    """A class that only this plugin knows."""
+
+
+@plugin.mount_command(name="attach", description="")
+async def attach(context: CommandExecutionContext):
+    """Attach what no other process can make."""
+    return CmdCtl.success("done", data={"box": Box()})
