@@ -21,8 +21,10 @@ from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import FileAreas
 from sandbox.drivers.base import Sandbox, SandboxDriver, SandboxSpec
+from sandbox.drivers.homes import sweep_homes
 from sandbox.drivers.selection import build_driver, choose_driver
 from sandbox.models import Dispatch, Raised, RunRequest, RunResult, StubCall, StubResult
+from sandbox.orphans import end_orphans
 from sandbox.ownership import prepare_directories
 from sandbox.packages.builder import builder_settings
 from sandbox.packages.service import IMPORTER, PackageService
@@ -77,6 +79,7 @@ class SandboxManager:
             SandboxUnavailableError: nothing here isolates code as the settings ask; the message
                 lists every reason with its mend. There is no fallback to less isolation.
         """
+        await asyncio.to_thread(_sweep_leftovers)
         if self._driver is None:
             self._driver = await choose_driver(self._settings)
         if self._packages_dir is not None:
@@ -217,6 +220,13 @@ class SandboxManager:
             settings=self._settings,
         )
         return spec
+
+
+def _sweep_leftovers() -> None:
+    """End and remove what services that were killed left; control groups are the driver's."""
+    if ended := end_orphans():
+        logger.warning("sandbox.orphans_ended count={}", ended)
+    sweep_homes()
 
 
 async def _close_later(rest: contextlib.AsyncExitStack) -> None:

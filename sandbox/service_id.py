@@ -40,6 +40,16 @@ class ServiceId:
         host, boot, namespace, pid, started = parts
         return cls(host=host, boot=boot, namespace=namespace, pid=int(pid), started=int(started))
 
+    @property
+    def file_name(self) -> str:
+        """The same for the name of a file: ``str`` has slashes."""
+        return str(self).replace("/", "~")
+
+    @classmethod
+    def of_file_name(cls, name: str) -> ServiceId | None:
+        """Read what ``file_name`` wrote; None when it is something else."""
+        return cls.parse(name.replace("~", "/"))
+
     def is_gone(self, *, still_runs: bool) -> bool:
         """Whether it is certain that this process has ended.
 

@@ -26,7 +26,7 @@ from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.drivers.base import Check, ExitStatus, SandboxSpec, Usage
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE
 from sandbox.drivers.door import Door
-from sandbox.drivers.homes import make_home, remove_home, sweep_homes
+from sandbox.drivers.homes import make_home, remove_home
 from sandbox.drivers.process import expect_hello
 from sandbox.models import Limit
 from sandbox.seccomp import build_filter
@@ -79,7 +79,6 @@ class ContainerDriver:
             mend = "start the engine, or let this user talk to it (group docker, or rootless podman)"
             return (Check(name="container engine", ok=False, detail=words, mend=mend),)
         await self._remove_abandoned()
-        await asyncio.to_thread(sweep_homes)
         image = self._settings.container_image
         code, words = await _ask(engine, "image", "inspect", "--format", "{{.Id}}", image)
         return (

@@ -29,7 +29,7 @@ from sandbox.cgroups import Cgroups, Group, find_cgroups
 from sandbox.drivers.base import Check, SandboxSpec
 from sandbox.drivers.bwrap_args import runner_environment
 from sandbox.drivers.checks import check_of, describe_interpreter
-from sandbox.drivers.homes import make_home, remove_home, sweep_homes
+from sandbox.drivers.homes import make_home, remove_home
 from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
 from sandbox.guest import confine
 from sandbox.interpreter import Access, Interpreter, find_interpreter
@@ -117,9 +117,7 @@ class _SupervisedDriver:
         try:
             config = self._config(spec, home, channel=theirs.fileno(), gate=gate_read, seccomp=seccomp)
             command = [str(sys.executable), "-I", "-S", str(Path(confine.__file__)), json.dumps(config)]
-            launched = await launch(
-                command, channel=theirs, ours=ours, pass_fds=(gate_read, seccomp), environment={}
-            )
+            launched = await launch(command, channel=theirs, ours=ours, pass_fds=(gate_read, seccomp))
             return await self._complete(spec, launched, group, gate_write)
         except OSError as exc:
             raise SandboxUnavailableError(f"the {self.name} driver could not start Python: {exc}") from exc
@@ -205,7 +203,6 @@ class LandlockDriver(_SupervisedDriver):
         return await asyncio.to_thread(self._examine)
 
     def _examine(self) -> tuple[Check, ...]:
-        sweep_homes()
         version = confine.landlock_version()
         return (
             Check(

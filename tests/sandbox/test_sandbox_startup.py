@@ -271,7 +271,7 @@ async def test_no_driver_means_no_run_and_no_fallback(
 @pytest.mark.parametrize("uid", [0, 12345])
 def test_process_that_is_not_confined_is_told_apart(uid: int) -> None:
     with pytest.raises(SandboxUnavailableError, match=r"the sandbox is not isolated: .*no seccomp filter"):
-        verify_isolation(os.getpid(), uid=uid)
+        verify_isolation(os.getpid(), uid=uid, parent=os.getppid())
 
 
 async def test_broken_runner_is_reported_with_what_it_printed(

@@ -1,0 +1,149 @@
+"""Where this process's control groups lie, and how their files are read and written.
+
+Source: cgroups(7), proc_pid_mountinfo(5), Documentation/admin-guide/cgroup-v2.rst.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+__all__ = [
+    "counter",
+    "group_mounts",
+    "kill_all",
+    "memberships",
+    "number",
+    "own_directory",
+    "pids_in",
+    "set_and_verify",
+    "write",
+]
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_KILL_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.002
+
+
+def memberships(text: str) -> dict[str, str]:
+    """Map controller (``""`` for version 2) to this process's group path."""
+    paths: dict[str, str] = {}
+    for line in text.split("\n"):
+        if line:
+            _, controllers, path = line.split(":", 2)
+            paths.update(dict.fromkeys(controllers.split(","), path))
+    return paths
+
+
+def group_mounts(text: str) -> dict[str, tuple[Path, str]]:
+    """Map controller (``""`` for version 2) to (mount point, root of the mount within its hierarchy)."""
+    mounts: dict[str, tuple[Path, str]] = {}
+    for line in text.split("\n"):
+        before, _, after = line.partition(" - ")
+        if not after:
+            continue
+        root, point = before.split(" ")[3:5]
+        kind, _, options = after.split(" ")[:3]
+        names = [""] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
+        mounts.update({name: (Path(point), root) for name in names})
+    return mounts
+
+
+def own_directory(controller: str, mounts: Mapping[str, tuple[Path, str]], own: Mapping[str, str]) -> Path:
+    """Return the directory of this process's group.
+
+    Raises:
+        LookupError: the hierarchy is not mounted, or the mount does not show the group.
+    """
+    version = f"cgroup v1 {controller}" if controller else "cgroup v2"
+    if controller not in mounts or controller not in own:
+        raise LookupError(f"{version} is not mounted")
+    point, root = mounts[controller]
+    relative = os.path.relpath(own[controller], root)
+    # In a container the mount may show another part of the hierarchy than our own group.
+    path = point if relative.startswith("..") else point / relative
+    if not path.is_dir():
+        raise LookupError(f"{version}: {path} does not exist")
+    return path
+
+
+def set_and_verify(path: Path, value: int | str) -> None:
+    """Write a limit and read it back.
+
+    Raises:
+        OSError: the file does not exist, the kernel refused, or it keeps another value.
+    """
+    write(path, value)
+    kept = path.read_text().strip()
+    if kept == str(value):
+        return
+    # The kernel rounds bytes down to whole pages.
+    if isinstance(value, int) and kept.isdigit() and value - _PAGE_BYTES < int(kept) <= value:
+        return
+    raise OSError(f"{path} keeps {kept!r} instead of {value}")
+
+
+def write(path: Path, value: int | str) -> None:
+    """Write a value; OSError when the file does not exist or the kernel refuses."""
+    path.write_text(str(value))
+
+
+def number(path: Path) -> int:
+    """Read one number; 0 when it cannot be read."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def counter(path: Path, name: str) -> int:
+    """Read one line of a ``name value`` file; 0 when it cannot be read."""
+    with contextlib.suppress(OSError):
+        for line in path.read_text().split("\n"):
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    return 0
+
+
+def pids_in(path: Path) -> list[int]:
+    """Return the process ids that a ``cgroup.procs`` lists; none when the group is gone."""
+    try:
+        return [int(word) for word in path.read_text().split()]
+    except OSError:
+        return []
+
+
+def kill_all(members: Callable[[], list[int]]) -> bool:
+    """Kill processes until ``members`` names none; False when some live on after 10 s.
+
+    The caller makes sure that they cannot multiply faster. A process id that is reused meanwhile
+    is not hit: a process is killed by descriptor, after it was listed once more.
+    """
+    deadline = time.monotonic() + _KILL_SECONDS
+    while listed := members():
+        for pid in listed:
+            _kill_member(pid, members)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _kill_member(pid: int, members: Callable[[], list[int]]) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # it has ended
+        return
+    try:
+        if pid in members():
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(descriptor)
