@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -20,6 +21,7 @@ from broker_config.metrics import metrics
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import FileAreas
+from sandbox.area_images import drop_idle, is_bounded, mount_and_hold
 from sandbox.drivers.base import Sandbox, SandboxDriver, SandboxSpec
 from sandbox.drivers.homes import sweep_homes
 from sandbox.drivers.selection import build_driver, choose_driver
@@ -36,6 +38,8 @@ from sandbox.users import UserHold, hold_user
 __all__ = ["SandboxManager"]
 
 _Result = TypeVar("_Result")
+#: Container key of no chat.
+_EXAMPLE_KEY: Final = "start"
 _CODE_BYTES: Final = 1 << 20
 #: How long running code may take to be gone when the manager closes.
 _CLOSE_SECONDS: Final = 10
@@ -70,7 +74,10 @@ class SandboxManager:
         self._containers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._running: dict[str, SandboxRun] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._cleaner = SharedCleaner(idle_seconds=settings.shared_idle_seconds)
+        self._in_images = settings.shared_storage == "image"
+        self._cleaner = SharedCleaner(
+            idle_seconds=settings.shared_idle_seconds, drop_idle=drop_idle if self._in_images else None
+        )
 
     async def start(self) -> None:
         """Choose the driver and prove it by running a sandbox.
@@ -81,7 +88,7 @@ class SandboxManager:
         """
         await asyncio.to_thread(_sweep_leftovers)
         if self._driver is None:
-            self._driver = await choose_driver(self._settings)
+            self._driver = await choose_driver(self._settings, shared_root=self._shared_root())
         if self._packages_dir is not None:
             builder = build_driver(builder_settings(self._settings))
             self._packages = PackageService(self._settings, builder, self._packages_dir)
@@ -161,6 +168,12 @@ class SandboxManager:
         run.stop()
         return True
 
+    def _shared_root(self) -> Path:
+        example = self._areas.shared_dir(_EXAMPLE_KEY)
+        with contextlib.suppress(OSError):
+            example.rmdir()
+        return example.parent
+
     @property
     def _started_driver(self) -> SandboxDriver:
         if self._driver is None:
@@ -201,8 +214,12 @@ class SandboxManager:
     def _furnish(self, chat_key: str, container_key: str, holds: contextlib.ExitStack) -> SandboxSpec:
         """Make ready what a sandbox is given, and hold it: the host's user and the shared directory."""
         user = holds.enter_context(hold_user(container_key, settings=self._settings))
+        if self._in_images:
+            shared_dir = self._areas.shared_dir(container_key)
+            holds.callback(mount_and_hold(shared_dir, self._settings).release)
         spec = self._spec(chat_key, container_key, user)
-        holds.callback(Hold(spec.shared_dir).release)
+        if not self._in_images:
+            holds.callback(Hold(spec.shared_dir).release)
         return spec
 
     def _spec(self, chat_key: str, container_key: str, user: UserHold) -> SandboxSpec:
@@ -213,6 +230,7 @@ class SandboxManager:
             preload=self._settings.preload,
             layers=self._layers(container_key),
         )
+        spec = dataclasses.replace(spec, shared_bounded=is_bounded(spec.shared_dir, self._settings))
         prepare_directories(
             shared_dir=spec.shared_dir,
             uploads_dir=spec.uploads_dir,

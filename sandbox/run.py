@@ -91,12 +91,13 @@ class SandboxRun:
             clean_up.push_async_callback(bridge.close)
             clean_up.callback(self._sandbox.kill)
             shared_dir = self._sandbox.spec.shared_dir
-            self._quota = await asyncio.to_thread(Quota.at_start, shared_dir, self._settings)
+            if not self._sandbox.spec.shared_bounded:
+                self._quota = await asyncio.to_thread(Quota.at_start, shared_dir, self._settings)
             pump = asyncio.create_task(
                 self.output.pump(self._sandbox.output, on_over_limit=lambda: self.end(Limit.OUTPUT))
             )
             ended = asyncio.create_task(self._tell_when_ended(bridge))
-            for task in (pump, ended, *self._watch(self._quota)):
+            for task in (pump, ended, *self._watch()):
                 clean_up.callback(task.cancel)
             outcome = await self._converse(bridge, started_at)
             status = None
@@ -124,8 +125,8 @@ class SandboxRun:
             driver=self._driver,
         )
 
-    def _watch(self, quota: Quota) -> list[asyncio.Task[None]]:
-        quotas = [quota]
+    def _watch(self) -> list[asyncio.Task[None]]:
+        quotas = [self._quota] if self._quota is not None else []
         if self._sandbox.scratch_dir is not None:
             quotas.append(Quota.of_scratch(self._sandbox.scratch_dir, self._settings))
         most = self._settings.max_file_bytes

@@ -25,12 +25,13 @@ from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.cgroups import Cgroups, Group, find_cgroups
-from sandbox.drivers.base import Check, SandboxSpec
+from sandbox.drivers.base import Check, Enforcement, SandboxSpec
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE, BwrapFds, bwrap_arguments
 from sandbox.drivers.bwrap_tools import Tools, find_tools
 from sandbox.drivers.checks import check_of, describe_interpreter
 from sandbox.drivers.hints import explain_denied_call, explain_start_failure
 from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
+from sandbox.enforcement import group_limits
 from sandbox.interpreter import Access, Interpreter, find_interpreter
 from sandbox.seccomp import build_filter, filter_fd
 
@@ -101,8 +102,11 @@ class BwrapDriver:
             check_of("seccomp", lambda: f"{len(self._filter) // 8} instructions for {platform.machine()}"),
             self._cgroups[1],
             Check(name="network", ok=True, detail="own namespace, and no sockets but AF_UNIX ones"),
-            Check(name="disk", ok=True, detail="/app/shared is measured while code runs and cut back after"),
         )
+
+    async def limits(self) -> tuple[Enforcement, ...]:
+        """Say what the control groups keep."""
+        return group_limits((await asyncio.to_thread(lambda: self._cgroups))[0])
 
     async def start(self, spec: SandboxSpec) -> ProcessSandbox:
         """Start a sandbox and return it when it is ready for code.
