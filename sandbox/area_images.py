@@ -80,7 +80,7 @@ def drop_idle(parent: Path, *, idle_seconds: float) -> int:
             directory = parent / image.stem
             if image.stat().st_mtime > time.time() - idle_seconds:
                 continue
-            if directory.is_dir() and _is_mounted(directory) and _run("umount", str(directory)):
+            if directory.is_dir() and _is_mounted(directory) and not _unmount(directory):
                 continue
             image.unlink()
             dropped += 1
@@ -151,6 +151,19 @@ def _mount(image: Path, directory: Path) -> None:
             f"{image} cannot be mounted: {failed}; give this service CAP_SYS_ADMIN and loop devices,"
             " delete the image if it is damaged, or set NEKRO_SANDBOX__SHARED_STORAGE=directory"
         )
+
+
+def _unmount(directory: Path) -> bool:
+    """Unmount an area that no sandbox of this host holds and nothing has open; the caller has the lock."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Seen across mount namespaces, where the area stays mounted without keeping this one busy.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return not _run("umount", str(directory))
 
 
 def _move_files(below: int, directory: Path, settings: SandboxSettings) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from sandbox_lab import Lab, lab
+from sandbox_lab import REPOSITORY, Lab, lab
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
@@ -209,6 +210,28 @@ def test_idle_area_is_dropped_and_one_in_use_is_not(root: Path) -> None:
     assert os.listdir(parent / "idle") == []
     hold.release()
     assert drop_idle(parent, idle_seconds=-10) == 1
+
+
+def test_area_that_a_service_in_another_mount_namespace_holds_is_kept(root: Path) -> None:
+    directory = root / "sandboxes" / "one"
+    directory.mkdir(parents=True)
+    mount_and_hold(directory, SMALL).release()
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom sandbox.shared_area import Hold\n"
+        "hold = Hold(Path(sys.argv[1]))\nprint('held', flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        ["unshare", "--mount", sys.executable, "-c", code, str(directory)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert drop_idle(root / "sandboxes", idle_seconds=-10) == 0
+        assert is_bounded(directory, SMALL)
+        holder.kill()
+    assert drop_idle(root / "sandboxes", idle_seconds=-10) == 1
 
 
 def test_files_that_plugins_wrote_before_go_along_and_follow_no_link(root: Path) -> None:
