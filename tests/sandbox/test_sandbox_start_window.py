@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -30,9 +31,9 @@ STOP_POINTS = [
     "after expect_hello",
     "after verify_isolation",
 ]
-#: Starts sandboxes until it kills itself at a point, or says so and is killed from outside.
-SERVICE = """
-import asyncio, os, signal, sys, threading, time
+#: Forks a service for each (point, delay), which starts a sandbox and is killed in between; prints their ids.
+SERVICES = """
+import asyncio, json, os, signal, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from broker_config.settings import SandboxSettings
@@ -40,52 +41,52 @@ from sandbox import SandboxManager
 from sandbox.drivers import bwrap
 from sandbox_lab import Areas
 
-when, _, name = {point!r}.partition(" ")
-
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def deadly(call):
+def deadly(call, when):
     def dies(*args, **kwargs):
         if when == "before":
             die()
         value = call(*args, **kwargs)
-        if asyncio.iscoroutine(value):
-            async def waits():
-                result = await value
-                die()
-                return result
-            return waits()
-        die()
-        return value
+        if not asyncio.iscoroutine(value):
+            die()
+        async def waits():
+            await value
+            die()
+        return waits()
     return dies
 
-async def main():
-    driver = bwrap.BwrapDriver(SandboxSettings())
-    driver._cgroups, driver.interpreter
-    if name == "pidfd_open":
-        os.pidfd_open = deadly(os.pidfd_open)
-    elif name == "open_unix_connection":
-        asyncio.open_unix_connection = deadly(asyncio.open_unix_connection)
-    elif name:
-        setattr(bwrap, name, deadly(getattr(bwrap, name)))
+def prepare_death(point, delay):
+    when, _, name = point.partition(" ")
+    owner = {{"pidfd_open": os, "open_unix_connection": asyncio}}.get(name, bwrap)
+    if name:
+        setattr(owner, name, deadly(getattr(owner, name), when))
+        return
+    launch = bwrap.launch
+    def timed(*args, **kwargs):
+        threading.Timer(delay, die).start()  # a thread: the start goes on meanwhile
+        return launch(*args, **kwargs)
+    bwrap.launch = timed
+
+async def serve(driver, point, delay):
+    prepare_death(point, delay)
     manager = SandboxManager(SandboxSettings(), Areas(root=Path({root!r})), driver=driver)
-    await manager.start()
-    if not name:
-        launch = bwrap.launch
-
-        def timed(*args, **kwargs):
-            threading.Timer({delay!r}, die).start()  # a thread: the start goes on meanwhile
-            return launch(*args, **kwargs)
-
-        bwrap.launch = timed
     container = "killed-" + str(os.getpid())
     await manager.prepare(chat_key="chat", container_key=container)
-    await manager._pool.take(("chat", container))
-    time.sleep(1)
-    sys.exit("the service was not killed")
+    time.sleep(2)  # a late timer
 
-asyncio.run(main())
+driver = bwrap.BwrapDriver(SandboxSettings())
+driver.tools, driver.interpreter, driver._cgroups, driver._filter, driver._runner
+killed = []
+for point, delay in json.loads({deaths!r}):
+    pid = os.fork()
+    if pid == 0:
+        asyncio.run(serve(driver, point, delay))
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, (point, delay)
+    killed.append(pid)
+print(json.dumps(killed))
 """
 
 
@@ -93,7 +94,9 @@ def start(program: str, uid: int) -> subprocess.Popen[bytes]:
     """Start a program as root, or as an ordinary user."""
     if uid == os.geteuid():
         return subprocess.Popen(
-            [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,
         )
     packages = sysconfig.get_paths()["purelib"]
     return subprocess.Popen(
@@ -107,6 +110,7 @@ def start(program: str, uid: int) -> subprocess.Popen[bytes]:
             "PYTHONDONTWRITEBYTECODE": "1",
         },
         cwd="/",
+        stdout=subprocess.PIPE,
     )  # fmt: skip
 
 
@@ -159,12 +163,15 @@ def left_by(service: int) -> dict[str, list[str]]:
     }
 
 
-def kill_in_window(point: str, delay: float, root: Path, uid: int) -> int:
-    """Let a service die in the window; returns its process id."""
-    program = SERVICE.format(tests=str(Path(__file__).parent), point=point, root=str(root), delay=delay)
-    service = start(program, uid)
-    assert service.wait(60) == -signal.SIGKILL
-    return service.pid
+def kill_services(deaths: list[tuple[str, float]], root: Path, uid: int) -> list[int]:
+    """Let a service die for each (point, delay in seconds); returns their process ids."""
+    program = SERVICES.format(tests=str(Path(__file__).parent), root=str(root), deaths=json.dumps(deaths))
+    with start(program, uid) as services:
+        output, _ = services.communicate(timeout=50)
+    assert services.returncode == 0
+    killed: list[int] = json.loads(output)
+    assert len(killed) == len(deaths)
+    return killed
 
 
 NEXT = """
@@ -186,7 +193,9 @@ asyncio.run(main())
 
 def start_next(root: Path, uid: int) -> None:
     """Start a service as the same user, and close it."""
-    assert start(NEXT.format(tests=str(Path(__file__).parent), root=str(root)), uid).wait(60) == 0
+    with start(NEXT.format(tests=str(Path(__file__).parent), root=str(root)), uid) as service:
+        service.communicate(timeout=50)
+    assert service.returncode == 0
 
 
 @pytest.fixture(params=["own", "other"], ids=["own_user", "ordinary_user"])
@@ -214,17 +223,14 @@ def assert_nothing_left(services: list[int]) -> None:
     wait_until(lambda: not left(), what=f"nothing to be left of {left()}")
 
 
-@pytest.mark.parametrize("point", STOP_POINTS)
-def test_attack_L11_service_killed_at_a_step_of_a_start_leaves_nothing(
-    root: Path, uid: int, point: str
-) -> None:
-    service = kill_in_window(point, 0, root, uid)
+def test_attack_L11_services_killed_at_each_step_of_a_start_leave_nothing(root: Path, uid: int) -> None:
+    killed = kill_services([(point, 0) for point in STOP_POINTS], root, uid)
     start_next(root, uid)
-    assert_nothing_left([service])
+    assert_nothing_left(killed)
 
 
-def test_attack_L11_service_killed_at_any_moment_of_a_start_leaves_nothing(root: Path, uid: int) -> None:
+def test_attack_L11_services_killed_at_any_moment_of_a_start_leave_nothing(root: Path, uid: int) -> None:
     """In steps of half a millisecond, over the time in which bubblewrap makes the sandbox."""
-    services = [kill_in_window("", step * 0.0005, root, uid) for step in range(16)]
+    killed = kill_services([("", step * 0.0005) for step in range(32)], root, uid)
     start_next(root, uid)
-    assert_nothing_left(services)
+    assert_nothing_left(killed)
