@@ -1,6 +1,6 @@
 # One image for every role; compose.yaml and deploy/kubernetes say which.
 # A base must bring Python 3.11 or newer with venv, and apt or bubblewrap itself.
-ARG BASE_IMAGE=python:3.12.8-slim-bookworm
+ARG BASE_IMAGE=python:3.12.8-slim-bookworm@sha256:2199a62885a12290dc9c5be3ca0681d367576ab7bf037da120e564723292a2f0
 
 FROM ${BASE_IMAGE} AS build
 # Without an index: `--no-index --find-links /wheels`, with the wheels in deploy/wheels.
@@ -8,7 +8,11 @@ ARG PIP_ARGUMENTS=""
 WORKDIR /src
 COPY deploy/wheels /wheels
 RUN python3 -m venv /opt/nekro
-COPY constraints.txt pyproject.toml README.md LICENSE ./
+# Every package by its hash, the build backend included; then the project, which has none.
+COPY deploy/requirements.txt /src/requirements.txt
+RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check ${PIP_ARGUMENTS} \
+    --require-hashes -r requirements.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY nekro_agent nekro_agent
 COPY broker_config broker_config
 COPY storage storage
@@ -17,7 +21,8 @@ COPY agent agent
 COPY workers workers
 COPY plugin_pkgs plugin_pkgs
 COPY cli cli
-RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ${PIP_ARGUMENTS} '.[flower,otel]'
+RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check \
+    --no-index --no-deps --no-build-isolation .
 
 FROM ${BASE_IMAGE}
 RUN command -v bwrap >/dev/null || { \

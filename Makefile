@@ -4,11 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-BENCH_STAMP := $(VENV)/.installed-bench
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# For Python 3.11 and newer, on every platform that a package has wheels for; no host of a registry.
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-header --no-annotate $(UPGRADE)
+IMAGE ?= nekro-workers:0.1.0
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap demo test test-fast test-slow chaos lint format types bench goals scale bench-sandbox fuzz docs compose-test clean
+.PHONY: help install bubblewrap demo test test-fast test-slow chaos lint format types bench goals scale bench-sandbox fuzz docs constraints sbom sbom-image compose-test clean
 
 help: ## List every chore.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -16,12 +20,10 @@ help: ## List every chore.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# Every package by its hash, the build backend included; then this project, which has none.
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,flower,otel]'
-	@touch $@
-
-$(BENCH_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,flower,otel,bench]'
+	$(PIP) install --require-hashes -r constraints.txt
+	$(PIP) install --no-index --no-deps --no-build-isolation -e .
 	@touch $@
 
 install: $(STAMP) bubblewrap ## Create .venv and install the project with its test tools.
@@ -52,24 +54,40 @@ format: install ## Rewrite files in the house format.
 types: install ## Check types.
 	$(BIN)/mypy
 
-bench: $(BENCH_STAMP) bubblewrap ## Measure one call's round trip and calls per second beside other systems.
+bench: install ## Measure one call's round trip and calls per second beside other systems.
 	$(BIN)/python -m benchmarks.rpc $(BENCH_ARGS)
 	$(if $(BENCH_ARGS),,$(BIN)/python -m benchmarks.goals)
 
-goals: $(BENCH_STAMP) bubblewrap ## Measure a call's road beside the goals that were set for it (GOALS_ARGS).
+goals: install ## Measure a call's road beside the goals that were set for it (GOALS_ARGS).
 	$(BIN)/python -m benchmarks.goals $(GOALS_ARGS)
 
-scale: $(BENCH_STAMP) bubblewrap ## Measure how calls scale here, and simulate larger fleets (SCALE_ARGS='--write docs/scaling.md').
+scale: install ## Measure how calls scale here, and simulate larger fleets (SCALE_ARGS='--write docs/scaling.md').
 	$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)
 
 bench-sandbox: install ## Measure sandbox starts, cold and warm.
 	$(BIN)/python -m benchmarks.sandbox
 
-fuzz: install ## Fuzz the argument decoder for a minute.
+fuzz: install ## Fuzz the argument decoder, the frame reader and the reader of /proc.
 	$(BIN)/python tests/broker/fuzz_codec.py
+	$(BIN)/python tests/sandbox/fuzz_frames.py
+	$(BIN)/python tests/sandbox/fuzz_proc.py
 
 docs: install ## Rewrite the generated reference pages.
 	$(BIN)/python -m cli.reference
+
+constraints: install ## Write constraints.txt and deploy/requirements.txt with hashes (UPGRADE=--upgrade for newer versions).
+	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra otel --extra bench --extra release -o constraints.txt
+	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra otel -c constraints.txt -o deploy/requirements.txt
+
+sbom: install ## Write dist/nekro-workers.cdx.json: what the wheel is installed with (CycloneDX).
+	@mkdir -p dist
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --of JSON -o dist/nekro-workers.cdx.json deploy/requirements.txt
+
+sbom-image: install ## Write dist/image.cdx.json and dist/image-debian.tsv: what IMAGE holds.
+	@mkdir -p dist
+	docker run --rm --network none --entrypoint /opt/nekro/bin/pip $(IMAGE) freeze --all > dist/image-python.txt
+	$(BIN)/cyclonedx-py requirements --of JSON -o dist/image.cdx.json dist/image-python.txt
+	docker run --rm --network none --entrypoint dpkg-query $(IMAGE) -W > dist/image-debian.tsv
 
 compose-test: install ## Prove compose.yaml on a Docker engine of its own (root, docker.io, docker-compose, debootstrap).
 	$(BIN)/python tests/compose/prove.py

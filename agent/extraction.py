@@ -55,7 +55,9 @@ class ExtractedCode:
     @property
     def is_empty(self) -> bool:
         """Whether nothing would happen when the code ran: no line, or comments alone."""
-        return all(not line.strip() or line.lstrip().startswith("#") for line in self.code.splitlines())
+        # Where the compiler ends lines, and nowhere else.
+        lines = self.code.replace("\r", "\n").split("\n")
+        return all(not line.strip() or line.lstrip().startswith("#") for line in lines)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ _LIMITS: Final = {
     Limit.OPEN_FILES: "it opened too many files",
     Limit.OUTPUT: "it printed too much",
     Limit.UNREAD: "it did not take the answers to its own calls",
+    Limit.GUARD: "it could not be watched any longer",
     Limit.CALLS: "it went on calling after its calls had been refused",
 }
 

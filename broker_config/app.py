@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 import celery
@@ -11,7 +12,9 @@ from celery import Celery
 from celery.app.defaults import SETTING_KEYS
 from kombu.entity import Queue
 
+from broker_config.embedded import resolve_signing_key
 from broker_config.keys import Keys
+from broker_config.seal import TASK, Seal
 from broker_config.settings import Settings
 from broker_config.topology import lane_queue
 from broker_config.urls import backend_url, is_redis, kombu_url
@@ -46,6 +49,23 @@ class NekroApp(Celery):  # type: ignore[misc]
 
     nekro_settings: Settings
 
+    @cached_property
+    def task_seal(self) -> Seal:
+        """Signs and verifies task messages.
+
+        Raises:
+            SettingsError: the signing key cannot be read.
+        """
+        return Seal(resolve_signing_key(self.nekro_settings), purpose=TASK)
+
+    def finalize(self, auto: bool = False) -> None:
+        """Finish the registry of tasks, without those that Celery brings: nothing here uses them."""
+        was_finalized = self.finalized
+        super().finalize(auto=auto)
+        if not was_finalized:
+            for name in [name for name in self._tasks if name.startswith("celery.")]:
+                self._tasks.unregister(name)
+
 
 def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
     """Build the application of one process.
@@ -63,6 +83,7 @@ def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
         "nekro",
         set_as_current=False,
         amqp="broker_config.private_tasks:PrivateAMQP",
+        control="broker_config.remote_control:SignedControl",
         events="broker_config.task_events:BufferingEvents",
         task_cls="broker_config.private_tasks:PrivateTask",
     )

@@ -21,7 +21,9 @@ from greenlet import getcurrent, greenlet
 from sqlalchemy.util import await_only
 from sqlalchemy.util.concurrency import in_greenlet
 
-__all__ = ["at_loop_close", "await_here", "can_await", "close_loop_resources", "spawn"]
+from broker_config.completion import outlast
+
+__all__ = ["at_loop_close", "await_here", "can_await", "close_loop_resources", "spawn", "spawn_cleanly"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -69,7 +71,7 @@ class _Idle(threading.local):
 _idle = _Idle()
 
 
-async def _run(function: Callable[[], T]) -> T:
+async def _run(function: Callable[[], T], wait_for: Callable[[Any], Awaitable[Any]] | None = None) -> T:
     idle = _idle.runners
     runner = idle.pop() if idle else _Runner()
     driver = getcurrent()
@@ -77,7 +79,7 @@ async def _run(function: Callable[[], T]) -> T:
     outcome = runner.switch(function)
     while not isinstance(outcome, _Returned):
         try:
-            value = await outcome
+            value = await (outcome if wait_for is None else wait_for(outcome))
         except BaseException as exc:  # cancellation included: it belongs to the function
             runner.parent = getcurrent()
             outcome = runner.throw(type(exc), exc, exc.__traceback__)
@@ -97,6 +99,41 @@ def spawn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Corout
     Source: the technique of SQLAlchemy's ``greenlet_spawn``; greenlets are kept for the next call.
     """
     return _run(partial(function, *args, **kwargs))
+
+
+async def spawn_cleanly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a function as ``spawn`` does, and let it clean up after a cancellation undisturbed.
+
+    The first cancellation reaches the function. What it awaits from then on is run to its end; a
+    further cancellation is raised when the function has ended.
+    """
+    waiting = _CleanWait()
+    try:
+        return await _run(partial(function, *args, **kwargs), waiting.wait_for)
+    finally:
+        if waiting.later is not None:
+            raise waiting.later
+
+
+class _CleanWait:
+    """How ``spawn_cleanly`` waits."""
+
+    __slots__ = ("_is_cancelled", "later")
+
+    def __init__(self) -> None:
+        self._is_cancelled = False
+        self.later: asyncio.CancelledError | None = None
+
+    async def wait_for(self, awaitable: Awaitable[Any]) -> Any:
+        if not self._is_cancelled:
+            try:
+                return await awaitable
+            except asyncio.CancelledError:
+                self._is_cancelled = True
+                raise
+        future = asyncio.ensure_future(awaitable)
+        self.later = await outlast(future) or self.later
+        return future.result()
 
 
 def can_await() -> bool:

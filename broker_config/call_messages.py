@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
 from celery import Celery
-from celery.utils.nodenames import anon_nodename
 
 from broker_config.wire import Invocation, Signer
 from nekro_agent.errors import MessageRefusedError
@@ -18,9 +16,6 @@ __all__ = ["CallMessage"]
 
 #: Extra time, beyond the deadline, after which a worker gives a call up for good.
 HARD_LIMIT_GRACE_SECONDS: Final = 5
-
-
-_node_name = functools.cache(anon_nodename)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +65,12 @@ class CallMessage:
         It does not expire by Celery's means: the worker's executor looks at the signed deadline anyway.
         """
         remaining = max(0.0, self.invocation.remaining_seconds())
-        return app.amqp.as_task_v2(
+        return app.amqp.signed_task(
             self.invocation.call_id,
             self.invocation.method,
             [self.body],
-            {},
+            queue=self.lane,
             soft_time_limit=remaining,
             time_limit=remaining + HARD_LIMIT_GRACE_SECONDS,
             reply_to=self.reply_to,
-            origin=_node_name(),
         )

@@ -27,7 +27,13 @@ from broker_config.embedded import resolve_signing_key
 from broker_config.epochs import Place
 from broker_config.failures import failure_from_record
 from broker_config.keys import Keys
-from broker_config.publishing import PUBLISH_SECONDS, Publisher, make_publisher, unavailable
+from broker_config.publishing import (
+    PUBLISH_SECONDS,
+    Publisher,
+    PublishUnknownError,
+    make_publisher,
+    unavailable,
+)
 from broker_config.redis_link import RedisLink
 from broker_config.revocations import revoke
 from broker_config.settings import Settings
@@ -35,10 +41,19 @@ from broker_config.shares import ChatShares
 from broker_config.subscription import Subscription
 from broker_config.tracing import span, trace_headers
 from broker_config.wire import Envelope, Invocation, Signer, new_id, refuse_version
-from nekro_agent.errors import BrokerError, CallTimeoutError, MessageRefusedError, StorageError
+from nekro_agent.errors import (
+    BrokerError,
+    CallTimeoutError,
+    MessageRefusedError,
+    MethodFailedError,
+    NekroError,
+    OutcomeUnknownError,
+    StorageError,
+    StorageUnavailableError,
+)
 from nekro_agent.methods import Lane
 
-__all__ = ["CallLedger", "MethodCaller"]
+__all__ = ["CallFate", "CallLedger", "MethodCaller", "RecordUnknownError"]
 
 #: How long one blocking pop waits, at most.
 POP_SECONDS: Final = 2
@@ -49,15 +64,51 @@ REREAD_SECONDS: Final = 1.0
 REREAD_KEYS: Final = 100
 #: Pause before the reply list is asked again after an error.
 RECONNECT_SECONDS: Final = 0.2
+#: Pause before the ledger is asked again how a call stands.
+FATE_SECONDS: Final = 0.3
+#: Least time that a call without a row has to answer when its publish was not confirmed.
+UNRECORDED_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallFate:
+    """What has become of a recorded call; with neither of the fields set it will never run."""
+
+    is_running: bool = False
+    #: The envelope of a call that returned.
+    outcome: dict[str, Any] | None = None
+    #: What ended a call that did not return.
+    error: NekroError | None = None
+
+
+class RecordUnknownError(StorageUnavailableError):
+    """The ledger may hold a call: the database broke off before it confirmed that."""
 
 
 class CallLedger(Protocol):
     """Where calls are written down that must survive the loss of their message."""
 
-    async def record(self, message: CallMessage) -> bool:
-        """Write a call down before it is published; False for a kind of call that is not recorded."""
+    def records(self, message: CallMessage) -> bool:
+        """Whether calls of this kind are written down."""
+        ...
+
+    async def record(self, message: CallMessage) -> None:
+        """Write a call down before it is published.
+
+        Raises:
+            StorageUnavailableError: the database does not answer; the call is not written down.
+            RecordUnknownError: nor does it, and the call may be written down.
+        """
+        ...
+
+    async def settle(self, message: CallMessage) -> CallFate:
+        """Withdraw a call that has not begun, also one that is not written down yet; else say how it stands.
+
+        Raises:
+            StorageError: the database does not answer.
+        """
         ...
 
     async def withdraw(self, call_id: str) -> None:
@@ -76,10 +127,14 @@ class _Pending:
     #: Whom to wake when it is there; None while nobody waits for it.
     waiter: asyncio.Future[None] | None = None
     is_cancelled: bool = False
-    #: Whether the ledger has it.
+    #: Whether the ledger has it, or may have it.
     is_recorded: bool = False
+    #: Whether it may have begun, or may begin, although sending or answering it failed.
+    is_in_doubt: bool = False
     #: Where the broker put the message; None: not published yet, or the broker keeps its data.
     place: Place | None = None
+    #: Whether its caller waits for the answer here.
+    is_awaited: bool = True
     #: Headers that continue the trace in its worker, also when it is sent again.
     trace: Mapping[str, str] = field(default_factory=dict)
 
@@ -191,9 +246,10 @@ class MethodCaller:
                 ``KeyError``: queues are declared in settings.
 
         Raises:
-            BrokerUnavailableError: the broker does not answer within about 6 s. It may have
-                taken the message; a repetition under the same call id is recognised.
-            OverloadedError: the queue is full, or too many calls wait here; it was not sent.
+            BrokerUnavailableError: the broker does not answer within about 6 s; the call will not run.
+            StorageUnavailableError: the same of the database.
+            OutcomeUnknownError: they failed around the call, and whether it ran is not known.
+            OverloadedError: the queue is full, or too many calls wait here; it will not run.
             CallTimeoutError: the deadline passed, in the queue or while the method ran. The
                 worker is asked to stop it.
             CallCancelledError: the call was revoked.
@@ -245,17 +301,16 @@ class MethodCaller:
             with limit:
                 async with self._shares.turn(invocation.chat_key):
                     with span("publish", {"lane": queue, "call_id": call_id}, kind="producer"):
-                        pending.trace = trace_headers()
-                        if self._ledger is not None:
-                            pending.is_recorded = await self._ledger.record(pending.message)
-                        pending.place = await self._publish(pending.message, pending.trace)
+                        await self._send(pending)
                     if patience is not None and await self._is_left(pending, patience):
                         return None
-                    answer = await pending.answer()
+                    answer = await self._confirmed(pending, await pending.answer())
         except TimeoutError as exc:
             if not limit.is_over:
                 raise
             self._revoke_soon(call_id)
+            if pending.is_in_doubt:
+                raise _in_doubt(invocation) from exc
             raise CallTimeoutError(
                 f"{invocation.method}: no answer to call {call_id} before its deadline"
             ) from exc
@@ -263,8 +318,6 @@ class MethodCaller:
             self._busy_poll.ended(after_seconds=time.monotonic() - pending.since)
             if self._pending.get(call_id) is pending:  # no answer came
                 del self._pending[call_id]
-        if pending.is_recorded and answer["status"] != states.SUCCESS:
-            await self._withdraw(call_id)  # a worker refused it without claiming it
         return _envelope(invocation, answer)
 
     async def _is_left(self, pending: _Pending, patience: _Patience) -> bool:
@@ -279,17 +332,24 @@ class MethodCaller:
         """Publish a call whose result nobody waits for here.
 
         Raises:
-            OverloadedError: the queue is full; it was not sent.
-            BrokerUnavailableError: the broker does not answer; it may have taken the message.
+            OverloadedError: the queue is full; it will not run.
+            BrokerUnavailableError, StorageUnavailableError: broker or database do not answer; it will
+                not run.
+            OutcomeUnknownError: nor do they, and it may run.
         """
         if self._publisher is None:
             raise RuntimeError("MethodCaller.send before start or after close")
         queue = self._queues[str(lane)].name
         message = CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=None)
+        pending = _Pending(message=message, since=time.monotonic(), is_awaited=False)
         with span("publish", {"lane": queue, "call_id": invocation.call_id}, kind="producer"):
-            if self._ledger is not None:
-                await self._ledger.record(message)
-            await self._publish(message, trace_headers())
+            try:
+                with self._limits.of(max(invocation.remaining_seconds(), 0)) as limit:
+                    await self._send(pending)
+            except TimeoutError as exc:
+                if not limit.is_over:
+                    raise
+                raise _in_doubt(invocation) from exc
 
     async def revoke(self, call_id: str, *, terminate: bool = True) -> None:
         """Tell all workers, also those that start later, to drop a call.
@@ -312,19 +372,86 @@ class MethodCaller:
     def _message(self, invocation: Invocation, queue: str) -> CallMessage:
         return CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=self._caller_id)
 
-    async def _publish(self, message: CallMessage, trace: Mapping[str, str]) -> Place | None:
+    async def _send(self, pending: _Pending) -> None:
+        """Write a call down and publish it; where that fails it is withdrawn, or its answer waited for."""
+        pending.trace = trace_headers()
+        ledger = self._ledger
+        pending.is_recorded = ledger is not None and ledger.records(pending.message)
         try:
-            return await self._put(message, trace)
-        except BrokerError:
-            await self._withdraw(message.invocation.call_id)
-            raise
+            if ledger is not None and pending.is_recorded:
+                await ledger.record(pending.message)
+            pending.place = await self._put(pending)
+        except (BrokerError, RecordUnknownError) as exc:
+            await self._settle_unsent(pending, exc)
 
-    async def _put(self, message: CallMessage, trace: Mapping[str, str]) -> Place | None:
+    async def _put(self, pending: _Pending) -> Place | None:
         assert self._publisher is not None  # noqa: S101 - checked by the callers
-        task = message.build(self._app)
-        task.headers.update(trace)
+        task = pending.message.build(self._app)
+        task.headers.update(pending.trace)
         self._busy_poll.began(under_way=len(self._pending))
-        return await self._publisher.send(task, queue=message.lane)
+        # The claim makes a second copy of a recorded call harmless.
+        return await self._publisher.send(task, queue=pending.message.lane, may_repeat=pending.is_recorded)
+
+    async def _settle_unsent(self, pending: _Pending, error: NekroError) -> None:
+        """Raise ``error`` when the call will not run; return when its answer is there, or will be."""
+        if not pending.is_recorded:
+            if not isinstance(error, PublishUnknownError):
+                raise error
+            await self._wait_for_unrecorded(pending, error)
+            return
+        while (fate := await self._fate(pending)) is not None and fate.is_running:
+            if not pending.is_awaited:
+                return
+            await asyncio.sleep(FATE_SECONDS)
+        if fate is None:
+            return
+        if fate.outcome is None:
+            raise fate.error or error
+        pending.settle(_returned(fate.outcome))
+
+    async def _wait_for_unrecorded(self, pending: _Pending, error: NekroError) -> None:
+        """Give a call that has no row the rest of the time of a publish to answer."""
+        invocation = pending.message.invocation
+        if pending.is_awaited:
+            rest_seconds = pending.since + PUBLISH_SECONDS - time.monotonic()
+            with contextlib.suppress(TimeoutError), self._limits.of(max(rest_seconds, UNRECORDED_SECONDS)):
+                await pending.answer()
+                return
+            self._revoke_soon(invocation.call_id)
+        raise _in_doubt(invocation) from error
+
+    async def _fate(self, pending: _Pending) -> CallFate | None:
+        """Ask the ledger how a call stands until it says; None: an answer came meanwhile.
+
+        The call's deadline ends the wait.
+        """
+        assert self._ledger is not None  # noqa: S101 - it was recorded
+        pending.is_in_doubt, known = True, pending.record
+        while pending.record is known:
+            try:
+                return await self._ledger.settle(pending.message)
+            except StorageError as exc:
+                logger.warning("call %s is in doubt: %s", pending.message.invocation.call_id, exc)
+            await asyncio.sleep(FATE_SECONDS)
+        return None
+
+    async def _confirmed(self, pending: _Pending, answer: dict[str, Any]) -> dict[str, Any]:
+        """Compare a failure with the row, and see to it that the call is not sent again later."""
+        if not pending.is_recorded or answer["status"] == states.SUCCESS:
+            return answer
+        error, invocation = failure_from_record(answer), pending.message.invocation
+        # What a method raised, a worker has claimed: it is not sent again.
+        fate = None if isinstance(error, MethodFailedError) else await self._fate(pending)
+        if fate is not None and fate.outcome is not None:
+            return _returned(fate.outcome)
+        if fate is not None and isinstance(error, StorageError | BrokerError):
+            if fate.is_running:
+                raise _in_doubt(invocation) from error
+            if fate.error is not None:
+                raise fate.error from error
+        if fate is None or (fate.is_running and not isinstance(error, OutcomeUnknownError)):
+            await self._withdraw(invocation.call_id)
+        return answer
 
     async def _withdraw(self, call_id: str) -> None:
         if self._ledger is None:
@@ -411,7 +538,7 @@ class MethodCaller:
         if lost:
             logger.warning("the broker lost data; publishing %d calls again", len(lost))
         for pending in lost:
-            pending.place = await self._put(pending.message, pending.trace)
+            pending.place = await self._put(pending)
 
     def _settle(self, raw: Any) -> None:
         """Give a stored result to the call that waits for it; anything else is dropped."""
@@ -433,6 +560,18 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
         for task in pending:
             task.cancel()
         await asyncio.wait(pending, timeout=0.1)
+
+
+def _returned(outcome: dict[str, Any]) -> dict[str, Any]:
+    """What a worker would have stored for a call that returned."""
+    return {"status": states.SUCCESS, "result": outcome}
+
+
+def _in_doubt(invocation: Invocation) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"call {invocation.call_id} of {invocation.method}: the broker or the database failed around it, so "
+        "it may or may not have run; check before you repeat it"
+    )
 
 
 def _envelope(invocation: Invocation, record: Mapping[str, Any]) -> Envelope:

@@ -1,29 +1,30 @@
-"""A worker's consumer that answers the callers of messages it cannot run.
+"""A worker's consumer that takes signed messages only, and answers the callers of those it cannot run.
 
-Celery drops a message that it cannot decode, and its caller waits for ever; it also writes
-the message's content into the log. Here each refused message is logged by its names and
-sizes alone and, when it says who it is and who waits for it, answered with an error.
+Every delivery passes ``broker_config.admission`` before Celery sees any of it. Celery drops a message that
+it cannot decode, and its caller waits for ever; it also writes the message's content into the log. Here
+each refused message is logged by its names and sizes alone, set aside for the operator (``nekro dead``)
+and, when it names a caller, answered with an error.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from celery import signals
 from celery.app.task import Context
 from celery.exceptions import NotRegistered
 from celery.worker import state
 from celery.worker.consumer import Consumer
-from kombu import Producer, Queue
-from kombu.exceptions import DecodeError
 from kombu.transport import redis
 
-from broker_config.keys import DEAD_QUEUE
+from broker_config.admission import MAX_ID_CHARS, admit
+from broker_config.dead_queue import publish_dead
+from broker_config.keys import is_caller_id
 from broker_config.leases import LeaseKeeper
 from broker_config.loop_intake import LoopIntake
 from broker_config.metrics import metrics
@@ -32,9 +33,6 @@ from broker_config.transport import LOST, ClaimChannel, deliveries
 from nekro_agent.errors import MessageRefusedError, OutcomeUnknownError
 
 __all__ = ["AnsweringConsumer"]
-
-#: As many as our own and Celery's ids ever have, with room.
-MAX_ID_CHARS: Final = 255
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +43,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
     _is_flush_due = False
     _hub_thread = 0
     _intake: LoopIntake | None = None
+    _refusing: ThreadPoolExecutor | None = None
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         """Return what takes a delivery: Celery's own, behind a guard against what would stop it."""
@@ -59,23 +58,30 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         def on_task_received(message: Any) -> Any:
             if threading.get_ident() == self._hub_thread:
                 return on_any(message)
-            if not self._is_ordinary(message, limit):
-                return self.hub.call_soon(on_hub, message)
-            return self._guarded(self._begin, message)
+            try:
+                admit(message, self.app.task_seal)
+            except Exception as exc:  # bodies and headers of any shape
+                return self._refuse_aside(message, exc)
+            if deliveries(message.headers) < limit and self._is_ordinary(message):
+                return self._guarded(self._begin, message)
+            return self.hub.call_soon(on_hub, message)
 
-        def on_hub(message: Any) -> Any:
+        def on_hub(message: Any) -> None:
             # Its channel was lost meanwhile: the message is delivered again.
             if self.task_consumer is not None and message.channel is self.task_consumer.channel:
-                on_any(message)
+                on_admitted(message)
 
         def on_any(message: Any) -> Any:
+            try:
+                admit(message, self.app.task_seal)
+            except Exception as exc:  # bodies and headers of any shape
+                return self.on_refused(message, exc)
+            return on_admitted(message)
+
+        def on_admitted(message: Any) -> Any:
             if deliveries(message.headers) >= limit:
                 return self.on_poison(message)
-            return self._guarded(checked, message)
-
-        def checked(message: Any) -> Any:
-            _check(message.headers)
-            return handle(message)
+            return self._guarded(handle, message)
 
         return on_task_received
 
@@ -96,22 +102,13 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         )
         self._intake.start()
 
-    def _is_ordinary(self, message: Any, limit: int) -> bool:
-        """Whether a message can be taken to the pool without an answer, a timer or a look at the past."""
+    def _is_ordinary(self, message: Any) -> bool:
+        """Whether an admitted message can be taken to the pool without an answer or a look at the past."""
         headers = message.headers
-        try:
-            _check(headers)
-        except MessageRefusedError:
-            return False
         return (
-            message.content_type == "application/json"
-            and headers["task"] in self.strategies
+            headers["task"] in self.strategies
             and self.task_buckets[headers["task"]] is None  # no limit of its rate
             and headers["id"] not in state.revoked
-            and not state.revoked_stamps
-            and headers.get("eta") is None
-            and headers.get("expires") is None
-            and deliveries(headers) < limit
             # After a lost connection Celery counts the ends of tasks until it prefetches as before.
             and (self._maximum_prefetch_restored or not self.restart_count)
         )
@@ -122,9 +119,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             return take(message)
         except LOST:
             raise
-        except DecodeError as exc:
-            return self.on_decode_error(message, exc)
-        except Exception as exc:  # headers or body of a shape that Celery takes for granted
+        except Exception as exc:  # of a shape that Celery takes for granted
             return self.on_invalid_task(None, message, exc)
 
     def _begin(self, message: Any) -> None:
@@ -196,45 +191,71 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             ),
         )
 
-    def _set_aside(self, message: Any) -> None:
+    def _refuse_aside(self, message: Any, exc: Exception) -> None:
+        """Refuse a message from the pool's loop, which must not wait for Redis.
+
+        Not on the hub, which may look once a second: others would wait behind a flood of such messages.
+        """
+        if self._refusing is None:
+            self._refusing = ThreadPoolExecutor(1, thread_name_prefix="nekro-refuse")
+        self._refusing.submit(self._refuse, message, exc)
+
+    def _refuse(self, message: Any, exc: Exception) -> None:
+        try:
+            self.on_refused(message, exc)
+        except Exception as lost:  # not acknowledged, so it comes back; the next one is tried
+            logger.warning("a refused message cannot be set aside: %s", lost)
+        if self._intake is not None:
+            self._intake.wake()
+
+    def on_refused(self, message: Any, exc: Exception) -> None:
+        """Keep a message that is not one of ours where an operator sees it, and do nothing that it asks.
+
+        A caller hears of it, by its own list of replies; nothing else is written for a message without one.
+        """
+        _log("refused", message, exc)
+        reason = str(exc) if isinstance(exc, MessageRefusedError) else "message refused: it cannot be decoded"
+        self._set_aside(message, refused=reason)
+        message.reject_log_error(logger, self.connection_errors)
+        signals.task_rejected.send(sender=self, message=message, exc=exc)
+        if is_caller_id((message.properties or {}).get("reply_to")):
+            self._answer(message, MessageRefusedError(reason))
+
+    def _set_aside(self, message: Any, *, refused: str | None = None) -> None:
+        """Put a message where ``nekro dead`` finds it.
+
+        Args:
+            refused: why it may not run; None: it may, but ends its workers.
+        """
         channel = message.channel
         if isinstance(channel, ClaimChannel):
+            raw = json.dumps(message._raw)
             with channel.conn_or_acquire() as client, client.pipeline() as pipe:
-                channel.bury(json.dumps(message._raw), pipe)
+                if refused is None:
+                    channel.bury(raw, pipe)
+                else:
+                    channel.bury_refused(raw, refused, pipe)
                 pipe.execute()
             return
-        dead = Queue(DEAD_QUEUE, durable=True, queue_arguments={"x-queue-type": "quorum"})
-        Producer(channel).publish(
-            message.body,
-            exchange="",
-            routing_key=dead.name,
-            declare=[dead],
-            content_type=message.content_type,
-            content_encoding=message.content_encoding,
-            headers=dict(message.headers),
-        )
+        publish_dead(channel, message, refused=refused)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        """Refuse a message whose body is not what its content type says."""
+        """Refuse what kombu cannot read; a broadcast is dropped."""
+        if self.task_consumer is not None and message.channel is self.task_consumer.channel:
+            if threading.get_ident() == self._hub_thread:
+                self.on_refused(message, exc)
+            else:
+                self._refuse_aside(message, exc)
+            return
         _log("undecodable", message, exc)
         message.ack()
-        self._answer(message, MessageRefusedError("message refused: its body cannot be decoded"))
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
-        """Refuse a message of a content type that is not accepted, or with malformed headers."""
+        """Refuse an admitted message that Celery cannot take."""
         _log("invalid", message, exc)
         message.reject_log_error(logger, self.connection_errors)
         signals.task_rejected.send(sender=self, message=message, exc=exc)
-        self._answer(
-            message,
-            MessageRefusedError(f"message refused: {type(exc).__name__}; only JSON tasks are accepted"),
-        )
-
-    def on_unknown_message(self, body: Any, message: Any) -> None:
-        """Refuse a message that is no task."""
-        _log("unknown", message, None)
-        message.reject_log_error(logger, self.connection_errors)
-        signals.task_rejected.send(sender=self, message=message, exc=None)
+        self._answer(message, MessageRefusedError(f"message refused: {type(exc).__name__}"))
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
         """Answer a task that this worker does not have."""
@@ -248,17 +269,15 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task_id)
 
     def _answer(self, message: Any, error: Exception) -> None:
-        if threading.get_ident() != self._hub_thread:  # storing may wait for Redis; the tasks must go on
+        if self._intake is not None and self._intake.is_here():  # storing waits for Redis; tasks must go on
             self.hub.call_soon(self._answer, message, error)
             return
         headers = message.headers if isinstance(message.headers, dict) else {}
         task_id, name = headers.get("id"), headers.get("task")
-        if not isinstance(task_id, str) or not task_id:
+        reply_to = (message.properties or {}).get("reply_to")
+        if not isinstance(task_id, str) or not 0 < len(task_id) <= MAX_ID_CHARS:
             return
-        properties = message.properties or {}
-        request = Context(
-            id=task_id, task=name, reply_to=properties.get("reply_to"), errbacks=None, chord=None, group=None
-        )
+        request = Context(id=task_id, task=name, reply_to=reply_to, errbacks=None, chord=None, group=None)
         try:
             self.app.backend.mark_as_failure(task_id, error, request=request)
         except Exception:  # the caller's deadline covers it; the consumer must go on
@@ -277,27 +296,6 @@ class _Ending:
         message = self._message
         end = message.reject_log_error if self._is_rejection else message.ack_log_error
         self._consumer.call_soon_ack(end, *args)
-
-
-def _check(headers: dict[str, Any]) -> None:
-    """Refuse what Celery takes for granted until a task holds a place in the pool, and then for ever.
-
-    Raises:
-        MessageRefusedError: id, name, retries or time limits are not of their types.
-    """
-    task_id, limits = headers.get("id"), headers.get("timelimit")
-    if not isinstance(task_id, str) or not 0 < len(task_id) <= MAX_ID_CHARS:
-        raise MessageRefusedError(f"a task's id is a text of at most {MAX_ID_CHARS} characters")
-    if not isinstance(headers.get("task"), str) or not isinstance(headers.get("retries") or 0, int):
-        raise MessageRefusedError("a task's name is a text, the number of its retries an integer")
-    if limits is None:
-        return
-    if not isinstance(limits, list) or len(limits) != 2 or not all(map(_is_limit, limits)):
-        raise MessageRefusedError("a task's time limits are two numbers of seconds, or null")
-
-
-def _is_limit(value: object) -> bool:
-    return value is None or (isinstance(value, (int, float)) and 0 <= value < math.inf)
 
 
 def _wake_up() -> None:

@@ -1,6 +1,8 @@
-"""Messages that were set aside: list, retry, drop. They wait in the broker for an operator.
+"""Messages that were set aside: list, check, retry, drop. They wait in the broker for an operator.
 
-On Redis they are a list, raw as they came; on RabbitMQ a queue, ``nekro.dead``.
+On Redis they are two lists: calls that end their workers, raw as they came, and messages that were refused,
+each with the reason. On RabbitMQ they are queues, ``nekro.dead`` and ``nekro.refused``. Who can write to
+the broker can write there, so nothing is sent again whose signatures were not verified just before.
 """
 
 from __future__ import annotations
@@ -8,23 +10,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Final
 
 import redis
+from kombu.transport import virtual
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from broker_config import plain_json
+from broker_config.admission import admit, delivered_from
 from broker_config.app import NekroApp
 from broker_config.call_messages import CallMessage
 from broker_config.keys import Keys
 from broker_config.publishing import encode_message, unavailable
-from broker_config.transport import DELIVERIES_HEADER, deliveries
+from broker_config.topology import DRAIN_TASK, JOB_TASK
+from broker_config.transport import deliveries, uncompressed
 from broker_config.urls import client_url, is_redis
-from broker_config.wire import Signer
+from broker_config.wire import Invocation, Signer
 from nekro_agent.errors import MessageRefusedError, UsageError
 
-__all__ = ["DeadLetters", "DeadMessage"]
+__all__ = ["DeadLetters", "DeadMessage", "VerifiedMessage"]
 
 #: Begins the id of a message that says no id itself.
 RAW_PREFIX: Final = "raw-"
@@ -32,7 +39,7 @@ RAW_PREFIX: Final = "raw-"
 
 @dataclass(frozen=True, kw_only=True)
 class DeadMessage:
-    """One message; its arguments are not shown."""
+    """One message as it lies there, unverified; its arguments are not shown."""
 
     #: The task's id, which is the call's; for unreadable ones made from the content.
     id: str
@@ -43,14 +50,32 @@ class DeadMessage:
     #: Workers that took it and did not finish it.
     deliveries: int
     size_bytes: int
+    #: The list's entry.
     raw: bytes
+    #: Why a worker refused it; None: it was not refused.
+    refusal: str | None = None
 
     @property
     def reason(self) -> str:
         """Why it is here."""
+        if self.refusal is not None:
+            return self.refusal
         if self.task is None:
             return "no worker can read it"
         return f"{self.deliveries} workers took it and none finished it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedMessage:
+    """What a message would run; made by ``DeadLetters.verify`` only."""
+
+    message: DeadMessage
+    task: str
+    lane: str
+    args: list[Any]
+    time_limits: list[float | None]
+    #: None: it announces a row (a round, a job), which says what is to be done.
+    invocation: Invocation | None
 
 
 class DeadLetters:
@@ -66,7 +91,8 @@ class DeadLetters:
         if settings.url is None or not is_redis(settings.url):
             raise UsageError("this broker keeps dead messages in its queue nekro.dead; use its own tools")
         self._app, self._signer, self._url = app, signer, settings.url
-        self._prefix, self._key = settings.key_prefix, Keys(prefix=settings.key_prefix).dead
+        keys = Keys(prefix=settings.key_prefix)
+        self._prefix, self._dead, self._refused = settings.key_prefix, keys.dead, keys.refused
         self._client = redis.Redis.from_url(
             client_url(settings.url),
             socket_timeout=settings.socket_timeout_seconds,
@@ -75,56 +101,148 @@ class DeadLetters:
         )
 
     def newest(self, *, limit: int) -> list[DeadMessage]:
-        """List messages, the newest first."""
+        """List messages, the newest first: those that may run before those that were refused."""
         try:
-            found: Any = self._client.lrange(self._key, 0, limit - 1)
+            dead: Any = self._client.lrange(self._dead, 0, limit - 1)
+            refused: Any = self._client.lrange(self._refused, 0, limit - 1)
         except (redis.RedisError, OSError) as exc:
             raise unavailable(self._url, exc) from exc
-        return [_read(raw) for raw in found]
+        return [*map(_read, dead), *map(_read_refused, refused)][:limit]
 
     def drop(self, message: DeadMessage) -> bool:
-        """Delete a message; False when somebody else did."""
+        """Delete a message; False when it was gone already."""
+        key = self._dead if message.refusal is None else self._refused
         try:
-            removed: Any = self._client.lrem(self._key, 1, message.raw)  # type: ignore[arg-type]
+            removed: Any = self._client.lrem(key, 1, message.raw)  # type: ignore[arg-type]
             return bool(removed)
         except (redis.RedisError, OSError) as exc:
             raise unavailable(self._url, exc) from exc
 
-    def retry(self, message: DeadMessage, *, timeout_seconds: float) -> str:
-        """Put a message back into its queue, as if it was sent now; returns the queue.
+    def verify(self, message: DeadMessage) -> VerifiedMessage:
+        """Check that a message is one of ours, unaltered, for the queue that it came from.
 
         Raises:
-            UsageError: it cannot be read, or its queue is not known here.
+            MessageRefusedError: it is not; the text says what is wrong.
         """
-        lane = message.lane
-        if message.task is None or lane is None or lane not in self._app.amqp.queues:
-            raise UsageError(f"message {message.id} cannot be sent again: {message.reason}; drop it")
-        again = self._fresh(json.loads(message.raw), lane, timeout_seconds)
+        if message.refusal is not None or message.task is None:
+            raise MessageRefusedError(f"message {message.id} cannot be sent again: {message.reason}; drop it")
+        try:
+            return self._verified(message)
+        except MessageRefusedError as exc:
+            raise MessageRefusedError(
+                f"message {message.id} cannot be sent again: {exc}; it was altered, or is not one of ours; "
+                f"`nekro dead drop {message.id}` deletes it"
+            ) from exc
+
+    def retry(self, verified: VerifiedMessage, *, timeout_seconds: float | None) -> None:
+        """Put a message back into its queue; nobody waits for its result.
+
+        Args:
+            timeout_seconds: gives a call a new deadline, from now; None: it keeps the one that it has.
+
+        Raises:
+            UsageError: the deadline has passed, or its queue is not known here.
+        """
+        if verified.lane not in self._app.amqp.queues:
+            raise UsageError(
+                f"queue {verified.lane} of message {verified.message.id} is not known here "
+                "(NEKRO_WORKERS__PINNED_PLUGINS); run this with the workers' settings"
+            )
+        again = encode_message(self._built(verified, timeout_seconds), queue=verified.lane)
         try:
             with self._client.pipeline(transaction=True) as pipe:
-                pipe.lrem(self._key, 1, message.raw)  # type: ignore[arg-type]
-                pipe.lpush(f"{self._prefix}{lane}", again)
+                pipe.lrem(self._dead, 1, verified.message.raw)  # type: ignore[arg-type]
+                pipe.lpush(f"{self._prefix}{verified.lane}", again)
                 pipe.execute()
         except (redis.RedisError, OSError) as exc:
             raise unavailable(self._url, exc) from exc
-        return lane
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
-    def _fresh(self, message: dict[str, Any], lane: str, timeout_seconds: float) -> bytes:
+    def _built(self, verified: VerifiedMessage, timeout_seconds: float | None) -> Any:
+        invocation = verified.invocation
+        if invocation is None:
+            hard, soft = verified.time_limits
+            return self._app.amqp.signed_task(
+                verified.message.id,
+                verified.task,
+                verified.args,
+                queue=verified.lane,
+                time_limit=hard,
+                soft_time_limit=soft,
+            )
+        if timeout_seconds is not None:
+            return CallMessage.renewed(
+                invocation, signer=self._signer, lane=verified.lane, timeout_seconds=timeout_seconds
+            ).build(self._app)
+        if invocation.remaining_seconds() <= 0:
+            raise UsageError(
+                f"the deadline of call {invocation.call_id} ended at {invocation.deadline:%Y-%m-%d %H:%M:%S} "
+                "UTC; `--timeout SECONDS` gives it a new one"
+            )
+        return CallMessage(
+            invocation=invocation, body=verified.args[0], lane=verified.lane, reply_to=None
+        ).build(self._app)
+
+    def _verified(self, message: DeadMessage) -> VerifiedMessage:
         try:
-            invocation = self._signer.verify(json.loads(message["body"])[0][0])
-        except (MessageRefusedError, LookupError, TypeError, ValueError):
-            # No call of a method: a round or a job, whose row knows more.
-            headers = {**message["headers"], "expires": None}
-            headers.pop(DELIVERIES_HEADER, None)
-            return json.dumps({**message, "headers": headers}).encode()
-        call = CallMessage.renewed(
-            invocation, signer=self._signer, lane=lane, timeout_seconds=timeout_seconds
+            task = _as_delivered(message.raw)
+            args = task.payload[0]
+            admit(task, self._app.task_seal)
+        except MessageRefusedError:
+            raise
+        except Exception as exc:  # of whatever shape
+            raise MessageRefusedError(f"it cannot be read ({type(exc).__name__})") from exc
+        headers = task.headers
+        return VerifiedMessage(
+            message=message,
+            task=headers["task"],
+            lane=delivered_from(task),
+            args=args,
+            time_limits=headers["timelimit"],
+            invocation=self._invocation(headers["task"], message.id, args),
         )
-        return encode_message(call.build(self._app), queue=lane)
+
+    def _invocation(self, task: str, task_id: str, args: list[Any]) -> Invocation | None:
+        if task in (DRAIN_TASK, JOB_TASK):
+            return None
+        if len(args) != 1:
+            raise MessageRefusedError("its body is no call's")
+        invocation = self._signer.verify(args[0], task_name=task)
+        if invocation.call_id != task_id:
+            raise MessageRefusedError(f"signed as call {invocation.call_id}, sent as {task_id}")
+        return invocation
+
+
+def _as_delivered(raw: bytes) -> Any:
+    """A message as a worker's consumer has it, without a connection."""
+    entry = plain_json.load(raw)
+    properties, body = entry["properties"], entry["body"]
+    if uncompressed(entry["headers"]):
+        raise MessageRefusedError("it is compressed")
+    if properties.get("body_encoding") == "base64":
+        body = virtual.Base64().decode(body)
+    return SimpleNamespace(
+        headers=entry["headers"],
+        properties=properties,
+        delivery_info=properties["delivery_info"],
+        content_type=entry["content-type"],
+        content_encoding=entry["content-encoding"],
+        payload=plain_json.load(body),
+    )
+
+
+def _read_refused(raw: bytes) -> DeadMessage:
+    try:
+        entry = json.loads(raw)
+        reason, size, text = str(entry["reason"]), int(entry["bytes"]), str(entry["message"])
+    except (TypeError, ValueError, LookupError, RecursionError):
+        reason, size, text = "message refused: its record cannot be read", len(raw), ""
+    read = _read(text.encode("utf-8", "replace"))
+    own = read.id if read.task is not None else f"{RAW_PREFIX}{hashlib.sha256(raw).hexdigest()[:12]}"
+    return replace(read, id=own, raw=raw, size_bytes=size, refusal=reason[:200])
 
 
 def _read(raw: bytes) -> DeadMessage:
@@ -140,7 +258,7 @@ def _read(raw: bytes) -> DeadMessage:
         message = json.loads(raw)
         headers, info = message["headers"], message["properties"]["delivery_info"]
         task_id, task = headers["id"], headers["task"]
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, RecursionError):
         return unreadable
     if not isinstance(headers, Mapping) or not isinstance(task_id, str) or not isinstance(task, str):
         return unreadable

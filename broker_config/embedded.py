@@ -29,7 +29,9 @@ from redis.retry import Retry
 
 from broker_config.settings import Settings
 from broker_config.urls import is_redis
+from nekro_agent import layout
 from nekro_agent.errors import BrokerUnavailableError, SettingsError
+from nekro_agent.tools.private_files import make_directory, open_private, restrict
 
 __all__ = [
     "EmbeddedRedis",
@@ -79,19 +81,26 @@ def resolve_settings(settings: Settings) -> Settings:
 def make_data_dir(settings: Settings) -> None:
     """Create the data directory, closed to other users: what chats wrote and sent lies in it.
 
-    One that exists keeps its permissions; they are the operator's choice.
+    One of this user that exists with wider permissions is closed, and so is everything directly in
+    it: earlier versions created some directories and files readable for all.
 
     Raises:
         SettingsError: it cannot be created.
     """
     # Landlock has no mounts: there code that runs as a user of its own passes through the directory.
     is_passed = os.geteuid() == 0 and settings.sandbox.driver == "landlock"
+    root = settings.data_dir
     try:
-        settings.data_dir.mkdir(mode=0o711 if is_passed else 0o700, parents=True, exist_ok=True)
+        make_directory(root.parent, passable=True)
+        make_directory(root)
+        if root.stat().st_mode & stat.S_ISVTX:
+            return  # a directory like /tmp, shared on purpose: only what lies below it is private
+        mode = 0o711 if is_passed else 0o700
+        restrict(root, mode)
+        for path in root.iterdir():
+            restrict(path, mode if path.name in layout.PASSABLE else 0o700)
     except OSError as exc:
-        raise SettingsError(
-            f"data directory {settings.data_dir}: {exc.strerror}; set NEKRO_DATA_DIR"
-        ) from exc
+        raise SettingsError(f"data directory {root}: {exc.strerror}; set NEKRO_DATA_DIR") from exc
 
 
 def resolve_signing_key(settings: Settings) -> SecretStr:
@@ -104,7 +113,7 @@ def resolve_signing_key(settings: Settings) -> SecretStr:
         return settings.security.signing_key
     path = settings.data_dir / "secrets" / "signing.key"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent)
         if not path.exists():
             _create_key(path)
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -269,6 +278,7 @@ class EmbeddedRedis:
             stderr=subprocess.DEVNULL,
             timeout=START_SECONDS,
             check=False,
+            umask=0o077,
         )
         if launched.returncode:
             raise BrokerUnavailableError(
@@ -289,14 +299,14 @@ class EmbeddedRedis:
         _poll(lambda: not self.socket.exists(), seconds=STOP_SECONDS)
 
     def _make_private(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(directory)
         status = directory.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             # The short path lies in a folder that everybody may write to.
             raise BrokerUnavailableError(f"{directory} is not a directory of this user; remove it")
 
     def _open(self, name: str) -> IO[bytes]:
-        return (self.socket.parent / name).open("ab")
+        return open_private(self.socket.parent / name, "ab")
 
     @contextmanager
     def _exclusive(self, name: str) -> Iterator[None]:

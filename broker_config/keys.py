@@ -4,6 +4,9 @@
     list, gone ``REPLY_SECONDS`` after the last push: finished results for one ``MethodCaller``.
 ``<prefix>dead``
     list, until somebody drops it: raw messages that no worker can read, newest first.
+``<prefix>refused``
+    list of JSON ``{"reason", "bytes", "message"}``, until somebody drops it: messages that were not signed
+    by us, newest first; ``message`` is the text as it came, cut to ``MAX_REFUSED_BYTES`` characters.
 ``<prefix>epochs``
     hash, for ever: which run of which server the data belongs to, and how many messages were
     published. Shows which messages a Redis lost; see ``broker_config.epochs``.
@@ -38,6 +41,14 @@ DEAD_LIMIT: Final = 10_000
 DEAD_QUEUE: Final = "nekro.dead"
 #: Name of the dead list below the prefix.
 DEAD_KEY: Final = "dead"
+#: The same for messages that were refused. They have places of their own: a flood of them must not push out
+#: the calls that an operator wants to send again.
+REFUSED_LIMIT: Final = 1_000
+REFUSED_QUEUE: Final = "nekro.refused"
+REFUSED_KEY: Final = "refused"
+REFUSED_HEADER: Final = "x-nekro-refused"
+#: Longest refused message that is kept whole.
+MAX_REFUSED_BYTES: Final = 16_384
 
 _CALLER_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -61,6 +72,11 @@ class Keys:
     def dead(self) -> str:
         """List of malformed messages, newest first."""
         return f"{self.prefix}{DEAD_KEY}"
+
+    @property
+    def refused(self) -> str:
+        """List of messages that were not signed by us, newest first."""
+        return f"{self.prefix}{REFUSED_KEY}"
 
     @property
     def epoch(self) -> str:

@@ -29,10 +29,22 @@ from broker_config.topology import count_waiting
 from broker_config.urls import is_redis, without_password
 from nekro_agent.errors import BrokerUnavailableError, OverloadedError
 
-__all__ = ["KombuPublisher", "PipelinePublisher", "Publisher", "make_publisher", "unavailable"]
+__all__ = [
+    "KombuPublisher",
+    "PipelinePublisher",
+    "PublishUnknownError",
+    "Publisher",
+    "make_publisher",
+    "unavailable",
+]
 
 #: Longest time that one publish may take, reconnecting included.
 PUBLISH_SECONDS: Final = 6
+
+#: How long a refused connection is tried again: as long as a broker that restarts may take.
+REFUSED_SECONDS: Final = 1.5
+#: Pause between two tries.
+REFUSED_PAUSE_SECONDS: Final = 0.05
 
 #: How long a broker's answer about the length of a queue is believed.
 ROOM_SECONDS: Final = 1.0
@@ -56,14 +68,23 @@ logger = logging.getLogger(__name__)
 _unique = map(f"{uuid4()}.{{}}".format, count())
 
 
+class PublishUnknownError(BrokerUnavailableError):
+    """The broker may have taken a message: it was sent, and the reply did not come."""
+
+
 class Publisher(Protocol):
     """Sends messages of Celery's protocol 2, as ``app.amqp.as_task_v2`` makes them."""
 
-    async def send(self, message: Any, *, queue: str) -> Place | None:
+    async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
         """Put a message into a queue; returns where it lies, None for brokers that keep their data.
 
+        Args:
+            may_repeat: whether a second copy of it does no harm. If it does, a message is not sent
+                again when the connection broke before the broker's reply.
+
         Raises:
-            BrokerUnavailableError: the broker does not answer; it may still have the message.
+            BrokerUnavailableError: the broker does not answer; the message is not in the queue.
+            PublishUnknownError: nor does it, and the message may be in the queue.
             OverloadedError: the queue is full; the message is not in it.
         """
         ...
@@ -89,13 +110,26 @@ def make_publisher(app: Celery, settings: BrokerSettings) -> Publisher:
     return KombuPublisher(app, settings)
 
 
-def unavailable(url: str | None, exc: BaseException) -> BrokerUnavailableError:
-    """The error for a broker that does not answer."""
+def unavailable(url: str | None, exc: BaseException, *, is_sent: bool = False) -> BrokerUnavailableError:
+    """The error for a broker that does not answer.
+
+    Args:
+        is_sent: whether the broker may have done what it was asked for.
+    """
     reason = str(exc) or type(exc).__name__
-    return BrokerUnavailableError(
+    kind = PublishUnknownError if is_sent else BrokerUnavailableError
+    return kind(
         f"broker {without_password(url or '')} is unavailable: {reason}; "
         "check that it runs (`nekro doctor`), or NEKRO_BROKER__URL"
     )
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """How far a request to Redis came."""
+
+    #: Whether Redis may have executed it.
+    is_sent: bool = False
 
 
 class PipelinePublisher:
@@ -113,12 +147,14 @@ class PipelinePublisher:
         self._link = RedisLink.of(settings, settings.url, asks_run_id=True)
         self._limits = Limits()
 
-    async def send(self, message: Any, *, queue: str) -> Place | None:
+    async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
         """Put a message into a queue; see ``Publisher``."""
         key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
         keys = (key, self._keys.epoch, self._keys.offers(queue))
         values = (payload, self._longest, next(_unique), self._longest_handed)
-        reply = await self._bounded(lambda: self._link.run(PUSH, keys, *values, ends_with_run_id=True))
+        reply = await self._bounded(
+            lambda: self._link.run(PUSH, keys, *values, ends_with_run_id=True), may_repeat=may_repeat
+        )
         if reply is None:
             raise _full(queue, self._longest)
         word, number = reply
@@ -127,22 +163,36 @@ class PipelinePublisher:
     async def epoch(self) -> Epoch | None:
         """Which messages Redis still has; see ``Publisher``."""
         keys, word = (self._keys.epoch,), next(_unique)
-        return Epoch.of_reply(
-            await self._bounded(lambda: self._link.run(LOOK, keys, word, ends_with_run_id=True))
+        reply = await self._bounded(
+            lambda: self._link.run(LOOK, keys, word, ends_with_run_id=True), may_repeat=True
         )
+        return Epoch.of_reply(reply)
 
-    async def _bounded(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def _bounded(self, ask: Callable[[], Awaitable[Any]], *, may_repeat: bool) -> Any:
+        attempt = _Attempt()
         try:
             with self._limits.of(PUBLISH_SECONDS):
-                try:
-                    return await ask()
-                except (ConnectionError, RedisError) as exc:
-                    if not _is_stale(exc):
-                        raise
-                    # A connection that a restart of Redis had broken: the next one is fresh.
-                    return await ask()
+                return await self._patiently(ask, attempt, may_repeat=may_repeat)
         except (RedisError, OSError) as exc:
-            raise unavailable(self._url, exc) from exc
+            raise unavailable(self._url, exc, is_sent=attempt.is_sent) from exc
+
+    async def _patiently(
+        self, ask: Callable[[], Awaitable[Any]], attempt: _Attempt, *, may_repeat: bool
+    ) -> Any:
+        """Ask, and again where a restart of Redis broke the connection or refuses a new one."""
+        give_up_at = time.monotonic() + REFUSED_SECONDS
+        while True:
+            try:
+                await self._link.connect()
+                attempt.is_sent = True
+                return await ask()
+            except (ConnectionError, RedisError) as exc:
+                if isinstance(exc, redis.ResponseError | redis.exceptions.BusyLoadingError):
+                    attempt.is_sent = False  # refused
+                is_final = attempt.is_sent and not may_repeat
+                if is_final or not _is_stale(exc) or time.monotonic() > give_up_at:
+                    raise
+            await asyncio.sleep(REFUSED_PAUSE_SECONDS)
 
     async def close(self) -> None:
         """Send what waits and close the connection."""
@@ -188,6 +238,8 @@ class _Ticket:
     """Lets a caller that stopped waiting keep its message from being sent late."""
 
     given_up: bool = field(default=False)
+    #: Whether the broker may have the message.
+    is_sent: bool = field(default=False)
 
 
 @dataclass
@@ -208,8 +260,8 @@ class KombuPublisher:
         self._producer: Any = None
         self._rooms: dict[str, _Room] = {}
 
-    async def send(self, message: Any, *, queue: str) -> Place | None:
-        """Put a message into a queue; see ``Publisher``."""
+    async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
+        """Put a message into a queue; see ``Publisher``. kombu itself sends again as its policy says."""
         ticket = _Ticket()
         loop = asyncio.get_running_loop()
         sending = loop.run_in_executor(self._executor, self._publish, message, queue, ticket)
@@ -219,7 +271,7 @@ class KombuPublisher:
         except (OperationalError, RedisError, OSError) as exc:  # TimeoutError is an OSError
             ticket.given_up = True
             sending.add_done_callback(_consume_exception)
-            raise unavailable(self._url, exc) from exc
+            raise unavailable(self._url, exc, is_sent=ticket.is_sent) from exc
         return None
 
     async def epoch(self) -> Epoch | None:
@@ -240,6 +292,8 @@ class KombuPublisher:
             self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         try:
             self._make_room(queue)
+            _ = self._producer.channel  # connects, if need be
+            ticket.is_sent = True
             self._app.amqp.send_task_message(
                 self._producer, message.headers["task"], message, queue=self._app.amqp.queues[queue]
             )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import select
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Self
@@ -31,6 +32,8 @@ __all__ = ["RedisLink", "Script"]
 
 #: A connection that was idle this long is asked whether it still lives before a command is trusted to it.
 TRUSTED_SECONDS: Final = 10.0
+#: A connection that was heard of this lately is not looked at before a command is sent.
+RESTING_SECONDS: Final = 0.001
 
 
 class Script:
@@ -145,6 +148,18 @@ class RedisLink:
             return exchange.send(command, blocks_seconds=blocks_seconds)
         return self._connect_and_send(command, blocks_seconds, ends_with_run_id)
 
+    async def connect(self) -> None:
+        """Connect where the connection does not stand; when this fails nothing was sent.
+
+        Raises:
+            redis.ConnectionError, redis.TimeoutError, OSError: Redis refuses, or does not answer.
+        """
+        exchange = self._exchange
+        if exchange is not None and exchange.has_ended():
+            exchange.abort()
+        if exchange is None or not exchange.is_trusted():
+            await self._connected()
+
     async def close(self) -> None:
         """Wait for the replies that are due and close the connection."""
         exchange, self._exchange = self._exchange, None
@@ -226,6 +241,17 @@ class _Exchange(asyncio.Protocol):
         if self._is_doubted or not self.is_open:
             return False
         return bool(self._due) or self._loop.time() - self._heard_at < TRUSTED_SECONDS
+
+    def has_ended(self) -> bool:
+        """Whether Redis closed a connection that rests and the loop has not seen it yet.
+
+        What is sent then is lost, and whether it was executed cannot be known.
+        """
+        if self._due or self._transport is None or self._loop.time() - self._heard_at < RESTING_SECONDS:
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     async def prove(self) -> None:
         """Ask whether Redis is still there; until it answers nobody trusts the connection."""

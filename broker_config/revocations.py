@@ -55,13 +55,15 @@ class RevocationStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, c: Any) -> None:
         """Remember what was revoked while this worker was not there to hear it."""
         try:
-            found = c.app.backend.client.zrangebyscore(_key(c.app), time.time(), "+inf")
+            found = c.app.backend.client.zrangebyscore(
+                _key(c.app), time.time(), "+inf", start=0, num=MAX_REVOKED
+            )
         except (redis.RedisError, OSError) as exc:
             # The broadcast still works, and a call's deadline is checked anyway.
             logger.warning("revoked calls cannot be read: %s", exc)
             return
         for raw in found:
-            state.revoked.add(raw.decode())
+            state.revoked.add(raw.decode(errors="replace"))
 
 
 def _key(app: Celery) -> str:

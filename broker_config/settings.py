@@ -35,6 +35,7 @@ __all__ = [
     "SecuritySettings",
     "Settings",
     "StoreSettings",
+    "UploadSettings",
     "WorkerSettings",
     "known_variables",
 ]
@@ -145,7 +146,7 @@ class DatabaseSettings(_Group):
 
 
 class RetentionSettings(_Group):
-    """How long rows are kept after they ended; the sweep deletes older ones."""
+    """How long ended rows and uploaded files are kept; the sweep deletes older ones."""
 
     calls_days: float = Field(
         7, ge=1, description="Outcomes of calls, also of those set aside; repeated deliveries need them."
@@ -153,6 +154,11 @@ class RetentionSettings(_Group):
     rounds_days: float = Field(30, ge=1, description="Rounds of the LLM, with prompt sizes and code.")
     jobs_days: float = Field(30, ge=1, description="Background jobs and fired timers.")
     messages_days: float = Field(0, ge=0, description="Messages of chats; 0 keeps them for ever.")
+    uploads_days: float = Field(
+        30,
+        ge=0,
+        description="Files in the uploads of chats, after their last change; 0 keeps them for ever.",
+    )
 
 
 class PluginSettings(_Group):
@@ -210,6 +216,20 @@ class DownloadSettings(_Group):
     )
 
 
+class UploadSettings(_Group):
+    """What the uploads of one chat may hold (`/app/uploads`)."""
+
+    chat_bytes: int = Field(
+        1 << 30,
+        ge=1 << 20,
+        description="Bytes that the uploads of one chat may hold; a file counts by its size or its disk "
+        "blocks, whichever is more. What would exceed it is refused with an error to the plugin.",
+    )
+    chat_names: int = Field(
+        2_000, ge=10, description="Files and directories that the uploads of one chat may hold."
+    )
+
+
 class SandboxSettings(_Group):
     """How code of the LLM is isolated and limited."""
 
@@ -259,6 +279,9 @@ class SandboxSettings(_Group):
         100, ge=0, description="Calls over that number, unknown or too large, after which a run is ended."
     )
     max_calls_in_flight: int = Field(8, ge=1, description="Plugin calls of one run at the same time.")
+    guard_seconds: float = Field(
+        5, gt=0, description="How late a guard of a run (disk, memory, output, …) may be before the run ends."
+    )
     max_concurrent: int = Field(4, ge=1, description="Runs at the same time in one process.")
     warm_seconds: float = Field(
         60, ge=0, description="How long a prepared sandbox waits for its run; 0 prepares none."
@@ -468,6 +491,7 @@ class Settings(BaseSettings):
     plugins: PluginSettings = PluginSettings()
     store: StoreSettings = StoreSettings()
     downloads: DownloadSettings = DownloadSettings()
+    uploads: UploadSettings = UploadSettings()
     sandbox: SandboxSettings = SandboxSettings()
     llm: LLMSettings = LLMSettings()
     agent: AgentSettings = AgentSettings()
@@ -538,7 +562,7 @@ def _reject_unknown(environ: Mapping[str, str], env_file: Path | None) -> None:
     known = {variable for variable, _, _ in known_variables()}
     names = list(environ)
     if env_file is not None and env_file.is_file():
-        lines = env_file.read_text("utf-8").splitlines()
+        lines = env_file.read_text("utf-8").split("\n")
         names += [line.split("=", 1)[0].removeprefix("export ").strip() for line in lines if "=" in line]
     for name in names:
         upper = name.upper()

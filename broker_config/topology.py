@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
+from uuid import uuid4
 
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import ChannelError
@@ -132,17 +133,18 @@ def publish_round_requested(app: Celery, chat_key: str, *, producer: Any = None)
     queue = app.amqp.queues[Lane.ROUNDS.value]
     with app.producer_or_acquire(producer) as used:
         _bind_again(queue, used.channel)
-        result = app.send_task(
+        task_id = uuid4().hex
+        message = app.amqp.signed_task(task_id, DRAIN_TASK, [chat_key], queue=queue.name)
+        app.amqp.send_task_message(
+            used,
             DRAIN_TASK,
-            args=[chat_key],
+            message,
             exchange=AGENT_EVENTS.name,
             exchange_type=AGENT_EVENTS.type,
             routing_key=routing_key_for_chat(ROUND_REQUESTED, chat_key),
             declare=[],
-            producer=used,
-            ignore_result=True,
         )
-    return str(result.id)
+    return task_id
 
 
 def rounds_waiting(app: Celery, *, producer: Any = None) -> int:

@@ -19,8 +19,8 @@ off. Needs Redis 6.2.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
 from itertools import count
 from queue import Empty
 from time import monotonic
@@ -28,19 +28,25 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
 import redis
-from kombu import Connection
 from kombu.transport import redis as stock
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
 from broker_config import plain_json
-from broker_config.keys import DEAD_KEY, DEAD_LIMIT
+from broker_config.keys import DEAD_KEY, DEAD_LIMIT, MAX_REFUSED_BYTES, REFUSED_KEY, REFUSED_LIMIT
 
 if TYPE_CHECKING:
     from broker_config.handoff import Ending
 
-__all__ = ["DELIVERIES_HEADER", "ClaimChannel", "ClaimConnection", "ClaimTransport", "held_keys"]
+__all__ = [
+    "COMPRESSED_TYPE",
+    "DELIVERIES_HEADER",
+    "ClaimChannel",
+    "ClaimTransport",
+    "held_keys",
+    "uncompressed",
+]
 
 #: Header that counts how often a message was delivered and not acknowledged.
 DELIVERIES_HEADER: Final = "x-nekro-deliveries"
@@ -80,6 +86,9 @@ for q = 1, queues do
 end
 return taken
 """
+
+#: Content type given to what was compressed; nothing accepts it.
+COMPRESSED_TYPE: Final = "application/x-compressed"
 
 #: What means that the connection is gone, as opposed to kombu's list, which has KeyError in it.
 LOST: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
@@ -217,11 +226,21 @@ def deliveries(headers: Any) -> int:
     return count if isinstance(count, int) else 0
 
 
+def uncompressed(headers: Any) -> bool:
+    """Take from a message's headers that it is compressed; returns whether they said so.
+
+    We compress nothing, and kombu would unpack it to whatever size before anyone sees the message.
+    """
+    return isinstance(headers, dict) and headers.pop("compression", None) is not None
+
+
 class ClaimMessage(virtual.Message):  # type: ignore[misc]
     """A message whose body may have been read already."""
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **options: Any) -> None:
         decoded = payload.pop(_DECODED, None)
+        if uncompressed(payload.get("headers")):
+            payload["content-type"] = COMPRESSED_TYPE
         super().__init__(payload, channel=channel, **options)
         if decoded is not None and self.content_type == "application/json":
             self._decoded_cache = decoded
@@ -256,6 +275,12 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         """Put something unreadable on the dead list, in a pipeline of the caller's."""
         pipe.lpush(DEAD_KEY, raw)
         pipe.ltrim(f"{self.global_keyprefix}{DEAD_KEY}", 0, DEAD_LIMIT - 1)  # kombu prefixes no LTRIM
+
+    def bury_refused(self, raw: str, reason: str, pipe: Any) -> None:
+        """Put a message that may not run on the list of refused ones, in a pipeline of the caller's."""
+        kept = {"reason": reason, "bytes": len(raw), "message": raw[:MAX_REFUSED_BYTES]}
+        pipe.lpush(REFUSED_KEY, json.dumps(kept))
+        pipe.ltrim(f"{self.global_keyprefix}{REFUSED_KEY}", 0, REFUSED_LIMIT - 1)  # as above
 
     def close(self) -> None:
         """Close; a claim whose answer is under way is given back, a peek is dropped."""
@@ -330,6 +355,15 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         foreseen, self._foreseen = self._foreseen, None
         return foreseen[1] if foreseen is not None and foreseen[0] == raw else _readable(raw)
 
+    def _receive_one(self, c: Any) -> Any:
+        try:
+            return super()._receive_one(c)
+        except LOST:
+            raise
+        except Exception as exc:  # nested too deeply, no object, …: one broadcast must not end the worker
+            logger.error("a broadcast cannot be read (%s); dropped", type(exc).__name__)
+            return False  # kombu's Empty would leave those behind it unread until the next arrives
+
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues or monotonic() < self._resume_at:
@@ -386,7 +420,10 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             return
         try:
             message = self._read(raw)
-            message["properties"]["delivery_tag"] = tag
+            properties = message["properties"]
+            properties["delivery_tag"] = tag
+            # Where it came from is not for the message to say: its signature is for one queue.
+            properties["delivery_info"] = {"exchange": "", "routing_key": queue}
             self.claimed.add(tag)
             self._queue_cycle.rotate(queue)
             self.connection._deliver(message, queue)
@@ -416,28 +453,11 @@ def _readable(raw: bytes) -> dict[str, Any]:
     properties = message["properties"]
     if not isinstance(message["headers"], dict) or not isinstance(properties["delivery_info"], dict):
         raise TypeError("headers or delivery_info is no object")
-    if message["headers"].get("compression") is not None:
-        # We send none; kombu would unpack it to whatever size, before anyone sees the message.
-        raise ValueError("it is compressed")
     found: dict[str, Any] = message
     return found
 
 
 class ClaimTransport(stock.Transport):  # type: ignore[misc]
-    """The transport; kombu finds it through ``ClaimConnection``."""
+    """The transport; kombu finds it through ``broker_config.connection``."""
 
     Channel = ClaimChannel
-
-
-class ClaimConnection(Connection):  # type: ignore[misc]
-    """A connection that speaks to Redis through ``ClaimTransport`` when its options say so.
-
-    The broker's URL stays an ordinary one, which Flower and other readers understand.
-    """
-
-    def get_transport_cls(self) -> Callable[..., Any]:
-        """The class of the transport."""
-        found: Callable[..., Any] = super().get_transport_cls()
-        if found is stock.Transport and (self.transport_options or {}).get("atomic_claim"):
-            return ClaimTransport
-        return found

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from nekro_agent.errors import ServiceError, UsageError
+from nekro_agent.tools.private_files import make_directory, open_private, write_private
 
 __all__ = ["Ownership", "RunningSystem", "WorkerEntry", "read_running", "require_running"]
 
@@ -61,7 +62,7 @@ class Ownership:
 
     def __init__(self, data_dir: Path) -> None:
         self._run_dir = data_dir / "run"
-        self._run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(self._run_dir)
         self._owner_file: IO[str] | None = None
 
     def claim(self) -> bool:
@@ -85,9 +86,7 @@ class Ownership:
         running = RunningSystem(
             command=command, pid=os.getpid(), started_at=datetime.now(UTC).isoformat(), workers=workers
         )
-        draft = self._record_path.with_suffix(".tmp")
-        draft.write_text(json.dumps(asdict(running), indent=2) + "\n", "utf-8")
-        draft.replace(self._record_path)
+        write_private(self._record_path, json.dumps(asdict(running), indent=2) + "\n")
 
     def withdraw(self) -> None:
         """Take back ``publish``: new commands wait for the next owner instead of joining."""
@@ -149,7 +148,7 @@ class Ownership:
         return self._run_dir / "up.json"
 
     def _open(self, name: str) -> IO[str]:
-        return (self._run_dir / name).open("a", encoding="utf-8")
+        return open_private(self._run_dir / name, "a", encoding="utf-8")
 
 
 def read_running(data_dir: Path) -> RunningSystem | None:
@@ -157,7 +156,7 @@ def read_running(data_dir: Path) -> RunningSystem | None:
     path = data_dir / "run" / "up.json"
     try:
         values = json.loads(path.read_text("utf-8"))
-        with (path.parent / "owner.lock").open("a", encoding="utf-8") as file:
+        with open_private(path.parent / "owner.lock", "a", encoding="utf-8") as file:
             if _try_lock(file, fcntl.LOCK_SH):
                 return None
     except (OSError, ValueError):

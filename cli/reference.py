@@ -52,7 +52,7 @@ def pages() -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages, or compare them; 1 when one is stale."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is stale")
     arguments = parser.parse_args(argv)
     stale = [name for name, text in pages().items() if _read(_ROOT / name) != text]
@@ -154,7 +154,7 @@ def _group_title(group: str) -> tuple[str, str]:
     if not group:
         return "General", ""
     model = Settings.model_fields[group].annotation
-    return group, (model.__doc__ or "").strip().splitlines()[0]
+    return group, (model.__doc__ or "").strip().split("\n")[0]
 
 
 if __name__ == "__main__":

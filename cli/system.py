@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import IO, TYPE_CHECKING, Final
 
 from broker_config.embedded import EmbeddedRedis, resolve_settings
 from broker_config.settings import Settings
@@ -20,6 +20,7 @@ from cli.presence import require_broker
 from cli.process import START_SECONDS, ChildProcess, ChildSpec, worker_spec
 from nekro_agent.errors import ServiceError
 from nekro_agent.methods import Lane
+from nekro_agent.tools.private_files import make_directory, open_private
 
 if TYPE_CHECKING:
     from workers.composition import Services
@@ -183,7 +184,7 @@ async def start_workers(
 ) -> list[ChildProcess]:
     """Start workers whose output goes to ``<data_dir>/logs/<name>.log``; they are not ready yet."""
     logs = settings.data_dir / "logs"
-    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(logs)
     environment = environment_of(settings)
     started: list[ChildProcess] = []
     try:
@@ -270,7 +271,7 @@ class _LogFile:
     """Where a worker's lines go; begun anew with each start."""
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("w", encoding="utf-8", errors="backslashreplace")
+        self._file: IO[str] = open_private(path, "w", encoding="utf-8", errors="backslashreplace")
 
     def write(self, line: str) -> None:
         """Append a line; flushed, because people read logs of running workers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import stat
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.tools import safe_files
@@ -70,7 +71,7 @@ def copy_out(root: Path, relative: PurePosixPath, target: Path) -> None:
     safe_files.copy_out(root, relative, destination=target, max_bytes=_MAX_COPY_BYTES)
 
 
-def copy_in(root: Path, name: str | PurePosixPath, source: Path | bytes) -> None:
+def copy_in(root: Path, name: str | PurePosixPath, source: Path | bytes | BinaryIO) -> None:
     """Put a file into an area under ``name``, replacing whatever lies there in one step.
 
     Directories of ``name`` are made. A link at that name is replaced, never written through.
@@ -79,8 +80,8 @@ def copy_in(root: Path, name: str | PurePosixPath, source: Path | bytes) -> None
         InvalidValueError: a directory of ``name`` is a link.
         IsADirectoryError: a directory lies at that name.
     """
-    if isinstance(source, bytes):
+    if isinstance(source, Path):
+        with source.open("rb") as original:
+            safe_files.replace_file(root, name, original)
+    else:
         safe_files.replace_file(root, name, source)
-        return
-    with source.open("rb") as original:
-        safe_files.replace_file(root, name, original)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -11,8 +10,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError
 from pydantic_core import to_jsonable_python
 
+from nekro_agent import layout, runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.tools.private_files import write_private
 
 __all__ = ["ConfigBase", "ConfigFile", "ExtraField"]
 
@@ -60,20 +61,25 @@ class ConfigBase(BaseModel):
     # Plugins assign to the object that ``get_config`` returns.
     model_config = ConfigDict(extra="ignore")
 
+    #: Key of the plugin that mounted the class; "" for a class that is not mounted.
     _config_key: ClassVar[str] = ""
-    _config_file_path: ClassVar[Path | None] = None
 
     @classmethod
     def load_config(cls, file_path: Path | str | None = None) -> Self:
         """Read the file, create it with the defaults when missing, and add fields it lacks.
 
+        Args:
+            file_path: None means the plugin's own file, which is written only while a runtime is
+                bound: importing a plugin changes nothing on disk.
+
         Raises:
             InvalidValueError: the file is no YAML mapping or a value does not fit its field.
         """
         path = cls._path(file_path)
-        config = cls.load_from_path(path) if path.exists() else _build(cls, {}, path)
         known = _read_mapping(path) if path.exists() else {}
-        if any(name not in known for name in cls.model_fields):
+        config = _build(cls, known, path)
+        may_write = file_path is not None or runtime.is_bound()
+        if may_write and any(name not in known for name in cls.model_fields):
             config.dump_config(path)
         return config
 
@@ -89,15 +95,8 @@ class ConfigBase(BaseModel):
     def dump_config(self, file_path: Path | str | None = None) -> None:
         """Write the file in one step; other processes see the old or the new one, never a half."""
         path = type(self)._path(file_path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         values = to_jsonable_python(_revealed(self.model_dump()))
-        text = yaml.safe_dump(values, allow_unicode=True, sort_keys=False)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
-        try:
-            temporary.write_text(text, "utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_private(path, yaml.safe_dump(values, allow_unicode=True, sort_keys=False))
 
     @classmethod
     def get_field_title(cls, field_name: str) -> str:
@@ -117,10 +116,11 @@ class ConfigBase(BaseModel):
 
     @classmethod
     def _path(cls, file_path: Path | str | None) -> Path:
-        path = file_path or cls._config_file_path
-        if path is None:
+        if file_path:
+            return Path(file_path)
+        if not cls._config_key:
             raise InvalidValueError(f"{cls.__name__} has no file; mount it with @plugin.mount_config()")
-        return Path(path)
+        return layout.config_file(runtime.data_root(), cls._config_key)
 
 
 C = TypeVar("C", bound=ConfigBase)
@@ -131,16 +131,38 @@ class ConfigFile:
 
     The instance never changes its identity: a change made by another process is copied into it
     field by field, so plugin code that holds the object sees it.
+
+    The file is the one below the data root of the moment. When another runtime is bound, as in a
+    test, the instance takes the values of that runtime's file, or the defaults where it has none.
+    Nothing is written before :meth:`complete` or :meth:`save`.
     """
 
-    def __init__(self, cls: type[ConfigBase], path: Path) -> None:
+    def __init__(self, cls: type[ConfigBase], key: str) -> None:
+        """Read the file if there is one.
+
+        Raises:
+            InvalidValueError: the file is no YAML mapping or a value does not fit its field.
+        """
         self.cls = cls
-        self.path = path
-        self.instance = cls.load_config(path)
+        self._key = key
+        self._root = runtime.data_root()
         self._stamp = self._read_stamp()
+        self.instance = self._read()
+
+    @property
+    def path(self) -> Path:
+        """Where the file is, or would be."""
+        return layout.config_file(self._root, self._key)
 
     def refreshed(self) -> ConfigBase:
-        """Return the instance after taking over a newer file; a broken file changes nothing."""
+        """Return the instance after taking over a newer file; a broken file changes nothing.
+
+        Raises:
+            InvalidValueError: the data root is another one than before and its file is broken.
+        """
+        if runtime.data_root() != self._root:
+            self._move()
+            return self.instance
         stamp = self._read_stamp()
         if stamp is not None and stamp != self._stamp:
             self._stamp = stamp
@@ -150,12 +172,39 @@ class ConfigFile:
                 _log.error(f"{exc}; the configuration read before stays in force")
         return self.instance
 
+    def complete(self) -> None:
+        """Create the file, or add the fields that it lacks; values that it has stay as they are.
+
+        Raises:
+            InvalidValueError: as for the constructor.
+            OSError: the file cannot be written.
+        """
+        self.refreshed()
+        known = _read_mapping(self.path) if self.path.exists() else {}
+        if any(name not in known for name in self.cls.model_fields):
+            self.save(self.instance)
+
     def save(self, config: ConfigBase) -> None:
         """Take over ``config`` and write the file."""
+        self._root = runtime.data_root()
         if config is not self.instance:
             self._copy(config)
         self.instance.dump_config(self.path)
         self._stamp = self._read_stamp()
+
+    def _move(self) -> None:
+        """Go over to the file below the present data root."""
+        before, self._root = self._root, runtime.data_root()
+        try:
+            stamp = self._read_stamp()
+            self._copy(self._read())
+        except InvalidValueError:
+            self._root = before
+            raise
+        self._stamp = stamp
+
+    def _read(self) -> ConfigBase:
+        return _build(self.cls, _read_mapping(self.path) if self.path.exists() else {}, self.path)
 
     def _copy(self, source: ConfigBase) -> None:
         for name in self.cls.model_fields:

@@ -10,6 +10,7 @@
     │   ├── ArgumentError
     │   ├── ResultError
     │   ├── InvalidValueError
+    │   ├── UploadQuotaError
     │   ├── DownloadError
     │   │   └── DownloadRefusedError
     │   ├── PackageInstallError
@@ -45,6 +46,7 @@ plugins that catch the built-in types keep working.
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "SettingsError",
     "StorageError",
     "StorageUnavailableError",
+    "UploadQuotaError",
     "UsageError",
 ]
 
@@ -146,6 +149,42 @@ class InvalidValueError(PluginError, ValueError):
     code = "invalid_value"
 
 
+class UploadQuotaError(PluginError):
+    """A file does not fit into a chat's uploads; raised to the plugin by whatever stores it there.
+
+    Sizes are in bytes; ``used_…`` counts what is there besides a file that would be replaced.
+    """
+
+    code = "upload_quota"
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        size_bytes: int,
+        used_bytes: int,
+        limit_bytes: int,
+        used_names: int,
+        limit_names: int,
+    ) -> None:
+        self.name = name
+        self.size_bytes = size_bytes
+        self.used_bytes = used_bytes
+        self.limit_bytes = limit_bytes
+        self.used_names = used_names
+        self.limit_names = limit_names
+        super().__init__(
+            f"{name!r} ({size_bytes} bytes) does not fit into this chat's uploads: they hold {used_bytes} of "
+            f"{limit_bytes} bytes (NEKRO_UPLOADS__CHAT_BYTES) and {used_names} of {limit_names} names "
+            "(NEKRO_UPLOADS__CHAT_NAMES); raise the limit that is reached, or keep files for a shorter time "
+            "(NEKRO_RETENTION__UPLOADS_DAYS)"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by the data; Celery reports what does not pickle as its nearest base class."""
+        return functools.partial(UploadQuotaError, **vars(self)), ()
+
+
 class DownloadError(PluginError):
     """A download failed: the server refused, fell silent, or sent something else than promised."""
 
@@ -204,7 +243,10 @@ class CallCancelledError(PluginError):
 
 
 class OutcomeUnknownError(PluginError):
-    """A worker died inside an at-most-once call: its effect may or may not have happened."""
+    """A worker died inside an at-most-once call, or the broker or the database failed around it.
+
+    Its effect may or may not have happened.
+    """
 
     code = "outcome_unknown"
 

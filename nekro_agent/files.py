@@ -5,24 +5,31 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
 import mimetypes
-import tempfile
 import urllib.parse
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import BinaryIO
 
 from nekro_agent import layout, runtime, staging
 from nekro_agent.area_access import copy_in, copy_out, exists, refuse_links, safe_basename
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.tools import safe_files
+from nekro_agent.own_files import OwnFile, find_file, shown
 from nekro_agent.tools.download import fetch
 from nekro_agent.tools.path_convertor import PathLocation, convert_to_host_path, is_url_path, locate
+from nekro_agent.tools.task_groups import in_thread
+from nekro_agent.uploads import UploadArea
 
 __all__ = ["FileSystem"]
 
-_SHOWN_CHARS: Final = 200
+#: Why a file that a text names is refused.
+_WHOSE = (
+    "it is neither a file of this chat (/app/uploads, /app/shared) nor of this plugin's data directory, "
+    "nor did this call make it by tempfile"
+)
 
 
 class FileSystem:
@@ -95,6 +102,7 @@ class FileSystem:
             InvalidValueError: the file does not exist, the path or name is not acceptable, or a
                 ``str`` names a host file that does not belong to this plugin or chat.
             DownloadError: the URL could not be fetched.
+            UploadQuotaError: the chat's uploads have no room for it.
             TypeError: ``file`` is of another type.
         """
         await staging.settle()
@@ -122,6 +130,7 @@ class FileSystem:
         Raises:
             InvalidValueError: the file does not exist or belongs to somebody else.
             DownloadError: the URL could not be fetched.
+            UploadQuotaError: the chat's uploads have no room for it.
         """
         await staging.settle()
         name = safe_basename(file_name) if file_name else ""
@@ -133,34 +142,37 @@ class FileSystem:
             sandbox_path = self._as_sandbox_path(found.path)
         elif sandbox_path is None:
             raise InvalidValueError(
-                f"cannot send {_shown(file)}: it is no file of this chat (/app/uploads, /app/shared) "
-                "or of this plugin's data directory"
+                f"cannot send {shown(file)}: {_WHOSE}; "
+                "pass its content or a pathlib.Path to _ctx.fs.mixed_forward_file, and send what that returns"
             )
         target = name or safe_basename(Path(file).name)
         if sandbox_path is None and found is not None:
-            await asyncio.to_thread(_copy_found, self.upload_path, target, found)
+            await asyncio.to_thread(_upload, self.upload_path, target, found.open())
             return f"{layout.SANDBOX_UPLOADS}/{target}"
         path = self.get_file(sandbox_path or file)
         if not path.is_file():
-            raise InvalidValueError(f"cannot send {_shown(file)}: it is a directory, or nothing")
+            raise InvalidValueError(f"cannot send {shown(file)}: it is a directory, or nothing")
         if sandbox_path and sandbox_path.startswith(layout.SANDBOX_UPLOADS + "/"):
             return sandbox_path
-        await asyncio.to_thread(copy_in, self.upload_path, target, path)
+        await asyncio.to_thread(_upload, self.upload_path, target, path.open("rb"))
         return f"{layout.SANDBOX_UPLOADS}/{target}"
 
     async def _deliver_upload(self, content: bytes, name: str, *, suffix: str = "") -> str:
         target = name or hashlib.md5(content, usedforsecurity=False).hexdigest() + suffix
-        await asyncio.to_thread(copy_in, self.upload_path, target, content)
+        await asyncio.to_thread(UploadArea(self.upload_path).put, target, content)
         return f"{layout.SANDBOX_UPLOADS}/{target}"
 
     async def _download(self, url: str, name: str) -> str:
-        async with staging.call_scope():
-            part = staging.new_directory() / "download"
-            result = await fetch(url, part)
+        area = UploadArea(self.upload_path)
+        unnamed = area.new_download()
+        try:
+            result = await fetch(url, unnamed)
             if not name:
                 suffix = _suffix_of(url, result.content_type)
                 name = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest() + suffix
-            await asyncio.to_thread(copy_in, self.upload_path, name, part)
+            await in_thread(area.finish, unnamed, name)
+        finally:
+            unnamed.unlink(missing_ok=True)
         return f"{layout.SANDBOX_UPLOADS}/{name}"
 
     async def _forward_text_path(self, text: str, name: str) -> str:
@@ -171,7 +183,7 @@ class FileSystem:
         found = self._found(path)
         if found is None:
             raise InvalidValueError(
-                f"{_shown(text)} is neither a file of this chat nor of this plugin; "
+                f"cannot forward {shown(text)}: {_WHOSE}; "
                 "pass a pathlib.Path to forward another file of the host on purpose"
             )
         for inside in (path, found.path):
@@ -185,15 +197,50 @@ class FileSystem:
         mapped = self._as_sandbox_path(path)
         if mapped is not None and name in ("", PurePosixPath(mapped).name):
             return mapped
+        target = name or safe_basename(path.name)
+        found = None if mapped is not None else self._found(path)
+        if found is not None and found.directory == self.shared_path.resolve():
+            # By a link: what lies there may be exchanged at any moment.
+            await asyncio.to_thread(_copy_found, self.shared_path, target, found)
+            return f"{layout.SANDBOX_SHARED}/{target}"
         if mapped is not None:
             path = self.get_file(mapped)
-        elif self._is_foreign(path):
-            raise InvalidValueError(f"{path.name!r} belongs to another plugin, chat or to the system itself")
         if not path.is_file():
             raise InvalidValueError(f"{path.name!r} does not exist or is no regular file")
-        target = name or safe_basename(path.name)
+        if mapped is None and found is None and self._is_foreign(path):
+            raise InvalidValueError(f"{path.name!r} belongs to another plugin, chat or to the system itself")
         await asyncio.to_thread(copy_in, self.shared_path, target, path)
         return f"{layout.SANDBOX_SHARED}/{target}"
+
+    @contextlib.contextmanager
+    def open_named(self, text: str) -> Iterator[BinaryIO]:
+        """Open a file that a text names for reading: by a sandbox path, or a host path of this call.
+
+        Raises:
+            InvalidValueError: it is no file of this call.
+            FileNotFoundError: it has gone.
+        """
+        sandbox_path = self._existing_sandbox_path(text)
+        found = self._found(self.get_file(sandbox_path) if sandbox_path else Path(text))
+        if found is None:
+            raise InvalidValueError(f"cannot read {shown(text)}: {_WHOSE}; pass a pathlib.Path to read it")
+        with found.open() as file:
+            yield file
+
+    def require_target(self, text: str) -> None:
+        """Check that a text names a place where this call may write: in its areas or directories.
+
+        Raises:
+            InvalidValueError: it lies elsewhere.
+        """
+        parent = Path(text).absolute().parent.resolve()
+        own = [*self._own_directories(), *(path for path in staging.temporary_names() if path.is_dir())]
+        is_temporary_file = Path(text).absolute() in staging.temporary_names()
+        if not is_temporary_file and not any(parent.is_relative_to(each.resolve()) for each in own):
+            raise InvalidValueError(
+                f"cannot write to {shown(text)}: it lies in no directory of this chat or plugin; "
+                "pass a pathlib.Path to write elsewhere on purpose"
+            )
 
     def _existing_sandbox_path(self, text: str) -> str | None:
         try:
@@ -226,58 +273,29 @@ class FileSystem:
         return self.upload_path if location is PathLocation.UPLOADS else self.shared_path
 
     def _own_directories(self) -> list[Path]:
-        own = [self.upload_path, self.shared_path, layout.staging_dir(runtime.data_root())]
+        own = [self.upload_path, self.shared_path, *staging.own_directories()]
         if self._plugin_key:
             own.append(runtime.current().areas.plugin_dir(self._plugin_key))
-        return [directory.resolve() for directory in own]
+        return own
 
-    def _found(self, path: Path) -> _Found | None:
-        """Find the file that a path in a text, perhaps the LLM's, means; None when it is not this chat's."""
-        try:
-            if not path.is_file():
-                return None
-        except OSError:  # a text that is no path at all, longer than a name can be
-            return None
-        real = path.resolve()
-        temporary = Path(tempfile.gettempdir()).resolve()
-        allowed = self._own_directories()
-        if not runtime.data_root().resolve().is_relative_to(temporary):
-            allowed.append(temporary)
-        for directory in allowed:
-            if real.is_relative_to(directory):
-                return _Found(directory=directory, relative=PurePosixPath(real.relative_to(directory)))
-        return None
+    def _found(self, path: Path) -> OwnFile | None:
+        """Find the file that a path in a text, perhaps the LLM's, means; None when it is not this call's."""
+        return find_file(path, directories=self._own_directories(), temporary=staging.temporary_names())
 
     def _is_foreign(self, path: Path) -> bool:
-        """Whether a path lies below the data root but in nobody's area that this call may read."""
-        real = path.resolve()
-        if not real.is_relative_to(runtime.data_root().resolve()):
-            return False
-        return not any(real.is_relative_to(directory) for directory in self._own_directories())
+        """Whether a path lies below the data root, but in no area that this call may read."""
+        return path.resolve().is_relative_to(runtime.data_root().resolve())
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """A file below a directory that nobody but the host can exchange, by a path without links."""
-
-    directory: Path
-    relative: PurePosixPath
-
-    @property
-    def path(self) -> Path:
-        """Where it lies. Another file may lie there by the time that the path is opened."""
-        return self.directory / self.relative
+def _upload(area: Path, name: str, source: AbstractContextManager[BinaryIO]) -> None:
+    with source as file:
+        UploadArea(area).put(name, file)
 
 
-def _copy_found(area: Path, name: str, found: _Found) -> None:
+def _copy_found(area: Path, name: str, found: OwnFile) -> None:
     """Copy a file into an area, as long as no link leads to it."""
-    with safe_files.open_file(found.directory, found.relative) as file:
-        copy_in(area, name, Path(f"/proc/self/fd/{file.fileno()}"))
-
-
-def _shown(text: str) -> str:
-    """Quote a path for an error; what was meant as content may be long."""
-    return repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…")
+    with found.open() as file:
+        copy_in(area, name, file)
 
 
 def _is_data_url(text: str) -> bool:

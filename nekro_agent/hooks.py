@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from nekro_agent import runtime, staging
 from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.errors import InvalidValueError
 from nekro_agent.invoke import run_callable
 from nekro_agent.left_tasks import watched_tasks
 from nekro_agent.plugin import NekroPlugin
@@ -94,6 +95,7 @@ class PluginHost:
         staging.sweep(runtime.data_root())
         failures: list[HookFailure] = []
         for plugin in self.plugins:
+            await _complete_config(plugin)
             if plugin.is_enabled and plugin.key not in skip:
                 failures += await self.start_plugin(plugin)
         return failures
@@ -220,7 +222,8 @@ class PluginHost:
         plugin: NekroPlugin, hook: str, func: Callable[..., Any], args: tuple[Any, ...], seconds: float
     ) -> tuple[Any, HookFailure | None]:
         try:
-            async with staging.call_scope(), asyncio.timeout(seconds):
+            files = next((argument.fs for argument in args if isinstance(argument, AgentCtx)), None)
+            async with staging.call_scope(files), asyncio.timeout(seconds):
                 return await run_callable(func, *args), None
         except TimeoutError as exc:
             error = str(exc) or f"did not end within {seconds:g} s"
@@ -235,6 +238,16 @@ class PluginHost:
             error = f"{type(exc).__name__}: {exc}".rstrip(": ")
             _log.opt(exception=exc).error(f"{plugin.key}: {hook} hook failed: {error}")
         return None, HookFailure(plugin_key=plugin.key, hook=hook, error=error)
+
+
+async def _complete_config(plugin: NekroPlugin) -> None:
+    """Write the fields that the plugin's configuration file lacks, for its operator to find."""
+    if plugin.config_file is None:
+        return
+    try:
+        await asyncio.to_thread(plugin.config_file.complete)
+    except (OSError, InvalidValueError) as exc:  # the values that were read before stay in force
+        _log.error(f"{plugin.key}: the configuration file cannot be completed: {exc}")
 
 
 def _signal(answer: Any) -> MsgSignal | None:

@@ -61,7 +61,7 @@ async def call_method(
     """
     callee = _callee(method.func)
     args, kwargs = _fitted(callee, ctx, args, kwargs)
-    async with staging.call_scope():
+    async with staging.call_scope(ctx.fs):
         result = await _run(method.func, callee.is_coroutine_function, args, kwargs)
     return _outcome(method, result)
 

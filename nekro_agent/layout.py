@@ -6,6 +6,7 @@
 ├── uploads/<id>/                /app/uploads in the chat's sandboxes, read-only there
 ├── sandboxes/<container key>/   /app/shared in the sandbox
 ├── packages/                    what ``dynamic_import_pkg`` installed
+├── locks/                       locks of writers of uploads
 └── staging/                     private copies that live as long as one call
 
 Both names are random-looking ids that SQL maps to chats (``upload_areas``, ``chats``): what
@@ -23,22 +24,29 @@ from typing import Final
 from nekro_agent.errors import InvalidValueError
 
 __all__ = [
+    "PASSABLE",
     "SANDBOX_ROOT",
     "SANDBOX_SHARED",
     "SANDBOX_UPLOADS",
     "config_file",
     "default_container_key",
     "encode_key",
+    "locks_dir",
     "packages_dir",
     "plugin_dir",
     "shared_dir",
     "staging_dir",
     "uploads_dir",
+    "uploads_root",
 ]
 
 SANDBOX_ROOT: Final = "/app"
 SANDBOX_UPLOADS: Final = "/app/uploads"
 SANDBOX_SHARED: Final = "/app/shared"
+
+#: Directories of the data root that sandboxed code passes through where it runs as a host user of its
+#: own without a mount namespace.
+PASSABLE: Final = frozenset({"uploads", "sandboxes", "layers"})
 
 #: Longest name that a key becomes; file systems end at 255 bytes.
 _MAX_NAME_BYTES: Final = 200
@@ -88,7 +96,17 @@ def config_file(root: Path, plugin_key: str) -> Path:
 
 def uploads_dir(root: Path, chat_key: str) -> Path:
     """Host side of ``/app/uploads`` where no database names it."""
-    return root / "uploads" / encode_key(chat_key)
+    return uploads_root(root) / encode_key(chat_key)
+
+
+def uploads_root(root: Path) -> Path:
+    """Directory that holds the uploads of all chats, a directory each."""
+    return root / "uploads"
+
+
+def locks_dir(root: Path) -> Path:
+    """Directory of lock files of the processes of a data root."""
+    return root / "locks"
 
 
 def shared_dir(root: Path, container_key: str) -> Path:

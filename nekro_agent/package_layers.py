@@ -40,6 +40,7 @@ from packaging.version import InvalidVersion, Version
 
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, PackageInstallError
+from nekro_agent.tools.private_files import make_directory, open_private, write_private
 
 __all__ = ["Layer", "LayerStore", "PipOptions", "base_version", "satisfies", "top_level_names"]
 
@@ -117,7 +118,7 @@ class LayerStore:
             PackageInstallError: pip failed, or the time is over.
         """
         deadline = time.monotonic() + options.timeout_seconds
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_directory(self._root)
         with self._locked(deadline, requirement):
             found = self.find(requirement)
             if found is not None:
@@ -159,7 +160,7 @@ class LayerStore:
             "site": str(site.relative_to(part)),
             "distributions": {key: dist.version for key, dist in sorted(found.items())},
         }
-        (part / _MANIFEST).write_text(json.dumps(content, indent=1), "utf-8")
+        write_private(part / _MANIFEST, json.dumps(content, indent=1))
         final = self._root / f"{name}-{version}-{secrets.token_hex(4)}"
         part.rename(final)
         _log.success(f"{name} {version} installed for plugins")
@@ -172,7 +173,7 @@ class LayerStore:
 
     @contextlib.contextmanager
     def _locked(self, deadline: float, requirement: Requirement) -> Iterator[None]:
-        with (self._root / ".lock").open("a") as lock:
+        with open_private(self._root / ".lock", "a") as lock:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -255,6 +256,7 @@ def _run_pip(requirement: Requirement, prefix: Path, options: PipOptions, deadli
             errors="replace",
             env=environment,
             start_new_session=True,
+            umask=0o077,
         ) as process:
             try:
                 output, _ = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
@@ -285,7 +287,7 @@ def _index_arguments(options: PipOptions) -> list[str]:
 
 def _failure(output: str) -> str:
     """Return pip's own error lines, without credentials of index URLs."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.split("\n") if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
     return _CREDENTIALS.sub("***@", " ".join(errors or lines[-3:]))[:1000]
 

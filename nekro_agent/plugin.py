@@ -14,6 +14,7 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.mounts import PluginMounts, long_running, repeatable
 from nekro_agent.store import PluginStore
+from nekro_agent.tools.private_files import make_directory
 
 if TYPE_CHECKING:
     from loguru import Logger
@@ -119,18 +120,17 @@ class NekroPlugin(PluginMounts):
         """Return this plugin's own directory, ``<data root>/plugins/<key>``; it exists."""
         if runtime.is_bound():
             return runtime.current().areas.plugin_dir(self.key)
-        directory = layout.plugin_dir(runtime.data_root(), self.key)
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory
+        return make_directory(layout.plugin_dir(runtime.data_root(), self.key))
 
     def get_plugin_path(self) -> Path:
         """Return the same directory as :meth:`get_plugin_data_dir`, under its older name."""
         return self.get_plugin_data_dir()
 
     def mount_config(self) -> Callable[[Config], Config]:
-        """Register the configuration class and load, or create, its file at once.
+        """Register the configuration class and read its file, if there is one.
 
-        The file is ``<data root>/configs/<key>.yaml``.
+        The file is ``<data root>/configs/<key>.yaml``. It is written when a worker starts the
+        plugin, with the defaults of every field it lacks; importing the plugin writes nothing.
 
         Raises:
             TypeError: the class does not derive from ``ConfigBase``.
@@ -140,12 +140,16 @@ class NekroPlugin(PluginMounts):
         def decorate(cls: Config) -> Config:
             if not (isinstance(cls, type) and issubclass(cls, ConfigBase)):
                 raise TypeError(f"{self.key}: mount_config needs a class that derives from ConfigBase")
-            path = layout.config_file(runtime.data_root(), self.key)
-            cls._config_key, cls._config_file_path = self.key, path
-            self._config = ConfigFile(cls, path)
+            self._config = ConfigFile(cls, self.key)
+            cls._config_key = self.key
             return cls
 
         return decorate
+
+    @property
+    def config_file(self) -> ConfigFile | None:
+        """The mounted configuration with its file; None without one. For the host."""
+        return self._config
 
     @overload
     def get_config(self) -> ConfigBase: ...

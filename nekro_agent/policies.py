@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["CoreConfig", "DownloadPolicy", "ModelConfigGroup", "PackagePolicy", "StorePolicy"]
+__all__ = ["CoreConfig", "DownloadPolicy", "ModelConfigGroup", "PackagePolicy", "StorePolicy", "UploadPolicy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,15 @@ class DownloadPolicy:
     retry_seconds: float = 0.5
     #: How long an unfinished file waits for somebody who goes on with it.
     keep_partial_seconds: float = 3 * 86_400
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadPolicy:
+    """What the uploads of one chat may hold."""
+
+    chat_bytes: int = 1 << 30
+    #: Files and directories.
+    chat_names: int = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from nekro_agent.errors import RuntimeNotBoundError
-from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy
+from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy, UploadPolicy
 from nekro_agent.ports import (
     CronJobs,
     Downloads,
@@ -63,6 +63,7 @@ class Runtime:
     store_policy: StorePolicy = field(default_factory=StorePolicy)
     downloads: DownloadPolicy = field(default_factory=DownloadPolicy)
     packages: PackagePolicy = field(default_factory=PackagePolicy)
+    uploads: UploadPolicy = field(default_factory=UploadPolicy)
     #: What plugins read as ``core.config``.
     core: CoreConfig = field(default_factory=CoreConfig)
 

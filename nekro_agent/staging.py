@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,20 +23,39 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias
 
 from nekro_agent import layout, runtime
 from nekro_agent.area_access import copy_in, copy_out
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.tools import safe_files
+from nekro_agent.tools.private_files import make_directory
 
-__all__ = ["call_scope", "new_directory", "place_of", "private_path", "settle", "sweep"]
+if TYPE_CHECKING:
+    from nekro_agent.files import FileSystem
+
+__all__ = [
+    "call_scope",
+    "files_of_call",
+    "new_directory",
+    "opened",
+    "own_directories",
+    "place_of",
+    "private_path",
+    "settle",
+    "sweep",
+    "temporary_names",
+]
 
 _log = get_sub_logger("files")
 
 #: Names in a private directory beyond which nothing is carried over.
 _MAX_FILES: Final = 10_000
+
+#: Names of temporary files that a call may send or forward, at a time.
+_MAX_TEMPORARY: Final = 1_000
+_TEMPFILE_EVENTS: Final = frozenset({"tempfile.mkstemp", "tempfile.mkdtemp"})
 
 #: Inode, size and time of change: what differs after a write.
 _State: TypeAlias = tuple[int, int, int]
@@ -99,14 +120,18 @@ class _Scope:
     """What one call, hook, command or job has staged; ``async with`` it."""
 
     # No generator: thousands of calls may wait inside.
-    __slots__ = ("_token", "directories", "is_open", "mirrors")
+    __slots__ = ("_token", "directories", "files", "is_open", "mirrors", "temporary")
 
-    def __init__(self) -> None:
+    def __init__(self, files: FileSystem | None) -> None:
+        self.files = files
         self.directories: list[Path] = []
+        #: Names that ``tempfile`` made for this call, newest last.
+        self.temporary: dict[str, None] = {}
         self.mirrors: dict[tuple[Path, PurePosixPath], _Mirror] = {}
         self.is_open = True
 
     async def __aenter__(self) -> None:
+        _listen_to_tempfile()
         self._token = _scope.set(self)
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -130,6 +155,12 @@ class _Scope:
         except InvalidValueError as exc:  # the failure itself is the answer
             _log.warning(str(exc))
 
+    def note_temporary(self, name: str | bytes) -> None:
+        """Remember a name that ``tempfile`` made; of very many only the newest."""
+        self.temporary[os.path.abspath(os.fsdecode(name))] = None
+        while len(self.temporary) > _MAX_TEMPORARY:
+            del self.temporary[next(iter(self.temporary))]
+
     def _settle_all(self) -> None:
         for mirror in list(self.mirrors.values()):
             mirror.settle()
@@ -145,24 +176,63 @@ _scope: ContextVar[_Scope | None] = ContextVar("nekro_staging", default=None)
 
 def new_directory() -> Path:
     """Create a private directory; the surrounding :func:`call_scope`, if any, removes it."""
-    base = layout.staging_dir(runtime.data_root())
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(dir=base))
+    directory = Path(tempfile.mkdtemp(dir=make_directory(layout.staging_dir(runtime.data_root()))))
     scope = _current()
     if scope is not None:
         scope.directories.append(directory)
     return directory
 
 
-def call_scope() -> AbstractAsyncContextManager[None]:
+def call_scope(files: FileSystem | None = None) -> AbstractAsyncContextManager[None]:
     """Stage for plugin code in the block; at its end carry over what was written, and clean up.
 
     Nothing is carried over when the block was cancelled: files may be half written.
 
+    Args:
+        files: those of the chat and plugin that are served; None where no single one is.
+
     Raises:
         InvalidValueError: a file could not be carried over, because something stands in its way.
     """
-    return _Scope()
+    return _Scope(files)
+
+
+def files_of_call() -> FileSystem | None:
+    """Return the files of the call that this code belongs to; None outside calls of a chat."""
+    scope = _scope.get()
+    return None if scope is None else scope.files
+
+
+@contextlib.contextmanager
+def opened(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a host file for reading; in a call, a text names files of the call only.
+
+    Raises:
+        InvalidValueError: a text names a file that is not the call's.
+        OSError: it cannot be opened.
+    """
+    files = files_of_call()
+    if isinstance(path, str) and files is not None:
+        with files.open_named(path) as file:
+            yield file
+    else:
+        with Path(path).open("rb") as file:
+            yield file
+
+
+def own_directories() -> list[Path]:
+    """Return the private directories of the surrounding call."""
+    scope = _scope.get()
+    return [] if scope is None else list(scope.directories)
+
+
+def temporary_names() -> list[Path]:
+    """Return the files and directories that the surrounding call made by ``tempfile``.
+
+    Also for tasks that the call has left running, and for what has been removed since.
+    """
+    scope = _scope.get()
+    return [] if scope is None else [Path(name) for name in reversed(scope.temporary)]
 
 
 async def settle() -> None:
@@ -210,6 +280,20 @@ def sweep(root: Path, *, older_than_seconds: float = 24 * 3600) -> int:
     for entry in stale:
         shutil.rmtree(entry, ignore_errors=True)
     return len(stale)
+
+
+@functools.cache
+def _listen_to_tempfile() -> None:
+    """Note the names that ``tempfile`` makes, for the call whose context asks. There is no way back."""
+    sys.addaudithook(_on_audit_event)
+
+
+def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
+    # Runs for every audited action of the process, in any thread; the first line is all of it nearly always.
+    if event in _TEMPFILE_EVENTS:
+        scope = _scope.get()
+        if scope is not None:
+            scope.note_temporary(arguments[0])
 
 
 def _current() -> _Scope | None:

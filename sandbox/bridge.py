@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from loguru import logger
+
 from broker_config.deadlines import Limits
 from broker_config.wire import new_id
 from nekro_agent.errors import SandboxProtocolError
 from sandbox.frames import Frame, FrameKind, FrameReader, encode_frame
+from sandbox.guards import Guard
 from sandbox.models import (
     ARGUMENT_ERROR,
     Dispatch,
@@ -91,7 +94,12 @@ class Bridge:
         methods: Mapping[str, StubMethod],
         dispatch: Dispatch,
         limits: BridgeLimits,
+        unread: Guard,
     ) -> None:
+        """
+        Args:
+            unread: owes a sign while an answer waits to be read.
+        """
         allowed = {
             FrameKind.CALL: limits.argument_bytes + _TOKEN_BYTES + 1,
             FrameKind.EXIT: _EXIT_BYTES,
@@ -101,6 +109,7 @@ class Bridge:
         self._methods = methods
         self._dispatch = dispatch
         self._limits = limits
+        self._unread = unread
         self._waits = Limits()
         self._slots = asyncio.Semaphore(limits.max_calls_in_flight)
         self._write_lock = asyncio.Lock()
@@ -162,9 +171,8 @@ class Bridge:
             self._end(BridgeOutcome(exit=self._exit))
         except SandboxProtocolError as exc:
             self._end(BridgeOutcome(stop=StopType.SECURITY, error=str(exc)))
-        except Exception as exc:
-            # Whatever went wrong here, the run must end: nobody else reads this task.
-            self._end(BridgeOutcome(error=f"the bridge failed: {type(exc).__name__}: {exc}"))
+        except Exception as exc:  # whatever it was, the run must end
+            self._fail(exc)
 
     async def _refuse_early_frames(self) -> None:
         """Check that a waiting sandbox kept silent; a read that has to wait takes nothing."""
@@ -179,6 +187,12 @@ class Bridge:
     def _end(self, outcome: BridgeOutcome) -> None:
         if not self._ended.done():
             self._ended.set_result(outcome)
+
+    def _fail(self, exc: Exception) -> None:
+        logger.opt(exception=exc).error("sandbox.bridge_failed")
+        # The class alone: the message may name paths of the host.
+        words = f"the run was ended because its bridge failed ({type(exc).__name__})"
+        self._end(BridgeOutcome(limit=Limit.GUARD, error=words))
 
     async def _take(self, frame: Frame) -> None:
         if self._ended.done():
@@ -214,17 +228,10 @@ class Bridge:
 
     async def _serve(self, call_id: int, token: str, arguments: bytes) -> None:
         try:
-            result = await self._answer(token, arguments)
-            await self._reply(call_id, result)
-        except (ConnectionError, RuntimeError):
+            await self._reply(call_id, await self._answer_or_cancelled(token, arguments))
+        except ConnectionError:
             # The socket is closed: the reading side is about to say so.
             pass
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Not the run was cancelled but the call, by somebody else: its caller must hear of it.
-            await self._reply(call_id, _refused("CallCancelledError", "the call was cancelled"))
         except TimeoutError:
             self._end(
                 BridgeOutcome(
@@ -232,6 +239,18 @@ class Bridge:
                     error=f"the sandbox did not read an answer for {self._limits.unread_seconds:g} s",
                 )
             )
+        except Exception as exc:  # nobody awaits this task
+            self._fail(exc)
+
+    async def _answer_or_cancelled(self, token: str, arguments: bytes) -> StubResult:
+        try:
+            return await self._answer(token, arguments)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not the run was cancelled but the call, by its plugin: the caller gets an error.
+            return _refused("CallCancelledError", "the call was cancelled")
 
     async def _answer(self, token: str, arguments: bytes) -> StubResult:
         if self.calls > self._limits.max_calls:
@@ -282,7 +301,7 @@ class Bridge:
     async def _reply(self, call_id: int, result: StubResult) -> None:
         if isinstance(result, Stopped):
             # Written at once, ahead of whoever waits to send: no later line may run meanwhile.
-            self._writer.write(encode_frame(FrameKind.STOP))
+            self._write(encode_frame(FrameKind.STOP))
             self._end(BridgeOutcome(stop=result.stop))
         elif isinstance(result, Returned):
             await self._send(FrameKind.RETURN, result.value, call_id=call_id)
@@ -291,10 +310,17 @@ class Bridge:
 
     async def _send(self, kind: FrameKind, payload: bytes, *, call_id: int = 0) -> None:
         async with self._write_lock:
-            self._writer.write(encode_frame(kind, payload, call_id=call_id))
+            self._write(encode_frame(kind, payload, call_id=call_id))
             if self._writer.transport.get_write_buffer_size():  # the kernel did not take all of it
+                self._unread.begin()
                 with self._waits.of(self._limits.unread_seconds):
                     await self._writer.drain()
+                self._unread.done()
+
+    def _write(self, data: bytes) -> None:
+        if self._writer.is_closing():  # event loops differ in what writing to it raises
+            raise ConnectionResetError("the sandbox closed the socket")
+        self._writer.write(data)
 
 
 def _refused(error_type: str, message: str) -> Raised:

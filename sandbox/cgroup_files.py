@@ -5,7 +5,6 @@ Source: cgroups(7), proc_pid_mountinfo(5), Documentation/admin-guide/cgroup-v2.r
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -13,15 +12,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from sandbox import proc_files
+
 __all__ = [
     "counter",
     "group_mounts",
     "kill_all",
-    "memberships",
     "number",
     "own_directory",
     "pids_in",
     "set_and_verify",
+    "words",
     "write",
 ]
 
@@ -30,27 +31,13 @@ _KILL_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.002
 
 
-def memberships(text: str) -> dict[str, str]:
-    """Map controller (``""`` for version 2) to this process's group path."""
-    paths: dict[str, str] = {}
-    for line in text.split("\n"):
-        if line:
-            _, controllers, path = line.split(":", 2)
-            paths.update(dict.fromkeys(controllers.split(","), path))
-    return paths
-
-
-def group_mounts(text: str) -> dict[str, tuple[Path, str]]:
+def group_mounts(data: bytes) -> dict[str, tuple[Path, str]]:
     """Map controller (``""`` for version 2) to (mount point, root of the mount within its hierarchy)."""
     mounts: dict[str, tuple[Path, str]] = {}
-    for line in text.split("\n"):
-        before, _, after = line.partition(" - ")
-        if not after:
-            continue
-        root, point = before.split(" ")[3:5]
-        kind, _, options = after.split(" ")[:3]
-        names = [""] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
-        mounts.update({name: (Path(point), root) for name in names})
+    for mount in proc_files.mounts(data):
+        names = {"cgroup2": ("",), "cgroup": mount.options}.get(mount.kind, ())
+        at = Path(os.fsdecode(mount.point)), os.fsdecode(mount.root)
+        mounts.update(dict.fromkeys(names, at))
     return mounts
 
 
@@ -94,29 +81,30 @@ def write(path: Path, value: int | str) -> None:
 
 
 def number(path: Path) -> int:
-    """Read one number; 0 when it cannot be read."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0
+    """Read one number; OSError when it cannot be read."""
+    return proc_files.number(proc_files.read(path))
+
+
+def words(path: Path) -> list[str]:
+    """Read the words of a file; OSError when it cannot be read."""
+    return [word.decode("ascii") for word in proc_files.words(proc_files.read(path))]
 
 
 def counter(path: Path, name: str) -> int:
-    """Read one line of a ``name value`` file; 0 when it cannot be read."""
-    with contextlib.suppress(OSError):
-        for line in path.read_text().split("\n"):
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    return 0
+    """Read one line of a ``name value`` file; 0 when it cannot be read: kernels differ in what they count."""
+    try:
+        return proc_files.counter(proc_files.read(path), name.encode())
+    except OSError:
+        return 0
 
 
 def pids_in(path: Path) -> list[int]:
-    """Return the process ids that a ``cgroup.procs`` lists; none when the group is gone."""
-    try:
-        return [int(word) for word in path.read_text().split()]
-    except OSError:
-        return []
+    """Return the process ids that a ``cgroup.procs`` lists.
+
+    Raises:
+        OSError: it cannot be read. No process is what an ended sandbox has, so the caller must know.
+    """
+    return [int(word) for word in words(path)]
 
 
 def kill_all(members: Callable[[], list[int]]) -> bool:
@@ -126,7 +114,7 @@ def kill_all(members: Callable[[], list[int]]) -> bool:
     is not hit: a process is killed by descriptor, after it was listed once more.
     """
     deadline = time.monotonic() + _KILL_SECONDS
-    while listed := members():
+    while listed := _listed(members):
         for pid in listed:
             _kill_member(pid, members)
         if time.monotonic() > deadline:
@@ -135,13 +123,20 @@ def kill_all(members: Callable[[], list[int]]) -> bool:
     return True
 
 
+def _listed(members: Callable[[], list[int]]) -> list[int]:
+    try:
+        return members()
+    except OSError:  # the group is gone
+        return []
+
+
 def _kill_member(pid: int, members: Callable[[], list[int]]) -> None:
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:  # it has ended
         return
     try:
-        if pid in members():
+        if pid in _listed(members):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     except ProcessLookupError:
         pass

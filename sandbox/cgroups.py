@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Final
 
 from broker_config.settings import SandboxSettings
+from sandbox import proc_files
 from sandbox.cgroup_files import (
     counter,
     group_mounts,
     kill_all,
-    memberships,
     number,
     own_directory,
     pids_in,
     set_and_verify,
+    words,
     write,
 )
 from sandbox.drivers.base import Check, Usage
@@ -71,6 +72,13 @@ class Group(ABC):
     @abstractmethod
     def processes(self) -> list[int]:
         """Return the host ids of the group's processes."""
+
+    def is_populated(self) -> bool:
+        """Whether it has processes; False when it is gone."""
+        try:
+            return bool(self.processes())
+        except OSError:
+            return False
 
     @abstractmethod
     def kill(self) -> bool:
@@ -286,8 +294,8 @@ def find_cgroups(
     Returns:
         The groups, None when there are none, and the line for ``nekro doctor``.
     """
-    mounts = group_mounts((proc / "mountinfo").read_text())
-    own = memberships((proc / "cgroup").read_text())
+    mounts = group_mounts(proc_files.read(proc / "mountinfo"))
+    own = proc_files.memberships(proc_files.read(proc / "cgroup"))
     reasons = []
     for attempt in (_try_v2, _try_v1):
         try:
@@ -312,10 +320,10 @@ def _try_v2(
 ) -> Cgroups:
     here = own_directory("", mounts, own)
     parent = here.parent if here.name == _SERVICE_LEAF else here
-    missing = set(_NEEDED) - set((parent / "cgroup.controllers").read_text().split())
+    missing = set(_NEEDED) - set(words(parent / "cgroup.controllers"))
     if missing:
         raise LookupError(f"cgroup v2 has no {' and no '.join(sorted(missing))} controller here")
-    enabled = set((parent / "cgroup.subtree_control").read_text().split())
+    enabled = set(words(parent / "cgroup.subtree_control"))
     if not set(_NEEDED) <= enabled:
         _enable_controllers(parent)
     knobs = (
@@ -338,7 +346,7 @@ def _enable_controllers(parent: Path) -> None:
     for pid in pids_in(parent / "cgroup.procs"):
         with contextlib.suppress(ProcessLookupError):
             write(leaf / "cgroup.procs", pid)
-    available = (parent / "cgroup.controllers").read_text().split()
+    available = words(parent / "cgroup.controllers")
     wanted = [name for name in (*_NEEDED, "cpu") if name in available]
     write(parent / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
 

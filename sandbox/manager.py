@@ -25,15 +25,18 @@ from sandbox.area_images import drop_idle, is_bounded, mount_and_hold
 from sandbox.drivers.base import Sandbox, SandboxDriver, SandboxSpec
 from sandbox.drivers.homes import sweep_homes
 from sandbox.drivers.selection import build_driver, choose_driver
-from sandbox.models import Dispatch, Raised, RunRequest, RunResult, StubCall, StubResult
+from sandbox.guards import Guards
+from sandbox.models import Dispatch, Limit, Raised, RunRequest, RunResult, StubCall, StubResult
 from sandbox.orphans import end_orphans
 from sandbox.ownership import prepare_directories
 from sandbox.packages.builder import builder_settings
 from sandbox.packages.service import IMPORTER, PackageService
 from sandbox.pool import WarmPool
+from sandbox.quota import Quota
 from sandbox.run import SandboxRun
 from sandbox.shared_area import Hold, SharedCleaner
 from sandbox.users import UserHold, hold_user
+from sandbox.watchdog import watch
 
 __all__ = ["SandboxManager"]
 
@@ -45,6 +48,8 @@ _CODE_BYTES: Final = 1 << 20
 _CLOSE_SECONDS: Final = 10
 #: How long the end of a sandbox waits, so that it does not hold up whoever goes on with its run's result.
 _RESULT_LEAVES_SECONDS: Final = 0.02
+#: Time between two looks at a sandbox that waits for its code.
+_WAITING_LOOK_SECONDS: Final = 1.0
 
 
 class SandboxManager:
@@ -116,7 +121,7 @@ class SandboxManager:
         stops the waiting, not the start; what nobody takes is closed when it is too old.
         """
         key = (chat_key, container_key)
-        self._pool.prepare(key, lambda: self._start(chat_key=chat_key, container_key=container_key))
+        self._pool.prepare(key, lambda: self._start_waiting(chat_key=chat_key, container_key=container_key))
         await self._pool.ready(key)
 
     async def run(self, request: RunRequest) -> RunResult:
@@ -198,10 +203,40 @@ class SandboxManager:
     async def _sandbox_for(self, request: RunRequest) -> tuple[Sandbox, bool]:
         waiting = await self._pool.take((request.chat_key, request.container_key))
         if waiting is not None:
+            for action in waiting.on_take:
+                action()
             if waiting.spec.layers == self._layers(request.container_key):
                 return waiting, True
             await waiting.close()  # a package came since it was started
         return await self._start(chat_key=request.chat_key, container_key=request.container_key), False
+
+    async def _start_waiting(self, *, chat_key: str, container_key: str) -> Sandbox:
+        """Start a sandbox that is guarded while it waits: what it preloads may be a chat's own package."""
+        sandbox = await self._start(chat_key=chat_key, container_key=container_key)
+        try:
+            await self._guard_waiting(sandbox)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    async def _guard_waiting(self, sandbox: Sandbox) -> None:
+        quota = None
+        if not sandbox.spec.shared_bounded:
+            quota = await asyncio.to_thread(Quota.at_start, sandbox.spec.shared_dir, self._settings)
+
+        def end(limit: Limit, error: str | None) -> None:
+            logger.warning("sandbox.waiting_ended limit={} error={}", limit, error)
+            sandbox.kill()
+
+        guards = Guards(
+            alive=lambda: sandbox.alive,
+            end=end,
+            bound_seconds=self._settings.guard_seconds + _WAITING_LOOK_SECONDS,
+        )
+        sandbox.on_take.append(guards.stop)
+        sandbox.on_close.append(guards.stop)
+        watch(guards, sandbox, quota, self._settings, every_seconds=_WAITING_LOOK_SECONDS)
 
     async def _start(self, *, chat_key: str, container_key: str) -> Sandbox:
         with contextlib.ExitStack() as holds:
@@ -248,11 +283,13 @@ def _sweep_leftovers() -> None:
 
 
 async def _close_later(rest: contextlib.AsyncExitStack) -> None:
-    await asyncio.sleep(_RESULT_LEAVES_SECONDS)
     try:
-        await rest.aclose()
-    except Exception:  # nobody waits for this task
-        logger.exception("sandbox.not_cleared_up")
+        await asyncio.sleep(_RESULT_LEAVES_SECONDS)
+    finally:  # also when this task is cancelled: the sandbox is not left behind
+        try:
+            await rest.aclose()
+        except Exception:  # nothing awaits this task
+            logger.exception("sandbox.not_cleared_up")
 
 
 async def _uncancelled(work: Awaitable[_Result]) -> _Result:

@@ -75,6 +75,8 @@ class Limit(StrEnum):
     UNREAD = "unread"
     #: Calls that were refused: too many, of unknown methods, with too large arguments.
     CALLS = "calls"
+    #: None was broken: a guard failed, stalled or could not read what it guards; ``error`` names it.
+    GUARD = "guard"
 
 
 @dataclass(frozen=True, kw_only=True)

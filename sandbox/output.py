@@ -18,6 +18,8 @@ from typing import Self
 
 from loguru import logger
 
+from sandbox.guards import Guard
+
 __all__ = ["OutputCollector", "OutputPipe", "clean_text"]
 
 _CHUNK_BYTES = 64 << 10
@@ -106,17 +108,24 @@ class OutputCollector:
         """Whether something in the middle is left out."""
         return self.total_bytes > len(self._head) + len(self._tail)
 
-    async def pump(self, reader: asyncio.StreamReader, *, on_over_limit: Callable[[], None]) -> None:
+    async def pump(
+        self, reader: asyncio.StreamReader, *, guard: Guard, on_over_limit: Callable[[], None]
+    ) -> None:
         """Read to the end; call ``on_over_limit`` once when too much came, and drop the rest.
 
         Reading goes on after that: a process counts as ended when its pipe is empty.
+
+        Args:
+            guard: owes a sign while there is output in hand.
         """
         while data := await reader.read(_CHUNK_BYTES):
             if self.over_limit:
                 continue
+            guard.begin()
             self.feed(data)
             if self.over_limit:
                 on_over_limit()
+            guard.done()
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""

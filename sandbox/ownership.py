@@ -21,7 +21,7 @@ from typing import Final
 from broker_config.settings import SandboxSettings
 from nekro_agent.tools import safe_files
 
-__all__ = ["prepare_directories"]
+__all__ = ["make_readable", "prepare_directories"]
 
 _ACL_VERSION: Final = 2
 _ACL_TAG_USER_OBJ, _ACL_TAG_USER, _ACL_TAG_GROUP_OBJ, _ACL_TAG_MASK, _ACL_TAG_OTHER = 1, 2, 4, 16, 32
@@ -46,7 +46,7 @@ def prepare_directories(*, shared_dir: Path, uploads_dir: Path, uid: int, settin
     # Not every file system has ACLs; without one, the umask of plugins decides.
     with contextlib.suppress(OSError):
         os.setxattr(shared_dir, "system.posix_acl_default", _default_acl(uid))
-    _make_readable(uploads_dir)
+    make_readable(uploads_dir)
 
 
 def _default_acl(uid: int) -> bytes:
@@ -61,7 +61,7 @@ def _default_acl(uid: int) -> bytes:
     return struct.pack("<I", _ACL_VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
-def _make_readable(root: Path) -> None:
+def make_readable(root: Path) -> None:
     """Open what this service owns below ``root`` for reading; only the service writes there."""
     for directory, _, names in os.walk(root):
         for path in (Path(directory), *(Path(directory, name) for name in names)):

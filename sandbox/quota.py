@@ -16,11 +16,14 @@ from typing import Final
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.tools import safe_files
+from sandbox.processes import UnsettledError
 
 __all__ = ["Quota"]
 
 #: File times come from a clock that ticks: a file may look that much older than it is.
 _CLOCK_TICK_SECONDS: Final = 0.02
+#: Names that one pass of a cut takes in hand.
+_NAMES_PER_PASS: Final = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class Quota:
 
     root: Path
     most_bytes: int
+    #: Files, directories and all other names.
     most_names: int
 
     @classmethod
@@ -46,41 +50,97 @@ class Quota:
         """Bound a directory that is the code's ``/tmp`` and goes with it."""
         return cls(root=root, most_bytes=settings.tmp_bytes, most_names=settings.shared_files)
 
-    def exceeded(self, *, unlinked: int = 0) -> bool:
+    def exceeded(self, *, unlinked: int = 0, most_file_bytes: int = 0) -> bool:
         """Whether the directory holds too much now, or directories too deep to be measured.
 
         Args:
             unlinked: bytes of open files that have no name any more.
+            most_file_bytes: what counts for a file that was renamed or removed before it was measured.
+
+        Raises:
+            UnsettledError: so much was renamed meanwhile that the answer is not known.
         """
         used_bytes, names = unlinked, 0
-        for node in safe_files.walk(self.root, max_entries=self.most_names + 1):
+        lost_files = lost_directories = 0
+
+        def lose(is_directory: bool) -> None:
+            nonlocal lost_files, lost_directories
+            lost_directories += is_directory
+            lost_files += not is_directory
+
+        for node in safe_files.walk(self.root, max_entries=self.most_names + 1, on_lost=lose):
             used_bytes += node.info.st_blocks * 512
             names += 1
             if node.is_hidden or used_bytes > self.most_bytes:
                 return True
-        return names > self.most_names or used_bytes > self.most_bytes
+        if names > self.most_names or used_bytes > self.most_bytes:
+            return True
+        # Programs rename and remove files all the time; where even the largest ones would fit, all is well.
+        most_bytes = used_bytes + lost_files * most_file_bytes
+        if lost_directories or names + lost_files > self.most_names or most_bytes > self.most_bytes:
+            raise UnsettledError(f"{lost_files} files and {lost_directories} directories were renamed")
+        return False
 
     def cut_back(self, *, since: float) -> int:
-        """Remove files that changed after ``since``, newest first, until the rest fits.
+        """Remove files and directories that changed after ``since``, newest first, until the rest fits.
 
-        By the time of the last change, which no program can set. Directories too deep to be
-        measured go altogether. Returns how many files went.
+        By the time of the last change, which no program can set. A directory goes only when it is
+        empty, so that no older file in it is lost. Directories too deep to be measured go altogether.
+        Returns how many names went.
         """
         since -= _CLOCK_TICK_SECONDS
         with contextlib.suppress(OSError):
             safe_files.remove_hidden(self.root)
-        nodes = list(safe_files.walk(self.root, max_entries=1_000_000))
-        used_bytes = sum(node.info.st_blocks * 512 for node in nodes)
-        names = len(nodes)
-        removed = 0
-        for node in sorted(nodes, key=lambda node: node.info.st_ctime, reverse=True):
-            if (used_bytes <= self.most_bytes and names <= self.most_names) or node.info.st_ctime < since:
-                break
-            if stat.S_ISDIR(node.info.st_mode):
-                continue
-            with contextlib.suppress(OSError, InvalidValueError):
-                safe_files.remove_file(self.root, node.path)
-                used_bytes -= node.info.st_blocks * 512
-                names -= 1
-                removed += 1
-        return removed
+        total = 0
+        while removed := self._cut_once(since):
+            total += removed
+        return total
+
+    def _cut_once(self, since: float) -> int:
+        """Remove what is over the quota from as many names as fit into one pass; 0 when nothing is left."""
+        nodes = list(safe_files.walk(self.root, max_entries=_NAMES_PER_PASS))
+        excess = _Excess(
+            used_bytes=sum(node.info.st_blocks * 512 for node in nodes) - self.most_bytes,
+            names=len(nodes) - self.most_names,
+        )
+        # Of the same tick, what lies deeper goes first: a directory must be empty.
+        nodes.sort(key=lambda node: (node.info.st_ctime, node.path.count("/")), reverse=True)
+        changed = [node for node in nodes if node.info.st_ctime >= since]
+        kept = [node for node in changed if not self._remove(node, excess)]
+        # What was not empty at its turn may be so now; from the bottom, since removing one empties another.
+        kept.sort(key=lambda node: node.path.count("/"), reverse=True)
+        for node in kept:
+            self._remove(node, excess)
+        return excess.removed
+
+    def _remove(self, node: safe_files.Node, excess: _Excess) -> bool:
+        if not excess.is_left:
+            return False
+        if not self._remove_name(node):
+            return False
+        excess.used_bytes -= node.info.st_blocks * 512
+        excess.names -= 1
+        excess.removed += 1
+        return True
+
+    def _remove_name(self, node: safe_files.Node) -> bool:
+        if stat.S_ISDIR(node.info.st_mode):
+            return safe_files.remove_empty(self.root, node.path)
+        try:
+            safe_files.remove_file(self.root, node.path)
+        except (OSError, InvalidValueError):
+            return False
+        return True
+
+
+@dataclass(kw_only=True)
+class _Excess:
+    """What has to go yet; not positive when it fits."""
+
+    used_bytes: int
+    names: int
+    removed: int = 0
+
+    @property
+    def is_left(self) -> bool:
+        return self.used_bytes > 0 or self.names > 0

@@ -7,16 +7,17 @@ import contextlib
 import pickle
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
 from sandbox.bridge import Bridge, BridgeOutcome
 from sandbox.drivers.base import ExitStatus, Sandbox
+from sandbox.guards import Guards
 from sandbox.limits import bridge_limits, process_limits
 from sandbox.models import Dispatch, Limit, RunRequest, RunResult, StopType, StubMethod
 from sandbox.output import OutputCollector, clean_text
 from sandbox.quota import Quota
-from sandbox.watchdog import watch_disk, watch_memory
+from sandbox.watchdog import watch
 
 __all__ = ["SandboxRun", "judge"]
 
@@ -25,6 +26,9 @@ _STOP_SECONDS: Final = 0.2
 #: How long a sandbox may take to end after its last word.
 _EXIT_SECONDS: Final = 2
 _DRAIN_SECONDS: Final = 2
+#: How long a killed sandbox may take to be gone.
+_GONE_SECONDS: Final = 10
+_KILLED: Final = ExitStatus(code=128 + 9)
 _MANUAL_EXIT_CODE: Final = 9
 _STOPPED_BY_RESULT: Final = (StopType.AGENT, StopType.MULTIMODAL_AGENT)
 #: Signals by which the kernel enforces a resource limit, as exit codes.
@@ -49,7 +53,9 @@ class SandboxRun:
         self._settings = settings
         self._driver = driver
         self._warm = warm
-        self._limit: Limit | None = None
+        #: The first limit that was broken, and what the result says about it beyond its name.
+        self._broken: tuple[Limit, str | None] | None = None
+        self._guards = Guards(alive=lambda: sandbox.alive, end=self.end, bound_seconds=settings.guard_seconds)
         self._stopped_by_operator = False
         self._quota: Quota | None = None
         #: What is left to do for the sandbox when ``execute`` returned before its end; None: nothing.
@@ -60,9 +66,9 @@ class SandboxRun:
             on_output=request.on_output,
         )
 
-    def end(self, limit: Limit) -> None:
-        """Kill the sandbox for breaking a limit; the first one counts."""
-        self._limit = self._limit or limit
+    def end(self, limit: Limit, error: str | None = None) -> None:
+        """Kill the sandbox for breaking a limit, from any thread; the first one counts."""
+        self._broken = self._broken or (limit, error)
         self._sandbox.kill()
 
     def stop(self) -> None:
@@ -77,14 +83,17 @@ class SandboxRun:
         run, whoever waits for it need not wait until processes that have had their last word are gone.
         """
         started_at, begin = datetime.now(UTC), time.monotonic()
+        limits = bridge_limits(self._settings)
         bridge = Bridge(
             self._sandbox.reader,
             self._sandbox.writer,
             methods=methods,
             dispatch=dispatch,
-            limits=bridge_limits(self._settings),
+            limits=limits,
+            unread=self._guards.add("unread", allowed_seconds=limits.unread_seconds),
         )
         async with contextlib.AsyncExitStack() as clean_up:
+            clean_up.callback(self._guards.close)
             # In reverse: kill first, then wait for what the calls clean up, give back, look at what it wrote.
             clean_up.push_async_callback(self._cut_back, since=started_at)
             clean_up.push_async_callback(self._sandbox.close)
@@ -93,12 +102,10 @@ class SandboxRun:
             shared_dir = self._sandbox.spec.shared_dir
             if not self._sandbox.spec.shared_bounded:
                 self._quota = await asyncio.to_thread(Quota.at_start, shared_dir, self._settings)
-            pump = asyncio.create_task(
-                self.output.pump(self._sandbox.output, on_over_limit=lambda: self.end(Limit.OUTPUT))
-            )
-            ended = asyncio.create_task(self._tell_when_ended(bridge))
-            for task in (pump, ended, *self._watch()):
-                clean_up.callback(task.cancel)
+            clean_up.callback(self._guards.stop)
+            pump = self._pump()
+            self._guards.task("end", self._notify_of_end(bridge))
+            watch(self._guards, self._sandbox, self._quota, self._settings)
             outcome = await self._converse(bridge, started_at)
             status = None
             if await self._falls_silent(outcome, bridge):
@@ -107,8 +114,9 @@ class SandboxRun:
             else:
                 status = await self._see_out(outcome)
                 await asyncio.wait([pump], timeout=_DRAIN_SECONDS)
+        broken, words = self._broken or (None, None)
         stop_type, limit, error = judge(
-            outcome, status, limit=self._limit, stopped_by_operator=self._stopped_by_operator
+            outcome, status, limit=broken, words=words, stopped_by_operator=self._stopped_by_operator
         )
         return RunResult(
             run_id=self._request.run_id,
@@ -125,25 +133,23 @@ class SandboxRun:
             driver=self._driver,
         )
 
-    def _watch(self) -> list[asyncio.Task[None]]:
-        quotas = [self._quota] if self._quota is not None else []
-        if self._sandbox.scratch_dir is not None:
-            quotas.append(Quota.of_scratch(self._sandbox.scratch_dir, self._settings))
-        most = self._settings.max_file_bytes
-        watches = [
-            watch_disk(self._sandbox, watched, most_file_bytes=most, end=self.end) for watched in quotas
-        ]
-        if not self._sandbox.memory_bounded:
-            watches.append(watch_memory(self._sandbox, settings=self._settings, end=self.end))
-        return [asyncio.create_task(watch) for watch in watches]
+    def _pump(self) -> asyncio.Task[Any]:
+        pumping = self.output.pump(
+            self._sandbox.output,
+            guard=self._guards.add("output"),
+            on_over_limit=lambda: self.end(Limit.OUTPUT),
+        )
+        return self._guards.task("output", pumping)
 
-    async def _tell_when_ended(self, bridge: Bridge) -> None:
+    async def _notify_of_end(self, bridge: Bridge) -> None:
         await self._sandbox.wait()
         bridge.sandbox_ended()
 
     async def _converse(self, bridge: Bridge, started_at: datetime) -> BridgeOutcome:
         wall_seconds = self._request.wall_seconds or self._settings.wall_seconds
         deadline = started_at + timedelta(seconds=wall_seconds)
+        # Should the loop be too busy for its own timer.
+        self._guards.add("wall", allowed_seconds=wall_seconds).begin()
         try:
             async with asyncio.timeout(wall_seconds):
                 return await bridge.run(self._payload(), deadline=deadline)
@@ -189,20 +195,36 @@ class SandboxRun:
     async def _see_out(self, outcome: BridgeOutcome) -> ExitStatus:
         """Give code that ended by itself the time that its end allows, then make sure that it is gone."""
         if outcome.limit is None and outcome.stop is None:
-            waiting = asyncio.ensure_future(self._sandbox.wait())
-            done, _ = await asyncio.wait([waiting], timeout=_EXIT_SECONDS)
-            if done:
-                return waiting.result()
-            waiting.cancel()
+            with contextlib.suppress(TimeoutError):
+                return await self._exit_status(_EXIT_SECONDS)
         self._sandbox.kill()
-        return await self._sandbox.wait()
+        try:
+            return await self._exit_status(_GONE_SECONDS)
+        except TimeoutError as exc:
+            self._guards.fail("end", exc)
+            return _KILLED
+
+    async def _exit_status(self, seconds: float) -> ExitStatus:
+        """Wait for the sandbox's end.
+
+        Raises:
+            TimeoutError: it did not end in time.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._sandbox.wait()
+        except TimeoutError:
+            raise
+        except Exception as exc:  # the result says so; the sandbox is killed either way
+            self._guards.fail("end", exc)
+            return _KILLED
 
     async def _cut_back(self, *, since: datetime) -> None:
         """Take away what the run wrote over its quota."""
         quota = self._quota
         if quota is not None and await asyncio.to_thread(quota.exceeded):
             await asyncio.to_thread(quota.cut_back, since=since.timestamp())
-            self._limit = self._limit or Limit.DISK
+            self._broken = self._broken or (Limit.DISK, None)
 
 
 def _clean(error: str) -> str:
@@ -211,16 +233,22 @@ def _clean(error: str) -> str:
 
 
 def judge(
-    outcome: BridgeOutcome, status: ExitStatus | None, *, limit: Limit | None, stopped_by_operator: bool
+    outcome: BridgeOutcome,
+    status: ExitStatus | None,
+    *,
+    limit: Limit | None,
+    stopped_by_operator: bool,
+    words: str | None = None,
 ) -> tuple[StopType, Limit | None, str | None]:
     """Decide the stop type, the limit and the error line from what the host saw.
 
     Args:
         status: None where the run had its stop type and nobody waited for more.
         limit: the limit for which the host killed the sandbox.
+        words: what the host says about that limit beyond its name.
     """
     report = outcome.exit
-    error = outcome.error or (report.error if report else None)
+    error = words or outcome.error or (report.error if report else None)
     if outcome.stop is not None or status is None:
         return outcome.stop or StopType.ERROR, None, error
     if stopped_by_operator:

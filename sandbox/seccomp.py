@@ -1,11 +1,11 @@
-"""The seccomp filter of a sandbox, generated as classic BPF.
+"""The seccomp filter of a sandbox: which calls exist, and with which arguments.
 
 Isolation of the network and of the kernel rests on it as much as on the namespaces: a
 network namespace leaves ``AF_VSOCK`` and netlink open, and nothing else stops a setuid file
-in a directory that the host sees too. The filter denies by name and allows the rest; it
-pins the architecture, so a number always means the call that the table says.
-
-Source: seccomp(2), and ``Documentation/userspace-api/seccomp_filter.rst`` of the kernel.
+in a directory that the host sees too. The filter is an allow list: a call that
+``sandbox.allowed_calls`` does not name, known today or added by a later kernel, answers
+ENOSYS, which programs take for an older kernel and do without. It pins the architecture,
+so a number always means the call that the table says.
 """
 
 from __future__ import annotations
@@ -14,46 +14,76 @@ import errno
 import os
 import platform
 import socket
-import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.syscalls import DENIED, NUMBERS, OWN_PROCESS_ONLY, WHOLE_USERS
+from sandbox.allowed_calls import ALLOWED, OWN_PROCESS_ONLY, REFUSED, UNSUPPORTED, WHOLE_USERS
+from sandbox.bpf import (
+    AUDIT_ARCH,
+    Program,
+    allow_if,
+    answer,
+    no_bits,
+    none_of,
+    one_of,
+    pinned_tree,
+    when_bits,
+)
+from sandbox.syscalls import NUMBERS
 
 __all__ = ["build_filter", "filter_fd", "supported_architectures"]
 
-AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-#: On x86_64, numbers from here on enter by the x32 ABI, which would slip past the table.
-X32_BIT: Final = 0x40000000
-
-RET_KILL_PROCESS: Final = 0x80000000
-RET_ERRNO: Final = 0x00050000
-RET_ALLOW: Final = 0x7FFF0000
-
-_LOAD_WORD: Final = 0x20
-_AND: Final = 0x54
-_JUMP_EQUAL: Final = 0x15
-_JUMP_AT_LEAST: Final = 0x35
-_JUMP_ANY_BIT: Final = 0x45
-_RETURN: Final = 0x06
-
-#: Offsets in ``struct seccomp_data``; of each 64-bit argument the low word is read.
-_OFFSET_NUMBER: Final = 0
-_OFFSET_ARCH: Final = 4
-_OFFSET_ARGUMENTS: Final = 16
-
-#: NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of ``clone(2)``.
-_NAMESPACE_FLAGS: Final = 0x7E020000
-_TERMINAL_INJECTION: Final = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+_WORD: Final = 0xFFFFFFFF
+#: The signal at a child's end, and what fork, vfork, posix_spawn and threads ask for: CHILD_SETTID, DETACHED,
+#: CHILD_CLEARTID, PARENT_SETTID, SETTLS, SYSVSEM, THREAD, VFORK, SIGHAND, FILES, FS, VM. Not on it: every
+#: new namespace, PTRACE, PARENT, IO, PIDFD.
+_CLONE_FLAGS: Final = 0x017D4FFF
 _SET_ID_BITS: Final = 0o6000
 #: O_CREAT and the bit that tells O_TMPFILE from O_DIRECTORY.
 _CREATES: Final = 0o100 | 0o20000000
+
+_TERMINAL_INJECTION: Final = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+_IOCTLS: Final = (
+    0x5401, 0x802C542A,  # TCGETS, TCGETS2: what isatty asks
+    0x540F, 0x5413,  # TIOCGPGRP, TIOCGWINSZ
+    0x541B, 0x5421,  # FIONREAD, FIONBIO
+    0x5450, 0x5451,  # FIONCLEX, FIOCLEX
+)  # fmt: skip
+
 _SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ
+#: Duplicates, flags, record locks, and the size of pipes and seals of memory files. Not on it: leases and
+#: F_NOTIFY (which watch files of others), signals about descriptors, locks of open files.
+_FCNTLS: Final = (*range(8), 1030, _SET_PIPE_SIZE, 1032, 1033, 1034)
+
+#: WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET. Not on it: priority inheritance.
+_FUTEXES: Final = (0, 1, 3, 4, 5, 9, 10)
+_FUTEX_OPTIONS: Final = 128 | 256  # FUTEX_PRIVATE_FLAG, FUTEX_CLOCK_REALTIME
+
+#: PDEATHSIG, DUMPABLE (get), KEEPCAPS (for setpriv), NAME, SECCOMP (get), CAPBSET, SECUREBITS (get),
+#: NO_NEW_PRIVS, CAP_AMBIENT. Not on it: SET_DUMPABLE, which would hide a process from the watchdog, SET_MM,
+#: SET_VMA, SET_SECCOMP.
+_PRCTLS: Final = (1, 2, 3, 7, 8, 15, 16, 21, 23, 24, 27, 38, 39, 47)
+_ARCH_PRCTLS: Final = (0x1002, 0x1003)  # ARCH_SET_FS, ARCH_GET_FS
+
+#: NORMAL to DONTNEED, FREE, REMOVE, DONTFORK, DOFORK, HUGEPAGE to KEEPONFORK, COLD, POPULATE_*, GUARD_*.
+#: Not on it: MERGEABLE and PAGEOUT, which act on pages that others share, and HWPOISON.
+_ADVICE: Final = (*range(5), 8, 9, 10, 11, *range(14, 21), 22, 23, 102, 103)
+#: All but DONTNEED, which drops pages from the cache that others share.
+_FILE_ADVICE: Final = (0, 1, 2, 3, 5)
+
+_MAP_HUGE_PAGES: Final = 0x40000
 _MAP_TYPE_AND_ANONYMOUS: Final = 0x2F
 _MAP_SHARED_ANONYMOUS: Final = (0x21, 0x23)
+#: CLOEXEC, ALLOW_SEALING, NOEXEC_SEAL, EXEC; without HUGETLB.
+_MEMORY_FILE_FLAGS: Final = 0x1B
 
-_Program = list[bytes]
+_READ_WITHOUT_WAITING: Final = 8  # RWF_NOWAIT: whether a page of a file is in the cache
+_OUT_OF_BAND: Final = 1  # MSG_OOB
+#: SOL_SOCKET and IPPROTO_TCP, and what programs set there: REUSEADDR and NODELAY to QUICKACK, TYPE, ERROR,
+#: BROADCAST, SNDBUF, RCVBUF, KEEPALIVE, LINGER, REUSEPORT, PASSCRED, timeouts. Not on it: socket filters.
+_OPTION_LEVELS: Final = (1, 6)
+_OPTIONS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 18, 20, 21, 66, 67)
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -90,38 +120,15 @@ def build_filter(
         raise SandboxUnavailableError(
             f"no seccomp filter for {machine}; use {' or '.join(AUDIT_ARCH)}, or sandbox.driver=container"
         )
-    program = _pin_architecture(machine)
-    rules = [
-        # clone3's flags are behind a pointer: ENOSYS makes the C library use clone.
-        ("clone3", [_deny(errno.ENOSYS)]),
-        # openat2 hides its mode behind a pointer likewise.
-        ("openat2", [_deny(errno.ENOSYS)]),
-        ("clone", _deny_bits(0, _NAMESPACE_FLAGS)),
-        ("socket", _allow_only(0, families, errno.EAFNOSUPPORT)),
-        ("socketpair", _allow_only(0, [socket.AF_UNIX], errno.EAFNOSUPPORT)),
-        ("ioctl", _deny_values(1, _TERMINAL_INJECTION, errno.EPERM)),
-        ("chmod", _deny_bits(1, _SET_ID_BITS)),
-        ("fchmod", _deny_bits(1, _SET_ID_BITS)),
-        ("fchmodat", _deny_bits(2, _SET_ID_BITS)),
-        ("fchmodat2", _deny_bits(2, _SET_ID_BITS)),
-        ("creat", _deny_bits(1, _SET_ID_BITS)),
-        ("open", _deny_creating_set_id(flags=1, mode=2)),
-        ("openat", _deny_creating_set_id(flags=2, mode=3)),
-    ]
-    if strict_memory:
-        rules.append(("memfd_create", [_deny(errno.ENOSYS)]))
-        rules.append(("mmap", _deny_shared_anonymous(3)))
-        # Buffers of the usual size can be counted by counting pipes and sockets.
-        rules.append(("fcntl", _deny_values(1, [_SET_PIPE_SIZE], errno.EPERM)))
-        rules.append(("setsockopt", _deny_values(2, [socket.SO_SNDBUF], errno.EPERM)))
+    rules = _always(ALLOWED, allow_if())
+    rules |= _always(REFUSED, answer(errno.EPERM)) | _always(UNSUPPORTED, answer(errno.EOPNOTSUPP))
+    rules |= _files() | _kernel_objects() | _sockets(families, strict_memory=strict_memory)
+    rules |= _memory(strict=strict_memory)
     if strict_processes:
-        rules += [(name, _allow_only(0, [0], errno.EPERM)) for name in OWN_PROCESS_ONLY]
-        rules += [(name, [_deny(errno.EPERM)]) for name in WHOLE_USERS]
-    rules += [(name, [_deny(errno.EPERM)]) for name in DENIED]
-    for name, body in rules:
-        if name in numbers:
-            program += _for_call(numbers[name], body)
-    return b"".join([*program, _instruction(_RETURN, RET_ALLOW)])
+        rules |= _always(OWN_PROCESS_ONLY, allow_if(one_of(0, [0], otherwise=errno.EPERM)))
+        rules |= _always(WHOLE_USERS, answer(errno.EPERM))
+    bodies = {numbers[name]: body for name, body in rules.items() if name in numbers}
+    return pinned_tree(machine, bodies, otherwise=answer(errno.ENOSYS))
 
 
 def filter_fd(program: bytes) -> int:
@@ -132,79 +139,66 @@ def filter_fd(program: bytes) -> int:
     return fd
 
 
-def _instruction(code: int, operand: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
-    return struct.pack("HBBI", code, if_true, if_false, operand)
+def _always(names: Iterable[str], body: Program) -> dict[str, Program]:
+    return dict.fromkeys(names, body)
 
 
-def _deny(number: int) -> bytes:
-    return _instruction(_RETURN, RET_ERRNO | number)
+def _files() -> dict[str, Program]:
+    """No set-id bit on any way to a mode, and no look into the page cache."""
+
+    def mode_at(index: int) -> Program:
+        return no_bits(index, _SET_ID_BITS, otherwise=errno.EPERM)
+
+    no_probe = allow_if(no_bits(5, _READ_WITHOUT_WAITING, otherwise=errno.EOPNOTSUPP))
+    return {
+        "chmod": allow_if(mode_at(1)),
+        "fchmod": allow_if(mode_at(1)),
+        "fchmodat": allow_if(mode_at(2)),
+        "fchmodat2": allow_if(mode_at(2)),
+        "creat": allow_if(mode_at(1)),
+        "open": allow_if(when_bits(1, _CREATES, mode_at(2))),
+        "openat": allow_if(when_bits(2, _CREATES, mode_at(3))),
+        "preadv2": no_probe,
+        "pwritev2": no_probe,
+        "fadvise64": allow_if(one_of(3, _FILE_ADVICE, otherwise=0)),
+    }
 
 
-def _load_argument(index: int) -> bytes:
-    return _instruction(_LOAD_WORD, _OFFSET_ARGUMENTS + 8 * index)
+def _kernel_objects() -> dict[str, Program]:
+    """Calls with many meanings: the meanings that programs need."""
+    injection = none_of(1, _TERMINAL_INJECTION, otherwise=errno.EPERM)
+    return {
+        "clone": allow_if(no_bits(0, _WORD & ~_CLONE_FLAGS, otherwise=errno.EPERM)),
+        "ioctl": allow_if(injection, one_of(1, _IOCTLS, otherwise=errno.ENOTTY)),
+        "prctl": allow_if(one_of(0, _PRCTLS, otherwise=errno.EINVAL)),
+        "arch_prctl": allow_if(one_of(0, _ARCH_PRCTLS, otherwise=errno.EINVAL)),
+        "futex": allow_if(one_of(1, _FUTEXES, otherwise=errno.ENOSYS, mask=_WORD & ~_FUTEX_OPTIONS)),
+    }
 
 
-def _pin_architecture(machine: str) -> _Program:
-    program = [
-        _instruction(_LOAD_WORD, _OFFSET_ARCH),
-        _instruction(_JUMP_EQUAL, AUDIT_ARCH[machine], if_true=1),
-        _instruction(_RETURN, RET_KILL_PROCESS),
-        _instruction(_LOAD_WORD, _OFFSET_NUMBER),
-    ]
-    if machine == "x86_64":
-        program += [
-            _instruction(_JUMP_AT_LEAST, X32_BIT, if_false=1),
-            _instruction(_RETURN, RET_KILL_PROCESS),
-        ]
-    return program
+def _sockets(families: Sequence[int], *, strict_memory: bool) -> dict[str, Program]:
+    # Buffers of the usual size can be counted by counting sockets.
+    buffers = [none_of(2, [socket.SO_SNDBUF], otherwise=errno.EPERM)] if strict_memory else []
+    options = one_of(2, _OPTIONS, otherwise=errno.ENOPROTOOPT)
+    levels = one_of(1, _OPTION_LEVELS, otherwise=errno.ENOPROTOOPT)
+    rules = {
+        "socket": allow_if(one_of(0, families, otherwise=errno.EAFNOSUPPORT)),
+        "socketpair": allow_if(one_of(0, [socket.AF_UNIX], otherwise=errno.EAFNOSUPPORT)),
+        "setsockopt": allow_if(levels, *buffers, options),
+    }
+    flags_at = {"sendto": 3, "recvfrom": 3, "sendmsg": 2, "recvmsg": 2}
+    for name, index in flags_at.items():
+        rules[name] = allow_if(no_bits(index, _OUT_OF_BAND, otherwise=errno.EOPNOTSUPP))
+    return rules
 
 
-def _for_call(number: int, body: _Program) -> _Program:
-    """Run ``body`` for that call only; every path through a body ends in a return."""
-    return [_instruction(_JUMP_EQUAL, number, if_false=len(body)), *body]
-
-
-def _deny_bits(argument: int, bits: int) -> _Program:
-    return [
-        _load_argument(argument),
-        _instruction(_JUMP_ANY_BIT, bits, if_false=1),
-        _deny(errno.EPERM),
-        _instruction(_RETURN, RET_ALLOW),
-    ]
-
-
-def _deny_values(argument: int, values: Sequence[int], number: int) -> _Program:
-    tests = [
-        _instruction(_JUMP_EQUAL, value, if_true=len(values) - index) for index, value in enumerate(values)
-    ]
-    return [_load_argument(argument), *tests, _instruction(_RETURN, RET_ALLOW), _deny(number)]
-
-
-def _allow_only(argument: int, values: Sequence[int], number: int) -> _Program:
-    tests = [
-        _instruction(_JUMP_EQUAL, value, if_true=len(values) - index) for index, value in enumerate(values)
-    ]
-    return [_load_argument(argument), *tests, _deny(number), _instruction(_RETURN, RET_ALLOW)]
-
-
-def _deny_creating_set_id(*, flags: int, mode: int) -> _Program:
-    return [
-        _load_argument(flags),
-        _instruction(_JUMP_ANY_BIT, _CREATES, if_false=3),
-        _load_argument(mode),
-        _instruction(_JUMP_ANY_BIT, _SET_ID_BITS, if_false=1),
-        _deny(errno.EPERM),
-        _instruction(_RETURN, RET_ALLOW),
-    ]
-
-
-def _deny_shared_anonymous(argument: int) -> _Program:
-    shared, shared_validate = _MAP_SHARED_ANONYMOUS
-    return [
-        _load_argument(argument),
-        _instruction(_AND, _MAP_TYPE_AND_ANONYMOUS),
-        _instruction(_JUMP_EQUAL, shared, if_true=2),
-        _instruction(_JUMP_EQUAL, shared_validate, if_true=1),
-        _instruction(_RETURN, RET_ALLOW),
-        _deny(errno.ENOMEM),
-    ]
+def _memory(*, strict: bool) -> dict[str, Program]:
+    shared = none_of(3, _MAP_SHARED_ANONYMOUS, otherwise=errno.ENOMEM, mask=_MAP_TYPE_AND_ANONYMOUS)
+    pipe_size = none_of(1, [_SET_PIPE_SIZE], otherwise=errno.EPERM)
+    files = allow_if(no_bits(1, _WORD & ~_MEMORY_FILE_FLAGS, otherwise=errno.EINVAL))
+    return {
+        "mmap": allow_if(no_bits(3, _MAP_HUGE_PAGES, otherwise=errno.ENOMEM), *([shared] if strict else [])),
+        "madvise": allow_if(one_of(2, _ADVICE, otherwise=errno.EINVAL)),
+        "fcntl": allow_if(*([pipe_size] if strict else []), one_of(1, _FCNTLS, otherwise=errno.EINVAL)),
+        "memfd_create": answer(errno.ENOSYS) if strict else files,
+    }

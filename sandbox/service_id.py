@@ -10,9 +10,13 @@ import os
 import socket
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from typing import Final
+
+from sandbox import proc_files
 
 __all__ = ["ServiceId", "own_id", "pid_namespace"]
+
+_NO_BOOT: Final = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,8 @@ class ServiceId:
         own = own_id()
         if (self.boot, self.namespace) == (own.boot, own.namespace):
             return _start_of(self.pid) != self.started
+        if _NO_BOOT in (self.boot, own.boot):
+            return False
         return self.host == own.host and self.boot != own.boot and not still_runs
 
 
@@ -78,16 +84,22 @@ def pid_namespace() -> str:
 def _own_id(pid: int) -> ServiceId:
     return ServiceId(
         host=socket.gethostname().replace("/", "_"),
-        boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        boot=_boot_id(),
         namespace=pid_namespace(),
         pid=pid,
         started=_start_of(pid) or 0,
     )
 
 
+def _boot_id() -> str:
+    try:
+        return proc_files.read("/proc/sys/kernel/random/boot_id").strip().decode("ascii")
+    except OSError:  # a container or sandbox around this service hides it
+        return _NO_BOOT
+
+
 def _start_of(pid: int) -> int | None:
     try:
-        # The name in parentheses may hold anything; the start is the 20th word behind it.
-        return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
+        return proc_files.process_stat(proc_files.read(f"/proc/{pid}/stat")).started
+    except (OSError, proc_files.FormatError):
         return None

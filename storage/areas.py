@@ -8,6 +8,7 @@ from typing import Final
 
 from nekro_agent import layout
 from nekro_agent.errors import InvalidValueError, StorageError
+from nekro_agent.tools.private_files import make_directory
 from storage.upload_areas import UploadAreas
 
 __all__ = ["DataAreas"]
@@ -33,7 +34,7 @@ class DataAreas:
         directory = layout.uploads_dir(self._root, chat_key)
         if self._uploads is not None:
             directory = directory.with_name(self._uploads.name(chat_key))
-        return _made(directory)
+        return _made(directory, passable=True)
 
     def shared_dir(self, container_key: str) -> Path:
         """Directory that the sandbox sees as ``/app/shared``.
@@ -47,16 +48,15 @@ class DataAreas:
                 f"container key {container_key[:80]!r} is not a name of up to 256 letters, digits "
                 "and the characters _ . % ~ -, beginning with a letter or digit"
             )
-        return _made(layout.shared_dir(self._root, container_key))
+        return _made(layout.shared_dir(self._root, container_key), passable=True)
 
     def plugin_dir(self, plugin_key: str) -> Path:
         """The plugin's own directory."""
         return _made(layout.plugin_dir(self._root, plugin_key))
 
 
-def _made(directory: Path) -> Path:
+def _made(directory: Path, *, passable: bool = False) -> Path:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        return make_directory(directory, passable=passable)
     except OSError as exc:
         raise StorageError(f"cannot create {directory}: {exc.strerror}; check NEKRO_DATA_DIR") from exc
-    return directory

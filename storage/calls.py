@@ -3,7 +3,6 @@
     QUEUED ──claim──▶ RUNNING ──finish──▶ DONE      ──fail──▶ FAILED
        │                 ├──(lease ran out)──▶ UNKNOWN, or RUNNING again if it is repeatable
        ├─────────────────┴──cancel──▶ CANCELLED
-       ├──set_aside──▶ DEAD ──requeue──▶ QUEUED
        └──expire──▶ FAILED
 
 A claim without a row makes one: only calls that must survive the loss of the broker are
@@ -20,7 +19,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, and_, bindparam, delete, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Executable, and_, bindparam, func, or_, select, tuple_, update
 
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
@@ -34,6 +33,10 @@ from storage.upsert import insert
 __all__ = ["Call", "CallRepository", "CallRequest", "Claim", "ClaimVerdict"]
 
 _OPEN: Final = (CallState.QUEUED, CallState.RUNNING)
+#: Added to how long ago a claim was first asked for: the time that a statement takes to the database.
+_ASK_MARGIN_SECONDS: Final = 1.0
+#: Later than any start: nothing was asked for before.
+_NEVER_SECONDS: Final = 1e6
 _UNKNOWN_MESSAGE: Final = "its worker died inside it; the effect may or may not have happened"
 
 
@@ -114,7 +117,14 @@ class CallRepository(Repository):
             .values(invocation=invocation)
         )
 
-    async def claim(self, request: CallRequest, *, worker: str, lease_seconds: float) -> Claim:
+    async def claim(
+        self,
+        request: CallRequest,
+        *,
+        worker: str,
+        lease_seconds: float,
+        since_seconds: float | None = None,
+    ) -> Claim:
         """Ask for the right to run a call; of all deliveries of one id at most one holds it.
 
         One statement when it is granted, so ``Database.autocommit`` is the place to call it.
@@ -122,8 +132,16 @@ class CallRepository(Repository):
         Args:
             lease_seconds: how long the claim lasts without ``renew``; the time to the call's
                 deadline if nobody renews.
+            since_seconds: how long ago this worker first asked, None now; a claim of its own since then
+                is one whose confirmation was lost, and is granted again.
         """
-        values = {**_values(request), "worker": worker, "lease_seconds": lease_seconds}
+        asked_seconds = _NEVER_SECONDS if since_seconds is None else -since_seconds - _ASK_MARGIN_SECONDS
+        values = {
+            **_values(request),
+            "worker": worker,
+            "lease_seconds": lease_seconds,
+            "asked_seconds": asked_seconds,
+        }
         fence = await self._scalar(_claim_statement, values)
         if fence is not None:
             return Claim(verdict=ClaimVerdict.GRANTED, fence=fence)
@@ -192,6 +210,19 @@ class CallRepository(Repository):
         )
         return await self._one_or_none(Call, statement) or await self.get(call_id)
 
+    async def withdraw(self, request: CallRequest, *, reason: str) -> Call:
+        """Cancel a call that no worker has claimed, also before it is recorded; returns it as it is now.
+
+        A row is left in any case, so that what is still under way (the statement that records the call,
+        its message) does not start it.
+        """
+        cancelled = _cancelled(reason)
+        new = insert(self._dialect, CallRow).values(**_values(request), **cancelled, requested_at=now())
+        statement = new.on_conflict_do_update(
+            index_elements=[CallRow.id], set_=cancelled, where=CallRow.state == CallState.QUEUED
+        ).returning(CallRow)
+        return await self._one_or_none(Call, statement) or await self.get(request.id)
+
     async def cancel(self, call_id: str, *, reason: str) -> Call | None:
         """End an open call as cancelled, so that nothing it still does is recorded; None if none is open."""
         statement = update(CallRow).where(CallRow.id == call_id, is_one_of(CallRow.state, *_OPEN))
@@ -228,50 +259,6 @@ class CallRepository(Repository):
         chosen = _open_calls(and_(CallRow.state == CallState.QUEUED, CallRow.deadline < now()), limit)
         error = {"error_type": "CallTimeoutError", "error_message": "it did not start before its deadline"}
         return await self._update_chosen(chosen, {"state": CallState.FAILED, "finished_at": now(), **error})
-
-    async def set_aside(self, request: CallRequest, *, error_type: str, reason: str) -> None:
-        """Put a call that kills its workers, or cannot be read, where an operator sees it."""
-        dead = {
-            "state": CallState.DEAD,
-            "error_type": error_type,
-            "error_message": reason,
-            "finished_at": now(),
-        }
-        statement = insert(self._dialect, CallRow).values(**_values(request), requested_at=now(), **dead)
-        await self._count(
-            statement.on_conflict_do_update(
-                index_elements=[CallRow.id], set_=dead, where=is_one_of(CallRow.state, *_OPEN)
-            )
-        )
-
-    async def dead(self, *, limit: int) -> list[Call]:
-        """List the calls that were set aside, the newest first."""
-        statement = select(CallRow).where(is_one_of(CallRow.state, CallState.DEAD))
-        return await self._all(Call, statement.order_by(CallRow.finished_at.desc()).limit(limit))
-
-    async def requeue(self, call_id: str) -> Call | None:
-        """Give a call that was set aside another chance; None if it is not set aside."""
-        statement = (
-            update(CallRow)
-            .where(CallRow.id == call_id, CallRow.state == CallState.DEAD)
-            .values(
-                state=CallState.QUEUED,
-                published_at=now(),
-                finished_at=None,
-                error_type=None,
-                error_message=None,
-                deadline=None,
-            )
-            .returning(CallRow)
-        )
-        return await self._one_or_none(Call, statement)
-
-    async def drop(self, call_id: str) -> bool:
-        """Delete a call that was set aside; False if it is not."""
-        return (
-            await self._count(delete(CallRow).where(CallRow.id == call_id, CallRow.state == CallState.DEAD))
-            > 0
-        )
 
     async def find(self, call_id: str) -> Call | None:
         """Return the call, or None."""
@@ -360,7 +347,15 @@ def _claim_statement(dialect: str) -> Executable:
     return new.on_conflict_do_update(
         index_elements=[CallRow.id],
         set_={**taken, "fence": CallRow.fence + 1},
-        where=or_(CallRow.state == CallState.QUEUED, and_(_is_orphan(), CallRow.repeatable)),
+        where=or_(
+            CallRow.state == CallState.QUEUED,
+            and_(_is_orphan(), CallRow.repeatable),
+            and_(
+                CallRow.state == CallState.RUNNING,
+                CallRow.worker == new.excluded.worker,
+                CallRow.started_at >= seconds_from_now(seconds_parameter("asked_seconds")),
+            ),
+        ),
     ).returning(CallRow.fence)
 
 

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, CursorResult, Dialect, Executable
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker_config.bridge import spawn
+from broker_config.bridge import spawn, spawn_cleanly
+from broker_config.completion import complete
 from nekro_agent.errors import NekroError
 from storage.driver_errors import translated_from_driver
 from storage.fixed_statement import FixedStatement, Row
@@ -25,10 +26,21 @@ T = TypeVar("T")
 
 
 class LoopConnection:
-    """What storage uses of ``AsyncConnection``, under the same names."""
+    """What storage uses of ``AsyncConnection``, under the same names.
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    A cancellation ends what is awaited and throws the connection away. However many follow, whoever
+    awaits it goes on only when the connection is closed: one that is closed by halves and used again
+    fails the statements of others and may crash SQLite's driver.
+    """
+
+    def __init__(self, engine: AsyncEngine, endings: set[asyncio.Task[Any]]) -> None:
+        """Open nothing yet.
+
+        Args:
+            endings: the pool's; holds what is running to close or give back a connection.
+        """
         self._engine = engine
+        self._endings = endings
         self._started: Connection | None = None
         #: By ``time.monotonic``; for whoever keeps it between uses.
         self.rests_since = 0.0
@@ -68,13 +80,13 @@ class LoopConnection:
 
     async def start(self) -> None:
         """Take a connection from the pool; opens one where there is room."""
-        self._started = await spawn(self._engine.sync_engine.connect)
+        self._started = await spawn_cleanly(self._engine.sync_engine.connect)
 
     async def execute(
         self, statement: Executable, parameters: Mapping[str, Any] | None = None, /
     ) -> CursorResult[*tuple[Any, ...]]:
         """Run a statement; its rows have been read when this returns."""
-        return await spawn(self.sync_connection.execute, statement, parameters)
+        return await spawn_cleanly(self.sync_connection.execute, statement, parameters)
 
     async def run(self, statement: FixedStatement, values: Mapping[str, Any]) -> Sequence[Row]:
         """Run a statement on the driver itself; returns its rows, none where it returns no rows.
@@ -89,8 +101,8 @@ class LoopConnection:
         except self.dialect.loaded_dbapi.Error as exc:
             raise await self._refused(exc) from exc
         except BaseException:
-            # Nobody knows how far it came.
-            await asyncio.shield(self.invalidate())
+            # How far the statement came is not known.
+            await self.invalidate()
             raise
         return on_driver.rows(rows)
 
@@ -105,25 +117,25 @@ class LoopConnection:
         self, statement: str, parameters: Any = None, /
     ) -> CursorResult[*tuple[Any, ...]]:
         """Run SQL text as it is; parameters in the driver's own style."""
-        return await spawn(self.sync_connection.exec_driver_sql, statement, parameters)
+        return await spawn_cleanly(self.sync_connection.exec_driver_sql, statement, parameters)
 
     async def run_sync(self, function: Callable[[Connection], T]) -> T:
         """Run a function that works on the connection below."""
-        return await spawn(function, self.sync_connection)
+        return await spawn_cleanly(function, self.sync_connection)
 
     async def commit(self) -> None:
         """Commit."""
-        await spawn(self.sync_connection.commit)
+        await spawn_cleanly(self.sync_connection.commit)
 
     async def rollback(self) -> None:
         """Roll back."""
-        await spawn(self.sync_connection.rollback)
+        await spawn_cleanly(self.sync_connection.rollback)
 
     async def invalidate(self) -> None:
-        """Throw the connection away instead of giving it back."""
-        await spawn(self.sync_connection.invalidate)
+        """Throw the connection away instead of giving it back; a cancellation waits until that is done."""
+        await complete(spawn(self.sync_connection.invalidate), among=self._endings)
 
     async def close(self) -> None:
-        """Give it back to its pool; does nothing before ``start``."""
+        """Give it back to its pool, as ``invalidate`` does; does nothing before ``start``."""
         if self._started is not None:
-            await spawn(self._started.close)
+            await complete(spawn(self._started.close), among=self._endings)

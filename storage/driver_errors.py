@@ -7,14 +7,16 @@ well as inside statements, so no caller ever meets a driver's class.
 from __future__ import annotations
 
 import re
+import sqlite3
 from typing import Final
 
 from sqlalchemy import Dialect
 from sqlalchemy import exc as sa
 
 from nekro_agent.errors import ConflictError, NekroError, StorageError, StorageUnavailableError
+from storage.sqlite_driver import is_busy
 
-__all__ = ["translated", "translated_from_driver"]
+__all__ = ["is_refusal", "translated", "translated_from_driver"]
 
 #: SQLSTATEs of an undefined table, column and schema.
 _SCHEMA_STATES: Final = frozenset({"42P01", "42703", "3F000"})
@@ -50,6 +52,17 @@ def translated_from_driver(error: Exception, dialect: Dialect) -> NekroError:
     return translated(sa.DBAPIError.instance(None, None, error, dialect.loaded_dbapi.Error, dialect=dialect))
 
 
+def is_refusal(error: StorageUnavailableError) -> bool:
+    """Whether the database itself said that it did not do it; else it may have done it unheard.
+
+    A connection that broke, and a time limit that passed, say nothing about the statement.
+    """
+    cause = error.__cause__
+    if isinstance(cause, sqlite3.Error):
+        return is_busy(cause)
+    return getattr(cause, "sqlstate", None) is not None
+
+
 def _is_schema_error(cause: BaseException) -> bool:
     if getattr(cause, "sqlstate", None) in _SCHEMA_STATES:
         return True
@@ -58,5 +71,5 @@ def _is_schema_error(cause: BaseException) -> bool:
 
 def _first_line(cause: BaseException) -> str:
     """The first line only: PostgreSQL adds rows' values below it, which may be private."""
-    text = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__
+    text = str(cause).strip().partition("\n")[0]
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__

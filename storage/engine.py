@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from broker_config.completion import complete
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import NekroError
 from storage import postgresql, sqlite
@@ -84,7 +85,10 @@ class _LoopEngine:
             raise RuntimeError("this task is inside a write transaction already; pass that one along")
 
     async def dispose(self) -> None:
-        """Close the connections; to be called on the loop."""
+        """Close the connections; to be called on the loop. A cancellation waits until that is done."""
+        await complete(self._dispose())
+
+    async def _dispose(self) -> None:
         await self.singles.close()
         await self.pool.dispose()
 
@@ -145,7 +149,7 @@ class Database:
                     yield transaction
                 await connection.commit()
             except BaseException:
-                await asyncio.shield(_roll_back(connection, is_sqlite=local.is_sqlite))
+                await complete(_roll_back(connection, is_sqlite=local.is_sqlite), among=local.pool.endings)
                 raise
         await transaction.run_callbacks()
 
@@ -250,8 +254,7 @@ class Database:
         finally:
             if cut is not None:
                 cut.cancel()
-            # Shielded: a cancelled caller must not leave a connection out of the pool.
-            await asyncio.shield(connection.close())
+            await connection.close()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any, Final
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from broker_config.completion import complete
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import NekroError
 from storage import postgresql
@@ -73,7 +74,7 @@ class KeptConnections:
                 await self._keep(connection)
             raise
         except BaseException:
-            await asyncio.shield(_throw_away(connection))
+            await complete(_throw_away(connection))
             raise
         finally:
             cut.cancel()
@@ -87,7 +88,7 @@ class KeptConnections:
 
     async def _keep(self, connection: LoopConnection) -> None:
         if self._closed or self._pool.is_wanted:
-            await asyncio.shield(connection.close())
+            await connection.close()
             return
         connection.rests_since = time.monotonic()
         self._pool.resting.append(connection)
@@ -102,10 +103,10 @@ class KeptConnections:
         try:
             await connection.exec_driver_sql("SELECT 1")
         except NekroError:
-            await asyncio.shield(connection.close())
+            await connection.close()
             return False
         except BaseException:
-            await asyncio.shield(_throw_away(connection))
+            await complete(_throw_away(connection))
             raise
         finally:
             cut.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 from sqlalchemy import exc as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -23,6 +23,8 @@ class LoopPool:
         self.engine = engine
         #: Connections at rest that whoever appends them may take again; the pool gets them when it is empty.
         self.resting: list[LoopConnection] = []
+        #: What is running to close, roll back or give back a connection.
+        self.endings: set[asyncio.Task[Any]] = set()
         self._callers = 0
 
     @property
@@ -45,8 +47,8 @@ class LoopPool:
             StorageUnavailableError: none was free in time, or the database does not answer.
         """
         if self.resting and self._pool.checkedout() >= self.size:
-            await asyncio.shield(self.resting.pop(0).close())
-        connection = LoopConnection(engine)
+            await self.resting.pop(0).close()
+        connection = LoopConnection(engine, self.endings)
         self._callers += 1
         try:
             await connection.start()
@@ -66,9 +68,11 @@ class LoopPool:
         )
 
     async def dispose(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the connections that are not in use, and wait for those that are being closed."""
         while self.resting:
             await self.resting.pop().close()
+        while self.endings:
+            await asyncio.wait(self.endings)
         await self.engine.dispose()
 
     def abandon(self) -> None:

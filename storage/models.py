@@ -190,12 +190,6 @@ class CallRow(Base):
             postgresql_where=text("state IN ('queued', 'running')"),
             sqlite_where=text("state IN ('queued', 'running')"),
         ),
-        Index(
-            "ix_calls_dead",
-            "finished_at",
-            postgresql_where=text("state IN ('dead')"),
-            sqlite_where=text("state IN ('dead')"),
-        ),
         Index("ix_calls_finished_at", "finished_at"),
     )
 

@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
+from nekro_agent.tools.private_files import make_directory
 from storage import sqlite_driver
 from storage.error_hook import install
 
@@ -82,7 +83,7 @@ def _make_file(url: URL) -> None:
     """Create directory and file, readable by the owner only: chats and plugins' data are in it."""
     path = Path(url.database or "")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         # SQLite gives its log files the permissions of this one. One that exists must not be opened
         # here: closing it would drop the locks of every connection that this process has to it, and
         # another process could then take the log away from under them.

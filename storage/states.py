@@ -36,8 +36,6 @@ class CallState(StrEnum):
     UNKNOWN = "unknown"
     #: Cancelled on purpose before it ended.
     CANCELLED = "cancelled"
-    #: Set aside after too many deliveries; waits for an operator.
-    DEAD = "dead"
 
 
 class RoundState(StrEnum):
@@ -101,7 +99,7 @@ class MarkSource(StrEnum):
 
 
 FINAL_CALL_STATES: Final = frozenset(
-    {CallState.DONE, CallState.FAILED, CallState.UNKNOWN, CallState.CANCELLED, CallState.DEAD}
+    {CallState.DONE, CallState.FAILED, CallState.UNKNOWN, CallState.CANCELLED}
 )
 FINAL_ROUND_STATES: Final = frozenset(
     {RoundState.DONE, RoundState.FAILED, RoundState.CANCELLED, RoundState.MERGED}

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = ("nekro_agent", "broker_config", "storage", "sandbox", "agent", "workers", "cli")
 #: Exceptions to "everything below": what is named here is all that is allowed.
 ONLY = {
-    "storage": {"nekro_agent", "broker_config.bridge", "broker_config.settings"},
+    "storage": {"nekro_agent", "broker_config.bridge", "broker_config.completion", "broker_config.settings"},
     "plugin_pkgs": {"nekro_agent"},
 }
 #: Libraries that a package must not know.

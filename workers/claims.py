@@ -17,6 +17,7 @@ from loguru import logger
 from broker_config.wire import Envelope, Invocation
 from nekro_agent.errors import (
     CallCancelledError,
+    CallTimeoutError,
     FencedError,
     MethodFailedError,
     NekroError,
@@ -26,7 +27,7 @@ from nekro_agent.errors import (
 )
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import MessageKind, SystemMessageHooks
-from storage.calls import Call, CallRequest, ClaimVerdict
+from storage.calls import Call, CallRequest, Claim, ClaimVerdict
 from storage.engine import Database
 from storage.messages import NewMessage
 from storage.rounds import RoundRequest
@@ -37,12 +38,14 @@ from workers.detached import settle
 from workers.messages import announce_message
 from workers.publisher import EventPublisher
 
-__all__ = ["CallClaims", "Claimable", "DuplicateDelivery", "HeldClaim", "outcome_unknown"]
+__all__ = ["CallClaims", "Claimable", "DuplicateDelivery", "HeldClaim", "error_of", "outcome_unknown"]
 
 #: How long a claim outlives its call's deadline, for recording how the call ended.
 CLAIM_MARGIN_SECONDS: Final = 15.0
 #: Longest run of the hooks for one text, within that margin; a text that they did not judge is kept.
 HOOKS_SECONDS: Final = 10.0
+#: Pause before a claim is tried again, and what must be left until the deadline for that.
+CLAIM_RETRY_SECONDS: Final = 0.3
 #: Pause before the record of a call is tried again.
 RECORD_RETRY_SECONDS: Final = 0.3
 
@@ -97,16 +100,72 @@ class CallClaims:
         self._keeper = keeper
         self._publisher = publisher
         self._hooks = hooks
+        #: Deliveries that are claiming or running, by call id; on any thread.
+        self._under_way: dict[str, object] = {}
+        #: Calls that ran here and whose end is not in the database.
+        self._unrecorded: set[str] = set()
 
     async def claim(self, subject: Claimable, invocation: Invocation, *, worker: str) -> HeldClaim:
         """Ask for the right to run a call.
 
+        A database that does not answer is asked again until the call's deadline: the call may be
+        recorded, and if its delivery failed the sweep would send it again.
+
         Raises:
             DuplicateDelivery: another delivery of it is running.
+            CallTimeoutError: the database did not answer before the deadline; it will not start.
             OutcomeUnknownError: a worker died inside it.
             CallCancelledError: its round was stopped, or it was cancelled itself.
             MethodFailedError: so it ended before.
         """
+        delivery = object()
+        if self._under_way.setdefault(invocation.call_id, delivery) is not delivery:
+            raise DuplicateDelivery(invocation.call_id)
+        held = None
+        try:
+            held = await self._claim(subject, invocation, worker)
+            return held
+        finally:
+            if held is None or held.envelope is not None:
+                del self._under_way[invocation.call_id]
+
+    async def _claim(self, subject: Claimable, invocation: Invocation, worker: str) -> HeldClaim:
+        claim = await self._patiently(subject, invocation, worker)
+        held = HeldClaim(call_id=invocation.call_id, subject=subject, fence=claim.fence)
+        if claim.verdict is ClaimVerdict.GRANTED:
+            self._keeper.hold(held.call_id, fence=held.fence, seconds=_longest_seconds(invocation))
+            return held
+        if claim.verdict is ClaimVerdict.BUSY or claim.call is None:
+            raise DuplicateDelivery(invocation.call_id)
+        if claim.call.detached_at is not None:
+            # This delivery may be what found that a worker died inside the call; settling is idempotent.
+            async with self._database.begin() as transaction:
+                await settle(transaction, self._publisher, claim.call)
+        return HeldClaim(call_id=invocation.call_id, subject=subject, envelope=_earlier_outcome(claim.call))
+
+    async def _patiently(self, subject: Claimable, invocation: Invocation, worker: str) -> Claim:
+        """Claim, again as long as the database does not answer and the call may still start."""
+        first_at: float | None = None
+        while True:
+            asked_at = time.monotonic()
+            since = (
+                None if first_at is None or invocation.call_id in self._unrecorded else asked_at - first_at
+            )
+            try:
+                return await self._ask(subject, invocation, worker, since)
+            except StorageUnavailableError as exc:
+                logger.bind(call_id=invocation.call_id, error=str(exc)).warning("call_not_claimed")
+                if invocation.remaining_seconds() <= CLAIM_RETRY_SECONDS:
+                    raise CallTimeoutError(
+                        f"{invocation.method}: call {invocation.call_id} did not start before its deadline; "
+                        f"it could not be claimed: {exc}"
+                    ) from exc
+            first_at = asked_at if first_at is None else first_at
+            await asyncio.sleep(CLAIM_RETRY_SECONDS)
+
+    async def _ask(
+        self, subject: Claimable, invocation: Invocation, worker: str, since_seconds: float | None
+    ) -> Claim:
         request = CallRequest(
             id=invocation.call_id,
             method=invocation.method,
@@ -117,48 +176,58 @@ class CallClaims:
             deadline=invocation.deadline,
             repeatable=invocation.repeatable,
         )
-        longest_seconds = max(invocation.remaining_seconds(), 0) + CLAIM_MARGIN_SECONDS
-        lease_seconds = min(longest_seconds, self._keeper.lease_seconds)
+        lease_seconds = min(_longest_seconds(invocation), self._keeper.lease_seconds)
         async with self._database.autocommit() as transaction:
             if await _is_round_stopped(transaction, invocation):
                 raise CallCancelledError(f"call {invocation.call_id}: its round was stopped on request")
-            claim = await transaction.calls.claim(request, worker=worker, lease_seconds=lease_seconds)
-        held = HeldClaim(call_id=invocation.call_id, subject=subject, fence=claim.fence)
-        if claim.verdict is ClaimVerdict.GRANTED:
-            self._keeper.hold(held.call_id, fence=held.fence, seconds=longest_seconds)
-            return held
-        if claim.verdict is ClaimVerdict.BUSY or claim.call is None:
-            raise DuplicateDelivery(invocation.call_id)
-        if claim.call.detached_at is not None:
-            # This delivery may be what found that a worker died inside the call; telling twice is once.
-            async with self._database.begin() as transaction:
-                await settle(transaction, self._publisher, claim.call)
-        return HeldClaim(call_id=invocation.call_id, subject=subject, envelope=_earlier_outcome(claim.call))
+            return await transaction.calls.claim(
+                request, worker=worker, lease_seconds=lease_seconds, since_seconds=since_seconds
+            )
 
     async def finish(self, claim: HeldClaim, invocation: Invocation, envelope: Envelope) -> Envelope:
         """Record a returned call with everything that follows from it; returns the envelope to send.
 
         Raises:
-            OutcomeUnknownError: the claim was lost meanwhile; nothing was written.
-            StorageUnavailableError: the database was away for longer than the claim's margin.
+            OutcomeUnknownError: the claim was lost meanwhile, or the database refused the record or was
+                away for longer than the claim's margin.
         """
         text = envelope.text
         if text is not None and await self._is_dropped(invocation.chat_key, text):
             text = None
-        give_up_at = time.monotonic() + CLAIM_MARGIN_SECONDS
         try:
-            while True:
+            return await self._record_patiently(claim, invocation, envelope, text)
+        except OutcomeUnknownError:
+            raise
+        except BaseException as exc:
+            self._unrecorded.add(claim.call_id)
+            if not isinstance(exc, StorageError):
+                raise
+            raise OutcomeUnknownError(
+                f"call {claim.call_id}: the method ran and its end could not be recorded ({exc}); its effect "
+                "may have happened, so check before you repeat it"
+            ) from exc
+        finally:
+            self._end(claim)
+
+    async def _record_patiently(
+        self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None
+    ) -> Envelope:
+        give_up_at = time.monotonic() + CLAIM_MARGIN_SECONDS
+        while True:
+            try:
                 try:
                     return await self._record(claim, invocation, envelope, text)
-                except StorageUnavailableError:
-                    # The method has run; what it did must not be forgotten because of a restart.
-                    if time.monotonic() > give_up_at:
-                        raise
-                    await asyncio.sleep(RECORD_RETRY_SECONDS)
-        except FencedError as exc:
-            return await self._recorded_before(claim, exc)
-        finally:
-            self._keeper.drop(claim.call_id)
+                except FencedError as exc:
+                    return await self._recorded_before(claim, exc)
+            except StorageUnavailableError:
+                # The method has run; what it did must not be forgotten because of a restart.
+                if time.monotonic() > give_up_at:
+                    raise
+                await asyncio.sleep(RECORD_RETRY_SECONDS)
+
+    def _end(self, claim: HeldClaim) -> None:
+        self._keeper.drop(claim.call_id)
+        self._under_way.pop(claim.call_id, None)
 
     async def _record(
         self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None
@@ -193,10 +262,14 @@ class CallClaims:
                     claim.call_id, fence=claim.fence, error_type=type(error).__name__, error_message=message
                 )
                 await settle(transaction, self._publisher, ended)
-        except StorageError as exc:
+        except BaseException as exc:
+            if not isinstance(exc, FencedError):
+                self._unrecorded.add(claim.call_id)
+            if not isinstance(exc, StorageError):
+                raise
             logger.bind(call_id=claim.call_id, error=type(exc).__name__).warning("call_failure_not_recorded")
         finally:
-            self._keeper.drop(claim.call_id)
+            self._end(claim)
 
     async def _is_dropped(self, chat_key: str, text: str) -> bool:
         try:
@@ -263,6 +336,10 @@ class CallClaims:
         return round_.id
 
 
+def _longest_seconds(invocation: Invocation) -> float:
+    return max(invocation.remaining_seconds(), 0) + CLAIM_MARGIN_SECONDS
+
+
 async def _is_round_stopped(transaction: Transaction, invocation: Invocation) -> bool:
     round_id = invocation.round_id
     return round_id is not None and await transaction.rounds.is_cancel_requested(round_id)
@@ -279,10 +356,11 @@ def _answer_goes_first(type_: SandboxMethodType, invocation: Invocation) -> bool
 def _earlier_outcome(call: Call) -> Envelope:
     if call.state is CallState.DONE and call.outcome is not None:
         return Envelope.model_validate(call.outcome)
-    raise _error_of(call)
+    raise error_of(call)
 
 
-def _error_of(call: Call) -> NekroError:
+def error_of(call: Call) -> NekroError:
+    """The error for a call that ended without a result."""
     if call.state is CallState.CANCELLED:
         return CallCancelledError(f"call {call.id} was cancelled")
     if call.state is CallState.FAILED:

@@ -20,7 +20,15 @@ from broker_config.calls import MethodCaller
 from broker_config.settings import WorkerSettings
 from broker_config.tracing import Span, span
 from broker_config.wire import Envelope, Invocation, new_id
-from nekro_agent.errors import ArgumentError, BrokerUnavailableError, MethodFailedError, NekroError
+from nekro_agent.errors import (
+    ArgumentError,
+    BrokerError,
+    BrokerUnavailableError,
+    MethodFailedError,
+    NekroError,
+    OutcomeUnknownError,
+    StorageError,
+)
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import ChatInfo
 from sandbox.models import (
@@ -171,11 +179,7 @@ class Dispatcher:
         if patience == 0:
             # The row comes first: from then on the chat will be told, whatever becomes of the message.
             await self._detacher.detach(entry, invocation, lane=lane)
-            try:
-                await self._caller.send(invocation, lane=lane)
-            except BrokerUnavailableError:
-                await self._detacher.withdraw(call_id)
-                raise
+            await self._send_detached(invocation, lane)
             return None
 
         async def leave() -> bool:
@@ -186,6 +190,19 @@ class Dispatcher:
             return await self._caller.call_patiently(invocation, lane=lane, seconds=patience, leave=leave)
         except asyncio.CancelledError:
             await self._revoke(call_id)
+            raise
+
+    async def _send_detached(self, invocation: Invocation, lane: str) -> None:
+        call_id = invocation.call_id
+        try:
+            await self._caller.send(invocation, lane=lane)
+        except OutcomeUnknownError as exc:  # it may run; the chat hears how its row ends
+            logger.bind(call_id=call_id, error=str(exc)).warning("call_sent_unconfirmed")
+        except (BrokerError, StorageError):
+            try:
+                await self._detacher.withdraw(call_id)
+            except StorageError as exc:  # the call will not run; the sweep ends its job
+                logger.bind(call_id=call_id, error=str(exc)).warning("call_not_withdrawn")
             raise
 
     async def _revoke(self, call_id: str) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from loguru import logger
 
+from broker_config.completion import complete
 from broker_config.settings import DownloadSettings
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.ports import DownloadReport, DownloadStatus
@@ -130,7 +131,7 @@ class SqlDownloadClaim:
 
     async def end(self, report: DownloadReport | None) -> None:
         """Give the right back; the claim of a process that stood still may be another's by now."""
-        await asyncio.shield(self._end(report))
+        await complete(self._end(report))
 
     async def _end(self, report: DownloadReport | None) -> None:
         if self._keeper is not None:

@@ -1,8 +1,8 @@
 """How a method's call runs that succeeds: what Celery's tracer would do, as a coroutine.
 
 The tracer is synchronous, so in the asyncio pool each task needs a greenlet for it, with memory for
-its frames, and it is made for more than calls: chains, chords, retries. A call whose message asks
-for none of these runs here. Whatever goes another way than success, in the method or in Redis, is
+its frames, and it is made for more than calls: chains, chords, retries, which admitted messages never
+ask for. A call runs here. Whatever goes another way than success, in the method or in Redis, is
 handed to the tracer with the outcome so far: failures, stops, duplicates and results that are hard
 to store are Celery's business alone, and the method never runs a second time.
 
@@ -49,7 +49,7 @@ def run_job(job: Job, tasks: Mapping[str, Any]) -> Awaitable[None]:
 
 
 def _is_plain(request: PrivateRequest) -> bool:
-    return request.asks_only_for_result and is_only_observer() and not signals.task_success.receivers
+    return not request.ignore_result and is_only_observer() and not signals.task_success.receivers
 
 
 async def _run(job: Job, body: Body, task: Any, request: PrivateRequest) -> None:

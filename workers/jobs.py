@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
+from broker_config.completion import complete
 from broker_config.wire import new_id
 from nekro_agent import bridge
 from nekro_agent.errors import ConflictError, NotFoundError
@@ -230,8 +231,8 @@ class SqlJobs:
             with self._alarms.set(job_id, key) as signalled:
                 yield signalled
         finally:
-            # Shielded: whoever cancels the caller must not leave a wait behind that nobody is in.
-            await asyncio.shield(self._end_wait(job_id, key, waiter))
+            # A cancelled caller must not leave a wait behind that nothing waits in.
+            await complete(self._end_wait(job_id, key, waiter))
 
     async def _end_wait(self, job_id: str, key: str, waiter: str) -> None:
         async with self._database.autocommit() as transaction:

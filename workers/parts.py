@@ -52,7 +52,7 @@ from workers.round_ledger import RoundLedger
 from workers.round_stop import RoundStopper
 from workers.runs import CodeRuns
 from workers.sweeper import Sweeper
-from workers.sweeps import JobSweep, RetentionSweep, TimerFirings, TimerSweep
+from workers.sweeps import JobSweep, RetentionSweep, TimerFirings, TimerSweep, UploadSweep
 from workers.watch_sweep import WatchSweep
 
 if TYPE_CHECKING:
@@ -326,6 +326,7 @@ class Parts:
                 JobSweep(self.database, self.publisher, self.settings.agent).sweep,
                 DownloadSweep(self.database, self.settings.downloads, data_dir=self.settings.data_dir).sweep,
                 RetentionSweep(self.database, self.settings.retention).sweep,
+                UploadSweep(self.settings.retention, data_dir=self.settings.data_dir).sweep,
                 WatchSweep(self.app, self.settings.broker).sweep,
             ),
         )

@@ -176,12 +176,18 @@ class Job:
             self.escape(exc)
 
     def stop(self, reason: StopReason) -> bool:
-        """Stop the body, from any thread; returns False when it is over and the outcome stands."""
+        """Stop the body, from any thread; returns False when it is over and the outcome stands.
+
+        Celery says it twice when it terminates a task, and a shutdown may say it once more. The body is
+        cancelled once for a final reason, and before that once for its soft limit: a further
+        cancellation would interrupt what it cleans up.
+        """
         with _lock:
             if self._body_is_over:
                 return False
-            if self.stop_reason is None or not self.stop_reason.is_final:
-                self.stop_reason = reason
+            if self.stop_reason is not None and (self.stop_reason.is_final or not reason.is_final):
+                return True
+            self.stop_reason = reason
             cancel = self._cancel
         if cancel is not None:
             cancel()
@@ -325,13 +331,18 @@ class Cancellable:
 class Interruptible:
     """``with Interruptible():`` around what the running task awaits: ``Job.stop`` ends that and no more."""
 
-    __slots__ = ("_is_inside", "_job", "_loop", "_task", "was_interrupted")
+    __slots__ = ("_interruptions", "_is_inside", "_job", "_loop", "_task")
 
     def __init__(self) -> None:
         self._job, self._task = current_job(), _this_task()
         self._loop = self._task.get_loop()
         self._is_inside = False
-        self.was_interrupted = False
+        self._interruptions = 0
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the job was stopped while the task was inside."""
+        return self._interruptions > 0
 
     def __enter__(self) -> Interruptible:
         self._is_inside = True
@@ -348,7 +359,7 @@ class Interruptible:
         if self._job is not None:
             with _lock:
                 self._job._cancel = None
-        if self.was_interrupted:
+        for _number in range(self._interruptions):
             self._task.uncancel()
 
     def _ask(self) -> None:
@@ -357,7 +368,7 @@ class Interruptible:
 
     def _interrupt(self) -> None:
         if self._is_inside:
-            self.was_interrupted = True
+            self._interruptions += 1
             self._task.cancel()
 
 

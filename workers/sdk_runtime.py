@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nekro_agent import runtime
-from nekro_agent.policies import DownloadPolicy, StorePolicy
+from nekro_agent.policies import DownloadPolicy, StorePolicy, UploadPolicy
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.downloads import SqlDownloads
@@ -54,5 +54,6 @@ def runtime_of(parts: Parts) -> runtime.Runtime:
             keep_partial_seconds=settings.downloads.keep_partial_days * 86_400,
         ),
         packages=package_policy(settings.plugins),
+        uploads=UploadPolicy(chat_bytes=settings.uploads.chat_bytes, chat_names=settings.uploads.chat_names),
         core=core_config(settings),
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from loguru import logger
@@ -12,6 +14,7 @@ from broker_config.settings import AgentSettings, RetentionSettings
 from nekro_agent import cron
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.ports import CronJob, MessageKind
+from nekro_agent.uploads import remove_expired
 from storage.engine import Database
 from storage.jobs import Job
 from storage.messages import NewMessage
@@ -24,10 +27,13 @@ from workers.job_data import is_call
 from workers.messages import announce_message
 from workers.publisher import EventPublisher
 
-__all__ = ["JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep"]
+__all__ = ["JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSweep"]
 
 #: Rows that one sweep takes of each kind; the next one goes on.
 _BATCH: Final = 500
+#: Files of uploads that one sweep removes.
+_UPLOADS_BATCH: Final = 5_000
+_DAY_SECONDS: Final = 86_400
 #: How often the sweep looks for rows that ended long ago.
 _RETENTION_SECONDS: Final = 3600.0
 #: How long a job may stand in its queue before its message is taken for lost and sent again.
@@ -116,6 +122,32 @@ class RetentionSweep:
             if any(deleted.values()):
                 logger.bind(**deleted).info("expired_rows_deleted")
         return self._next_at - time.monotonic()
+
+
+class UploadSweep:
+    """Removes files of chats' uploads that nothing changed for long, once an hour."""
+
+    def __init__(self, settings: RetentionSettings, *, data_dir: Path) -> None:
+        self._keep_seconds = settings.uploads_days * _DAY_SECONDS
+        self._data_dir = data_dir
+        self._next_at = time.monotonic()
+
+    async def sweep(self) -> float | None:
+        """Remove what is due, at most some thousand names at a time; returns in how many seconds to go on."""
+        if time.monotonic() >= self._next_at:
+            now = time.time()
+            removed = await asyncio.to_thread(
+                remove_expired,
+                self._data_dir,
+                before=now - self._keep_seconds if self._keep_seconds else None,
+                unfinished_before=now - _DAY_SECONDS,
+                limit=_UPLOADS_BATCH,
+            )
+            if removed < _UPLOADS_BATCH:
+                self._next_at = time.monotonic() + _RETENTION_SECONDS
+            if removed:
+                logger.bind(names=removed).info("expired_uploads_removed")
+        return max(self._next_at - time.monotonic(), 0)
 
 
 class JobSweep:

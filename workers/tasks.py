@@ -152,8 +152,25 @@ def _method_body(
 
 
 def _send_home(task: Task, misplaced: MisplacedCall) -> None:
-    message = task.signature_from_request(args=[misplaced.body], queue=misplaced.queue)
-    run_async(asyncio.to_thread(message.apply_async, headers=trace_headers() or None))
+    """Send a call to the process that its plugin lives in, signed for that queue."""
+    app, request = task.app, task.request
+    hard, soft = request.timelimit or (None, None)
+    message = app.amqp.signed_task(
+        request.id,
+        task.name,
+        [misplaced.body],
+        queue=misplaced.queue,
+        reply_to=request.reply_to,
+        time_limit=hard,
+        soft_time_limit=soft,
+    )
+    message.headers.update(trace_headers())
+
+    def send() -> None:
+        with app.producer_or_acquire() as producer:
+            app.amqp.send_task_message(producer, task.name, message, queue=misplaced.queue)
+
+    run_async(asyncio.to_thread(send))
 
 
 class _LoopCleanups:

@@ -13,6 +13,7 @@ from typing import Any
 from agent.llm.port import LLMRequest
 from agent.model import ImagePart, Part, TextPart
 from agent.multimodal import image_data
+from nekro_agent.tools.private_files import make_directory
 
 __all__ = ["RequestRecord"]
 
@@ -47,7 +48,7 @@ class RequestRecord:
             ],
         }
         data = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         # One write with O_APPEND, so that lines of several worker processes never mix; private,
         # because it holds what people wrote.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -62,7 +62,7 @@ def library_versions() -> dict[str, str]:
 
 def _cpu_name() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text().split("\n")
     except OSError:
         return platform.processor() or "unknown"
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -106,7 +106,7 @@ def _high_water_bytes(pid: int) -> int | None:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return None
-    for line in status.splitlines():
+    for line in status.split("\n"):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return None

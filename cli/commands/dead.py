@@ -1,26 +1,21 @@
-"""`nekro dead`: calls that were set aside because they end their workers, or because nobody can read them."""
+"""`nekro dead`: messages that were set aside: they end their workers, cannot be read, or were refused."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from broker_config.call_messages import CallMessage
 from broker_config.settings import Settings
-from cli.command import Deps, add_json, positive_int
+from cli.command import Deps, add_json, positive_int, positive_seconds
 from cli.output import one_line
 from cli.ownership import require_running
-from cli.running import run_async
-from nekro_agent.errors import NotFoundError, UsageError
+from nekro_agent.errors import MessageRefusedError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from broker_config.dead_letters import DeadLetters, DeadMessage
-    from broker_config.wire import Signer
-    from storage.calls import Call
-    from storage.engine import Database
+    from broker_config.dead_letters import DeadLetters, DeadMessage, VerifiedMessage
 
 __all__ = ["Args", "register", "run"]
 
@@ -28,12 +23,14 @@ _EPILOG = """\
 examples:
   nekro dead
   nekro dead show 5f0c…
-  nekro dead retry 5f0c…
+  nekro dead retry 5f0c… --timeout 60
   nekro dead drop all
 
 A call is set aside when NEKRO_BROKER__MAX_DELIVERIES workers took it and none finished it, a message when no
-worker can read it. `retry` sends a call again under its id, with a new deadline; nobody waits for its result
-then. `--json` prints a list of {id, task, lane, source, reason, deliveries, bytes}, with `show` one of them.
+worker can read it or it was not signed by us. `show` and `retry` verify the signatures: `retry` says what
+will run and sends it again under its id, with `--timeout` under a new deadline; nobody waits for its result.
+What was altered or refused cannot be sent again. `--json` prints a list of {id, task, lane, source, reason,
+deliveries, bytes}, with `show` one of them and {signature, chat_key, deadline}.
 """
 _ACTIONS: Final = ("list", "show", "retry", "drop")
 
@@ -45,6 +42,7 @@ class Args:
     action: str
     id: str | None
     limit: int
+    timeout: float | None
     json: bool
 
 
@@ -60,6 +58,12 @@ def register(parser: argparse.ArgumentParser) -> None:
         default=1000,
         help="newest seen (default: %(default)s)",
     )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=positive_seconds,
+        help="with `retry`: give the call this long, from now; without it the call keeps its deadline",
+    )
     add_json(parser)
 
 
@@ -70,139 +74,89 @@ def run(args: Args, deps: Deps) -> int:
     settings = deps.load_settings()
     if settings.broker.url is None:
         require_running(settings.data_dir)
-    return run_async(_run(args, settings, deps))
-
-
-async def _run(args: Args, settings: Settings, deps: Deps) -> int:
-    async with _opened(settings) as desk:
-        found = await desk.all(limit=args.limit)
+    if args.timeout is not None and args.action != "retry":
+        raise UsageError("--timeout is for `nekro dead retry ID`")
+    with _opened(settings) as letters:
+        found = letters.newest(limit=args.limit)
         if args.action == "list":
             _show_list(found, args, deps)
             return 0
         chosen = found if (args.action, args.id) == ("drop", "all") else [_chosen(found, args.id or "")]
-        for item in chosen:
+        for message in chosen:
             if args.action == "show":
-                _show(item, args, deps)
+                _show(_checked(letters, message), args, deps)
             elif args.action == "drop":
-                await desk.drop(item)
-                deps.output.words(f"dropped {item.id}")
+                letters.drop(message)
+                deps.output.words(f"dropped {message.id}")
             else:
-                lane = await desk.retry(item)
-                deps.output.words(f"sent {item.id} to lane {lane} again")
+                _retry(letters, message, args, deps)
     return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Item:
-    """One line: a message in the broker, or a row of the database."""
-
-    id: str
-    task: str | None
-    lane: str | None
-    reason: str
-    deliveries: int
-    size_bytes: int
-    message: DeadMessage | None = None
-    call: Call | None = None
-
-    def described(self) -> dict[str, Any]:
-        """As ``--json`` prints it."""
-        return {
-            "id": self.id,
-            "task": self.task,
-            "lane": self.lane,
-            "source": "broker" if self.message is not None else "database",
-            "reason": self.reason,
-            "deliveries": self.deliveries,
-            "bytes": self.size_bytes,
-        }
+def _described(message: DeadMessage) -> dict[str, Any]:
+    """One line, as ``--json`` prints it."""
+    return {
+        "id": message.id,
+        "task": message.task,
+        "lane": message.lane,
+        "source": "broker" if message.refusal is None else "refused",
+        "reason": message.reason,
+        "deliveries": message.deliveries,
+        "bytes": message.size_bytes,
+    }
 
 
-class _Desk:
-    """Both places where calls are set aside."""
-
-    def __init__(self, letters: DeadLetters, database: Database, settings: Settings, signer: Signer) -> None:
-        self._letters, self._database, self._settings, self._signer = letters, database, settings, signer
-
-    async def all(self, *, limit: int) -> list[_Item]:
-        """List what is there, the newest first, messages before rows."""
-        messages = [
-            _Item(
-                id=message.id,
-                task=message.task,
-                lane=message.lane,
-                reason=message.reason,
-                deliveries=message.deliveries,
-                size_bytes=message.size_bytes,
-                message=message,
-            )
-            for message in self._letters.newest(limit=limit)
-        ]
-        async with self._database.read() as transaction:
-            calls = await transaction.calls.dead(limit=limit)
-        rows = [
-            _Item(
-                id=call.id,
-                task=call.method,
-                lane=call.lane,
-                reason=call.error_message or "",
-                deliveries=call.fence,
-                size_bytes=0,
-                call=call,
-            )
-            for call in calls
-        ]
-        return [*messages, *rows]
-
-    async def drop(self, item: _Item) -> None:
-        """Delete it."""
-        if item.message is not None:
-            self._letters.drop(item.message)
-            return
-        async with self._database.autocommit() as transaction:
-            await transaction.calls.drop(item.id)
-
-    async def retry(self, item: _Item) -> str:
-        """Send it again; returns the lane."""
-        seconds = self._settings.workers.call_timeout_seconds
-        if item.lane == "long":
-            seconds = self._settings.workers.long_timeout_seconds
-        if item.message is not None:
-            return self._letters.retry(item.message, timeout_seconds=seconds)
-        stored = item.call.invocation if item.call is not None else None
-        call = CallMessage.from_row(stored or {}, signer=self._signer)
-        again = CallMessage.renewed(
-            call.invocation, signer=self._signer, lane=call.lane, timeout_seconds=seconds
-        )
-        async with self._database.begin() as transaction:
-            # The sweep sends it, as it does with every recorded call that nobody claims.
-            await transaction.calls.requeue(item.id)
-            await transaction.calls.keep_message(item.id, again.to_row())
-        return call.lane
+def _checked(letters: DeadLetters, message: DeadMessage) -> dict[str, Any]:
+    """The same, with what its signatures vouch for."""
+    try:
+        verified = letters.verify(message)
+    except MessageRefusedError:
+        return _described(message) | {"signature": "not valid", "chat_key": None, "deadline": None}
+    call = verified.invocation
+    return _described(message) | {
+        "signature": "valid",
+        "chat_key": None if call is None else call.chat_key,
+        "deadline": None if call is None else call.deadline.isoformat(),
+    }
 
 
-@asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[_Desk]:
+def _retry(letters: DeadLetters, message: DeadMessage, args: Args, deps: Deps) -> None:
+    verified = letters.verify(message)
+    deps.output.words(f"runs {_summary(verified, args.timeout)}")
+    letters.retry(verified, timeout_seconds=args.timeout)
+    deps.output.words(f"sent {message.id} to lane {verified.lane} again")
+
+
+def _summary(verified: VerifiedMessage, timeout_seconds: float | None) -> str:
+    call, where = verified.invocation, f"{verified.task} on lane {verified.lane}"
+    if call is None:
+        return f"{where}: looks at what the database asks for"
+    until = (
+        f"until {call.deadline:%Y-%m-%d %H:%M:%S} UTC"
+        if timeout_seconds is None
+        else f"for at most {timeout_seconds:g} s"
+    )
+    user = "" if call.user_id is None else f" as user {call.user_id}"
+    return f"{where} in chat {call.chat_key}{user}, {len(call.args)} bytes of arguments, {until}"
+
+
+@contextmanager
+def _opened(settings: Settings) -> Iterator[DeadLetters]:
     from broker_config.app import create_app
     from broker_config.dead_letters import DeadLetters
     from broker_config.embedded import resolve_settings, resolve_signing_key
     from broker_config.wire import Signer
-    from storage.engine import Database
-    from storage.migrate import require_migrated
 
     settings = resolve_settings(settings)
-    await require_migrated(settings.database, settings.data_dir)
     signer = Signer.from_text(resolve_signing_key(settings).get_secret_value())
     letters = DeadLetters(create_app(settings), signer=signer)
-    database = Database(settings.database, settings.data_dir)
     try:
-        yield _Desk(letters, database, settings, signer)
+        yield letters
     finally:
         letters.close()
-        await database.dispose()
 
 
-def _chosen(found: list[_Item], prefix: str) -> _Item:
+def _chosen(found: list[DeadMessage], prefix: str) -> DeadMessage:
     near = [item for item in found if item.id.startswith(prefix)]
     exact = [item for item in near if item.id == prefix] or near
     if not exact:
@@ -212,17 +166,17 @@ def _chosen(found: list[_Item], prefix: str) -> _Item:
     return exact[0]
 
 
-def _show_list(found: list[_Item], args: Args, deps: Deps) -> None:
+def _show_list(found: list[DeadMessage], args: Args, deps: Deps) -> None:
     if args.json:
-        deps.output.json([item.described() for item in found])
+        deps.output.json([_described(item) for item in found])
         return
     rows = [(item.id, item.task, item.lane, item.size_bytes, item.reason) for item in found]
     deps.output.table(("ID", "TASK", "LANE", "BYTES", "REASON"), rows)
 
 
-def _show(item: _Item, args: Args, deps: Deps) -> None:
+def _show(described: dict[str, Any], args: Args, deps: Deps) -> None:
     if args.json:
-        deps.output.json(item.described())
+        deps.output.json(described)
         return
-    for name, value in item.described().items():
+    for name, value in described.items():
         deps.output.report(one_line(f"{name}: {value}"))

@@ -113,7 +113,7 @@ async def _shared_dir(stage: Stage, chat_key: str) -> list[Path]:
 def _requests(record: Path, chat_key: str) -> list[LLMRequestRecord]:
     if not record.exists():
         return []
-    lines = [json.loads(line) for line in record.read_text("utf-8").splitlines()]
+    lines = [json.loads(line) for line in record.read_text("utf-8").split("\n") if line]
     return [
         LLMRequestRecord(at=line["at"], round_id=line["round_id"], messages=line["messages"])
         for line in lines

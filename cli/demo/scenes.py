@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import yaml
 
+from nekro_agent.tools.private_files import write_private
+
 __all__ = [
     "ADA",
     "ASK_DRAW",
@@ -99,5 +101,4 @@ def write_script(path: Path) -> None:
         {"when": when, "images": images, "answer": f"{words}\n\n```python\n{code}```\n"}
         for when, images, words, code in _SCRIPT
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(entries, allow_unicode=True, sort_keys=False), "utf-8")
+    write_private(path, yaml.safe_dump(entries, allow_unicode=True, sort_keys=False))

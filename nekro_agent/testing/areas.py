@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nekro_agent import layout
+from nekro_agent.tools.private_files import make_directory
 
 __all__ = ["LocalAreas"]
 
@@ -17,17 +18,12 @@ class LocalAreas:
 
     def uploads_dir(self, chat_key: str) -> Path:
         """Directory behind ``/app/uploads``."""
-        return _made(layout.uploads_dir(self._root, chat_key))
+        return make_directory(layout.uploads_dir(self._root, chat_key), passable=True)
 
     def shared_dir(self, container_key: str) -> Path:
         """Directory behind ``/app/shared``."""
-        return _made(layout.shared_dir(self._root, container_key))
+        return make_directory(layout.shared_dir(self._root, container_key), passable=True)
 
     def plugin_dir(self, plugin_key: str) -> Path:
         """Directory of a plugin."""
-        return _made(layout.plugin_dir(self._root, plugin_key))
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
+        return make_directory(layout.plugin_dir(self._root, plugin_key))

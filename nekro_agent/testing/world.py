@@ -16,7 +16,7 @@ from nekro_agent.errors import MethodNotFoundError
 from nekro_agent.hooks import HookFailure, PluginHost
 from nekro_agent.invoke import Outcome, call_method
 from nekro_agent.plugin import NekroPlugin
-from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy
+from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy, UploadPolicy
 from nekro_agent.runtime import Runtime
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing.areas import LocalAreas
@@ -39,6 +39,7 @@ class InMemoryRuntime:
         store_policy: StorePolicy | None = None,
         downloads: DownloadPolicy | None = None,
         packages: PackagePolicy | None = None,
+        uploads: UploadPolicy | None = None,
         core: CoreConfig | None = None,
     ) -> None:
         """Take the plugins to run.
@@ -73,11 +74,15 @@ class InMemoryRuntime:
             store_policy=store_policy or StorePolicy(),
             downloads=downloads or DownloadPolicy(),
             packages=packages or PackagePolicy(),
+            uploads=uploads or UploadPolicy(),
             core=core or CoreConfig(),
         )
 
     async def __aenter__(self) -> Self:
+        # Callbacks run in reverse: this one when what was bound before is bound again.
+        self._cleanup.callback(self._refresh_configs)
         self._cleanup.enter_context(runtime.bound(self.runtime))
+        self._refresh_configs()
         self.failures = await self.host.start()
         return self
 
@@ -137,6 +142,12 @@ class InMemoryRuntime:
         )
         async for response in self.commands.run(line, who):
             yield response
+
+    def _refresh_configs(self) -> None:
+        """Let objects that plugins read while they were imported have the values of the present data root."""
+        for plugin in self.plugins:
+            if plugin.config_file is not None:
+                plugin.config_file.refreshed()
 
     async def _record(self, outcome: Outcome, ctx: AgentCtx) -> None:
         text, wakes = outcome.text, outcome.type.wakes_agent

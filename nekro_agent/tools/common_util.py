@@ -6,12 +6,15 @@ import asyncio
 import difflib
 import hashlib
 from pathlib import Path
+from typing import BinaryIO
 
-from nekro_agent import runtime
-from nekro_agent.area_access import copy_in, safe_basename
+from nekro_agent import runtime, staging
+from nekro_agent.area_access import safe_basename
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.tools.download import fetch
 from nekro_agent.tools.path_convertor import convert_filename_to_access_path
+from nekro_agent.tools.private_files import make_directory, open_private
+from nekro_agent.uploads import UploadArea, area_of
 
 __all__ = [
     "calculate_file_md5",
@@ -44,8 +47,9 @@ async def download_file(
         InvalidValueError: neither ``file_path`` nor ``from_chat_key`` is given.
         DownloadError: every try failed.
     """
+    target: str | Path
     if file_path is not None:
-        target = Path(file_path)
+        target = file_path
     else:
         digest = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest()
         target = _upload_target(from_chat_key, file_name or digest + use_suffix)
@@ -57,7 +61,7 @@ async def download_file(
             if rest == 0 or not getattr(exc, "retryable", False):
                 raise
             await asyncio.sleep(0.2)
-    return str(target), target.name
+    return str(target), Path(target).name
 
 
 async def download_file_from_bytes(
@@ -74,11 +78,14 @@ async def download_file_from_bytes(
     """
     if file_path is not None:
         target = Path(file_path)
+        files = staging.files_of_call()
+        if isinstance(file_path, str) and files is not None:
+            files.require_target(file_path)
         await asyncio.to_thread(_write, target, bytes_data)
         return str(target), target.name
     digest = hashlib.md5(bytes_data, usedforsecurity=False).hexdigest()
     target = _upload_target(from_chat_key, file_name or digest + use_suffix)
-    await asyncio.to_thread(copy_in, target.parent, target.name, bytes_data)
+    await asyncio.to_thread(UploadArea(target.parent).put, target.name, bytes_data)
     return str(target), target.name
 
 
@@ -87,14 +94,24 @@ async def copy_to_upload_dir(
 ) -> tuple[str, str]:
     """Copy a host file into a chat's uploads; returns host path and name.
 
+    Args:
+        file_path: in a call, a text names files of this chat, plugin or call only, because it may
+            come from a model.
+
     Raises:
-        InvalidValueError: ``from_chat_key`` is empty.
+        InvalidValueError: ``from_chat_key`` is empty, or a text names another file.
         OSError: the file cannot be read.
     """
-    source = Path(file_path)
-    name = file_name or await asyncio.to_thread(calculate_file_md5, source) + (use_suffix or source.suffix)
-    target = _upload_target(from_chat_key, name)
-    await asyncio.to_thread(copy_in, target.parent, target.name, source)
+
+    def copy() -> Path:
+        with staging.opened(file_path) as source:
+            name = file_name or _md5_of(source) + (use_suffix or Path(file_path).suffix)
+            target = _upload_target(from_chat_key, name)
+            source.seek(0)
+            UploadArea(target.parent).put(target.name, source)
+            return target
+
+    target = await asyncio.to_thread(copy)
     return str(target), target.name
 
 
@@ -118,7 +135,11 @@ def calculate_text_similarity(text1: str, text2: str, min_length: int = 0) -> fl
 def calculate_file_md5(file_path: str | Path) -> str:
     """Return a file's MD5 in hexadecimal."""
     with Path(file_path).open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return _md5_of(file)
+
+
+def _md5_of(file: BinaryIO) -> str:
+    return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()  # type: ignore[arg-type]
 
 
 def _upload_target(chat_key: str, name: str) -> Path:
@@ -130,5 +151,11 @@ def _upload_target(chat_key: str, name: str) -> Path:
 
 
 def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    make_directory(path.parent)
+    area = area_of(path)
+    if area is not None:
+        relative = (path.parent.resolve() / path.name).relative_to(area.resolve())
+        UploadArea(area).put(str(relative), data)
+        return
+    with open_private(path, "wb") as file:
+        file.write(data)

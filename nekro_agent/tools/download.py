@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from nekro_agent import runtime
+from nekro_agent import runtime, staging, uploads
 from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError, InvalidValueError
 from nekro_agent.policies import DownloadPolicy
 from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
@@ -60,6 +60,8 @@ class _Order:
     progress: Progress
     addresses: AddressPolicy
     policy: DownloadPolicy
+    #: Uploads of a chat that the file counts for.
+    area: uploads.UploadArea | None = None
 
     @property
     def request(self) -> str:
@@ -86,7 +88,9 @@ async def fetch(
     it shares the progress and, if both asked for the same, the outcome.
 
     Args:
-        dest: a file path; its directory is created, a file there is replaced at the end.
+        dest: a file path; its directory is created, a file there is replaced at the end. In a
+            call, a text must lie in a directory of this chat, plugin or call, because it may come
+            from a model.
         sha256: expected digest in hexadecimal; None accepts any content.
         max_bytes: largest content; None means the configured limit, which it can only lower.
         timeout_seconds: longest silence of the server; None means the configured one.
@@ -97,17 +101,23 @@ async def fetch(
         DownloadRefusedError: scheme, address, size or digest is not acceptable.
         DownloadError: the server could not be reached, refused, or broke off too often; or the
             file cannot be written.
-        InvalidValueError: ``dest`` is a directory or no file name, or ``sha256`` is no digest.
+        UploadQuotaError: ``dest`` lies in a chat's uploads, which have no room for it.
+        InvalidValueError: ``dest`` is a directory, no file name or a text that names another
+            place, or ``sha256`` is no digest.
     """
     if sha256 is not None and not _SHA256.fullmatch(sha256):
         raise InvalidValueError(f"sha256={sha256!r} is not a digest of 64 hexadecimal digits")
     policy = runtime.current().downloads if runtime.is_bound() else DownloadPolicy()
     checked_url(url)
+    target = _checked_target(dest)
+    most = policy.max_bytes if max_bytes is None else min(max_bytes, policy.max_bytes)
+    area = uploads.area_of(target)
     order = _Order(
         url=url,
-        target=_checked_target(dest),
+        target=target,
         sha256=sha256.lower() if sha256 else None,
-        max_bytes=policy.max_bytes if max_bytes is None else min(max_bytes, policy.max_bytes),
+        max_bytes=most,
+        area=None if area is None else uploads.UploadArea(area),
         headers=dict(headers or {}),
         progress=progress or _ignore,
         addresses=AddressPolicy(policy.allow_private if allow_private is None else allow_private),
@@ -165,7 +175,7 @@ async def _claimed(order: _Order, claim: DownloadClaim) -> Download:
 
 async def _download(order: _Order, claim: DownloadClaim) -> DownloadReport:
     await in_thread(_remove_stale, order)
-    part = PartFile(order.target)
+    part = PartFile(order.target, area=order.area)
     state = await in_thread(part.open)
     keep = False
     transfer: Transfer | None = None
@@ -267,6 +277,9 @@ def _result(order: _Order, report: DownloadReport) -> Download:
 def _checked_target(dest: Path | str) -> Path:
     if "\0" in str(dest):
         raise InvalidValueError(f"download target {str(dest)!r} contains a zero character")
+    files = staging.files_of_call()
+    if isinstance(dest, str) and files is not None:
+        files.require_target(dest)
     target = Path(dest).absolute()
     if len(os.fsencode(target.name)) > _LONGEST_NAME_BYTES:
         raise InvalidValueError(f"download target {target.name[:100]!r}… is no name that a file can have")

@@ -11,13 +11,15 @@ import stat
 import threading
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nekro_agent.errors import DownloadError, DownloadRefusedError
+from nekro_agent.errors import DownloadError, DownloadRefusedError, UploadQuotaError
+from nekro_agent.tools.private_files import make_directory, modes_within
+from nekro_agent.uploads import UploadArea
 
 __all__ = ["PartFile", "PartState", "Spans", "remove_stale", "remove_unfinished"]
 
@@ -25,6 +27,8 @@ _HASH_BYTES: Final = 4 << 20
 #: How much of what was hashed stays in memory: what is on its way to the disk cannot be dropped.
 _CACHED_BYTES: Final = 16 << 20
 _STATE_BYTES: Final = 1 << 20
+#: How much more is reserved at a time where the whole size is unknown.
+_RESERVED_BYTES: Final = 16 << 20
 _PART_NAME: Final = re.compile(r"\..+\.[0-9a-f]{12}\.part(\.json|\.new)?", re.DOTALL)
 
 
@@ -104,7 +108,14 @@ class PartFile:
     following links, and one that another user or a second name leads to is not taken over.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, *, area: UploadArea | None = None) -> None:
+        """
+        Args:
+            area: uploads whose quota the file counts for; None where there is no quota.
+        """
+        self._area = area
+        #: Size up to which the area's quota has room for the file.
+        self._reserved = 0
         digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()[:12]
         self._target = target
         short = os.fsencode(target.name)[:100].decode("utf-8", "ignore")
@@ -123,7 +134,7 @@ class PartFile:
             DownloadError: the directory cannot be written to.
         """
         try:
-            self._target.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self._target.parent)
             state = self._read_state()
             if state is not None and self._take_over(state):
                 return state
@@ -137,6 +148,7 @@ class PartFile:
         with self._hash_lock:
             self._state_path.unlink(missing_ok=True)
             os.ftruncate(self._file, 0)
+            self._reserved = 0
             self.spans.clear()
             self._hash, self._hashed = hashlib.sha256(), 0
 
@@ -145,7 +157,9 @@ class PartFile:
 
         Raises:
             DownloadError: it does not.
+            UploadQuotaError: it does not fit into the chat's uploads.
         """
+        self._reserve(whole_bytes)
         missing, free = whole_bytes - self.spans.total, shutil.disk_usage(self._target.parent).free
         if missing > free:
             raise DownloadError(
@@ -158,8 +172,10 @@ class PartFile:
 
         Raises:
             DownloadError: the disk is full, for example.
+            UploadQuotaError: it does not fit into the chat's uploads.
         """
         position = offset
+        self._reserve_ahead(offset + sum(map(len, pieces)))
         try:
             for piece in pieces:
                 view = memoryview(piece)
@@ -174,6 +190,20 @@ class PartFile:
         self.spans.add(offset, position)
         if self._hashed == offset:  # else it is read back when what comes before it is there
             self._hash_pieces(offset, pieces)
+
+    def _reserve_ahead(self, end: int) -> None:
+        """Reserve room for what the server did not announce, some of what is to come included."""
+        if self._area is None or end <= self._reserved:
+            return
+        try:
+            self._reserve(end + _RESERVED_BYTES)
+        except UploadQuotaError:
+            self._reserve(end)
+
+    def _reserve(self, size: int) -> None:
+        if self._area is not None:
+            self._area.reserve(self._file, part=self._path, target=self._target, size=size)
+            self._reserved = size
 
     def _hash_pieces(self, offset: int, pieces: Iterable[bytes | memoryview]) -> None:
         with self._hash_lock:
@@ -244,13 +274,23 @@ class PartFile:
 
         Raises:
             DownloadError: it cannot be moved there.
+            UploadQuotaError: it does not fit into the chat's uploads.
         """
         try:
+            if self._area is not None:  # more was reserved than came
+                os.ftruncate(self._file, self.spans.total)
             os.fsync(self._file)
-            self._path.replace(self._target)
+            with self._publishing():
+                self._path.replace(self._target)
         except OSError as exc:
             raise self._cannot_write(exc) from exc
         self._state_path.unlink(missing_ok=True)
+
+    def _publishing(self) -> AbstractContextManager[None]:
+        if self._area is None:
+            return nullcontext()
+        size = os.fstat(self._file).st_size
+        return self._area.publishing(part=self._path, target=self._target, size=size)
 
     def close(self, *, keep: bool) -> None:
         """Close the file, and remove it unless a later attempt is to go on with it."""
@@ -292,7 +332,7 @@ class PartFile:
         self._state_path.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(self._path, flags, 0o666)
+        self._file = os.open(self._path, flags, modes_within(self._path.parent.stat()).file)
 
     def _forget_hashed(self) -> None:
         """Drop from memory what nobody here reads again.

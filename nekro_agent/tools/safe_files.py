@@ -14,12 +14,13 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO, Final
 
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.tools.private_files import modes_within
 from nekro_agent.tools.safe_open import DIRECTORY, directory, open_beneath, refused, split_path
 from nekro_agent.tools.safe_trees import Node, empty_directory, remove_hidden, walk
 
@@ -34,15 +35,18 @@ __all__ = [
     "mode_of",
     "open_file",
     "read_file",
+    "remove_empty",
     "remove_file",
     "remove_hidden",
     "replace_file",
     "split_path",
     "take_ownership",
     "walk",
+    "write_sparse",
 ]
 
 _CHUNK_BYTES: Final = 1 << 20
+_ZEROS: Final = bytes(_CHUNK_BYTES)
 #: Without O_NONBLOCK, opening a FIFO would wait for whoever planted it.
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -127,7 +131,7 @@ def copy_out(root: Path | int, path: str | PurePath, *, destination: Path, max_b
         target_fd = os.open(destination, _CREATE, 0o600)
         try:
             with os.fdopen(target_fd, "wb") as target:
-                return sum(target.write(chunk) for chunk in _capped(source, max_bytes, os.fspath(path)))
+                return write_sparse(target, _capped(source, max_bytes, os.fspath(path)))
         except BaseException:
             destination.unlink(missing_ok=True)
             raise
@@ -147,17 +151,18 @@ def create_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO) 
     with directory(root) as root_fd:
         owner = os.fstat(root_fd)
         parent_fd = _make_directories(root_fd, parents, owner)
+        mode = modes_within(os.fstat(parent_fd)).file
         try:
-            fd = os.open(name, _CREATE, 0o644, dir_fd=parent_fd)
+            fd = os.open(name, _CREATE, mode, dir_fd=parent_fd)
         finally:
             os.close(parent_fd)
     with os.fdopen(fd, "wb") as file:
+        os.fchmod(fd, mode)
         _adopt(fd, owner)
         if isinstance(data, bytes):
             file.write(data)
         else:
-            while chunk := data.read(_CHUNK_BYTES):
-                file.write(chunk)
+            write_sparse(file, iter(lambda: data.read(_CHUNK_BYTES), b""))
     return "/".join((*parents, name))
 
 
@@ -211,13 +216,16 @@ def remove_file(root: Path | int, path: str | PurePath) -> None:
         InvalidValueError: the path leaves ``root`` or one of its directories is a link.
         FileNotFoundError: there is no such name.
     """
-    *parents, name = split_path(path)
-    with directory(root) as root_fd:
-        parent_fd = open_beneath(root_fd, tuple(parents), DIRECTORY) if parents else os.dup(root_fd)
+    _remove(root, path, lambda name, parent_fd: os.unlink(name, dir_fd=parent_fd))
+
+
+def remove_empty(root: Path | int, path: str | PurePath) -> bool:
+    """Remove an empty directory below ``root``; False when it is not empty, or something else."""
     try:
-        os.unlink(name, dir_fd=parent_fd)
-    finally:
-        os.close(parent_fd)
+        _remove(root, path, lambda name, parent_fd: os.rmdir(name, dir_fd=parent_fd))
+    except (OSError, InvalidValueError):
+        return False
+    return True
 
 
 def take_ownership(
@@ -240,6 +248,20 @@ def take_ownership(
                     os.chown(node.name, uid, gid, dir_fd=node.parent_fd, follow_symlinks=False)
 
 
+def _remove(root: Path | int, path: str | PurePath, remove: Callable[[str, int], None]) -> None:
+    *parents, name = split_path(path)
+    with directory(root) as root_fd:
+        parent_fd = open_beneath(root_fd, tuple(parents), DIRECTORY) if parents else os.dup(root_fd)
+    try:
+        try:
+            remove(name, parent_fd)
+        except PermissionError:  # its owner, who may be this user, has closed the directory
+            os.fchmod(parent_fd, 0o700)
+            remove(name, parent_fd)
+    finally:
+        os.close(parent_fd)
+
+
 def _check_ordinary(info: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(info.st_mode):
         raise refused(path, "it is not an ordinary file")
@@ -257,20 +279,44 @@ def _capped(file: BinaryIO, max_bytes: int, path: str) -> Iterator[bytes]:
         yield chunk
 
 
+def write_sparse(file: BinaryIO, chunks: Iterable[bytes]) -> int:
+    """Write chunks and return their size; zeros become holes, so that a sparse file stays one."""
+    size = 0
+    for chunk in chunks:
+        if chunk == _ZEROS[: len(chunk)]:
+            file.seek(len(chunk), os.SEEK_CUR)
+        else:
+            file.write(chunk)
+        size += len(chunk)
+    file.truncate(size)
+    return size
+
+
 def _make_directories(root_fd: int, parents: list[str], owner: os.stat_result) -> int:
     fd = os.dup(root_fd)
+    mode = modes_within(owner).directory
     try:
         for name in parents:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=fd)
+            is_new = _make_one(fd, name, mode)
             inner = open_beneath(fd, (name,), DIRECTORY)
             os.close(fd)
             fd = inner
+            if is_new:
+                os.fchmod(fd, mode)
             _adopt(fd, owner)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _make_one(parent_fd: int, name: str, mode: int) -> bool:
+    """Create a directory; False when something has the name."""
+    try:
+        os.mkdir(name, mode, dir_fd=parent_fd)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _adopt(fd: int, owner: os.stat_result) -> None:

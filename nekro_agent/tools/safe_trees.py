@@ -12,7 +12,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -47,15 +47,22 @@ class _Level:
     """A directory that is being walked."""
 
     fd: int
-    names: Iterator[str]
+    #: Each with whether it was a directory.
+    names: Iterator[tuple[str, bool]]
     parents: tuple[str, ...]
 
 
-def walk(root: Path | int, *, max_entries: int) -> Iterator[Node]:
+def walk(
+    root: Path | int, *, max_entries: int, on_lost: Callable[[bool], None] | None = None
+) -> Iterator[Node]:
     """Yield everything below ``root``, of any kind; links are not followed.
 
     What is swapped or removed meanwhile is left out. Stops after ``max_entries`` names, since
     whoever writes there can make more of them than anybody wants to see.
+
+    Args:
+        on_lost: called for each name that was gone before it could be looked at, with whether it
+            was a directory, whose content then is left out too.
     """
     left = max_entries
     with _opened(root, os.R_OK | os.X_OK) as root_fd:
@@ -63,14 +70,16 @@ def walk(root: Path | int, *, max_entries: int) -> Iterator[Node]:
         try:
             while levels and left > 0:
                 level = levels[-1]
-                name = next(level.names, None)
-                if name is None:
+                name, was_directory = next(level.names, ("", False))
+                if not name:
                     os.close(levels.pop().fd)
                     continue
                 left -= 1
                 try:
                     info = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
                 except (FileNotFoundError, PermissionError):  # removed, or closed, meanwhile
+                    if on_lost is not None:
+                        on_lost(was_directory)
                     continue
                 path = (*level.parents, name)
                 is_directory = stat.S_ISDIR(info.st_mode)
@@ -78,6 +87,8 @@ def walk(root: Path | int, *, max_entries: int) -> Iterator[Node]:
                 if is_directory and not is_hidden:
                     inner = _enter(level.fd, name)
                     levels += [] if inner is None else [_level(inner, path)]
+                    if inner is None and on_lost is not None:
+                        on_lost(True)
                 yield Node(path="/".join(path), info=info, parent_fd=level.fd, name=name, is_hidden=is_hidden)
         finally:
             for level in levels:
@@ -123,10 +134,15 @@ def _level(fd: int, parents: tuple[str, ...]) -> _Level:
         info = os.fstat(fd)
         if info.st_uid == os.geteuid() and info.st_mode & _WALK != _WALK:
             os.fchmod(fd, _ENTER)
-        return _Level(fd=fd, names=iter(os.listdir(fd)), parents=parents)
+        return _Level(fd=fd, names=iter(_names_in(fd)), parents=parents)
     except OSError:
         os.close(fd)
         raise
+
+
+def _names_in(fd: int) -> list[tuple[str, bool]]:
+    with os.scandir(fd) as entries:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
 
 def _is_too_deep(path: tuple[str, ...]) -> bool:

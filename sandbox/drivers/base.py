@@ -142,6 +142,8 @@ class Sandbox(Protocol):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     spec: SandboxSpec
+    #: Called once, when a run takes over a sandbox that waited.
+    on_take: list[Callable[[], object]]
     #: Called once, when nothing of the sandbox is left.
     on_close: list[Callable[[], object]]
     #: Directory of the host that is the code's ``/tmp``; None where that has a size of its own.
@@ -159,7 +161,7 @@ class Sandbox(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether its first process still runs."""
+        """Whether its first process still runs; may be asked from any thread."""
         ...
 
     async def drain(self) -> None:
@@ -171,7 +173,7 @@ class Sandbox(Protocol):
         ...
 
     def kill(self) -> None:
-        """Kill every process inside; returns at once, harmless when they are gone."""
+        """Kill every process inside, from any thread; returns at once, harmless when they are gone."""
         ...
 
     def usage(self) -> Usage:
@@ -179,7 +181,12 @@ class Sandbox(Protocol):
         ...
 
     def processes(self) -> list[int]:
-        """Return the host ids of every process inside."""
+        """Return the host ids of every process inside.
+
+        Raises:
+            OSError: they cannot be listed; an empty list means that none is left, or that this
+                driver leaves them to its engine.
+        """
         ...
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ from typing import Final
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
+from sandbox import proc_files
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.cgroups import Cgroups, Group, find_cgroups
 from sandbox.drivers.base import Check, Enforcement, SandboxSpec
@@ -310,18 +311,18 @@ def verify_isolation(pid: int, *, uid: int, parent: int) -> None:
         SandboxUnavailableError: it is another process, runs as another user or as root, keeps a
             capability, may gain privileges, or has no seccomp filter.
     """
-    fields = dict(line.split(":", 1) for line in Path("/proc", str(pid), "status").read_text().splitlines())
+    status = proc_files.read(f"/proc/{pid}/status")
     problems = []
-    if int(fields["PPid"]) != parent:
-        problems.append(f"its parent is {fields['PPid'].strip()} and not {parent}")
-    users = {int(word) for word in fields["Uid"].split()}
+    if int(proc_files.field_of(status, b"PPid")) != parent:
+        problems.append(f"process {parent} did not start it")
+    users = {int(word) for word in proc_files.field_of(status, b"Uid").split()}
     if users != {uid} or uid == 0:
         problems.append(f"its host users are {sorted(users)}")
-    if int(fields["CapEff"], 16) or int(fields["CapPrm"], 16):
+    if any(int(proc_files.field_of(status, name), 16) for name in (b"CapEff", b"CapPrm")):
         problems.append("it keeps capabilities")
-    if fields["NoNewPrivs"].strip() != "1":
+    if proc_files.field_of(status, b"NoNewPrivs") != b"1":
         problems.append("it may gain privileges")
-    if fields["Seccomp"].strip() != "2":
+    if proc_files.field_of(status, b"Seccomp") != b"2":
         problems.append("it has no seccomp filter")
     if problems:
         raise SandboxUnavailableError(f"the sandbox is not isolated: {', '.join(problems)}; no code was run")

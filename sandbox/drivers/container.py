@@ -213,7 +213,7 @@ class ContainerDriver:
         form = f'{{{{.Id}}}} {{{{.State.Status}}}} {{{{index .Config.Labels "{_LABEL}"}}}}'
         # One that goes meanwhile makes this fail as a whole; what the others say is printed all the same.
         _, words = await _ask(self.engine, "container", "inspect", "--format", form, *words.split())
-        for line in words.splitlines():
+        for line in words.split("\n"):
             container, _, rest = line.partition(" ")
             state, _, label = rest.partition(" ")
             owner = ServiceId.parse(label)
@@ -236,10 +236,12 @@ class ContainerSandbox:
     #: Where the engine's client runs.
     home: Path
     on_close: list[Callable[[], object]]
+    on_take: list[Callable[[], object]] = field(default_factory=list)
     scratch_dir: Path | None = None
     _killing: asyncio.Task[tuple[int, str]] | None = None
     _exit: ExitStatus | None = None
     _closed: bool = field(default=False)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     @property
     def memory_bounded(self) -> bool:
@@ -266,7 +268,11 @@ class ContainerSandbox:
 
     def kill(self) -> None:
         """Ask the engine to kill it; harmless when it has ended."""
-        if self.alive and self._killing is None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the sandbox was before it
+            self._loop.call_soon_threadsafe(self._kill)
+
+    def _kill(self) -> None:
+        if self.alive and not self._closed and self._killing is None:
             self._killing = asyncio.ensure_future(_ask(self.engine, "kill", self.name))
 
     def usage(self) -> Usage:
@@ -281,8 +287,8 @@ class ContainerSandbox:
         """Remove the container and its socket directory."""
         if self._closed:
             return
+        self._kill()
         self._closed = True
-        self.kill()
         if self._killing is not None:
             await self._killing
         await _ask(self.engine, "rm", "--force", self.name)

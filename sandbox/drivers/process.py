@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,7 @@ from sandbox.drivers.base import ExitStatus, SandboxSpec, Usage
 from sandbox.frames import PROTOCOL, FrameKind, FrameReader
 from sandbox.orphans import end_launch, launch_mark
 from sandbox.output import OutputPipe
-from sandbox.watchdog import processes_beside, usage_of
+from sandbox.processes import processes_beside, usage_of
 
 __all__ = ["Launched", "ProcessSandbox", "expect_hello", "launch"]
 
@@ -152,13 +154,21 @@ class ProcessSandbox:
     #: Finds the processes inside where there is neither group nor namespace.
     list_processes: Callable[[], list[int]] | None = None
     scratch_dir: Path | None = None
+    on_take: list[Callable[[], object]] = field(default_factory=list)
     on_close: list[Callable[[], object]] = field(default_factory=list)
     _closed: bool = False
+    #: Held while ``pidfd`` is used or closed: guards use it from threads of their own.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def alive(self) -> bool:
-        """Whether its first process still runs."""
-        return self.process.returncode is None
+        """Whether its first process still runs, as the kernel says now; from any thread."""
+        with self._lock:
+            if self.pidfd < 0:
+                return False
+            ended = select.poll()
+            ended.register(self.pidfd, select.POLLIN)
+            return not ended.poll(0)
 
     async def drain(self) -> None:
         """Wait until ``output`` has given all that was printed by now."""
@@ -175,10 +185,10 @@ class ProcessSandbox:
 
     def kill(self) -> None:
         """Kill the first process inside; the kernel kills the others with it."""
-        if self.pidfd >= 0:
-            # By descriptor, so that a reused process id cannot be hit. Killing the launcher
-            # instead would return before the tree is dead and leave a zombie behind.
-            with contextlib.suppress(ProcessLookupError):
+        # By descriptor, so that a reused process id cannot be hit. Killing the launcher
+        # instead would return before the tree is dead and leave a zombie behind.
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self.pidfd >= 0:
                 signal.pidfd_send_signal(self.pidfd, self.kill_signal)
 
     @property
@@ -212,8 +222,9 @@ class ProcessSandbox:
         finally:
             self.writer.close()
             self.output.close()
-            os.close(self.pidfd)
-            self.pidfd = -1
+            with self._lock:
+                os.close(self.pidfd)
+                self.pidfd = -1
             await self._remove_group()
             for action in self.on_close:
                 action()
@@ -222,9 +233,8 @@ class ProcessSandbox:
         if self.group is None:
             return
         # Nearly always empty by now; to kill stragglers takes time.
-        if self.group.processes():
-            removed = await asyncio.to_thread(self.group.remove)
-        else:
-            removed = self.group.remove()
+        removed = (
+            await asyncio.to_thread(self.group.remove) if self.group.is_populated() else self.group.remove()
+        )
         if not removed:
-            logger.error("sandbox.group_not_removed processes={}", self.group.processes())
+            logger.error("sandbox.group_not_removed pid={}", self.first_pid)

@@ -16,7 +16,8 @@ from _signal import (  # type: ignore[import-not-found]
     valid_signals,
 )
 from _socket import MSG_DONTWAIT, MSG_PEEK, SHUT_WR, socket
-from _thread import allocate_lock, get_ident, start_new_thread
+from _thread import RLock, allocate_lock, get_ident, start_new_thread
+from _thread import _count as count_threads
 from select import select
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ __all__ = [
 
 HELLO, RUN, CALL, RETURN, RAISE, STOP, EXIT = range(1, 8)
 HEADER = struct.Struct(">IBI")
+ABANDONED = -1
+ALL_SIGNALS = valid_signals()
 #: The socket's descriptor.
 CHANNEL = 3
 #: Largest frame that is handed out before it is taken from the socket.
@@ -69,7 +72,9 @@ class Waiter:
         self._gate = allocate_lock()
         self._gate.acquire()
         self.thread = get_ident()
-        #: 0 while there is no answer.
+        #: Of the call; 0 while it was not sent.
+        self.id = 0
+        #: 0 while there is no answer, ABANDONED when nothing waits for it.
         self.kind = 0
         self.payload = b""
 
@@ -96,7 +101,10 @@ class Channel:
 
     def __init__(self) -> None:
         self._send_lock = allocate_lock()
-        self._role_lock = allocate_lock()
+        #: Thread that sends a call; 0 when none does.
+        self._sender = 0
+        # Reentrant: a signal's handler may run, and call, while its thread has it.
+        self._role_lock = RLock()
         self._waiters: dict[int, Waiter] = {}
         self._last_id = 0
         #: Thread that reads; 0 when nobody does.
@@ -151,29 +159,84 @@ class Channel:
             )
         waiter = Waiter()
         arguments = encode_plain(args) if plain else self._encode(args, kwargs)
-        me, call_id, outer = get_ident(), 0, self._main_thread_waits
+        me, outer = get_ident(), self._main_thread_waits
         is_nested = self._reader == me  # a signal's handler calls while this thread reads
         try:
-            with self._send_lock:
-                if self._stopped:
-                    raise RunStopped(0)
-                self._last_id = call_id = self._last_id + 1
-                self._waiters[call_id] = waiter
-                self.send(CALL, token.encode() + b"\0" + arguments, call_id)
+            self._post(waiter, token.encode() + b"\0" + arguments)
             if me == self._main_thread:
                 self._main_thread_waits = True
             if is_nested or self._takes_role(me):
                 self._read_until(waiter)
             while not waiter.kind:
+                self._wake_reader()
                 waiter.wait()
-                self._read_until(waiter)
+                if self._reader == me:
+                    self._read_until(waiter)
         finally:
-            self._waiters.pop(call_id, None)
+            waiter.kind = waiter.kind or ABANDONED
+            self._waiters.pop(waiter.id, None)
             if me == self._main_thread:
                 self._main_thread_waits = outer
             if self._reader == me and not is_nested:
                 self._pass_on()
         return open_answer(waiter)
+
+    def _post(self, waiter: Waiter, payload: bytes) -> None:
+        """Send a call so that no signal's handler runs while its frame is half written.
+
+        Handlers run in the main thread only. Alone, it blocks signals; beside others, which would take
+        them for it, it leaves the sending to one that no handler interrupts.
+        """
+        if get_ident() != self._main_thread:
+            self._send_call(waiter, payload)
+        elif not (count_threads() and self._post_apart(waiter, payload)):
+            before = pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
+            try:
+                self._send_call(waiter, payload)
+            finally:
+                pthread_sigmask(SIG_SETMASK, before)
+
+    def _post_apart(self, waiter: Waiter, payload: bytes) -> bool:
+        """Send a call from a thread of its own; False when none can be started."""
+        sent = allocate_lock()
+        sent.acquire()
+        errors: list[BaseException] = []
+
+        def send() -> None:
+            try:
+                self._send_call(waiter, payload)
+            except BaseException as exc:
+                errors.append(exc)
+            sent.release()
+
+        try:
+            start_new_thread(send, ())
+        except RuntimeError:
+            return False
+        sent.acquire()
+        if errors:
+            raise errors[0]
+        return True
+
+    def _send_call(self, waiter: Waiter, payload: bytes) -> None:
+        if self._sender == get_ident():
+            raise MethodError("a signal's handler called a method while its thread was sending another call")
+        with self._send_lock:
+            self._sender = get_ident()
+            try:
+                if self._stopped:
+                    raise RunStopped(0)
+                self._last_id = waiter.id = self._last_id + 1
+                self._waiters[waiter.id] = waiter
+                self.send(CALL, payload, waiter.id)
+            finally:
+                self._sender = 0
+
+    def _wake_reader(self) -> None:
+        """Open the gate of whoever has the role: a handler may have run before that was done."""
+        for waiter in list(self._waiters.values()):
+            if waiter.thread == self._reader:
+                waiter.go_on()
 
     def _takes_role(self, me: int) -> bool:
         with self._role_lock:
@@ -187,10 +250,11 @@ class Channel:
             self._reader = 0
             # The newest first: an older call of the same thread may wait below a signal's handler.
             for waiter in reversed(list(self._waiters.values())):
+                if self._reader:  # a handler called meanwhile, and passed the role on itself
+                    return
                 if not waiter.kind:
                     self._reader = waiter.thread
                     waiter.go_on()
-                    return
 
     def _read_until(self, mine: Waiter) -> None:
         """Hand out answers until there is one for ``mine``."""
@@ -217,7 +281,7 @@ class Channel:
 
     def _read_large(self, mine: Waiter) -> None:
         """Read and hand out an answer that is still arriving; handlers wait until that is done."""
-        before = pthread_sigmask(SIG_BLOCK, valid_signals())
+        before = pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
         try:
             self._hand_out(*self.receive(), mine)
         except (EOFError, OSError):

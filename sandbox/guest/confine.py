@@ -103,16 +103,24 @@ def start_runner(config: dict[str, Any]) -> NoReturn:
     os.execve(config["command"][0], config["command"], config["environment"])  # noqa: S606 - the runner
 
 
+def parent_of(pid: int) -> int | None:
+    """Return a process's parent; None when it is gone.
+
+    As bytes: a process gives itself a name of any bytes, which must not keep it out of the list.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
 def children_of(pid: int) -> list[int]:
     """Return every descendant of a process, by what /proc says now."""
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
+    parents = {int(name): parent_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    for child, parent in list(parents.items()):
+        if parent and parents.get(parent) is None:  # it ended between the two reads
+            parents[child] = parent_of(child)
     found = {pid}
     while True:
         more = {child for child, parent in parents.items() if parent in found} - found
@@ -122,23 +130,23 @@ def children_of(pid: int) -> list[int]:
 
 
 def end_all() -> None:
-    """Kill until nothing is left; a forking tree needs more than one round."""
-    while left := children_of(os.getpid()):
-        for pid in left:
+    """Kill until nothing is left, as the kernel says: whatever loses its parent becomes our child."""
+    while reap_ended():
+        for pid in children_of(os.getpid()):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        reap_ended()
 
 
-def reap_ended() -> None:
-    """Collect what has ended, without waiting for the rest."""
+def reap_ended() -> bool:
+    """Collect what has ended, without waiting for the rest; whether there is a rest."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        pass
+        return False
+    return True
 
 
 def main() -> NoReturn:

@@ -119,7 +119,9 @@ class SourceKeeper:
 
             def execute_and_fill(module: ModuleType) -> None:
                 execute(module)
-                lines = self._code.splitlines(keepends=True)
+                # Where the compiler ends lines, and nowhere else.
+                text = self._code.replace("\r\n", "\n").replace("\r", "\n")
+                lines = [line + "\n" for line in text.split("\n")]
                 module.cache[CODE_NAME] = (len(self._code), None, lines, CODE_NAME)
 
             spec.loader.exec_module = execute_and_fill  # type: ignore[method-assign]

@@ -18,6 +18,7 @@ from broker_config.settings import SandboxSettings
 from nekro_agent.errors import InvalidValueError, NekroError, PackageInstallError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.tools import safe_files
+from nekro_agent.tools.private_files import make_directory
 from sandbox.drivers.base import SandboxDriver, SandboxSpec
 from sandbox.models import (
     Raised,
@@ -29,7 +30,7 @@ from sandbox.models import (
     StubMethod,
     StubResult,
 )
-from sandbox.ownership import prepare_directories
+from sandbox.ownership import make_readable, prepare_directories
 from sandbox.packages.index import IndexGateway
 from sandbox.packages.layers import Built, LayerStore
 from sandbox.packages.requirement import Requirement
@@ -142,7 +143,7 @@ class LayerBuilder:
             loopback=True,
         )
         for directory in (spec.shared_dir, spec.uploads_dir):
-            directory.mkdir(parents=True)
+            make_directory(directory, passable=True)
         prepare_directories(
             shared_dir=spec.shared_dir,
             uploads_dir=spec.uploads_dir,
@@ -160,9 +161,10 @@ class LayerBuilder:
         stamp = f"{source.stat().st_mtime_ns:x}"
         target = self._store.root / "tools" / f"pip-{stamp}"
         if not target.is_dir():
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(target.parent, passable=True)
             staging = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
             shutil.copytree(source, staging / "pip", ignore=shutil.ignore_patterns("__pycache__"))
+            make_readable(staging)
             staging.rename(target)
         return target
 
@@ -221,7 +223,7 @@ def _installed_version(shared_dir: Path, requirement: Requirement) -> str:
 def _last_words(result: RunResult) -> str:
     if result.limit:
         return f"{result.limit.value} limit reached"
-    lines = [line for line in result.output.splitlines() if line.strip()]
+    lines = [line for line in result.output.split("\n") if line.strip()]
     errors = [line for line in lines if "ERROR:" in line or "Error:" in line]
     return " ".join(errors or lines[-1:])[:_ERROR_CHARS] or str(result.error)
 

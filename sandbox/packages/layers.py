@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from nekro_agent.errors import PackageInstallError
 from nekro_agent.tools import safe_files
+from nekro_agent.tools.private_files import make_directory, write_private
 from sandbox.packages.requirement import Requirement
 from sandbox.service_id import ServiceId, own_id
 
@@ -55,7 +56,7 @@ class LayerStore:
     def new_work_dir(self) -> Path:
         """Return a path below ``building`` that nobody has; remove what killed services left there."""
         building = self.root / "building"
-        building.mkdir(parents=True, exist_ok=True)
+        make_directory(building, passable=True)
         for path in building.iterdir():
             owner = ServiceId.of_file_name(path.name.partition("+")[0])
             if owner is not None and owner.is_gone(still_runs=False):
@@ -114,14 +115,14 @@ class LayerStore:
             PackageInstallError: there is nothing to import in it.
         """
         staging = self.new_work_dir()
-        staging.mkdir()
+        make_directory(staging, passable=True)
         try:
             digest = _copy_tree(source, staging, most_bytes=most_bytes)
             modules = _importable(staging, requirement.name)
             if not modules:
                 raise PackageInstallError(f"{requirement} holds nothing that can be imported")
             target = self.path(digest)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(target.parent, passable=True)
             if not target.exists():
                 staging.rename(target)
         finally:
@@ -149,10 +150,7 @@ def _short_hash(text: str) -> str:
 
 
 def _write_json(path: Path, value: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    temporary.write_text(json.dumps(value))
-    temporary.replace(path)
+    write_private(path, json.dumps(value))
 
 
 def _copy_tree(source: Path, target: Path, *, most_bytes: int) -> str:
@@ -185,8 +183,8 @@ def _importable(layer: Path, name: str) -> tuple[str, ...]:
     for record in layer.glob("*.dist-info/RECORD"):
         distribution = record.parent.name.split("-")[0].replace("_", "-").lower()
         if distribution == name:
-            lines = record.read_text("utf-8", "replace").splitlines()
-            own = [line.split(",")[0].split("/")[0] for line in lines]
+            lines = record.read_text("utf-8", "replace").split("\n")
+            own = [line.split(",")[0].split("/")[0] for line in lines if line]
     everything = sorted(path.name for path in layer.iterdir())
     modules = [_module_name(layer / entry) for entry in (*own, *everything)]
     return tuple(dict.fromkeys(module for module in modules if module))

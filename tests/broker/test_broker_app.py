@@ -83,7 +83,7 @@ def test_rabbitmq_gets_quorum_queues_without_redis_options(
 
 def test_message_headers_show_no_arguments(make_settings: MakeSettings) -> None:
     app = create_app(make_settings())
-    message = app.amqp.create_task_message("id", "a.b.c", ["hunter22"], {"password": "hunter22"})
+    message = app.amqp.create_task_message("id", "a.b.c", ["hunter22", {"password": "hunter22"}], {})
     assert message.headers["argsrepr"] == message.headers["kwargsrepr"] == HIDDEN
     assert "hunter22" not in repr(message.headers)
     app.close()

@@ -111,10 +111,8 @@ def make_wheels() -> None:
     """Put every wheel into deploy/wheels; the build has no index."""
     say("wheels")
     target = ROOT / "deploy" / "wheels"
-    run(sys.executable, "-m", "pip", "wheel", "-q", "-w", str(target), "-c", "constraints.txt",
-        ".[flower,otel]", "hatchling", "async-timeout", cwd=ROOT)  # fmt: skip
-    for own in target.glob("nekro_workers-*.whl"):
-        own.unlink()
+    run(sys.executable, "-m", "pip", "download", "-q", "-d", str(target), "--require-hashes",
+        "-r", "deploy/requirements.txt", cwd=ROOT)  # fmt: skip
 
 
 class System:

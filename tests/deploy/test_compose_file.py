@@ -52,7 +52,9 @@ def test_a_worker_is_probed_restarted_and_given_time_to_end(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_an_image_is_pinned_and_can_be_replaced(name: str) -> None:
-    found = re.fullmatch(r"\$\{[A-Z_]+:-(?P<name>[\w./-]+):(?P<tag>[\w.-]+)\}", SERVICES[name]["image"])
+    found = re.fullmatch(
+        r"\$\{[A-Z_]+:-(?P<name>[\w./-]+):(?P<tag>[\w.-]+)(@sha256:[0-9a-f]{64})?\}", SERVICES[name]["image"]
+    )
     assert found is not None and re.search(r"\d", found["tag"]) and found["tag"] != "latest"
 
 

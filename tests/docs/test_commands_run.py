@@ -680,7 +680,7 @@ EXPECTED = {
     "nekro doctor --json": Expected(out='"name": "redis"'),
     "nekro dead": Expected(before=set_aside_garbage, out="^raw-.* no worker can read it$"),
     f"nekro dead show {DEAD}": Expected(before=set_aside_call, out=r"^task: Ada\.weather\.describe$"),
-    f"nekro dead retry {DEAD}": Expected(
+    f"nekro dead retry {DEAD} --timeout 60": Expected(
         before=set_aside_call, err="^sent .* to lane methods again$", after=the_call_runs
     ),
     "nekro dead drop all": Expected(before=set_aside_garbage, err="^dropped raw-", after=nothing_is_dead),

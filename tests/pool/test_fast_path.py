@@ -219,37 +219,43 @@ def test_each_call_is_counted_once(
     assert len(read_ledger(settings)) == len(bodies) + 1, "each method ran once"
 
 
-def test_messages_that_ask_for_more_than_a_result_and_foreign_listeners_get_the_tracer(
+def test_what_no_worker_would_do_is_refused_where_it_is_sent(send: Send, app: NekroApp) -> None:
+    body = {"how": "ok", "value": 5}
+    call = app.signature("f.run", args=(body,), queue="methods")
+    note = app.signature("t.note", queue="methods")
+    options: list[dict[str, Any]] = [
+        {"link": note},
+        {"link_error": note},
+        {"eta": "2999-01-01T00:00:00+00:00"},
+        {"countdown": 1},
+        {"expires": 60},
+        {"group_id": new_id()},
+        {"retries": 1},
+        {"ignore_result": True},
+        {"stamped_headers": ["a"], "a": "b"},
+    ]
+    for option in options:
+        with pytest.raises(ValueError, match="workers take positional arguments"):
+            send("f.run", body, **option)
+    with pytest.raises(ValueError, match="workers take positional arguments"):
+        app.send_task("f.run", kwargs={"body": body}, queue="methods")
+    with pytest.raises(ValueError, match="workers take positional arguments"):
+        chain(call, note.clone(args=("chained",)), app=app).apply_async()
+    with pytest.raises(ValueError, match="workers take positional arguments"):
+        group([call, call], app=app).apply_async()
+
+
+def test_foreign_listeners_get_the_tracer(
     start_worker: StartWorker, send: Send, app: NekroApp, settings: Settings
 ) -> None:
     start_worker("asyncio")
     body = {"how": "ok", "value": 5}
-
-    def noted() -> list[Any]:
-        return [entry[2:] for entry in read_ledger(settings) if entry[1] == "noted"]
 
     def path_of(result: Any) -> str:
         assert result.get(GET_SECONDS) == 5
         (path,) = starts(settings, result.id)
         return path
 
-    call = app.signature("f.run", args=(body,), queue="methods")
-    note = app.signature("t.note", queue="methods")
-    assert path_of(send("f.run", body)) == "fast"
-    assert path_of(send("f.run", body, link=note.clone(args=("linked",)))) == "tracer"
-    assert path_of(send("f.run", body, link_error=note)) == "tracer"
-    assert path_of(app.send_task("f.run", kwargs={"body": body}, queue="methods")) == "tracer"
-    assert path_of(send("f.run", body, parent_id=new_id())) == "tracer"
-    assert path_of(send("f.run", body, group_id=new_id())) == "tracer"
-    last = chain(call, note.clone(args=("chained",)), app=app).apply_async()
-    last.get(GET_SECONDS)
-    assert path_of(last.parent) == "tracer"
-    together = group([call, call], app=app).apply_async()
-    assert [path_of(result) for result in together.results] == ["tracer", "tracer"]
-    unheard = send("f.run", body, ignore_result=True)
-    wait_for(lambda: starts(settings, unheard.id), what="the call without a result")
-    assert starts(settings, unheard.id) == ["tracer"]
-    wait_for(lambda: sorted(noted()) == [[5, "chained"], [5, "linked"]], what="what follows")
     for name in ("task_prerun", "task_postrun", "task_success"):
         send("t.listen", name).get(GET_SECONDS)
         assert path_of(send("f.run", body)) == "tracer", name

@@ -44,7 +44,7 @@ class World:
         """Publish a call of ``f.run`` as callers do; returns its ``AsyncResult``."""
         task_id = new_id()
         message = self.app.amqp.create_task_message(task_id, "f.run", [{"how": how, **body}])
-        await self.publisher.send(message, queue="methods")
+        await self.publisher.send(message, queue="methods", may_repeat=False)
         return self.app.AsyncResult(task_id)
 
     async def value(self, result: Any) -> Any:
@@ -171,7 +171,7 @@ async def test_older_messages_are_not_overtaken(
     (offer,) = world.client.zrange(world.offers, 0, -1)
     message = world.app.amqp.create_task_message(new_id(), "f.run", [{"how": "ok"}])
     world.client.lpush(world.queue, json.dumps({"older": "message"}))
-    await world.publisher.send(message, queue="methods")
+    await world.publisher.send(message, queue="methods", may_repeat=False)
     assert world.waiting() == 2
     assert world.client.zrange(world.offers, 0, -1) == [offer], "nobody took it"
     worker.send(signal.SIGCONT)

@@ -80,17 +80,17 @@ async def test_an_epoch_says_of_each_message_whether_it_was_lost(
     settings: Settings, own_redis: RedisServer
 ) -> None:
     publisher = PipelinePublisher(settings.broker)
-    before = [await publisher.send(Message(), queue="q") for _ in range(2)]
+    before = [await publisher.send(Message(), queue="q", may_repeat=True) for _ in range(2)]
     with redis.Redis(port=own_redis.port) as client:
         client.save()
-    before.append(await publisher.send(Message(), queue="q"))
+    before.append(await publisher.send(Message(), queue="q", may_repeat=True))
     epoch = await publisher.epoch()
     assert epoch is not None
     assert all(place is not None and epoch.has(place) for place in before)
 
     await asyncio.to_thread(own_redis.kill)
     await asyncio.to_thread(own_redis.start)
-    after = await publisher.send(Message(), queue="q")
+    after = await publisher.send(Message(), queue="q", may_repeat=True)
     epoch = await publisher.epoch()
     assert epoch is not None
     assert [place is not None and epoch.has(place) for place in [*before, after]] == [True, True, False, True]
@@ -101,7 +101,7 @@ async def test_a_redis_without_its_data_has_none_of_the_messages(
     settings: Settings, own_redis: RedisServer
 ) -> None:
     publisher = PipelinePublisher(settings.broker)
-    place = await publisher.send(Message(), queue="q")
+    place = await publisher.send(Message(), queue="q", may_repeat=True)
     with redis.Redis(port=own_redis.port) as client:
         client.flushdb()
     epoch = await publisher.epoch()
@@ -121,7 +121,7 @@ async def test_a_server_that_does_not_say_its_run_begins_no_epoch(
         )  # fmt: skip
     url = f"redis://{user}:{password}@127.0.0.1:{own_redis.port}/0"
     publisher = PipelinePublisher(settings.broker.model_copy(update={"url": url}))
-    place = await publisher.send(Message(), queue="q")
+    place = await publisher.send(Message(), queue="q", may_repeat=True)
     epoch = await publisher.epoch()
     await publisher.close()
     assert place is not None and epoch is not None

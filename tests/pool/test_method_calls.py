@@ -31,6 +31,7 @@ from nekro_agent.errors import (
     MethodDisabledError,
     MethodFailedError,
     MethodNotFoundError,
+    OutcomeUnknownError,
 )
 from nekro_agent.methods import Lane
 
@@ -286,13 +287,16 @@ async def test_caller_is_told_when_redis_is_gone_and_goes_on_when_it_returns(
         worker = start_worker("asyncio", settings=settings)
         assert (await caller.call(invocation("m.noop"), lane=Lane.METHODS)).text == "x"
         own_redis.kill()
-        with pytest.raises(BrokerUnavailableError, match=r"redis://127\.0\.0\.1"):
+        # kombu does not see that its connection has ended before it sends the message.
+        with pytest.raises(
+            (BrokerUnavailableError,) if pipelined else (BrokerUnavailableError, OutcomeUnknownError)
+        ):
             await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)
         own_redis.start()
         assert (await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)).text == "x"
         own_redis.process.send_signal(signal.SIGSTOP)
         try:
-            with pytest.raises(BrokerUnavailableError):
+            with pytest.raises(OutcomeUnknownError):  # Redis reads the message when it goes on
                 await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)
         finally:
             own_redis.process.send_signal(signal.SIGCONT)

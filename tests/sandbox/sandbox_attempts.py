@@ -6,6 +6,35 @@ System call numbers are those of x86_64.
 
 from __future__ import annotations
 
+import ast
+from typing import Any
+
+Attempts = dict[str, list[Any]]
+
+
+def attempts_with(attempts: Attempts, prefix: str) -> Attempts:
+    """The attempts whose label starts so; there must be some."""
+    found = {label: outcome for label, outcome in attempts.items() if label.startswith(prefix + " ")}
+    assert found
+    return found
+
+
+def assert_refused(attempts: Attempts, *, by: set[str] | None = None) -> None:
+    """Every attempt failed, by one of these error numbers when they are given."""
+    done = {label: outcome for label, outcome in attempts.items() if outcome[0] != "refused"}
+    assert done == {}
+    if by is not None:
+        others = {label: outcome for label, outcome in attempts.items() if outcome[2] not in by}
+        assert others == {}
+
+
+def value_of(attempts: Attempts, label: str) -> Any:
+    """What the attempt returned, which must have succeeded."""
+    outcome = attempts[label]
+    assert outcome[0] == "done", (label, outcome)
+    return ast.literal_eval(outcome[1])
+
+
 FILES = r"""
 for path in ("/x", "/usr/x", "/usr/bin/python3", "/app/x", "/app/uploads/x", "/opt/sandbox/runner.py",
              "/opt/x", "/dev/x", "/etc/x", "/proc/x", "/lib/x"):
@@ -178,4 +207,107 @@ attempt("K10 become root group", lambda: os.setgid(0))
 attempt("K10 setgroups", lambda: os.setgroups([0]))
 import resource
 attempt("K10 raise a hard limit", lambda: resource.setrlimit(resource.RLIMIT_NPROC, (9999, 9999)))
+"""
+
+SURFACE = r"""
+import fcntl, mmap, signal, struct
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+def plain(action):
+    try:
+        return action()
+    except OSError as exc:
+        return errno.errorcode[exc.errno]
+
+left, right = socket.socketpair()
+attempt("N9 send", lambda: left.send(b"x", socket.MSG_OOB))
+attempt("N9 sendto with the flag among others", lambda: left.send(b"x", socket.MSG_OOB | socket.MSG_NOSIGNAL))
+attempt("N9 sendmsg", lambda: left.sendmsg([b"x"], [], socket.MSG_OOB))
+attempt("N9 receive", lambda: right.recv(1, socket.MSG_OOB | socket.MSG_DONTWAIT))
+attempt("N9 recvmsg", lambda: right.recvmsg(1, 0, socket.MSG_OOB | socket.MSG_DONTWAIT))
+attempt("N9 high bits of the flags", lambda: syscall(44, left.fileno(), b"x", 1, (1 << 32) | 1, 0, 0))
+allow_all = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7FFF0000))
+program = struct.pack("HxxxxxxP", 1, ctypes.addressof(allow_all))
+attempt("N10 attach a filter", lambda: left.setsockopt(socket.SOL_SOCKET, 26, program))
+attempt("N10 attach bpf", lambda: left.setsockopt(socket.SOL_SOCKET, 50, 3))
+attempt("N10 zero copy", lambda: left.setsockopt(socket.SOL_SOCKET, 60, 1))
+attempt("N10 out of band inline", lambda: left.setsockopt(socket.SOL_SOCKET, 10, 1))
+
+directory = os.open("/usr/bin", os.O_RDONLY)
+system = open("/usr/bin/env", "rb")
+own = open("/app/shared/own", "w+b")
+own.write(b"x" * 8192), own.flush()
+attempt("K11 inotify", lambda: syscall(253))
+attempt("K11 inotify with flags", lambda: syscall(294, 0))
+attempt("K11 add a watch", lambda: syscall(254, 0, b"/usr/bin", 0x20))
+attempt("K11 fanotify", lambda: syscall(300, 0, 0))
+attempt("K11 fanotify mark", lambda: syscall(301, 0, 1, 2, -100, b"/usr/bin"))
+attempt("K11 dnotify", lambda: fcntl.fcntl(directory, 1026, 1))
+attempt("K13 lease of an own file", lambda: fcntl.fcntl(own, 1024, fcntl.F_WRLCK))
+attempt("K13 lease of a file of the host", lambda: fcntl.fcntl(system, 1024, fcntl.F_RDLCK))
+attempt("K13 see a lease", lambda: fcntl.fcntl(system, 1025))
+attempt("K13 lock of an open file", lambda: fcntl.fcntl(system, 37, struct.pack("hhqqi4x", 0, 0, 0, 1, 0)))
+attempt("K13 see one", lambda: fcntl.fcntl(system, 36, struct.pack("hhqqi4x", 1, 0, 0, 1, 0)))
+attempt("K13 signals about a descriptor", lambda: fcntl.fcntl(left, 8, os.getpid()))
+attempt("K13 flock", lambda: fcntl.flock(own, fcntl.LOCK_EX))
+for number in (451, 453, *range(459, 600), 1000, 0x3FFFFFFF):
+    attempt("K14 %d" % number, lambda: syscall(number, 0, 0, 0, 0, 0, 0))
+for name, number in (("splice", 275), ("tee", 276), ("sync_file_range", 277), ("membarrier", 324),
+                     ("sync", 162), ("syncfs", 306), ("readahead", 187), ("mlock", 149),
+                     ("get_robust_list", 274), ("io_uring_enter", 426), ("io_uring_register", 427),
+                     ("io_pgetevents", 333)):
+    attempt("K14 " + name, lambda: syscall(number, 0, 0, 0, 0, 0, 0))
+attempt("K15 pidfd_open", lambda: syscall(434, 1, 0))
+attempt("K15 pidfd_send_signal", lambda: syscall(424, 0, 0, 0, 0))
+attempt("K15 process_mrelease", lambda: syscall(448, 0, 0))
+attempt("K15 landlock", lambda: syscall(444, 0, 0, 1))
+attempt("K15 seccomp", lambda: syscall(317, 2, 0, 0))
+attempt("K15 a filter on top", lambda: syscall(157, 22, 2, program))
+attempt("K15 listener of a filter", lambda: syscall(317, 1, 8, program))
+pages = mmap.mmap(system.fileno(), 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+attempt("K16 mincore", lambda: syscall(27, 0, 4096, 0))
+attempt("K16 cachestat", lambda: syscall(451, system.fileno(), 0, 0, 0))
+attempt("K16 read what is cached only", lambda: os.preadv(system.fileno(), [bytearray(1)], 0, 8))
+attempt("K16 page out", lambda: pages.madvise(21))
+attempt("K16 merge with others' pages", lambda: mmap.mmap(-1, 4096, mmap.MAP_PRIVATE).madvise(12))
+attempt("K16 drop a file's pages", lambda: os.posix_fadvise(system.fileno(), 0, 0, os.POSIX_FADV_DONTNEED))
+attempt("K17 memory file", lambda: os.memfd_create("x", 4))
+attempt("K17 memory file of a size", lambda: os.memfd_create("x", 4 | (21 << 26)))
+attempt("K17 mapping", lambda: mmap.mmap(-1, 2 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000))
+attempt("K17 shared memory", lambda: syscall(29, 0, 2 << 20, 0o4000 | 0o1600))
+attempt("K17 ordinary pages", lambda: len(mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE)))
+for name, request, target in (("flags of a file", 0x80086601, own), ("set flags of a file", 0x40086602, own),
+                              ("extents of a file", 0xC020660B, own),
+                              ("generation of a file", 0x80087601, own),
+                              ("interfaces", 0x8912, left), ("address of an interface", 0x8915, left),
+                              ("mark of out of band data", 0x8905, left), ("clone a file", 0x40049409, own)):
+    attempt("K18 " + name, lambda: fcntl.ioctl(target, request, bytes(128)))
+attempt("K18 size of the terminal", lambda: plain(lambda: os.get_terminal_size(0)))
+for name, number, arguments in (
+    ("message queue", 240, (b"x", 0o102, 0o600, 0)), ("timer", 222, (0, 0, 0)),
+    ("semaphore", 64, (0, 1, 0o1600)),
+    ("shared memory", 29, (0, 4096, 0o1600)), ("message of System V", 68, (0, 0o1600)),
+    ("futex with priorities", 202, (0, 6, 0, 0, 0, 0)), ("futex of several", 449, (0, 0, 0, 0, 0)),
+    ("protection key", 330, (0, 0)), ("sigqueue", 129, (1, 0, 0)), ("priority of input", 251, (1, 0, 0)),
+    ("execveat", 322, (-100, b"/none", 0, 0, 0)), ("secret memory", 447, (0,)),
+):
+    attempt("K19 " + name, lambda: syscall(number, *arguments))
+attempt("K20 hide from the service", lambda: syscall(157, 4, 0, 0, 0, 0))
+attempt("K20 name a mapping", lambda: syscall(157, 0x53564D41, 0, 0, 0, b"x"))
+attempt("K20 move the command line", lambda: syscall(157, 35, 8, 0, 0, 0))
+attempt("K20 become the reaper", lambda: syscall(157, 36, 1, 0, 0, 0))
+def readable(path):
+    try:
+        return bool(os.listdir(path)) if os.path.isdir(path) else open(path, "rb").read(1) is not None
+    except OSError:
+        return False
+entries = [name for name in os.listdir("/proc") if not name.isdigit()]
+attempt("K21 readable", lambda: [name for name in entries if readable("/proc/" + name)])
+for name in ("config.gz", "diskstats", "pressure/cpu", "interrupts", "vmstat", "locks"):
+    attempt("K21 read " + name, lambda: open("/proc/" + name, "rb").read(1))
+for name in ("fs/file-nr", "fs/inode-nr", "fs/dentry-state", "kernel/random/boot_id"):
+    attempt("K21 setting " + name, lambda: open("/proc/sys/" + name).read())
+attempt("K22 set", lambda: os.setxattr("/app/shared/own", "user.x", b"x" * 2000))
+attempt("K22 set by descriptor", lambda: os.setxattr(own.fileno(), "user.x", b"x"))
+attempt("K22 set on a link", lambda: os.setxattr("/app/shared/own", "user.x", b"x", follow_symlinks=False))
+attempt("K22 remove", lambda: os.removexattr("/app/shared/own", "user.x"))
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import os
@@ -10,15 +9,21 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sandbox_attempts import FILES, KERNEL, NETWORK
+from sandbox_attempts import (
+    FILES,
+    KERNEL,
+    NETWORK,
+    Attempts,
+    assert_refused,
+    attempts_with,
+    value_of,
+)
 from sandbox_lab import EPILOGUE, PREAMBLE, answer, as_other_user, lab
 
 from sandbox.drivers.bwrap import BwrapDriver
 
-Attempts = dict[str, list[Any]]
 _FIELDS = {"host_secret", "other_chat", "port", "socket_path", "abstract", "outside"}
 
 
@@ -74,49 +79,29 @@ def _try(code: str, outside: dict[str, str], mode: str) -> Attempts:
     return attempts
 
 
-def of(attempts: Attempts, prefix: str) -> Attempts:
-    """The attempts whose label starts so; there must be some."""
-    found = {label: outcome for label, outcome in attempts.items() if label.startswith(prefix + " ")}
-    assert found
-    return found
-
-
-def assert_refused(attempts: Attempts, *, by: set[str] | None = None) -> None:
-    """Every attempt failed, by one of these error numbers when they are given."""
-    done = {label: outcome for label, outcome in attempts.items() if outcome[0] != "refused"}
-    assert done == {}
-    if by is not None:
-        others = {label: outcome for label, outcome in attempts.items() if outcome[2] not in by}
-        assert others == {}
-
-
-def value_of(attempts: Attempts, label: str) -> Any:
-    outcome = attempts[label]
-    assert outcome[0] == "done", (label, outcome)
-    return ast.literal_eval(outcome[1])
-
-
 @pytest.mark.usefixtures("x86_64")
 class TestFiles:
     def test_attack_F7_nothing_but_shared_and_tmp_can_be_written(self, tried: dict[str, Attempts]) -> None:
         refusals = {"EROFS", "EACCES", "EXDEV", "EPERM", "ENOENT", "EBUSY"}
-        assert_refused(of(tried["files"], "F7"), by=refusals)
+        assert_refused(attempts_with(tried["files"], "F7"), by=refusals)
 
     def test_attack_F8_no_way_to_a_setuid_or_setgid_bit(self, tried: dict[str, Attempts]) -> None:
         files = dict(tried["files"])
         assert value_of(files, "F8 mkdir has no set-id bits") == 0
         assert value_of(files, "F8 plain has no set-id bits") == 0
-        ways = {label: outcome for label, outcome in of(files, "F8").items() if "has no" not in label}
+        ways = {
+            label: outcome for label, outcome in attempts_with(files, "F8").items() if "has no" not in label
+        }
         assert_refused(ways, by={"EPERM", "ENOSYS"})
 
     def test_attack_F9_no_device_fifo_or_change_of_owner(self, tried: dict[str, Attempts]) -> None:
         # EINVAL: in a user namespace, the other owner does not even have a number.
-        assert_refused(of(tried["files"], "F9"), by={"EPERM", "EINVAL"})
+        assert_refused(attempts_with(tried["files"], "F9"), by={"EPERM", "EINVAL"})
 
     def test_attack_F10_files_of_the_host_and_of_other_chats_do_not_exist(
         self, tried: dict[str, Attempts]
     ) -> None:
-        assert_refused(of(tried["files"], "F10 see"), by={"ENOENT", "EACCES"})
+        assert_refused(attempts_with(tried["files"], "F10 see"), by={"ENOENT", "EACCES"})
         top = set(value_of(tried["files"], "F10 what is at the top"))
         assert top <= {
             "app",
@@ -139,19 +124,19 @@ class TestFiles:
 @pytest.mark.usefixtures("x86_64")
 class TestNetwork:
     def test_attack_N1_no_address_can_be_reached(self, tried: dict[str, Attempts]) -> None:
-        assert_refused(of(tried["network"], "N1"))
+        assert_refused(attempts_with(tried["network"], "N1"))
 
     def test_attack_N2_unix_socket_of_the_host_does_not_exist(self, tried: dict[str, Attempts]) -> None:
-        assert_refused(of(tried["network"], "N2"), by={"ENOENT"})
+        assert_refused(attempts_with(tried["network"], "N2"), by={"ENOENT"})
 
     def test_attack_N3_abstract_unix_socket_of_the_host_is_refused(self, tried: dict[str, Attempts]) -> None:
-        assert_refused(of(tried["network"], "N3"), by={"ECONNREFUSED"})
+        assert_refused(attempts_with(tried["network"], "N3"), by={"ECONNREFUSED"})
 
     def test_attack_N4_other_socket_families_cannot_be_made(self, tried: dict[str, Attempts]) -> None:
-        assert_refused(of(tried["network"], "N4"), by={"EAFNOSUPPORT"})
+        assert_refused(attempts_with(tried["network"], "N4"), by={"EAFNOSUPPORT"})
 
     def test_attack_N5_container_engine_sockets_do_not_exist(self, tried: dict[str, Attempts]) -> None:
-        assert_refused(of(tried["network"], "N5"), by={"ENOENT"})
+        assert_refused(attempts_with(tried["network"], "N5"), by={"ENOENT"})
 
     def test_attack_N6_no_descriptor_but_the_standard_ones_and_the_channel(
         self, tried: dict[str, Attempts]
@@ -174,23 +159,23 @@ class TestNetwork:
 @pytest.mark.usefixtures("x86_64")
 class TestKernel:
     def test_attack_K1_namespaces_and_mounts(self, tried: dict[str, Attempts]) -> None:
-        assert_refused(of(tried["kernel"], "K1"), by={"EPERM", "ENOSYS"})
+        assert_refused(attempts_with(tried["kernel"], "K1"), by={"EPERM", "ENOSYS"})
 
     def test_attack_K2_other_processes_memory(self, tried: dict[str, Attempts]) -> None:
-        assert_refused(of(tried["kernel"], "K2"), by={"EPERM"})
+        assert_refused(attempts_with(tried["kernel"], "K2"), by={"EPERM", "ENOSYS"})
 
     def test_attack_K3_dangerous_system_calls(self, tried: dict[str, Attempts]) -> None:
-        assert_refused(of(tried["kernel"], "K3"), by={"EPERM", "ENOSYS"})
+        assert_refused(attempts_with(tried["kernel"], "K3"), by={"EPERM", "ENOSYS"})
 
     def test_attack_K4_terminal_injection(self, tried: dict[str, Attempts]) -> None:
-        assert_refused(of(tried["kernel"], "K4"), by={"EPERM"})
+        assert_refused(attempts_with(tried["kernel"], "K4"), by={"EPERM"})
 
     def test_attack_K5_other_entries_to_the_kernel_kill_the_caller(self, tried: dict[str, Attempts]) -> None:
         for label in ("K5 x32 entry", "K5 i386 entry"):
             assert value_of(tried["kernel"], label) == -31, label  # SIGSYS
 
     def test_attack_K6_kernel_knobs_cannot_be_written(self, tried: dict[str, Attempts]) -> None:
-        assert_refused(of(tried["kernel"], "K6"))
+        assert_refused(attempts_with(tried["kernel"], "K6"))
 
     def test_attack_K8_no_process_outside_is_visible(self, tried: dict[str, Attempts]) -> None:
         kernel = tried["kernel"]
@@ -227,7 +212,8 @@ class TestKernel:
         for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
             assert int(status[name], 16) == 0, name
         assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
-        attempts = {label: o for label, o in of(tried["kernel"], "K10").items() if label != "K10 status"}
+        attempts = attempts_with(tried["kernel"], "K10")
+        del attempts["K10 status"]
         assert_refused(attempts)
 
 

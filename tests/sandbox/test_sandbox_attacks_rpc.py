@@ -16,6 +16,7 @@ from broker_config.settings import SandboxSettings
 from sandbox import Limit, Raised, RunResult, StopType, StubCall, StubResult
 from sandbox.bridge import Bridge
 from sandbox.frames import FrameKind, encode_frame
+from sandbox.guards import Guard
 from sandbox.limits import bridge_limits
 
 #: Sends frames by hand: frame(kind, call_id, payload).
@@ -122,7 +123,14 @@ async def test_attack_R8_call_before_run_is_security() -> None:
         pytest.fail("the call was carried out")
 
     limits = bridge_limits(SandboxSettings())
-    bridge = Bridge(reader, writer, methods={"echo": method("echo")}, dispatch=dispatch, limits=limits)
+    bridge = Bridge(
+        reader,
+        writer,
+        methods={"echo": method("echo")},
+        dispatch=dispatch,
+        limits=limits,
+        unread=Guard("unread"),
+    )
     outcome = await bridge.run(b"{}", deadline=datetime.max.replace(tzinfo=UTC))
     await bridge.close()
     guest.close()

@@ -72,7 +72,7 @@ def test_attack_fork_storm_does_not_outrun_the_end_of_its_group(
     wait_until(lambda: len(group.processes()) > 20, what="the storm to rise")
     assert group.remove()
     assert storm.wait(10) == -9
-    assert group.processes() == []
+    assert not group.is_populated()
 
 
 def test_version_2_ends_a_fork_storm_by_cgroup_kill(storm: subprocess.Popen[bytes]) -> None:

@@ -124,3 +124,32 @@ print("went on")
     )
     assert result.stop_type is StopType.AGENT
     assert "left" in result.output and "went on" not in result.output
+
+
+@pytest.mark.parametrize("others", [0, 12], ids=["alone", "beside threads that wait"])
+async def test_a_signal_handler_may_call_while_its_thread_sends_a_call(box: Lab, others: int) -> None:
+    """Twelve calls in hand are more than the bridge takes, so that the main thread's write waits."""
+    later(box)
+    result = await box.run(
+        f"""
+import signal, threading
+large = "x" * 900_000
+threads = [threading.Thread(target=later, args=(0.3, large)) for _ in range({others})]
+for thread in threads:
+    thread.start()
+rung = []
+def ring(*_):
+    rung.append(echo(len(rung))[0][0])
+    if len(rung) < 20:
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 0.002)
+while len(rung) < 20:
+    assert echo(large)[0][0] == large
+for thread in threads:
+    thread.join()
+print(rung == list(range(20)))
+""",
+        wall_seconds=20,
+    )
+    assert (result.stop_type, result.output) == (StopType.NORMAL, "True\n"), result

@@ -22,9 +22,9 @@ ALL = (
     *(f"R{number}" for number in range(1, 22)),
     *(f"S{number}" for number in range(1, 6)),
     *(f"F{number}" for number in range(1, 14)),
-    *(f"N{number}" for number in range(1, 9)),
-    *(f"K{number}" for number in range(1, 11)),
-    *(f"L{number}" for number in range(1, 13)),
+    *(f"N{number}" for number in range(1, 11)),
+    *(f"K{number}" for number in range(1, 23)),
+    *(f"L{number}" for number in range(1, 16)),
     *(f"U{number}" for number in range(1, 8)),
 )
 

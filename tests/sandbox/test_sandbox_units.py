@@ -20,6 +20,7 @@ from sandbox.cgroups import find_cgroups
 from sandbox.drivers.base import ExitStatus
 from sandbox.drivers.process import expect_hello
 from sandbox.frames import FrameKind, FrameReader, encode_frame
+from sandbox.guards import Guard
 from sandbox.limits import process_limits
 from sandbox.output import OutputCollector, clean_text
 from sandbox.ownership import prepare_directories
@@ -60,7 +61,8 @@ class TestOutput:
         reader.feed_eof()
         reported: list[None] = []
         output = collector()
-        await output.pump(reader, on_over_limit=lambda: reported.append(None))
+        guard = Guard("output")
+        await output.pump(reader, guard=guard, on_over_limit=lambda: reported.append(None))
         assert reported == [None]
         assert reader.at_eof()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from nekro_agent import runtime
 from nekro_agent.config import ConfigBase, ExtraField
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.plugin import NekroPlugin
+from nekro_agent.testing import InMemoryRuntime
 
 
 @pytest.fixture(autouse=True)
@@ -32,22 +34,32 @@ def mounted(plugin: NekroPlugin) -> type[ConfigBase]:
     return Config
 
 
-def test_the_file_is_made_at_mount_with_the_defaults(plugin: NekroPlugin, tmp_path: Path) -> None:
+async def test_the_file_is_made_with_the_defaults_when_a_runtime_starts_the_plugin(
+    plugin: NekroPlugin, tmp_path: Path
+) -> None:
     cls = mounted(plugin)
+    assert plugin.get_config(cls) is plugin.get_config() and cls.load_config() == plugin.get_config()
+    assert list(tmp_path.iterdir()) == []
+    async with InMemoryRuntime(plugin, data_dir=tmp_path):
+        pass
     file = tmp_path / "configs" / "Ada.sample.yaml"
+    assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(file.parent.stat().st_mode)) == (0o600, 0o700)
     assert yaml.safe_load(file.read_text("utf-8")) == {"NAME": "名", "LIMIT": 3, "TAGS": {}}
     assert "名" in file.read_text("utf-8")
     assert (cls.get_field_title("NAME"), cls.get_field_title("LIMIT")) == ("Title", "LIMIT")
     assert (cls.get_field_placeholder("NAME"), cls.get_field_placeholder("LIMIT")) == ("p", "")
 
 
-def test_missing_fields_are_added_and_unknown_ones_ignored(plugin: NekroPlugin, tmp_path: Path) -> None:
+async def test_missing_fields_are_added_and_unknown_ones_ignored(plugin: NekroPlugin, tmp_path: Path) -> None:
     file = tmp_path / "configs" / "Ada.sample.yaml"
     file.parent.mkdir()
     file.write_bytes("\ufeffLIMIT: 7\nOLD: x\n".encode())
     mounted(plugin)
     config: Any = plugin.get_config()
     assert (config.LIMIT, config.NAME) == (7, "名")
+    assert yaml.safe_load(file.read_text("utf-8-sig")) == {"LIMIT": 7, "OLD": "x"}
+    async with InMemoryRuntime(plugin, data_dir=tmp_path):
+        pass
     assert yaml.safe_load(file.read_text("utf-8"))["TAGS"] == {}
     assert config is plugin.get_config()
 
@@ -73,6 +85,45 @@ def test_two_processes_see_each_others_changes(plugin: NekroPlugin) -> None:
     mine.LIMIT = 99  # not saved: nobody else sees it, and nothing takes it away
     assert other.get_config() is other_config and other_config.LIMIT == 8
     assert plugin.get_config() is mine and mine.LIMIT == 99
+
+
+async def test_a_test_runtime_uses_its_own_configuration_and_leaves_the_operators_alone(
+    plugin: NekroPlugin, tmp_path: Path
+) -> None:
+    operators = tmp_path / "configs" / "Ada.sample.yaml"
+    operators.parent.mkdir()
+    operators.write_text("LIMIT: 7\n")
+    cls = mounted(plugin)
+    config: Any = plugin.get_config(cls)  # as a plugin's module does, once
+    async with InMemoryRuntime(plugin, data_dir=tmp_path / "test"):
+        assert config.LIMIT == 3
+        config.LIMIT = 99
+        plugin.save_config(config)
+        assert cls.load_config() == config == cls(LIMIT=99)
+        (plugin.get_plugin_data_dir() / "note").write_text("x")
+    assert operators.read_text() == "LIMIT: 7\n"
+    assert config.LIMIT == 7 and plugin.get_config() is config
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["configs", "test"]
+    async with InMemoryRuntime(plugin, data_dir=tmp_path / "test"):
+        assert config.LIMIT == 99
+
+
+async def test_a_test_runtime_without_a_data_dir_leaves_nothing(plugin: NekroPlugin, tmp_path: Path) -> None:
+    cls = mounted(plugin)
+    async with InMemoryRuntime(plugin) as world:
+        plugin.save_config(cls(LIMIT=5))
+        root = world.runtime.data_dir
+        assert (root / "configs" / "Ada.sample.yaml").is_file()
+    assert not root.exists() and list(tmp_path.iterdir()) == []
+
+
+async def test_a_configuration_that_cannot_be_written_does_not_stop_a_start(
+    plugin: NekroPlugin, tmp_path: Path
+) -> None:
+    mounted(plugin)
+    (tmp_path / "configs").write_text("no directory")
+    async with InMemoryRuntime(plugin, data_dir=tmp_path) as world:
+        assert world.failures == [] and plugin.get_config() == plugin.get_config()
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nekro_agent import files
+from nekro_agent import files, runtime
 from nekro_agent.area_access import copy_in
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import FileSystem
+from nekro_agent.own_files import OwnFile
 from nekro_agent.testing import InMemoryRuntime
-from nekro_agent.tools import safe_files
+from nekro_agent.uploads import UploadArea
 
 SECRET = "the host's own"
 
@@ -36,14 +36,23 @@ def secret(tmp_path: Path) -> Path:
 def swap_before_copy(monkeypatch: pytest.MonkeyPatch, victim: Path, target: Path) -> list[str]:
     """Let ``victim`` become a link to ``target`` right before the host copies; returns what happened."""
     swaps: list[str] = []
+    put = UploadArea.put
 
-    def swapped(*args: Any) -> None:
+    def swap() -> None:
         victim.rename(victim.with_name("aside"))
         victim.symlink_to(target)
         swaps.append(victim.name)
+
+    def swapped(*args: Any) -> None:
+        swap()
         copy_in(*args)
 
+    def swapped_put(area: UploadArea, *args: Any) -> None:
+        swap()
+        put(area, *args)
+
     monkeypatch.setattr(files, "copy_in", swapped)
+    monkeypatch.setattr(UploadArea, "put", swapped_put)
     return swaps
 
 
@@ -84,6 +93,27 @@ async def test_file_named_by_a_way_up_through_an_own_directory_is_not_exchanged(
     assert SECRET not in delivered(fs)
 
 
+async def test_file_that_a_plugins_own_link_leads_to_is_not_exchanged(
+    fs: FileSystem, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin may keep a link into the shared area; the path is resolved once and opened without links."""
+    live = fs.shared_path / "note.txt"
+    live.write_text("mine")
+    link = runtime.current().areas.plugin_dir("Ada.sample") / "link.txt"
+    link.symlink_to(live)
+    opened = OwnFile.open
+
+    def swapped(found: OwnFile) -> Any:
+        live.unlink()
+        live.symlink_to(secret)
+        return opened(found)
+
+    monkeypatch.setattr(OwnFile, "open", swapped)
+    with pytest.raises(InvalidValueError, match="over a link"):
+        await fs.mixed_forward_file(link, "other.txt")
+    assert SECRET not in delivered(fs)
+
+
 async def test_data_directory_behind_a_link_protects_as_much(
     tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,31 +123,10 @@ async def test_data_directory_behind_a_link_protects_as_much(
         fs = world.context(plugin_key="Ada.sample").fs
         live = fs.shared_path.resolve() / "note.txt"
         live.write_text("mine")
-        swap_before_copy(monkeypatch, live, secret)
+        swaps = swap_before_copy(monkeypatch, live, secret)
         for deliver in (fs.bring_to_uploads, fs.mixed_forward_file):
             await deliver(str(live), "other.txt")
-            assert SECRET not in delivered(fs)
+            assert swaps.pop() == "note.txt" and SECRET not in delivered(fs)
             live.unlink()
             live.write_text("mine")
             (live.with_name("aside")).unlink()
-
-
-async def test_file_that_becomes_a_link_outside_of_the_areas_is_refused(
-    fs: FileSystem, secret: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The landlock driver's ``/tmp`` is a directory in the host's, where plugins' files lie too."""
-    scratch = tmp_path / "tmp"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(scratch))
-    (scratch / "note.txt").write_text("mine")
-    open_file = safe_files.open_file
-
-    def swapped(*args: Any) -> Any:
-        (scratch / "note.txt").unlink()
-        (scratch / "note.txt").symlink_to(secret)
-        return open_file(*args)
-
-    monkeypatch.setattr(safe_files, "open_file", swapped)
-    with pytest.raises(InvalidValueError):
-        await fs.mixed_forward_file(str(scratch / "note.txt"))
-    assert SECRET not in delivered(fs)

@@ -7,17 +7,24 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox import RunRequest, RunResult, SandboxManager, StopType, StubCall, StubResult
+from sandbox import (
+    RunRequest,
+    RunResult,
+    SandboxManager,
+    StopType,
+    StubCall,
+    StubResult,
+    proc_files,
+)
 from sandbox.drivers.supervised import LandlockDriver
 from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
 from sandbox.models import Limit
-from sandbox.watchdog import shared_out
+from sandbox.processes import shared_out
 from storage.areas import DataAreas
 
 ATTACK = """
@@ -112,12 +119,12 @@ time.sleep(20)
 
 def test_process_that_cannot_be_read_is_charged_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """``PR_SET_DUMPABLE`` closes ``smaps_rollup`` to a service of the same user, but not ``statm``."""
-    readable = Path.read_text
+    readable = proc_files.read
 
-    def closed(self: Path, *args: Any, **kwargs: Any) -> str:
-        if self.name == "smaps_rollup":
+    def closed(path: str | Path) -> bytes:
+        if str(path).endswith("smaps_rollup"):
             raise PermissionError(13, "closed")
-        return readable(self, *args, **kwargs)
+        return readable(path)
 
-    monkeypatch.setattr(Path, "read_text", closed)
+    monkeypatch.setattr(proc_files, "read", closed)
     assert shared_out([os.getpid()]) > 10 << 20

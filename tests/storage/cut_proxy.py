@@ -20,6 +20,9 @@ class CutProxy:
         self._settings = settings
         self._names = f"{parts['user']}@127.0.0.1", parts["dbname"]
         self.frozen = asyncio.Event()
+        #: Whether what the server answers is lost; it still gets what is sent.
+        self.is_deaf = False
+        self._is_away = False
         self.writers: set[asyncio.StreamWriter] = set()
         self.server: asyncio.Server | None = None
 
@@ -32,14 +35,21 @@ class CutProxy:
         return self._settings.model_copy(update={"url": url})
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_away:
+            writer.close()
+            return
         server_reader, server_writer = await asyncio.open_unix_connection(self._target)
         self.writers |= {writer, server_writer}
         with contextlib.suppress(ConnectionError):
-            await asyncio.gather(self._pump(reader, server_writer), self._pump(server_reader, writer))
+            await asyncio.gather(
+                self._pump(reader, server_writer), self._pump(server_reader, writer, is_answer=True)
+            )
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool = False
+    ) -> None:
         while data := await reader.read(65536):
-            if not self.frozen.is_set():
+            if not (self.frozen.is_set() or (is_answer and self.is_deaf)):
                 writer.write(data)
         writer.close()
 
@@ -48,6 +58,16 @@ class CutProxy:
         for writer in self.writers:
             writer.close()
         self.writers.clear()
+
+    def go_away(self) -> None:
+        """Cut every connection and take no more, until ``come_back``."""
+        self._is_away = True
+        self.cut()
+
+    def come_back(self) -> None:
+        """Take connections and pass everything on."""
+        self._is_away = self.is_deaf = False
+        self.frozen.clear()
 
     async def stop(self) -> None:
         """Take no more connections and cut those there are."""

@@ -202,31 +202,6 @@ async def test_cancelled_call_records_nothing_more(database: Database) -> None:
         await _finish(database, claim.fence)
 
 
-async def test_call_that_kills_its_workers_is_set_aside_retried_and_dropped(database: Database) -> None:
-    async with database.begin() as tx:
-        await tx.calls.set_aside(_request(), error_type="WorkerLost", reason="delivered 3 times")
-        await tx.calls.enqueue(_request("c2"))
-        await tx.calls.set_aside(_request("c2"), error_type="WorkerLost", reason="delivered 3 times")
-        assert {call.id for call in await tx.calls.dead(limit=9)} == {"c1", "c2"}
-    assert (await _claim(database, _request())).verdict is ClaimVerdict.ENDED
-    async with database.begin() as tx:
-        again = await tx.calls.requeue("c1")
-        assert again is not None and (again.state, again.error_type) == (CallState.QUEUED, None)
-        assert await tx.calls.requeue("c1") is None
-        assert await tx.calls.drop("c2")
-        assert not await tx.calls.drop("c1")
-        assert await tx.calls.dead(limit=9) == []
-    assert (await _claim(database, _request())).verdict is ClaimVerdict.GRANTED
-
-
-async def test_call_that_ended_is_not_set_aside(database: Database) -> None:
-    claim = await _claim(database, _request())
-    await _finish(database, claim.fence, v=1)
-    async with database.begin() as tx:
-        await tx.calls.set_aside(_request(), error_type="WorkerLost", reason="late")
-    assert (await _get(database)).state is CallState.DONE
-
-
 async def test_call_without_a_row_is_an_error_for_get_and_detach(database: Database) -> None:
     async with database.begin() as tx:
         assert await tx.calls.find("no") is None

@@ -19,7 +19,6 @@ QUERIES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
     "ix_calls_open": lambda tx: tx.calls.take_unclaimed(waiting_seconds=5, limit=5),
     "ix_calls_open ": lambda tx: tx.calls.sweep_lost(limit=5),
     "ix_calls_open  ": lambda tx: tx.calls.sweep_expired(limit=5),
-    "ix_calls_dead": lambda tx: tx.calls.dead(limit=5),
     "ix_calls_round_id": lambda tx: tx.calls.of_round("round"),
     "ix_messages_chat_key_sequence": lambda tx: tx.messages.newest("chat", limit=5),
     "ix_messages_chat_key_sequence ": lambda tx: tx.messages.after("chat", sequence=3, limit=5),

@@ -20,9 +20,10 @@ from cli.exit_codes import ExitCode
 from storage.migrate import check, head_revision, upgrade
 
 ROOT = Path(__file__).parents[2]
-#: A version before, whose schema is older. It refuses fields that it does not know, as later ones do
-#: not: when a message gets a new field, this has to become a commit after "Pass over fields …".
-BEFORE = os.environ.get("NEKRO_TEST_COMMIT_BEFORE", "475b351")
+#: A version before, whose schema is older: by default the first whose messages are admitted here, the one
+#: that brought this file.
+BEFORE = os.environ.get("NEKRO_TEST_COMMIT_BEFORE")
+FIRST_ADMITTED = "broker_config/admission.py"
 PACKAGES = (
     "nekro_agent", "broker_config", "storage", "sandbox", "agent", "workers", "plugin_pkgs", "cli",
 )  # fmt: skip
@@ -56,11 +57,21 @@ def database_url(postgres_server: Any) -> str:
 def older_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The code of an earlier commit."""
     tree = tmp_path_factory.mktemp("before")
-    packed = subprocess.run(["git", "archive", BEFORE], cwd=ROOT, capture_output=True, check=False)
+    commit = BEFORE or _commit_that_added(FIRST_ADMITTED)
+    packed = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
     if packed.returncode:
-        pytest.skip(f"no history to take commit {BEFORE} from: {packed.stderr.decode().strip()}")
+        pytest.skip(f"no history to take commit {commit!r} from: {packed.stderr.decode().strip()}")
     subprocess.run(["tar", "-x", "-C", tree], input=packed.stdout, check=True)
     return tree
+
+
+def _commit_that_added(path: str) -> str:
+    """The commit that brought a file; empty without a history."""
+    done = subprocess.run(
+        ["git", "log", "--diff-filter=A", "--format=%H", "-1", "--", path],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip()
 
 
 def copied(tree: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nekro_agent import staging
 from nekro_agent.errors import InvalidValueError
 
 __all__ = ["ContentSegment", "OpenAIChatMessage"]
@@ -54,14 +55,20 @@ class ContentSegment(BaseModel):
     def image_content_from_path(image_path: str | Path) -> Segment:
         """Return an image part that carries a file of the host; a ``data:`` URL is taken as it is.
 
+        Args:
+            image_path: in a call, a text may name a sandbox path or a file of this chat, plugin or
+                call only, because it may come from a model; a ``Path`` names any file.
+
         Raises:
-            InvalidValueError: neither content nor suffix is that of an image.
+            InvalidValueError: neither content nor suffix is that of an image, or the text names
+                another file.
             OSError: the file cannot be read.
         """
         if isinstance(image_path, str) and image_path.startswith("data:"):
             return ContentSegment.image_content(image_path)
         path = Path(image_path)
-        content = path.read_bytes()
+        with staging.opened(image_path) as file:
+            content = file.read()
         media_type = _media_type(content) or mimetypes.guess_type(path.name)[0] or ""
         if not media_type.startswith("image/"):
             raise InvalidValueError(f"{path.name!r} does not look like an image by its content or its suffix")

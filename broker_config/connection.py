@@ -1,0 +1,57 @@
+"""Connections to the broker: the transports that they use instead of kombu's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kombu import Connection
+from kombu.transport import pyamqp
+from kombu.transport import redis as stock
+
+from broker_config.transport import COMPRESSED_TYPE, ClaimTransport, uncompressed
+
+__all__ = ["ClaimConnection"]
+
+
+class PlainAmqpMessage(pyamqp.Message):  # type: ignore[misc]
+    """A message of RabbitMQ that is never unpacked."""
+
+    def __init__(self, msg: Any, channel: Any = None, **options: Any) -> None:
+        if uncompressed(msg.properties.get("application_headers")):
+            msg.properties["content_type"] = COMPRESSED_TYPE
+        super().__init__(msg, channel=channel, **options)
+
+
+class PlainAmqpChannel(pyamqp.Channel):  # type: ignore[misc]
+    """Delivers them."""
+
+    Message = PlainAmqpMessage
+
+
+class PlainAmqpConnection(pyamqp.Connection):  # type: ignore[misc]
+    """Opens such channels."""
+
+    Channel = PlainAmqpChannel
+
+
+class PlainAmqpTransport(pyamqp.Transport):  # type: ignore[misc]
+    """The transport of RabbitMQ; kombu finds it through ``ClaimConnection``."""
+
+    Connection = PlainAmqpConnection
+
+
+class ClaimConnection(Connection):  # type: ignore[misc]
+    """A connection whose transport unpacks nothing and, when its options say so, claims.
+
+    The broker's URL stays an ordinary one, which Flower and other readers understand.
+    """
+
+    def get_transport_cls(self) -> Callable[..., Any]:
+        """The class of the transport."""
+        found: Callable[..., Any] = super().get_transport_cls()
+        if found is pyamqp.Transport:
+            return PlainAmqpTransport
+        if found is stock.Transport and (self.transport_options or {}).get("atomic_claim"):
+            return ClaimTransport
+        return found

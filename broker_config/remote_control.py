@@ -1,0 +1,181 @@
+"""Remote control of workers, for holders of the signing key.
+
+Celery's commands travel as broadcasts that anyone who can write to the broker may send. Here each one is
+signed by the process that sends it (``nekro``, a worker, Flower started by ``nekro flower``) and a worker
+drops the rest unread. A signed command is taken once, within ``FRESH_SECONDS`` of being sent, so a recorded
+one cannot be sent again. Commands outside ``COMMANDS`` do not exist, whoever signs them. Answers go to the
+application's own reply exchange and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Final
+from uuid import uuid4
+
+from celery.app.control import Control
+from celery.utils.collections import LimitedSet
+from kombu.pidbox import Mailbox, Node
+
+from broker_config.embedded import resolve_signing_key
+from broker_config.metrics import metrics
+from broker_config.seal import CONTROL, Seal
+
+__all__ = ["COMMANDS", "FRESH_SECONDS", "SignedControl", "SignedMailbox", "SignedNode"]
+
+#: What a worker does on request. Used by us: ``revoke``, ``ping``, ``active_queues``; the others by Flower.
+COMMANDS: Final = frozenset(
+    (
+        "active",
+        "active_queues",
+        "add_consumer",
+        "cancel_consumer",
+        "conf",
+        "ping",
+        "pool_grow",
+        "pool_shrink",
+        "query_task",
+        "rate_limit",
+        "registered",
+        "reserved",
+        "revoke",
+        "revoked",
+        "scheduled",
+        "stats",
+        "time_limit",
+    )
+)
+#: Longest way of a command, clocks that differ included.
+FRESH_SECONDS: Final = 300.0
+#: Commands remembered against repetition; more within that time are dropped with the oldest forgotten.
+MAX_REMEMBERED: Final = 20_000
+#: Fields of a broadcast; with any other it is not one of ours.
+_FIELDS: Final = ("method", "arguments", "destination", "pattern", "matcher", "ticket", "reply_to")
+_PROOF: Final = "proof"
+
+logger = logging.getLogger(__name__)
+
+
+def _signed(body: Mapping[str, Any], nonce: str, sent_at: str) -> list[str]:
+    covered = {name: body.get(name) for name in _FIELDS}
+    return [json.dumps(covered, sort_keys=True, separators=(",", ":")), nonce, sent_at]
+
+
+class SignedNode(Node):  # type: ignore[misc]
+    """A worker's end: carries out commands that are signed, fresh, new and on the list."""
+
+    handlers: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        known: dict[str, Any] = self.handlers or {}
+        self.handlers = {name: known[name] for name in COMMANDS if name in known}
+        self._seen = LimitedSet(maxlen=MAX_REMEMBERED, expires=2 * FRESH_SECONDS)
+
+    def handle_message(self, body: Any, message: Any = None) -> Any:
+        """Carry out a broadcast, or drop it; never raises for what a broadcast holds."""
+        try:
+            refusal = self._refusal(body)
+        except Exception as exc:  # of a shape that nothing of ours has
+            refusal = type(exc).__name__
+        if refusal is not None:
+            metrics().messages_refused.labels("control").inc()
+            logger.error("refused control command: %s", refusal)
+            return None
+        command = {name: value for name, value in body.items() if name != _PROOF}
+        # Without the message: its clock is not signed.
+        return super().handle_message(command)
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """Drop a broadcast that cannot be read, without a word of what it holds."""
+        metrics().messages_refused.labels("control").inc()
+        logger.error("refused control command: %s", type(exc).__name__)
+
+    def _refusal(self, body: Any) -> str | None:
+        """Why a broadcast is not carried out; None when it is."""
+        if not isinstance(body, dict) or not isinstance(body.get(_PROOF), dict):
+            return "it is not signed"
+        if not {*_FIELDS, _PROOF}.issuperset(body):
+            return "it has unknown fields"
+        proof = body[_PROOF]
+        nonce, sent_at = proof.get("nonce"), proof.get("sent_at")
+        if not isinstance(nonce, str) or not isinstance(sent_at, str):
+            return "it is not signed"
+        mailbox = self.mailbox
+        if not mailbox.seal.fits(_signed(body, nonce, sent_at), proof.get("signature")):
+            return "its signature does not fit"
+        if abs(time.time() - float(sent_at)) > FRESH_SECONDS:
+            return "it was sent too long ago, or the clocks differ"
+        if nonce in self._seen:
+            return "it was sent before"
+        self._seen.add(nonce)
+        if body["method"] not in self.handlers:
+            return f"{str(body['method'])[:64]!r} is not available"
+        reply_to = body.get("reply_to")
+        if reply_to is not None and reply_to["exchange"] != mailbox.reply_exchange.name:
+            return "its answer would go elsewhere"
+        return None
+
+
+class _SigningProducer:
+    """A producer whose one message is signed on its way out."""
+
+    def __init__(self, producer: Any, seal: Seal) -> None:
+        self._producer, self._seal = producer, seal
+
+    def publish(self, message: dict[str, Any], **options: Any) -> Any:
+        """Sign and publish a broadcast."""
+        nonce, sent_at = uuid4().hex, repr(time.time())
+        # As it will be read: tuples become lists.
+        plain = json.loads(json.dumps(message))
+        signature = self._seal.sign(_signed(plain, nonce, sent_at))
+        proof = {"nonce": nonce, "sent_at": sent_at, "signature": signature}
+        return self._producer.publish({**plain, _PROOF: proof}, **options)
+
+
+class SignedMailbox(Mailbox):  # type: ignore[misc]
+    """The sender's end, and what both share."""
+
+    node_cls = SignedNode
+    accept = ["json"]  # noqa: RUF012 - kombu's attribute
+    #: Set by ``SignedControl``; copied with the mailbox to each connection.
+    control: Any = None
+
+    @property
+    def seal(self) -> Seal:
+        """Signs and verifies."""
+        seal: Seal = self.control.seal
+        return seal
+
+    def _publish(self, *args: Any, producer: Any = None, channel: Any = None, **options: Any) -> Any:
+        with self._signing(producer, channel) as signing:
+            return super()._publish(*args, producer=signing, channel=channel, **options)
+
+    @contextmanager
+    def _signing(self, producer: Any, channel: Any) -> Iterator[_SigningProducer]:
+        with self.producer_or_acquire(producer, channel or self.connection.default_channel) as used:
+            yield _SigningProducer(used, self.seal)
+
+
+class SignedControl(Control):  # type: ignore[misc]
+    """``app.control`` with the mailbox above."""
+
+    Mailbox = SignedMailbox
+
+    def __init__(self, app: Any = None) -> None:
+        super().__init__(app)
+        self.mailbox.control = self
+
+    @cached_property
+    def seal(self) -> Seal:
+        """Signs and verifies commands.
+
+        Raises:
+            SettingsError: the signing key cannot be read.
+        """
+        return Seal(resolve_signing_key(self.app.nekro_settings), purpose=CONTROL)

@@ -1,0 +1,125 @@
+"""What is installed is named by its content: packages by hashes, base images by digests."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ("constraints.txt", "deploy/requirements.txt")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+DIGEST = re.compile(r"[\w./-]+(:[\w.-]+)?@sha256:[0-9a-f]{64}")
+
+
+def locked(name: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """Version and hashes of each package of a lock file."""
+    text = (ROOT / name).read_text("utf-8").replace("\\\n", " ")
+    found = {}
+    for line in filter(None, map(str.strip, text.split("\n"))):
+        if line.startswith("#"):
+            continue
+        pinned, *hashes = line.split("--hash=")
+        requirement = Requirement(pinned)
+        (version,) = requirement.specifier
+        assert version.operator == "==", line
+        assert hashes and all(re.fullmatch(r"sha256:[0-9a-f]{64}", one.strip()) for one in hashes), pinned
+        found[canonicalize_name(requirement.name)] = (version.version, frozenset(map(str.strip, hashes)))
+    return found
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_file_names_packages_and_hashes_and_no_place_to_get_them_from(name: str) -> None:
+    assert len(locked(name)) > 50
+    text = (ROOT / name).read_text("utf-8")
+    assert "://" not in text and "--index" not in text and "--find-links" not in text and " @ " not in text
+
+
+def test_locks_cover_what_the_project_asks_for_and_agree() -> None:
+    everything, image = locked(LOCKS[0]), locked(LOCKS[1])
+    extras = PROJECT["optional-dependencies"]
+    wanted = {
+        LOCKS[0]: [one for extra in ("test", "flower", "otel", "bench", "release") for one in extras[extra]],
+        LOCKS[1]: [one for extra in ("flower", "otel") for one in extras[extra]],
+    }
+    for name, further in wanted.items():
+        found = locked(name)
+        for text in [*PROJECT["dependencies"], *further, "hatchling"]:
+            requirement = Requirement(text)
+            version, _ = found[canonicalize_name(requirement.name)]
+            assert version in requirement.specifier, f"{name}: {text}; run `make constraints`"
+    assert image.items() <= everything.items(), "run `make constraints`"
+    assert not {"pytest", "mypy", "uv"} & set(image)
+
+
+def pip_installs(name: str) -> list[str]:
+    """Every command of a file that lets pip install."""
+    text = (ROOT / name).read_text("utf-8").replace("\\\n", " ")
+    return [line for line in text.split("\n") if re.search(r"(pip|\$\(PIP\))[\w -]* install", line)]
+
+
+@pytest.mark.parametrize("name", ["Makefile", "Dockerfile"])
+def test_installs_take_hashed_packages_or_the_project_itself(name: str) -> None:
+    found = pip_installs(name)
+    assert len(found) == 2, found
+    for command in found:
+        is_hashed = "--require-hashes -r" in command
+        is_project = "--no-index --no-deps --no-build-isolation" in command and command.rstrip().endswith(".")
+        assert is_hashed != is_project, command
+
+
+def base_images() -> dict[str, str]:
+    """Every image of release files that is not built here, by where it stands."""
+    found = {}
+    for line in (ROOT / "Dockerfile").read_text("utf-8").split("\n"):
+        match = re.match(r"(?:ARG BASE_IMAGE=|FROM )(\S+)", line)
+        if match and match[1] != "${BASE_IMAGE}":
+            found[f"Dockerfile: {line}"] = match[1]
+    compose = (ROOT / "compose.yaml").read_text("utf-8")
+    for variable, image in re.findall(r"\$\{(\w+_IMAGE):-([^}]+)\}", compose):
+        found[f"compose.yaml: {variable}"] = image
+    for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml")):
+        for number, image in enumerate(
+            re.findall(r"^\s*image:\s*(\S+)", path.read_text("utf-8"), re.MULTILINE)
+        ):
+            found[f"{path.name}: {number}"] = image
+    return {where: image for where, image in found.items() if not image.startswith("nekro-workers:")}
+
+
+def test_images_from_elsewhere_are_named_by_digest() -> None:
+    found = base_images()
+    assert {where.partition(":")[0] for where in found} >= {"Dockerfile", "compose.yaml"}
+    assert {where for where, image in found.items() if not DIGEST.fullmatch(image)} == set()
+
+
+def test_the_base_image_of_the_build_is_the_same_in_both_files() -> None:
+    (base,) = [image for where, image in base_images().items() if where.startswith("Dockerfile")]
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
+    assert base in compose["x-nekro"]["build"]["args"]["BASE_IMAGE"]
+
+
+def test_a_bill_of_materials_lists_every_package_of_the_image(tmp_path: Path) -> None:
+    target = tmp_path / "bill.json"
+    tool = Path(sys.executable).with_name("cyclonedx-py")
+    subprocess.run(
+        [tool, "requirements", "--pyproject", ROOT / "pyproject.toml", "--of", "JSON", "-o", target,
+         ROOT / "deploy/requirements.txt"], check=True, capture_output=True,
+    )  # fmt: skip
+    bill = json.loads(target.read_text("utf-8"))
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "nekro-workers")
+    components = {canonicalize_name(one["name"]): one["version"] for one in bill["components"]}
+    assert components == {name: version for name, (version, _) in locked(LOCKS[1]).items()}
+
+
+def test_the_policy_says_where_to_report_and_what_is_in_scope() -> None:
+    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    for part in ("## Reporting", "## Supported versions", "## Scope", "docs/security.md"):
+        assert part in text

@@ -1,0 +1,110 @@
+"""Fuzz the frame reader: ``python tests/sandbox/fuzz_frames.py [--inputs N] [--seed N]``.
+
+Each input is a stream of whole, changed and cut-off frames, which arrives in pieces. The reader may
+return frames within their limits, end, or raise ``SandboxProtocolError``, and must take no more bytes
+of the stream than the frames it returned, one header and, where that is legal, its payload. Anything
+else, or an input over its budget of processor time, is printed and ends the program with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import struct
+import sys
+import time
+from typing import Final
+
+from nekro_agent.errors import SandboxProtocolError
+from sandbox.frames import HEADER_BYTES, Frame, FrameKind, FrameReader, encode_frame
+
+BUDGET_SECONDS: Final = 0.1
+LIMITS: Final = {FrameKind.CALL: 200, FrameKind.EXIT: 50}
+LENGTHS: Final = [0, 1, 4, 5, 6, 54, 55, 56, 204, 205, 206, 1 << 16, 1 << 31, (1 << 32) - 1]
+
+
+def stream_of(chance: random.Random) -> tuple[bytes, list[Frame]]:
+    """Return a stream and the frames that it begins with, as far as they are legal."""
+    data, expected, is_legal = b"", list[Frame](), True
+    for _ in range(chance.randrange(4)):
+        if chance.random() < 0.7:
+            kind = chance.choice(list(LIMITS))
+            payload = chance.randbytes(chance.randrange(LIMITS[kind] + 1))
+            call_id = chance.randrange(1 << 32)
+            data += encode_frame(kind, payload, call_id=call_id)
+            if is_legal:
+                expected.append(Frame(kind=kind, call_id=call_id, payload=payload))
+        else:
+            header = struct.pack(">IBI", chance.choice(LENGTHS), chance.randrange(10), 0)
+            data += header + chance.randbytes(chance.randrange(300))
+            is_legal = False
+    if is_legal and chance.random() < 0.3:
+        data += encode_frame(FrameKind.CALL, b"x" * 20)[: chance.randrange(29)]  # the sandbox is gone
+    return data, expected
+
+
+def feed(reader: asyncio.StreamReader, data: bytes, chance: random.Random) -> None:
+    """Give the stream in up to three pieces."""
+    first, second = sorted((chance.randrange(len(data) + 1), chance.randrange(len(data) + 1)))
+    for piece in (data[:first], data[first:second], data[second:]):
+        reader.feed_data(piece)
+    reader.feed_eof()
+
+
+async def read_all(reader: asyncio.StreamReader) -> tuple[list[Frame], bool]:
+    """Return the frames, and whether the reader refused the rest."""
+    frames, found = FrameReader(reader, limits=LIMITS), list[Frame]()
+    try:
+        while (frame := await frames.read()) is not None:
+            found.append(frame)
+    except SandboxProtocolError:
+        return found, True
+    return found, False
+
+
+async def check(chance: random.Random) -> None:
+    """Read one stream and judge what came out."""
+    data, expected = stream_of(chance)
+    reader = asyncio.StreamReader()
+    feed(reader, data, chance)
+    found, was_refused = await read_all(reader)
+    assert found[: len(expected)] == expected, data
+    assert all(len(frame.payload) <= LIMITS[frame.kind] for frame in found), data
+    if was_refused:
+        taken = sum(HEADER_BYTES + len(frame.payload) for frame in found) + HEADER_BYTES
+        assert await reader.read() == data[taken:], data
+
+
+async def fuzz(inputs: int, seed: int) -> int:
+    """Run; returns the exit code."""
+    chance = random.Random(seed)
+    slowest, begin = 0.0, time.process_time()
+    for number in range(inputs):
+        before = time.thread_time()
+        try:
+            await check(chance)
+        except Exception as exc:
+            print(f"input {number} of seed {seed}: {exc!r}")
+            return 1
+        cost = time.thread_time() - before
+        slowest = max(slowest, cost)
+        if cost > BUDGET_SECONDS:
+            print(f"input {number} of seed {seed} took {cost:.3f} s")
+            return 1
+    seconds = time.process_time() - begin
+    print(f"frames: {inputs} inputs, {seconds:.1f} s, slowest {slowest * 1000:.2f} ms, no failure")
+    return 0
+
+
+def main() -> int:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description="Fuzz the frame reader.")
+    parser.add_argument("--inputs", type=int, default=300_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    return asyncio.run(fuzz(arguments.inputs, arguments.seed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Ordinary programs run under the filter: the workloads that its list was made from, in real sandboxes."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from sandbox_lab import REPOSITORY, lab
+
+from broker_config.settings import SandboxSettings
+from sandbox import StopType
+from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.seccomp import build_filter
+
+WORKLOADS: dict[str, str] = runpy.run_path(str(REPOSITORY / "scripts" / "seen-syscalls"))["WORKLOADS"]
+PACKAGES = {"numpy", "pandas", "matplotlib", "PIL"}
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["cgroup_filter", "strict_filter"])
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+async def test_workload_runs_under_the_filter(
+    name: str, strict: bool, bwrap_driver: BwrapDriver, tmp_path: Path
+) -> None:
+    settings = SandboxSettings(memory_bytes=1 << 30)
+    if name in PACKAGES:
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is not installed beside these tests")
+        settings = SandboxSettings(memory_bytes=1 << 30, python=Path(sys.executable))
+    driver = BwrapDriver(settings)
+    # The other filter than this machine would get is tried as well.
+    driver.__dict__["_filter"] = build_filter(strict_memory=strict)
+    async with lab(tmp_path, use=driver) as box:
+        result = await box.run(WORKLOADS[name])
+    assert result.stop_type is StopType.NORMAL, result.output or result.error

@@ -1,0 +1,227 @@
+"""Another writer on the broker sends control commands; a worker carries out signed ones, each once."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import time
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from broker_config.app import NekroApp, create_app
+from broker_config.remote_control import COMMANDS, FRESH_SECONDS
+from broker_config.settings import Settings
+from broker_config.urls import client_url
+from broker_config.wire import new_id
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from worker_process import WorkerProcess, wait_for
+
+GET_SECONDS = 20
+BOMB_BYTES = 256 << 20
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    return make_settings()
+
+
+@pytest.fixture
+def app(settings: Settings) -> Iterator[NekroApp]:
+    app = create_app(settings)
+    yield app
+    app.backend.result_consumer.stop()
+    app.close()
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[Any]:
+    with redis.Redis.from_url(client_url(str(settings.broker.url))) as client:
+        yield client
+
+
+@pytest.fixture
+def worker(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(
+        settings, tmp_path / "worker.log", pool="asyncio", lane="methods", concurrency=4, options=()
+    )
+    yield process.wait_ready()
+    process.kill()
+
+
+@pytest.fixture
+def stranger(settings: Settings) -> Iterator[Celery]:
+    """Celery as it comes, on the same broker and prefix: what a writer without the key has."""
+    app = Celery(broker=client_url(str(settings.broker.url)), set_as_current=False)
+    app.conf.broker_transport_options = {"global_keyprefix": settings.broker.key_prefix}
+    yield app
+    app.close()
+
+
+def concurrency(app: NekroApp) -> int:
+    """Slots of the worker, as it tells holders of the key."""
+    ((stats,),) = [
+        list(found.values()) for found in [app.control.inspect(limit=1, timeout=GET_SECONDS).stats() or {}]
+    ]
+    return int(stats["pool"]["max-concurrency"])
+
+
+def refused(worker: WorkerProcess) -> int:
+    """How many commands it refused."""
+    return worker.log.read_text().count("refused control command")
+
+
+def peak_bytes(worker: WorkerProcess) -> int:
+    """Most memory that it had so far."""
+    status = Path(f"/proc/{worker.process.pid}/status").read_bytes()
+    (line,) = [line for line in status.split(b"\n") if line.startswith(b"VmHWM:")]
+    return int(line.split()[1]) << 10
+
+
+UNSIGNED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("shutdown", {}),
+    ("pool_grow", {"n": 1000}),
+    ("pool_shrink", {"n": 3}),
+    ("pool_restart", {"modules": ["os"], "reload": True}),
+    ("autoscale", {"max": 1000, "min": 1000}),
+    ("rate_limit", {"task_name": "f.run", "rate_limit": "1/h"}),
+    ("time_limit", {"task_name": "f.run", "hard": 0.001, "soft": 0.001}),
+    ("cancel_consumer", {"queue": "methods"}),
+    ("add_consumer", {"queue": "elsewhere"}),
+    ("enable_events", {}),
+    ("disable_events", {}),
+    ("revoke", {"task_id": "r" * 32, "terminate": True}),
+    ("revoke_by_stamped_headers", {"headers": {"a": "b"}}),
+    ("election", {"id": "1", "topic": "t"}),
+    ("hello", {"from_node": "other", "revoked": {"r" * 32: 1}}),
+)
+
+
+def test_unsigned_commands_change_nothing_and_get_no_answer(
+    worker: WorkerProcess, app: NekroApp, stranger: Celery
+) -> None:
+    for command, arguments in UNSIGNED:
+        stranger.control.broadcast(command, arguments=arguments)
+    assert stranger.control.broadcast("ping", reply=True, timeout=1) == []
+    wait_for(lambda: refused(worker) == len(UNSIGNED) + 1, what=lambda: worker.log.read_text()[-3000:])
+    assert concurrency(app) == 4
+    inspect = app.control.inspect(limit=1, timeout=GET_SECONDS)
+    assert [[queue["name"] for queue in found] for found in inspect.active_queues().values()] == [["methods"]]
+    assert list(inspect.revoked().values()) == [[]]
+    assert app.send_task("f.run", [{"how": "ok", "value": 1}], queue="methods").get(GET_SECONDS) == 1
+    assert app.send_task("f.run", [{"how": "ok", "value": 2}], queue="methods").get(GET_SECONDS) == 2
+    assert worker.process.poll() is None
+
+
+def test_commands_that_are_not_on_the_list_do_not_exist_for_holders_of_the_key_either(
+    worker: WorkerProcess, app: NekroApp
+) -> None:
+    others = [command for command, _ in UNSIGNED if command not in COMMANDS]
+    assert {"shutdown", "pool_restart", "autoscale", "enable_events", "hello", "election"} <= set(others)
+    for number, command in enumerate(others, start=1):
+        app.control.broadcast(command)
+        wait_for(lambda n=number: refused(worker) == n, what=f"{command} to be refused")
+    assert app.control.ping(timeout=GET_SECONDS, limit=1)
+    assert worker.process.poll() is None
+
+
+def test_a_recorded_command_is_carried_out_once_and_not_altered(
+    worker: WorkerProcess, app: NekroApp, client: Any, settings: Settings
+) -> None:
+    with client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.psubscribe(f"{settings.broker.key_prefix}*pidbox*")
+        heard.get_message(timeout=5)
+        assert app.control.pool_grow(1, reply=True, limit=1, timeout=GET_SECONDS)
+        record = wait_for(lambda: heard.get_message(timeout=5), what="the broadcast")
+    channel, raw = record["channel"], record["data"]
+    message = json.loads(raw)
+    body = json.loads(b64decode(message["body"]))
+
+    def send(**changes: Any) -> None:
+        copy = {**message, "body": b64encode(json.dumps({**body, **changes}).encode()).decode()}
+        client.publish(channel, json.dumps(copy))
+
+    client.publish(channel, raw)
+    send(arguments={"n": 100})
+    send(method="pool_shrink")
+    send(destination=["other@host"], matcher="glob", pattern="*")
+    send(proof={**body["proof"], "nonce": new_id()})
+    send(proof={**body["proof"], "sent_at": repr(time.time() + 1)})
+    send(proof="x")
+    send(reply_to={"exchange": "elsewhere", "routing_key": "x"})
+    send(unknown=1)
+    wait_for(lambda: refused(worker) >= 8, what=lambda: worker.log.read_text()[-3000:])
+    assert concurrency(app) == 5
+    assert not client.keys(f"{settings.broker.key_prefix}*elsewhere*")
+
+
+def test_a_signed_command_gets_old(
+    worker: WorkerProcess, app: NekroApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr("broker_config.remote_control.time.time", lambda: now - FRESH_SECONDS - 5)
+        app.control.pool_grow(1)
+    wait_for(lambda: refused(worker) == 1, what="the old command to be refused")
+    assert "too long ago" in worker.log.read_text()
+    assert concurrency(app) == 4
+
+
+class Harmful:
+    """Would write a file if somebody unpickled it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._path,)
+
+
+def test_broadcasts_in_other_forms_are_neither_read_nor_unpacked(
+    worker: WorkerProcess, app: NekroApp, client: Any, settings: Settings, tmp_path: Path
+) -> None:
+    assert app.control.ping(timeout=GET_SECONDS, limit=1)
+    channel = f"{settings.broker.key_prefix}/0.celery.pidbox"
+    mark = tmp_path / "unpickled"
+    plain = json.dumps({"method": "ping", "arguments": {}}).encode()
+
+    def send(body: bytes, content_type: str = "application/json", **headers: Any) -> None:
+        message = {
+            "body": b64encode(body).decode(),
+            "content-encoding": "utf-8",
+            "content-type": content_type,
+            "headers": headers,
+            "properties": {
+                "delivery_info": {"exchange": "celery.pidbox", "routing_key": ""},
+                "delivery_tag": new_id(),
+                "body_encoding": "base64",
+            },
+        }
+        assert client.publish(channel, json.dumps(message)) == 1
+
+    send(
+        pickle.dumps({"method": "ping", "arguments": {"x": Harmful(mark)}}), "application/x-python-serialize"
+    )
+    send(b"method: ping", "application/x-yaml")
+    send(b"[]")
+    send(b"1")
+    send(plain, clock="soon")
+    send(plain.replace(b"ping", b"shutdown"), clock=10**40)
+    send(zlib.compress(b"0" * BOMB_BYTES), compression="zlib")
+    client.publish(channel, "[" * 100_000 + "]" * 100_000)
+    client.publish(channel, "[]")
+    client.publish(channel, "{}")
+    assert app.control.ping(timeout=GET_SECONDS, limit=1), worker.log.read_text()[-3000:]
+    assert not mark.exists()
+    assert peak_bytes(worker) < BOMB_BYTES
+    assert app.send_task("f.run", [{"how": "ok", "value": 1}], queue="methods").get(GET_SECONDS) == 1
+    assert worker.process.poll() is None

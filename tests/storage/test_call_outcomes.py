@@ -1,0 +1,555 @@
+"""What a caller is told of a recorded call when the database or the broker fails around it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis.asyncio
+from cut_proxy import CutProxy
+from redis_relay import RedisRelay
+
+from broker_config import plain_json
+from broker_config.app import create_app
+from broker_config.calls import MethodCaller
+from broker_config.publishing import PUSH
+from broker_config.settings import DatabaseSettings, Settings
+from broker_config.wire import Envelope, Invocation, new_id
+from nekro_agent.errors import (
+    BrokerUnavailableError,
+    CallTimeoutError,
+    NekroError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
+from nekro_agent.methods import Lane, SandboxMethodType
+from storage.calls import Call, CallRequest, ClaimVerdict
+from storage.engine import Database
+from storage.states import CallState
+from workers import claims as claims_module
+from workers.background import BackgroundLoop
+from workers.call_records import CallRecords
+from workers.claim_keeper import ClaimKeeper
+from workers.claims import CallClaims, HeldClaim
+from workers.publisher import EventPublisher
+
+METHOD = "a.m.f"
+
+
+class Storage:
+    """A database that can be away, and an undisturbed way to look at it."""
+
+    def __init__(self, settings: DatabaseSettings, tmp_path: Path, proxy: CutProxy | None) -> None:
+        self._proxy, self._url = proxy, str(settings.url)
+        limits = {"busy_timeout_seconds": 0.1, "transaction_timeout_seconds": 1, "pool_timeout_seconds": 1}
+        self.database = Database(settings.model_copy(update=limits), tmp_path)
+        self._lock: sqlite3.Connection | None = None
+
+    @property
+    def proxy(self) -> CutProxy:
+        """That of PostgreSQL."""
+        assert self._proxy is not None
+        return self._proxy
+
+    def go_away(self) -> None:
+        """Hold SQLite's write lock, or cut PostgreSQL off."""
+        if self._proxy is not None:
+            self._proxy.go_away()
+            return
+        self._lock = sqlite3.connect(self._url.removeprefix("sqlite:///"), isolation_level=None)
+        self._lock.execute("BEGIN EXCLUSIVE")
+
+    def come_back(self) -> None:
+        """End the outage; nothing happens when there is none."""
+        if self._proxy is not None:
+            self._proxy.come_back()
+        if self._lock is not None:
+            self._lock.execute("ROLLBACK")
+            self._lock.close()
+            self._lock = None
+
+    async def call(self, call_id: str) -> Call | None:
+        """The row of a call."""
+        while True:
+            try:
+                async with self.database.read() as tx:
+                    return await tx.calls.find(call_id)
+            except StorageUnavailableError:  # a connection that an outage broke
+                await asyncio.sleep(0.05)
+
+    async def is_sent_again(self, call_id: str) -> bool:
+        """Whether the sweep would publish the call now or later."""
+        async with self.database.begin() as tx:
+            return call_id in {
+                call.id for call in await tx.calls.take_unclaimed(waiting_seconds=-60, limit=100)
+            }
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def storage(
+    request: pytest.FixtureRequest, migrated_copy: Any, tmp_path: Path
+) -> AsyncIterator[Storage]:
+    settings, proxy = migrated_copy(request.param), None
+    if request.param == "postgres":
+        proxy = CutProxy(settings)
+        settings = await proxy.start()
+    storage = Storage(settings, tmp_path, proxy)
+    yield storage
+    storage.come_back()
+    await storage.database.dispose()
+    if proxy is not None:
+        await proxy.stop()
+
+
+#: For what happens between processes only: SQLite confirms inside the caller's.
+on_postgres = pytest.mark.parametrize("storage", ["postgres"], indirect=True)
+
+
+class Caller:
+    """The calling side, behind a relay to its broker; answers come by another way."""
+
+    def __init__(self, settings: Settings, relay: RedisRelay, database: Database) -> None:
+        self.relay = relay
+        self.settings = settings
+        self.type = SandboxMethodType.BEHAVIOR
+        self.app = create_app(settings)
+        registry: Any = SimpleNamespace(find=lambda _name: self)
+        self.caller = MethodCaller(self.app, settings, ledger=CallRecords(database, registry))
+        self.client = redis.asyncio.Redis.from_url(settings.results.url or "", socket_timeout=30)
+        self.queue = f"{settings.broker.key_prefix}methods"
+
+    def begin(self, made: Invocation) -> asyncio.Task[Envelope]:
+        """Begin a call."""
+        return asyncio.create_task(self.caller.call(made, lane=Lane.METHODS))
+
+    async def lose_replies(self) -> None:
+        """Let the broker execute what it is asked from now on, and lose what it replies."""
+        assert self.caller._publisher is not None
+        await self.caller._publisher.epoch()  # connects
+        await self.client.script_load(PUSH.text)
+        self.relay.mute()
+        self.relay.is_mute = True
+
+    def cut_off(self) -> None:
+        """Break the connections whose replies are lost; new ones work."""
+        self.relay.is_mute = False
+        self.relay.reset()
+
+    async def taken(self) -> dict[str, Any]:
+        """Take the next message as a worker would; returns its headers and properties."""
+        popped = await self.client.blpop([self.queue], 20)
+        assert popped is not None
+        message: dict[str, Any] = plain_json.load(popped[1])
+        return message
+
+    async def answer(self, message: dict[str, Any], record: dict[str, Any]) -> None:
+        """Store a result and tell the caller, as a worker does."""
+        call_id = message["headers"]["id"]
+        raw = plain_json.dump({"task_id": call_id, **record})
+        await self.client.set(self.app.backend.get_key_for_task(call_id), raw, ex=60)
+        await self.client.rpush(self.caller._reply_key, raw)
+
+
+def invocation(seconds: float = 20) -> Invocation:
+    now = datetime.now(UTC)
+    return Invocation(
+        call_id=new_id(), method=METHOD, chat_key="chat", container_key="k", issued_at=now,
+        deadline=now + timedelta(seconds=seconds), args="",
+    )  # fmt: skip
+
+
+def envelope(made: Invocation, text: str = "done") -> Envelope:
+    now = datetime.now(UTC)
+    return Envelope.of(
+        call_id=made.call_id, type=SandboxMethodType.BEHAVIOR, value=None, text=text, worker="w",
+        started_at=now, finished_at=now,
+    )  # fmt: skip
+
+
+def refusal(error: NekroError) -> dict[str, Any]:
+    """What a worker stores that raised an error of ours."""
+    result = {
+        "exc_type": type(error).__name__,
+        "exc_module": "nekro_agent.errors",
+        "exc_message": [str(error)],
+    }
+    return {"status": "FAILURE", "result": result}
+
+
+@pytest.fixture
+async def relay(own_redis: Any) -> AsyncIterator[RedisRelay]:
+    async with RedisRelay(own_redis.port) as relay:
+        yield relay
+
+
+async def opened(
+    make_settings: Callable[..., Settings], own_redis: Any, relay: RedisRelay, database: Database
+) -> Caller:
+    settings = make_settings(
+        broker={"url": relay.url, "socket_timeout_seconds": 1}, results={"url": own_redis.url}
+    )
+    caller = Caller(settings, relay, database)
+    await caller.caller.start()
+    return caller
+
+
+@pytest.fixture
+async def world(
+    make_settings: Callable[..., Settings], own_redis: Any, relay: RedisRelay, storage: Storage
+) -> AsyncIterator[Caller]:
+    caller = await opened(make_settings, own_redis, relay, storage.database)
+    yield caller
+    storage.come_back()
+    await caller.caller.close()
+    await caller.client.aclose()
+    caller.app.close()
+
+
+async def claim(storage: Storage, made: Invocation) -> int:
+    request = CallRequest(id=made.call_id, method=METHOD, type=SandboxMethodType.BEHAVIOR, chat_key="chat")
+    async with storage.database.autocommit() as tx:
+        granted = await tx.calls.claim(request, worker="w", lease_seconds=60)
+    assert granted.verdict is ClaimVerdict.GRANTED
+    return granted.fence
+
+
+async def finish(storage: Storage, made: Invocation, fence: int) -> None:
+    async with storage.database.begin() as tx:
+        await tx.calls.finish(made.call_id, fence=fence, outcome=envelope(made).model_dump(mode="json"))
+
+
+# --- a worker could not claim ------------------------------------------------------------------------------
+
+
+async def test_a_refused_call_is_withdrawn_before_its_caller_hears_of_it(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation()
+    calling = world.begin(made)
+    message = await world.taken()
+    storage.go_away()
+    await world.answer(message, refusal(StorageUnavailableError("the database did not do it")))
+    await asyncio.wait([calling], timeout=1.5)
+    assert not calling.done(), "told although the call may still run"
+    storage.come_back()
+    with pytest.raises(StorageUnavailableError):
+        await calling
+    assert not await storage.is_sent_again(made.call_id)
+
+
+async def test_a_refused_call_that_cannot_be_withdrawn_has_an_unknown_outcome(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation(seconds=3)
+    calling = world.begin(made)
+    message = await world.taken()
+    storage.go_away()
+    await world.answer(message, refusal(StorageUnavailableError("the database did not do it")))
+    with pytest.raises(OutcomeUnknownError):
+        await calling
+
+
+async def test_a_caller_hears_the_outcome_that_is_recorded_whatever_the_worker_answered(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation()
+    calling = world.begin(made)
+    message = await world.taken()
+    await finish(storage, made, await claim(storage, made))
+    await world.answer(message, refusal(StorageUnavailableError("the database did not do it")))
+    assert (await calling).text == "done"
+
+
+# --- the broker's reply is lost ----------------------------------------------------------------------------
+
+
+async def test_a_call_whose_publish_was_not_confirmed_gives_its_recorded_outcome(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation()
+    await world.lose_replies()
+    calling = world.begin(made)
+    await world.taken()
+    await finish(storage, made, await claim(storage, made))
+    assert (await calling).text == "done"
+
+
+async def test_a_call_whose_publish_was_not_confirmed_is_waited_for_while_it_runs(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation()
+    await world.lose_replies()
+    calling = world.begin(made)
+    await world.taken()
+    fence = await claim(storage, made)
+    await asyncio.wait([calling], timeout=2.5)
+    assert not calling.done()
+    await finish(storage, made, fence)
+    assert (await calling).text == "done"
+
+
+async def test_a_call_that_runs_to_its_deadline_unheard_has_an_unknown_outcome(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation(seconds=4)
+    await world.lose_replies()
+    calling = world.begin(made)
+    await world.taken()
+    await claim(storage, made)
+    with pytest.raises(OutcomeUnknownError):
+        await calling
+
+
+async def test_a_call_whose_publish_was_not_confirmed_is_withdrawn_when_nothing_claimed_it(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation()
+    await world.lose_replies()
+    with pytest.raises(BrokerUnavailableError):
+        await world.begin(made)
+    call = await storage.call(made.call_id)
+    assert call is not None and call.state is CallState.CANCELLED
+    assert not await storage.is_sent_again(made.call_id)
+
+
+async def test_a_call_whose_reply_was_cut_off_is_published_again(world: Caller, storage: Storage) -> None:
+    await world.lose_replies()
+    made = invocation()
+    calling = world.begin(made)
+    await world.taken()
+    world.cut_off()
+    await world.answer(
+        await world.taken(), {"status": "SUCCESS", "result": envelope(made).model_dump(mode="json")}
+    )
+    assert (await calling).text == "done"
+
+
+async def test_a_tool_call_whose_reply_was_cut_off_is_sent_once_and_its_answer_waited_for(
+    world: Caller, storage: Storage
+) -> None:
+    world.type = SandboxMethodType.TOOL
+    made = invocation()
+    await world.lose_replies()
+    calling = world.begin(made)
+    message = await world.taken()
+    world.cut_off()
+    await asyncio.wait([calling], timeout=0.3)
+    assert not calling.done()
+    await world.answer(message, {"status": "SUCCESS", "result": envelope(made).model_dump(mode="json")})
+    assert (await calling).text == "done"
+    assert await world.client.llen(world.queue) == 0  # type: ignore[misc]  # redis-py's types
+
+
+async def test_a_tool_call_that_does_not_answer_after_a_lost_reply_has_an_unknown_outcome(
+    world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker_config.calls.PUBLISH_SECONDS", 1)
+    world.type = SandboxMethodType.TOOL
+    await world.lose_replies()
+    calling = world.begin(invocation())
+    await world.taken()
+    with pytest.raises(OutcomeUnknownError):
+        await calling
+
+
+async def test_a_refused_connection_is_tried_again(
+    make_settings: Callable[..., Settings], own_redis: Any, relay: RedisRelay, storage: Storage
+) -> None:
+    settings = make_settings(broker={"url": own_redis.url}, results={"url": own_redis.url})
+    caller = Caller(settings, relay, storage.database)
+    own_redis.kill()
+    async with caller.caller:
+        sending = asyncio.create_task(caller.caller.send(invocation(), lane=Lane.METHODS))
+        await asyncio.wait([sending], timeout=0.5)
+        assert not sending.done()
+        await asyncio.to_thread(own_redis.start)
+        await sending
+    caller.app.close()
+    await caller.client.aclose()
+
+
+# --- the database's confirmation is lost -------------------------------------------------------------------
+
+
+@on_postgres
+async def test_a_record_whose_confirmation_was_lost_is_written_once_and_sent(
+    world: Caller, storage: Storage
+) -> None:
+    await storage.call("connect")
+    storage.proxy.is_deaf = True
+    made = invocation()
+    calling = world.begin(made)
+    while await _states(storage) != ["queued"]:
+        await asyncio.sleep(0.02)
+    storage.go_away()
+    storage.come_back()
+    message = await world.taken()
+    await world.answer(message, {"status": "SUCCESS", "result": envelope(made).model_dump(mode="json")})
+    assert (await calling).text == "done"
+
+
+@on_postgres
+async def test_a_record_in_doubt_is_an_unknown_outcome(
+    world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.5)
+    await storage.call("connect")
+    storage.proxy.is_deaf = True
+    with pytest.raises(OutcomeUnknownError):
+        await world.begin(invocation(seconds=4))
+
+
+@on_postgres
+async def test_a_record_in_doubt_is_withdrawn_before_its_caller_hears_that_the_call_will_not_run(
+    world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.2)
+    await storage.call("connect")
+    storage.proxy.is_deaf = True
+    made = invocation()
+    calling = world.begin(made)
+    while await _states(storage) != ["queued"]:
+        await asyncio.sleep(0.02)
+    await asyncio.wait([calling], timeout=2)
+    assert not calling.done()
+    storage.go_away()
+    storage.come_back()
+    with pytest.raises(StorageUnavailableError):
+        await calling
+    assert await _states(storage) == ["cancelled"]
+
+
+async def test_a_call_that_the_database_refused_to_record_fails_at_once(
+    world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.2)
+    storage.go_away()
+    made = invocation(seconds=60)
+    async with asyncio.timeout(20):
+        with pytest.raises(StorageUnavailableError):
+            await world.begin(made)
+    storage.come_back()
+    assert await storage.call(made.call_id) is None
+
+
+async def test_a_call_that_was_withdrawn_cannot_be_recorded_later(world: Caller, storage: Storage) -> None:
+    made = invocation()
+    ledger: Any = world.caller._ledger
+    message = world.caller._message(made, "methods")
+    await ledger.settle(message)
+    await ledger.record(message)
+    call = await storage.call(made.call_id)
+    assert call is not None and call.state is CallState.CANCELLED
+
+
+async def _states(storage: Storage) -> list[str]:
+    """The states of all calls, asked by a way that no outage disturbs."""
+    import psycopg
+
+    def ask() -> list[str]:
+        with psycopg.connect(str(storage.proxy._settings.url)) as connection:
+            return [row[0] for row in connection.execute("SELECT state FROM calls")]
+
+    return await asyncio.to_thread(ask)
+
+
+# --- workers -----------------------------------------------------------------------------------------------
+
+
+class NoHooks:
+    """No plugin judges a text."""
+
+    async def on_system_message(self, _chat_key: str, _text: str) -> bool:
+        return False
+
+
+@pytest.fixture
+async def claims(make_settings: Callable[..., Settings], storage: Storage) -> AsyncIterator[CallClaims]:
+    background = BackgroundLoop(storage.database)
+    app = create_app(make_settings())
+    keeper = ClaimKeeper(storage.database, background, lease_seconds=60)
+    yield CallClaims(storage.database, EventPublisher(app), NoHooks(), keeper)
+    storage.come_back()
+    await asyncio.to_thread(background.close)
+    app.close()
+
+
+SUBJECT: Any = SimpleNamespace(name="f", plugin_key="a.m", type=SandboxMethodType.BEHAVIOR, lane=Lane.METHODS)
+
+
+async def claimed(claims: CallClaims, made: Invocation) -> HeldClaim:
+    return await claims.claim(SUBJECT, made, worker="methods@host:7")
+
+
+async def test_a_worker_claims_again_when_the_database_is_back(storage: Storage, claims: CallClaims) -> None:
+    storage.go_away()
+    claiming = asyncio.create_task(claimed(claims, invocation()))
+    await asyncio.wait([claiming], timeout=1.5)
+    assert not claiming.done()
+    storage.come_back()
+    assert (await claiming).fence == 1
+
+
+async def test_a_call_that_could_not_be_claimed_before_its_deadline_does_not_start(
+    storage: Storage, claims: CallClaims
+) -> None:
+    storage.go_away()
+    with pytest.raises(CallTimeoutError, match="did not start"):
+        await claimed(claims, invocation(seconds=2))
+
+
+@on_postgres
+async def test_a_claim_whose_confirmation_was_lost_is_granted_again(
+    storage: Storage, claims: CallClaims
+) -> None:
+    await storage.call("connect")
+    storage.proxy.is_deaf = True
+    claiming = asyncio.create_task(claimed(claims, invocation()))
+    while await _states(storage) != ["running"]:
+        await asyncio.sleep(0.02)
+    storage.go_away()
+    storage.come_back()
+    assert (await claiming).envelope is None
+
+
+async def test_a_call_that_ran_here_unrecorded_is_not_run_again_after_an_outage(
+    storage: Storage, claims: CallClaims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims_module, "CLAIM_MARGIN_SECONDS", 0.5)
+    made = invocation()
+    held = await claimed(claims, made)
+    storage.go_away()
+    with pytest.raises(OutcomeUnknownError, match="could not be recorded"):
+        await claims.finish(held, made, envelope(made))
+    again = asyncio.create_task(claimed(claims, made))
+    await asyncio.wait([again], timeout=1.0)
+    storage.come_back()
+    with pytest.raises(claims_module.DuplicateDelivery):
+        await again
+
+
+@on_postgres
+async def test_an_outcome_whose_confirmation_was_lost_is_the_answer(
+    storage: Storage, claims: CallClaims
+) -> None:
+    made = invocation()
+    held = await claimed(claims, made)
+    finishing = asyncio.create_task(_finish_unheard(storage, claims, held, made))
+    assert (await finishing).text == "done"
+
+
+async def _finish_unheard(
+    storage: Storage, claims: CallClaims, held: HeldClaim, made: Invocation
+) -> Envelope:
+    finishing = asyncio.create_task(claims.finish(held, made, envelope(made)))
+    while await _states(storage) == ["running"] and not finishing.done():
+        await asyncio.sleep(0)
+    storage.go_away()
+    storage.come_back()
+    return await finishing

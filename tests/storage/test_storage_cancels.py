@@ -1,0 +1,232 @@
+"""Cancelled calls of a database: whatever is cancelled, how often and when, others are not disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cut_proxy import CutProxy
+from sqlalchemy import text
+
+from nekro_agent.methods import SandboxMethodType
+from storage.calls import CallRequest
+from storage.engine import Database
+from storage.states import CallState
+from workers.pool_jobs import Interruptible, Job, StopReason
+
+#: How many calls are under way at once.
+AT_ONCE = 40
+
+
+def delivery() -> Job:
+    """A job that is stopped and never reported."""
+    return Job(
+        target=print,
+        args=("task", "id"),
+        kwargs={},
+        callback=lambda _: None,
+        accept_callback=None,
+        error_callback=None,
+        timeout_callback=None,
+        soft_limit_seconds=None,
+        hard_limit_seconds=None,
+    )
+
+
+async def claim_and_finish(database: Database, call_id: str) -> None:
+    """Do with a call what a worker does, and write a text beside its record."""
+    request = CallRequest(id=call_id, method="a.m.f", type=SandboxMethodType.BEHAVIOR, chat_key="chat")
+    async with database.autocommit() as tx:
+        claim = await tx.calls.claim(request, worker="w", lease_seconds=60)
+    async with database.begin() as tx:
+        await tx.chats.lock(f"chat {random.randrange(5)}", create=True)
+        await tx.calls.finish(call_id, fence=claim.fence, outcome={"text": call_id})
+
+
+class Load:
+    """Calls at random, some of which are cancelled once, twice or three times, a moment apart."""
+
+    def __init__(self, database: Database, *, calls: int, cancels: int, seed: int) -> None:
+        self._database, self._random = database, random.Random(seed)
+        self._cancelled = set(self._random.sample(range(calls), cancels))
+        self._calls = calls
+        self.seconds: list[float] = []
+        self.recorded: set[str] = set()
+        self.incidents: list[str] = []
+
+    async def run(self) -> None:
+        """Run all of it."""
+        numbers = iter(range(self._calls))
+        await asyncio.gather(*(self._work(numbers) for _ in range(AT_ONCE)))
+
+    async def _work(self, numbers: Any) -> None:
+        for number in numbers:
+            await self._one(number)
+
+    async def _one(self, number: int) -> None:
+        call_id = f"call {number}"
+        began = time.perf_counter()
+        task = asyncio.create_task(claim_and_finish(self._database, call_id))
+        if number in self._cancelled:
+            await self._cancel(task)
+        outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+        if number not in self._cancelled:
+            self.seconds.append(time.perf_counter() - began)
+        if outcome is None:
+            self.recorded.add(call_id)
+        elif not (number in self._cancelled and isinstance(outcome, asyncio.CancelledError)):
+            self.incidents.append(f"{call_id}: {outcome!r}")
+
+    async def _cancel(self, task: asyncio.Task[None]) -> None:
+        pauses = [self._random.choice((0, 0, 0.0005, 0.002)) for _ in range(self._random.randint(1, 3))]
+        await asyncio.sleep(self._random.random() * 0.02)
+        for pause in pauses:
+            task.cancel()
+            await asyncio.sleep(pause)
+
+    async def check(self) -> None:
+        """Compare the rows with what their callers were told."""
+        async with self._database.read() as tx:
+            rows = await tx.connection.execute(text("SELECT id, state FROM calls"))
+            done = {row.id for row in rows if row.state == CallState.DONE}
+        assert self.incidents == []
+        assert self.recorded <= done, "a caller was told of a record that is not there"
+        assert len(self.recorded) >= self._calls - len(self._cancelled)
+
+    def p99_seconds(self) -> float:
+        """Of the calls that nobody cancelled."""
+        return sorted(self.seconds)[int(len(self.seconds) * 0.99)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "cancels"), [(1000, 250), pytest.param(20_000, 5_000, marks=pytest.mark.slow)]
+)
+async def test_cancelled_calls_do_not_disturb_the_others(
+    database: Database, calls: int, cancels: int, record_property: Callable[[str, object], None]
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    load = Load(database, calls=calls, cancels=cancels, seed=seed)
+    began = time.perf_counter()
+    await load.run()
+    await load.check()
+    record_property("p99_seconds", load.p99_seconds())
+    print(f"{calls} calls in {time.perf_counter() - began:.1f} s, p99 {load.p99_seconds() * 1000:.0f} ms")
+
+
+async def turns(count: int = 20) -> None:
+    """Let the loop do what it can do without waiting."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_second_cancellation_waits_until_sqlite_has_closed_the_connection(
+    migrated_copy: Any, tmp_path: Path
+) -> None:
+    settings = migrated_copy("sqlite").model_copy(update={"pool_size": 1})
+    database = Database(settings, tmp_path)
+    await claim_and_finish(database, "first")
+    other = sqlite3.connect(str(settings.url).removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    writing = asyncio.create_task(claim_and_finish(database, "kept waiting"))
+    await asyncio.sleep(0.1)  # its statement waits on the connection's thread
+    for _ in range(3):
+        writing.cancel()
+        await turns()
+    assert not writing.done(), "the connection is given back while its thread still uses it"
+    disposing = asyncio.create_task(database.dispose())
+    await turns()
+    assert not disposing.done(), "the database is closed while a connection still closes"
+    other.execute("ROLLBACK")
+    other.close()
+    assert isinstance((await asyncio.gather(writing, return_exceptions=True))[0], asyncio.CancelledError)
+    await disposing
+    await claim_and_finish(database, "next")
+    await database.dispose()
+
+
+async def test_a_cancellation_waits_until_postgresql_has_rolled_back(
+    migrated_copy: Any, tmp_path: Path
+) -> None:
+    proxy = CutProxy(migrated_copy("postgres"))
+    settings = await proxy.start()
+    limits = {"transaction_timeout_seconds": 1, "pool_size": 1}
+    database = Database(settings.model_copy(update=limits), tmp_path)
+
+    async def fail() -> None:
+        async with database.begin() as tx:
+            await tx.chats.ensure("chat")
+            proxy.frozen.set()
+            raise ZeroDivisionError
+
+    failing = asyncio.create_task(fail())
+    while not proxy.frozen.is_set():
+        await asyncio.sleep(0.01)
+    await turns()
+    for _ in range(3):
+        failing.cancel()
+        await turns()
+    assert not failing.done(), "the connection is given back inside its rollback"
+    assert isinstance((await asyncio.gather(failing, return_exceptions=True))[0], asyncio.CancelledError)
+    proxy.frozen.clear()
+    await claim_and_finish(database, "next")
+    await database.dispose()
+    await proxy.stop()
+
+
+async def test_a_job_that_is_terminated_often_is_cancelled_once() -> None:
+    job = delivery()
+    cancellations = 0
+
+    async def body() -> None:
+        nonlocal cancellations
+        job.begin()
+        with Interruptible():
+            for _ in range(3):
+                try:
+                    await asyncio.sleep(0.05)
+                except asyncio.CancelledError:
+                    cancellations += 1
+
+    task = asyncio.create_task(body())
+    await turns()
+    for _ in range(5):
+        job.terminate()
+        job.stop(StopReason.HARD_LIMIT)
+        await turns()
+    await task
+    assert cancellations == 1
+    assert task.cancelling() == 0
+
+
+async def test_the_hard_limit_ends_what_a_job_does_after_its_soft_limit() -> None:
+    job, caught = delivery(), []
+
+    async def body() -> None:
+        job.begin()
+        try:
+            with Interruptible():
+                while True:
+                    try:
+                        await asyncio.Event().wait()
+                    except asyncio.CancelledError:
+                        caught.append(job.stop_reason)
+                        if job.stop_reason is not StopReason.SOFT_LIMIT:
+                            raise
+        except asyncio.CancelledError:
+            pass
+
+    task = asyncio.create_task(body())
+    await turns()
+    for reason in (StopReason.SOFT_LIMIT, StopReason.SOFT_LIMIT, StopReason.HARD_LIMIT):
+        job.stop(reason)
+        await turns()
+    await task
+    assert caught == [StopReason.SOFT_LIMIT, StopReason.HARD_LIMIT]
+    assert task.cancelling() == 0
