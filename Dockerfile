@@ -35,6 +35,8 @@ RUN groupadd --gid 10001 nekro \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin nekro \
     && install -d -o 10001 -g 10001 -m 0750 /data
 COPY --from=build /opt/nekro /opt/nekro
+# The entrypoint of lane rounds, where it has control groups of its own.
+COPY deploy/nekro-delegate /usr/local/bin/nekro-delegate
 ENV PATH=/opt/nekro/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -260,6 +260,16 @@ class SandboxSettings(_Group):
     shm_bytes: int = Field(16 << 20, ge=1 << 20, description="Size of `/dev/shm`.")
     shared_bytes: int = Field(256 << 20, ge=1 << 20, description="Disk that `/app/shared` may use.")
     shared_files: int = Field(2000, ge=10, description="Files that `/app/shared` may hold.")
+    shared_storage: Literal["directory", "image"] = Field(
+        "directory",
+        description="`image` puts each `/app/shared` on an ext4 image of that size, bounded by the kernel: "
+        "for a service that is root, has a local data directory and shares its mounts with its other lanes.",
+    )
+    require_kernel_limits: bool = Field(
+        False,
+        description="Refuse to start where a limit on memory, swap, processes, CPU, disk, inodes or file "
+        "size is only polled or not kept.",
+    )
     output_keep_bytes: int = Field(64 << 10, ge=1024, description="Output that is kept (head and tail).")
     output_kill_bytes: int = Field(1 << 20, ge=4096, description="Output at which a run is killed.")
     argument_bytes: int = Field(1 << 20, ge=1024, description="Largest arguments of one call.")

@@ -8,15 +8,19 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from broker_config.embedded import EmbeddedRedis, redis_binary, resolve_settings
 from broker_config.settings import Settings
 from broker_config.urls import client_url, is_redis, without_password
 from cli.exit_codes import ExitCode
 from cli.ownership import read_running
+from nekro_agent import layout
 from nekro_agent.errors import NekroError, SandboxError, SettingsError
 from nekro_agent.methods import Lane
+
+if TYPE_CHECKING:
+    from sandbox.drivers.base import Enforcement
 
 __all__ = ["Check", "Verdict", "run_checks"]
 
@@ -212,7 +216,8 @@ async def _sandbox(settings: Settings) -> list[Check]:
     from sandbox import describe
 
     try:
-        capability = await describe(settings.sandbox)
+        shared_root = layout.shared_dir(settings.data_dir.absolute(), "any").parent
+        capability = await describe(settings.sandbox, shared_root=shared_root)
     except SandboxError as exc:
         return [Check(name="sandbox", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.SANDBOX)]
     lines = [
@@ -225,12 +230,23 @@ async def _sandbox(settings: Settings) -> list[Check]:
         )
         for part in capability.checks
     ]
+    lines += [_sandbox_limit(limit) for limit in capability.limits]
     verdict = Verdict.OK if capability.ok else Verdict.FAILED
     ran = "ran one" if capability.ok else "cannot run code here"
     summary = Check(
         name="sandbox", verdict=verdict, detail=f"driver {capability.driver} {ran}", code=ExitCode.SANDBOX
     )
     return [summary, *lines]
+
+
+def _sandbox_limit(limit: Enforcement) -> Check:
+    return Check(
+        name=f"sandbox limit {limit.limit}",
+        verdict=Verdict.OK if limit.ok else Verdict.FAILED if limit.required else Verdict.WARNING,
+        detail=f"{limit.by}: {limit.detail}",
+        mend=limit.mend,
+        code=ExitCode.SANDBOX,
+    )
 
 
 def _plugins(settings: Settings) -> Check:

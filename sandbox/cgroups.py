@@ -1,8 +1,10 @@
-"""Control groups: the only bound on the memory of all processes of a run together.
+"""Control groups: the kernel's bounds on memory, swap, processes and CPU of a run as a whole.
 
 Version 2 where a writable subtree with the controllers was delegated to this service, else
-version 1 as root. Where there is neither, the caller falls back to resource limits, a
-stricter seccomp filter and the watchdog, and ``nekro doctor`` says so.
+version 1 as root. Every limit is written and read back, once when groups are looked for and again
+for every group; one that this kernel does not keep is named in ``Cgroups.missing``. Where there is
+neither version, the caller falls back to resource limits, a stricter seccomp filter and the
+watchdog, and ``nekro doctor`` says so.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,21 +21,36 @@ from typing import Final
 
 from broker_config.settings import SandboxSettings
 from sandbox import proc_files
+from sandbox.cgroup_files import (
+    counter,
+    group_mounts,
+    kill_all,
+    number,
+    own_directory,
+    pids_in,
+    set_and_verify,
+    words,
+    write,
+)
 from sandbox.drivers.base import Check, Usage
 from sandbox.models import Limit
+from sandbox.service_id import ServiceId, own_id
 
-__all__ = ["Cgroups", "Group", "find_cgroups"]
+__all__ = ["DELEGATE", "Cgroups", "Group", "find_cgroups"]
 
 #: Version 2 forbids processes beside child groups: the service itself moves into this leaf.
 _SERVICE_LEAF: Final = "nekro-service"
 _PREFIX: Final = "nekro-run"
 _CPU_PERIOD_MICROSECONDS: Final = 100_000
+#: The process that starts a sandbox is a member of its group from before its first instruction.
+_LAUNCHERS: Final = 1
 #: One count per process: several drivers make groups beside each other.
 _numbers: Final = itertools.count()
-_NEEDED_V2: Final = ("memory", "pids")
-_MEND: Final = (
-    "delegate a cgroup to this service (systemd: Delegate=yes) or run it as root;"
-    " until then a watchdog bounds memory, up to its polling interval"
+_NEEDED: Final = ("memory", "pids")
+_REMOVE_SECONDS: Final = 1.0
+DELEGATE: Final = (
+    "delegate a cgroup to this service (systemd: Delegate=yes; containers: docs/operations.md)"
+    " or run it as root"
 )
 
 
@@ -55,9 +73,49 @@ class Group(ABC):
     def processes(self) -> list[int]:
         """Return the host ids of the group's processes."""
 
+    def is_populated(self) -> bool:
+        """Whether it has processes; False when it is gone."""
+        try:
+            return bool(self.processes())
+        except OSError:
+            return False
+
     @abstractmethod
-    def remove(self) -> None:
-        """Remove the group; its processes must be gone."""
+    def kill(self) -> bool:
+        """Kill every process of the group and wait; False when some live on after 10 s."""
+
+    @abstractmethod
+    def _rmdir(self) -> None: ...
+
+    def remove(self) -> bool:
+        """Kill what is left and remove the group; False when that failed. Harmless when it is gone."""
+        with contextlib.suppress(OSError):
+            self._rmdir()
+            return True
+        if not self.kill():
+            return False
+        deadline = time.monotonic() + _REMOVE_SECONDS
+        while True:  # a killed process leaves its group a moment after it is off the list
+            try:
+                self._rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.002)
+            else:
+                return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Knob:
+    """One file that bounds a run."""
+
+    #: As in the reports: memory, swap, pids or cpu.
+    limit: str
+    #: ``""`` on version 2, where one directory holds all files.
+    controller: str
+    file: str
+    value: int | str
 
 
 class Cgroups(ABC):
@@ -66,19 +124,78 @@ class Cgroups(ABC):
     #: ``cgroup v1`` or ``cgroup v2``.
     name: str
 
-    def __init__(self, settings: SandboxSettings) -> None:
-        self._settings = settings
+    def __init__(self, parents: Mapping[str, Path], knobs: tuple[_Knob, ...]) -> None:
+        """
+        Raises:
+            OSError: memory or processes cannot be bounded.
+        """
+        self._parents = parents
+        self._sweep()
+        #: Limit to the reason why this kernel does not keep it; empty when all are kept.
+        self.missing: Mapping[str, str] = self._try_each(knobs)
+        for limit in _NEEDED:
+            if limit in self.missing:
+                raise OSError(self.missing[limit])
+        self._knobs = tuple(knob for knob in knobs if knob.limit not in self.missing)
 
-    def _next_name(self) -> str:
-        return f"{_PREFIX}-{os.getpid()}-{next(_numbers)}"
-
-    @abstractmethod
     def create(self) -> Group:
-        """Make a group with the limits of the settings.
+        """Make a group with the limits of the settings, each read back.
 
         Raises:
-            OSError: the kernel refused.
+            OSError: the kernel refused, or keeps another value; no group is left.
         """
+        paths = self._make()
+        try:
+            for knob in self._knobs:
+                set_and_verify(paths[knob.controller] / knob.file, knob.value)
+        except BaseException:
+            self._group(paths).remove()
+            raise
+        return self._group(paths)
+
+    @abstractmethod
+    def _group(self, paths: Mapping[str, Path]) -> Group: ...
+
+    def _make(self) -> Mapping[str, Path]:
+        owner = own_id()
+        # Control groups do not outlive a boot, so three of a service's five marks name it.
+        name = f"{_PREFIX}-{owner.pid}-{owner.started}-{owner.namespace}-{next(_numbers)}"
+        paths = {controller: parent / name for controller, parent in self._parents.items()}
+        try:
+            for path in set(paths.values()):  # version 1 often has cpu and cpuacct in one hierarchy
+                path.mkdir()
+        except BaseException:
+            self._group(paths).remove()
+            raise
+        return paths
+
+    def _try_each(self, knobs: tuple[_Knob, ...]) -> dict[str, str]:
+        paths = self._make()
+        missing: dict[str, str] = {}
+        for knob in knobs:
+            try:
+                set_and_verify(paths[knob.controller] / knob.file, knob.value)
+            except KeyError:
+                missing[knob.limit] = f"{self.name} has no {knob.controller} controller here"
+            except OSError as exc:
+                missing[knob.limit] = str(exc)
+        self._group(paths).remove()
+        return missing
+
+    def _sweep(self) -> None:
+        """End and remove the groups of services that are gone."""
+        names = {path.name for parent in self._parents.values() for path in parent.glob(f"{_PREFIX}-*")}
+        for name in names:
+            owner = _owner_of(name)
+            if owner is not None and owner.is_gone(still_runs=True):
+                found = {key: parent / name for key, parent in self._parents.items()}
+                self._group({key: path for key, path in found.items() if path.is_dir()}).remove()
+
+
+def _owner_of(name: str) -> ServiceId | None:
+    pid, started, namespace, *_ = [*name.removeprefix(f"{_PREFIX}-").split("-"), "", ""]
+    own = own_id()
+    return ServiceId.parse(f"{own.host}/{own.boot}/{namespace}/{pid}/{started}")
 
 
 @dataclass(frozen=True)
@@ -87,54 +204,41 @@ class _GroupV1(Group):
 
     def attach(self, pid: int) -> None:
         for path in self.paths.values():
-            _write(path / "cgroup.procs", pid)
+            write(path / "cgroup.procs", pid)
 
     def limit_hit(self) -> Limit | None:
-        if _counter(self.paths["memory"] / "memory.oom_control", "oom_kill"):
+        if counter(self.paths["memory"] / "memory.oom_control", "oom_kill"):
             return Limit.MEMORY
-        if "pids" in self.paths and _counter(self.paths["pids"] / "pids.events", "max"):
-            return Limit.PIDS
-        return None
+        return Limit.PIDS if counter(self.paths["pids"] / "pids.events", "max") else None
 
     def usage(self) -> Usage:
         cpu = self.paths.get("cpuacct")
-        pids = self.paths.get("pids")
         return Usage(
-            memory_bytes=_number(self.paths["memory"] / "memory.usage_in_bytes"),
-            processes=_number(pids / "pids.current") if pids else None,
-            cpu_seconds=_number(cpu / "cpuacct.usage") / 1e9 if cpu else None,
+            memory_bytes=number(self.paths["memory"] / "memory.usage_in_bytes"),
+            processes=number(self.paths["pids"] / "pids.current"),
+            cpu_seconds=number(cpu / "cpuacct.usage") / 1e9 if cpu else None,
         )
 
     def processes(self) -> list[int]:
-        return _pids(self.paths["memory"] / "cgroup.procs")
+        return pids_in(self.paths["memory"] / "cgroup.procs")
 
-    def remove(self) -> None:
+    def kill(self) -> bool:
+        with contextlib.suppress(KeyError, OSError):
+            write(self.paths["pids"] / "pids.max", 0)  # what is killed forks no more
+        return kill_all(
+            lambda: [pid for path in self.paths.values() for pid in pids_in(path / "cgroup.procs")]
+        )
+
+    def _rmdir(self) -> None:
         for path in self.paths.values():
-            _remove(path)
+            with contextlib.suppress(FileNotFoundError):
+                path.rmdir()
 
 
 class _CgroupsV1(Cgroups):
     name = "cgroup v1"
 
-    def __init__(self, settings: SandboxSettings, parents: Mapping[str, Path]) -> None:
-        super().__init__(settings)
-        self._parents = parents
-        for parent in parents.values():
-            _remove_abandoned(parent)
-
-    def create(self) -> Group:
-        name = self._next_name()
-        paths = {controller: parent / name for controller, parent in self._parents.items()}
-        for path in paths.values():
-            path.mkdir()
-        _write(paths["memory"] / "memory.limit_in_bytes", self._settings.memory_bytes)
-        with contextlib.suppress(OSError):  # absent where the kernel does not account swap
-            _write(paths["memory"] / "memory.memsw.limit_in_bytes", self._settings.memory_bytes)
-        if "pids" in paths:
-            _write(paths["pids"] / "pids.max", self._settings.max_processes)
-        if "cpu" in paths:
-            _write(paths["cpu"] / "cpu.cfs_period_us", _CPU_PERIOD_MICROSECONDS)
-            _write(paths["cpu"] / "cpu.cfs_quota_us", _CPU_PERIOD_MICROSECONDS)
+    def _group(self, paths: Mapping[str, Path]) -> Group:
         return _GroupV1(paths)
 
 
@@ -143,55 +247,46 @@ class _GroupV2(Group):
     path: Path
 
     def attach(self, pid: int) -> None:
-        _write(self.path / "cgroup.procs", pid)
+        write(self.path / "cgroup.procs", pid)
 
     def limit_hit(self) -> Limit | None:
-        if _counter(self.path / "memory.events", "oom_kill"):
+        if counter(self.path / "memory.events", "oom_kill"):
             return Limit.MEMORY
-        if _counter(self.path / "pids.events", "max"):
-            return Limit.PIDS
-        return None
+        return Limit.PIDS if counter(self.path / "pids.events", "max") else None
 
     def usage(self) -> Usage:
         return Usage(
-            memory_bytes=_number(self.path / "memory.current"),
-            processes=_number(self.path / "pids.current"),
-            cpu_seconds=_counter(self.path / "cpu.stat", "usage_usec") / 1e6,
+            memory_bytes=number(self.path / "memory.current"),
+            processes=number(self.path / "pids.current"),
+            cpu_seconds=counter(self.path / "cpu.stat", "usage_usec") / 1e6,
         )
 
     def processes(self) -> list[int]:
-        return _pids(self.path / "cgroup.procs")
+        return pids_in(self.path / "cgroup.procs")
 
-    def remove(self) -> None:
-        with contextlib.suppress(OSError):  # since Linux 5.14; the namespace's end kills as well
-            _write(self.path / "cgroup.kill", 1)
-        _remove(self.path)
+    def kill(self) -> bool:
+        with contextlib.suppress(OSError):
+            write(self.path / "pids.max", 0)
+        with contextlib.suppress(OSError):  # since Linux 5.14
+            write(self.path / "cgroup.kill", 1)
+        return kill_all(self.processes)
+
+    def _rmdir(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rmdir()
 
 
 class _CgroupsV2(Cgroups):
     name = "cgroup v2"
 
-    def __init__(self, settings: SandboxSettings, parent: Path) -> None:
-        super().__init__(settings)
-        self._parent = parent
-        _remove_abandoned(parent)
-
-    def create(self) -> Group:
-        path = self._parent / self._next_name()
-        path.mkdir()
-        _write(path / "memory.max", self._settings.memory_bytes)
-        with contextlib.suppress(OSError):  # absent where the kernel does not account swap
-            _write(path / "memory.swap.max", 0)
-        _write(path / "pids.max", self._settings.max_processes)
-        with contextlib.suppress(OSError):  # the cpu controller is worth having, not needed
-            _write(path / "cpu.max", f"{_CPU_PERIOD_MICROSECONDS} {_CPU_PERIOD_MICROSECONDS}")
-        return _GroupV2(path)
+    def _group(self, paths: Mapping[str, Path]) -> Group:
+        return _GroupV2(paths[""])
 
 
 def find_cgroups(
     settings: SandboxSettings, *, proc: Path = Path("/proc/self")
 ) -> tuple[Cgroups | None, Check]:
-    """Find control groups that this service may write.
+    """Find control groups that this service may write; sweep those of services that are gone.
 
     Args:
         proc: where to read ``cgroup`` and ``mountinfo``; tests point it elsewhere.
@@ -199,121 +294,80 @@ def find_cgroups(
     Returns:
         The groups, None when there are none, and the line for ``nekro doctor``.
     """
-    mounts = _cgroup_mounts(proc_files.read(proc / "mountinfo"))
-    memberships = proc_files.memberships(proc_files.read(proc / "cgroup"))
-    found: Cgroups | None = None
+    mounts = group_mounts(proc_files.read(proc / "mountinfo"))
+    own = proc_files.memberships(proc_files.read(proc / "cgroup"))
     reasons = []
     for attempt in (_try_v2, _try_v1):
         try:
-            found = attempt(settings, mounts, memberships)
-            break
+            found = attempt(settings, mounts, own)
         except (OSError, LookupError) as exc:
             reasons.append(str(exc))
-    if found is None:
-        return None, Check(
-            name="control groups", ok=False, detail="; ".join(reasons), mend=_MEND, needed=False
-        )
-    # Making one group proves more than looking at permissions.
-    found.create().remove()
-    return found, Check(name="control groups", ok=True, detail=f"{found.name} bounds memory and processes")
+            continue
+        kept = [limit for limit in ("memory", "swap", "pids", "cpu") if limit not in found.missing]
+        detail = f"{found.name} bounds {', '.join(kept)}"
+        return found, Check(name="control groups", ok=True, detail=detail)
+    return None, Check(
+        name="control groups",
+        ok=False,
+        detail="; ".join(reasons),
+        mend=f"{DELEGATE}; until then a watchdog bounds memory, up to its polling interval",
+        needed=False,
+    )
 
 
 def _try_v2(
-    settings: SandboxSettings, mounts: Mapping[str, tuple[Path, str]], memberships: Mapping[str, str]
+    settings: SandboxSettings, mounts: Mapping[str, tuple[Path, str]], own: Mapping[str, str]
 ) -> Cgroups:
-    if "" not in mounts or "" not in memberships:
-        raise LookupError("cgroup v2 is not mounted")
-    own = _directory(mounts[""], memberships[""])
-    parent = own.parent if own.name == _SERVICE_LEAF else own
-    missing = set(_NEEDED_V2) - set(_words(parent / "cgroup.controllers"))
+    here = own_directory("", mounts, own)
+    parent = here.parent if here.name == _SERVICE_LEAF else here
+    missing = set(_NEEDED) - set(words(parent / "cgroup.controllers"))
     if missing:
         raise LookupError(f"cgroup v2 has no {' and no '.join(sorted(missing))} controller here")
-    enabled = set(_words(parent / "cgroup.subtree_control"))
-    if not set(_NEEDED_V2) <= enabled:
+    enabled = set(words(parent / "cgroup.subtree_control"))
+    if not set(_NEEDED) <= enabled:
         _enable_controllers(parent)
-    return _CgroupsV2(settings, parent)
+    knobs = (
+        _Knob(limit="memory", controller="", file="memory.max", value=settings.memory_bytes),
+        _Knob(limit="swap", controller="", file="memory.swap.max", value=0),
+        _Knob(limit="pids", controller="", file="pids.max", value=settings.max_processes + _LAUNCHERS),
+        _Knob(
+            limit="cpu",
+            controller="",
+            file="cpu.max",
+            value=f"{_CPU_PERIOD_MICROSECONDS} {_CPU_PERIOD_MICROSECONDS}",
+        ),
+    )
+    return _CgroupsV2({"": parent}, knobs)
 
 
 def _enable_controllers(parent: Path) -> None:
     leaf = parent / _SERVICE_LEAF
     leaf.mkdir(exist_ok=True)
-    for pid in _words(parent / "cgroup.procs"):
+    for pid in pids_in(parent / "cgroup.procs"):
         with contextlib.suppress(ProcessLookupError):
-            _write(leaf / "cgroup.procs", pid)
-    available = _words(parent / "cgroup.controllers")
-    wanted = [name for name in (*_NEEDED_V2, "cpu") if name in available]
-    _write(parent / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
+            write(leaf / "cgroup.procs", pid)
+    available = words(parent / "cgroup.controllers")
+    wanted = [name for name in (*_NEEDED, "cpu") if name in available]
+    write(parent / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
 
 
 def _try_v1(
-    settings: SandboxSettings, mounts: Mapping[str, tuple[Path, str]], memberships: Mapping[str, str]
+    settings: SandboxSettings, mounts: Mapping[str, tuple[Path, str]], own: Mapping[str, str]
 ) -> Cgroups:
-    if "memory" not in mounts or "memory" not in memberships:
-        raise LookupError("cgroup v1 has no memory controller here")
-    parents = {
-        name: _directory(mounts[name], memberships[name])
-        for name in ("memory", "pids", "cpu", "cpuacct")
-        if name in mounts and name in memberships
-    }
+    parents = {name: own_directory(name, mounts, own) for name in _NEEDED}
+    for name in ("cpu", "cpuacct"):
+        with contextlib.suppress(LookupError):
+            parents[name] = own_directory(name, mounts, own)
     for name, path in parents.items():
         if not os.access(path, os.W_OK):
             raise LookupError(f"cgroup v1 {name} controller: {path} is not writable for this user")
-    return _CgroupsV1(settings, parents)
-
-
-def _cgroup_mounts(data: bytes) -> dict[str, tuple[Path, str]]:
-    """Map controller (``""`` for version 2) to (mount point, root of the mount within its hierarchy)."""
-    mounts: dict[str, tuple[Path, str]] = {}
-    for mount in proc_files.mounts(data):
-        names = {"cgroup2": ("",), "cgroup": mount.options}.get(mount.kind, ())
-        at = Path(os.fsdecode(mount.point)), os.fsdecode(mount.root)
-        mounts.update(dict.fromkeys(names, at))
-    return mounts
-
-
-def _directory(mount: tuple[Path, str], membership: str) -> Path:
-    point, root = mount
-    relative = os.path.relpath(membership, root)
-    # In a container the mount may show another part of the hierarchy than our own group.
-    path = point if relative.startswith("..") else point / relative
-    if not path.is_dir():
-        raise LookupError(f"{path} does not exist")
-    return path
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Remove empty groups of services that were killed; the kernel refuses to remove others."""
-    for path in parent.glob(f"{_PREFIX}-*"):
-        pid = path.name.split("-")[2]
-        if not Path("/proc", pid).exists():
-            with contextlib.suppress(OSError):
-                path.rmdir()
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # a straggler's last moments; the next service removes it
-        path.rmdir()
-
-
-def _write(path: Path, value: int | str) -> None:
-    path.write_text(str(value))
-
-
-def _number(path: Path) -> int:
-    return proc_files.number(proc_files.read(path))
-
-
-def _words(path: Path) -> list[str]:
-    return [word.decode("ascii") for word in proc_files.words(proc_files.read(path))]
-
-
-def _pids(path: Path) -> list[int]:
-    # Whoever asks must hear when this fails: no process is what an ended sandbox has.
-    return [int(word) for word in _words(path)]
-
-
-def _counter(path: Path, name: str) -> int:
-    try:
-        return proc_files.counter(proc_files.read(path), name.encode())
-    except OSError:  # it only names the limit of a run that has ended; kernels differ in what they count
-        return 0
+    memory, cpu = settings.memory_bytes, _CPU_PERIOD_MICROSECONDS
+    knobs = (
+        _Knob(limit="memory", controller="memory", file="memory.limit_in_bytes", value=memory),
+        # Memory and swap together: the same bound leaves nothing to swap.
+        _Knob(limit="swap", controller="memory", file="memory.memsw.limit_in_bytes", value=memory),
+        _Knob(limit="pids", controller="pids", file="pids.max", value=settings.max_processes + _LAUNCHERS),
+        _Knob(limit="cpu", controller="cpu", file="cpu.cfs_period_us", value=cpu),
+        _Knob(limit="cpu", controller="cpu", file="cpu.cfs_quota_us", value=cpu),
+    )
+    return _CgroupsV1(parents, knobs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -20,10 +21,13 @@ from broker_config.metrics import metrics
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import FileAreas
+from sandbox.area_images import drop_idle, is_bounded, mount_and_hold
 from sandbox.drivers.base import Sandbox, SandboxDriver, SandboxSpec
+from sandbox.drivers.homes import sweep_homes
 from sandbox.drivers.selection import build_driver, choose_driver
 from sandbox.guards import Guards
 from sandbox.models import Dispatch, Limit, Raised, RunRequest, RunResult, StubCall, StubResult
+from sandbox.orphans import end_orphans
 from sandbox.ownership import prepare_directories
 from sandbox.packages.builder import builder_settings
 from sandbox.packages.service import IMPORTER, PackageService
@@ -37,6 +41,8 @@ from sandbox.watchdog import watch
 __all__ = ["SandboxManager"]
 
 _Result = TypeVar("_Result")
+#: Container key of no chat.
+_EXAMPLE_KEY: Final = "start"
 _CODE_BYTES: Final = 1 << 20
 #: How long running code may take to be gone when the manager closes.
 _CLOSE_SECONDS: Final = 10
@@ -73,7 +79,10 @@ class SandboxManager:
         self._containers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._running: dict[str, SandboxRun] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._cleaner = SharedCleaner(idle_seconds=settings.shared_idle_seconds)
+        self._in_images = settings.shared_storage == "image"
+        self._cleaner = SharedCleaner(
+            idle_seconds=settings.shared_idle_seconds, drop_idle=drop_idle if self._in_images else None
+        )
 
     async def start(self) -> None:
         """Choose the driver and prove it by running a sandbox.
@@ -82,8 +91,9 @@ class SandboxManager:
             SandboxUnavailableError: nothing here isolates code as the settings ask; the message
                 lists every reason with its mend. There is no fallback to less isolation.
         """
+        await asyncio.to_thread(_sweep_leftovers)
         if self._driver is None:
-            self._driver = await choose_driver(self._settings)
+            self._driver = await choose_driver(self._settings, shared_root=self._shared_root())
         if self._packages_dir is not None:
             builder = build_driver(builder_settings(self._settings))
             self._packages = PackageService(self._settings, builder, self._packages_dir)
@@ -163,6 +173,12 @@ class SandboxManager:
         run.stop()
         return True
 
+    def _shared_root(self) -> Path:
+        example = self._areas.shared_dir(_EXAMPLE_KEY)
+        with contextlib.suppress(OSError):
+            example.rmdir()
+        return example.parent
+
     @property
     def _started_driver(self) -> SandboxDriver:
         if self._driver is None:
@@ -205,7 +221,9 @@ class SandboxManager:
         return sandbox
 
     async def _guard_waiting(self, sandbox: Sandbox) -> None:
-        quota = await asyncio.to_thread(Quota.at_start, sandbox.spec.shared_dir, self._settings)
+        quota = None
+        if not sandbox.spec.shared_bounded:
+            quota = await asyncio.to_thread(Quota.at_start, sandbox.spec.shared_dir, self._settings)
 
         def end(limit: Limit, error: str | None) -> None:
             logger.warning("sandbox.waiting_ended limit={} error={}", limit, error)
@@ -231,8 +249,12 @@ class SandboxManager:
     def _furnish(self, chat_key: str, container_key: str, holds: contextlib.ExitStack) -> SandboxSpec:
         """Make ready what a sandbox is given, and hold it: the host's user and the shared directory."""
         user = holds.enter_context(hold_user(container_key, settings=self._settings))
+        if self._in_images:
+            shared_dir = self._areas.shared_dir(container_key)
+            holds.callback(mount_and_hold(shared_dir, self._settings).release)
         spec = self._spec(chat_key, container_key, user)
-        holds.callback(Hold(spec.shared_dir).release)
+        if not self._in_images:
+            holds.callback(Hold(spec.shared_dir).release)
         return spec
 
     def _spec(self, chat_key: str, container_key: str, user: UserHold) -> SandboxSpec:
@@ -243,6 +265,7 @@ class SandboxManager:
             preload=self._settings.preload,
             layers=self._layers(container_key),
         )
+        spec = dataclasses.replace(spec, shared_bounded=is_bounded(spec.shared_dir, self._settings))
         prepare_directories(
             shared_dir=spec.shared_dir,
             uploads_dir=spec.uploads_dir,
@@ -250,6 +273,13 @@ class SandboxManager:
             settings=self._settings,
         )
         return spec
+
+
+def _sweep_leftovers() -> None:
+    """End and remove what services that were killed left; control groups are the driver's."""
+    if ended := end_orphans():
+        logger.warning("sandbox.orphans_ended count={}", ended)
+    sweep_homes()
 
 
 async def _close_later(rest: contextlib.AsyncExitStack) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-import tempfile
 from pathlib import Path
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError
 from sandbox.drivers.base import Capability, Check, SandboxDriver, SandboxSpec
+from sandbox.drivers.homes import make_home, remove_home
 from sandbox.models import RunRequest, StopType, StubCall, StubResult
 from sandbox.ownership import prepare_directories
 from sandbox.run import SandboxRun
@@ -35,8 +36,10 @@ async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> Check:
         user = hold_user(_PROBE_KEY, settings=settings)
     except SandboxError as exc:
         return Check(name="sandbox run", ok=False, detail=str(exc))
-    with user, tempfile.TemporaryDirectory(prefix="nekro-probe-") as base:
-        spec = _spec(Path(base), settings, user)
+    with user, contextlib.ExitStack() as clean_up:
+        base = make_home()
+        clean_up.callback(remove_home, base)
+        spec = _spec(base, settings, user)
         request = RunRequest(
             run_id=_PROBE_KEY,
             chat_key=_PROBE_KEY,

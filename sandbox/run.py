@@ -100,7 +100,8 @@ class SandboxRun:
             clean_up.push_async_callback(bridge.close)
             clean_up.callback(self._sandbox.kill)
             shared_dir = self._sandbox.spec.shared_dir
-            self._quota = await asyncio.to_thread(Quota.at_start, shared_dir, self._settings)
+            if not self._sandbox.spec.shared_bounded:
+                self._quota = await asyncio.to_thread(Quota.at_start, shared_dir, self._settings)
             clean_up.callback(self._guards.stop)
             pump = self._pump()
             self._guards.task("end", self._notify_of_end(bridge))

@@ -10,10 +10,13 @@ import os
 import socket
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 from sandbox import proc_files
 
 __all__ = ["ServiceId", "own_id", "pid_namespace"]
+
+_NO_BOOT: Final = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,16 @@ class ServiceId:
         host, boot, namespace, pid, started = parts
         return cls(host=host, boot=boot, namespace=namespace, pid=int(pid), started=int(started))
 
+    @property
+    def file_name(self) -> str:
+        """The same for the name of a file: ``str`` has slashes."""
+        return str(self).replace("/", "~")
+
+    @classmethod
+    def of_file_name(cls, name: str) -> ServiceId | None:
+        """Read what ``file_name`` wrote; None when it is something else."""
+        return cls.parse(name.replace("~", "/"))
+
     def is_gone(self, *, still_runs: bool) -> bool:
         """Whether it is certain that this process has ended.
 
@@ -51,6 +64,8 @@ class ServiceId:
         own = own_id()
         if (self.boot, self.namespace) == (own.boot, own.namespace):
             return _start_of(self.pid) != self.started
+        if _NO_BOOT in (self.boot, own.boot):
+            return False
         return self.host == own.host and self.boot != own.boot and not still_runs
 
 
@@ -69,11 +84,18 @@ def pid_namespace() -> str:
 def _own_id(pid: int) -> ServiceId:
     return ServiceId(
         host=socket.gethostname().replace("/", "_"),
-        boot=proc_files.read("/proc/sys/kernel/random/boot_id").decode("ascii").strip(),
+        boot=_boot_id(),
         namespace=pid_namespace(),
         pid=pid,
         started=_start_of(pid) or 0,
     )
+
+
+def _boot_id() -> str:
+    try:
+        return proc_files.read("/proc/sys/kernel/random/boot_id").strip().decode("ascii")
+    except OSError:  # a container or sandbox around this service hides it
+        return _NO_BOOT
 
 
 def _start_of(pid: int) -> int | None:

@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -51,12 +51,15 @@ def empty_idle(parent: Path, *, idle_seconds: float) -> int:
 class SharedCleaner:
     """Sweeps the shared directories of a service from time to time."""
 
-    def __init__(self, *, idle_seconds: float) -> None:
+    def __init__(self, *, idle_seconds: float, drop_idle: Callable[..., int] | None = None) -> None:
         """
         Args:
             idle_seconds: 0 keeps everything.
+            drop_idle: ``area_images.drop_idle`` where areas are images; called before directories are
+                emptied.
         """
         self._idle_seconds = idle_seconds
+        self._drop_idle = drop_idle
         self._parents: set[Path] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -82,13 +85,19 @@ class SharedCleaner:
             await asyncio.sleep(pause)
             for parent in list(self._parents):
                 try:
-                    count = await asyncio.to_thread(empty_idle, parent, idle_seconds=self._idle_seconds)
+                    count = await asyncio.to_thread(self._sweep, parent)
                 except OSError as exc:
                     # The next sweep tries again; files that cannot be removed hurt nobody's run.
                     logger.warning("sandbox.sweep_failed directory={} error={}", parent, exc)
                     continue
                 if count:
                     logger.info("sandbox.shared_emptied count={}", count)
+
+    def _sweep(self, parent: Path) -> int:
+        count = 0
+        if self._drop_idle is not None:
+            count = self._drop_idle(parent, idle_seconds=self._idle_seconds)
+        return count + empty_idle(parent, idle_seconds=self._idle_seconds)
 
 
 def _directories(parent: Path) -> Iterator[Path]:

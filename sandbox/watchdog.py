@@ -20,14 +20,20 @@ _DISK_SECONDS: Final = 0.1
 
 
 def watch(
-    guards: Guards, sandbox: Sandbox, quota: Quota, settings: SandboxSettings, *, every_seconds: float = 0
+    guards: Guards,
+    sandbox: Sandbox,
+    quota: Quota | None,
+    settings: SandboxSettings,
+    *,
+    every_seconds: float = 0,
 ) -> None:
     """Look at a sandbox's disk and memory until the guards are closed.
 
     Args:
+        quota: None where the kernel bounds the shared directory.
         every_seconds: time between two looks at least; 0 is as often as code that runs needs it.
     """
-    quotas = {"disk": quota}
+    quotas = {} if quota is None else {"disk": quota}
     if sandbox.scratch_dir is not None:
         quotas["tmp"] = Quota.of_scratch(sandbox.scratch_dir, settings)
     for name, watched in quotas.items():

@@ -5,12 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 from sandbox.models import Limit
 
-__all__ = ["Capability", "Check", "ExitStatus", "Sandbox", "SandboxDriver", "SandboxSpec", "Usage"]
+__all__ = [
+    "Capability",
+    "Check",
+    "Enforcement",
+    "Enforcer",
+    "ExitStatus",
+    "Sandbox",
+    "SandboxDriver",
+    "SandboxSpec",
+    "Usage",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,23 +37,64 @@ class Check:
     needed: bool = True
 
 
+class Enforcer(StrEnum):
+    """What keeps a limit."""
+
+    KERNEL = "kernel"
+    #: A timer or a count of this process that nothing of the run can pass.
+    HOST = "host"
+    #: A look from time to time: between two of them a run may take more.
+    POLLED = "polled"
+    #: Nothing bounds a run as a whole.
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enforcement:
+    """One limit, and what keeps it."""
+
+    #: memory, swap, pids, cpu, disk, inodes, file_size, wall or output.
+    limit: str
+    by: Enforcer
+    detail: str
+    #: What to do to have it kept by the kernel; "" where nothing needs to be done.
+    mend: str = ""
+    #: Whether a service must not start unless the kernel or the host keeps it.
+    required: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether a run cannot exceed it."""
+        return self.by in (Enforcer.KERNEL, Enforcer.HOST)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capability:
     """What a driver can do here, found by really running a sandbox."""
 
     driver: str
     checks: tuple[Check, ...]
+    #: What keeps each limit of a run.
+    limits: tuple[Enforcement, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether code may be run by it."""
-        return all(check.ok for check in self.checks if check.needed)
+        """Whether code may be run by it, within the limits that the settings require."""
+        return all(check.ok for check in self.checks if check.needed) and all(
+            limit.ok for limit in self.limits if limit.required
+        )
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the driver cannot be used, each with its mend."""
         failed = [check for check in self.checks if check.needed and not check.ok]
-        return tuple(f"{c.name}: {c.detail}" + (f" ({c.mend})" if c.mend else "") for c in failed)
+        reasons = [f"{c.name}: {c.detail}" + (f" ({c.mend})" if c.mend else "") for c in failed]
+        reasons += [
+            f"limit {limit.limit} is kept by {limit.by}: {limit.detail} ({limit.mend})"
+            for limit in self.limits
+            if limit.required and not limit.ok
+        ]
+        return tuple(reasons)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +109,8 @@ class SandboxSpec:
     uid: int
     #: Package directories, read-only, in ``sys.path`` order.
     layers: tuple[Path, ...] = ()
+    #: Whether the kernel keeps ``shared_dir`` within its bytes and inodes; else it is measured.
+    shared_bounded: bool = False
     #: Modules imported before the code is known.
     preload: tuple[str, ...] = ()
     #: Whether internet sockets may be made; they reach the sandbox's own loopback and nothing else.
@@ -147,6 +201,10 @@ class SandboxDriver(Protocol):
 
     async def examine(self) -> tuple[Check, ...]:
         """Look at what it needs on this machine, without running a sandbox; never raises for what lacks."""
+        ...
+
+    async def limits(self) -> tuple[Enforcement, ...]:
+        """Say what keeps memory, swap, processes and CPU of a run; never raises for what lacks."""
         ...
 
     async def start(self, spec: SandboxSpec) -> Sandbox:

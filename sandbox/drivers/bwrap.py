@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -25,18 +26,20 @@ from nekro_agent.errors import SandboxUnavailableError
 from sandbox import proc_files
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.cgroups import Cgroups, Group, find_cgroups
-from sandbox.drivers.base import Check, SandboxSpec
+from sandbox.drivers.base import Check, Enforcement, SandboxSpec
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE, BwrapFds, bwrap_arguments
 from sandbox.drivers.bwrap_tools import Tools, find_tools
 from sandbox.drivers.checks import check_of, describe_interpreter
 from sandbox.drivers.hints import explain_denied_call, explain_start_failure
 from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
+from sandbox.enforcement import group_limits
 from sandbox.interpreter import Access, Interpreter, find_interpreter
 from sandbox.seccomp import build_filter, filter_fd
 
 __all__ = ["BwrapDriver"]
 
 _INFO_SECONDS: Final = 10
+_PIPE_BYTES: Final = 64 << 10
 
 
 class BwrapDriver:
@@ -100,8 +103,11 @@ class BwrapDriver:
             check_of("seccomp", lambda: f"{len(self._filter) // 8} instructions for {platform.machine()}"),
             self._cgroups[1],
             Check(name="network", ok=True, detail="own namespace, and no sockets but AF_UNIX ones"),
-            Check(name="disk", ok=True, detail="/app/shared is measured while code runs and cut back after"),
         )
+
+    async def limits(self) -> tuple[Enforcement, ...]:
+        """Say what the control groups keep."""
+        return group_limits((await asyncio.to_thread(lambda: self._cgroups))[0])
 
     async def start(self, spec: SandboxSpec) -> ProcessSandbox:
         """Start a sandbox and return it when it is ready for code.
@@ -110,36 +116,47 @@ class BwrapDriver:
             SandboxUnavailableError: it cannot be started, or it is not isolated as it should be.
         """
         cgroups, _ = self._cgroups
-        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as descriptors:
-            try:
-                group = cgroups.create() if cgroups else None
-                if group:
-                    on_failure.callback(group.remove)
-                pipes = _Pipes(descriptors)
-                ours, theirs = socket.socketpair()
-                on_failure.callback(ours.close)
-                descriptors.callback(theirs.close)
-                command, inherited = self._command_line(spec, pipes, theirs.fileno(), descriptors)
-                launched = await launch(
-                    command, channel=theirs, ours=ours, pass_fds=inherited, environment={}
-                )
-            except OSError as exc:
-                raise SandboxUnavailableError(explain_denied_call(exc)) from exc
-            try:
-                sandbox = await self._complete(spec, launched, pipes, group)
-            except BaseException:
-                await launched.abandon()
-                raise
+        async with contextlib.AsyncExitStack() as on_failure:
+            with contextlib.ExitStack() as descriptors:
+                try:
+                    sandbox = await self._start(spec, cgroups, on_failure, descriptors)
+                except OSError as exc:
+                    raise SandboxUnavailableError(explain_denied_call(exc)) from exc
             on_failure.pop_all()
             return sandbox
 
     async def close(self) -> None:
         """Nothing outlives single sandboxes."""
 
+    async def _start(
+        self,
+        spec: SandboxSpec,
+        cgroups: Cgroups | None,
+        on_failure: contextlib.AsyncExitStack,
+        descriptors: contextlib.ExitStack,
+    ) -> ProcessSandbox:
+        group = cgroups.create() if cgroups else None
+        if group:
+            on_failure.push_async_callback(asyncio.to_thread, group.remove)
+        pipes = _Pipes(descriptors)
+        ours, theirs = socket.socketpair()
+        on_failure.callback(ours.close)
+        descriptors.callback(theirs.close)
+        command, arguments, inherited = self._command_line(spec, pipes, theirs.fileno(), descriptors)
+        launched = await launch(command, channel=theirs, ours=ours, pass_fds=inherited)
+        try:
+            return await self._complete(spec, launched, pipes, group, arguments)
+        except BaseException:
+            await launched.abandon()
+            raise
+
     def _command_line(
         self, spec: SandboxSpec, pipes: _Pipes, channel_fd: int, descriptors: contextlib.ExitStack
-    ) -> tuple[list[str], list[int]]:
-        """Return the command and the descriptors that it inherits; ``descriptors`` closes them."""
+    ) -> tuple[list[str], bytes, list[int]]:
+        """Return the command, what it reads through its pipe, and the descriptors that it inherits.
+
+        ``descriptors`` closes those.
+        """
 
         def hold(fd: int) -> int:
             descriptors.callback(os.close, fd)
@@ -150,7 +167,6 @@ class BwrapDriver:
             seccomp=hold(filter_fd(self._loopback_filter if spec.loopback else self._filter)),
             runner=hold(_memory_file("runner", self._runner)),
             info=pipes.info_write,
-            block=pipes.block_read,
             shared=hold(_open_directory(spec.shared_dir)) if by_fd else None,
             uploads=hold(_open_directory(spec.uploads_dir)) if by_fd else None,
         )
@@ -162,12 +178,12 @@ class BwrapDriver:
             root_mode=self.root_mode,
             zero_device=self._cgroups[0] is not None,
         )
-        # By descriptor too: the command line of a process is for everybody on the host to read.
-        words = "\0".join(arguments).encode()
-        arguments_fd = hold(_memory_file("arguments", words))
-        command = [self.tools.bwrap, "--args", str(arguments_fd), "--", *self._command(spec, channel_fd)]
-        inherited = [fd for fd in (*vars(fds).values(), arguments_fd) if fd is not None]
-        return command, inherited
+        # By descriptor too: every user of the host can read the command line of a process.
+        command = [
+            self.tools.bwrap, "--args", str(pipes.arguments_read), "--", *self._command(spec, channel_fd)
+        ]  # fmt: skip
+        inherited = [fd for fd in (*vars(fds).values(), pipes.arguments_read) if fd is not None]
+        return command, "\0".join(arguments).encode(), inherited
 
     def _command(self, spec: SandboxSpec, channel_fd: int) -> list[str]:
         layers = [f"{LAYERS_INSIDE}/{index}" for index in range(len(spec.layers))]
@@ -195,22 +211,31 @@ class BwrapDriver:
         ]  # fmt: skip
 
     async def _complete(
-        self, spec: SandboxSpec, launched: Launched, pipes: _Pipes, group: Group | None
+        self,
+        spec: SandboxSpec,
+        launched: Launched,
+        pipes: _Pipes,
+        group: Group | None,
+        arguments: bytes,
     ) -> ProcessSandbox:
+        if group:
+            with contextlib.suppress(ProcessLookupError):  # it has ended; its words follow
+                group.attach(launched.process.pid)
+        # Until now it waited for its arguments and had started nothing: whatever it starts is in the
+        # group, so that a service that is killed at any point from here on leaves no process outside.
+        pipes.send_arguments(arguments)
         child = await self._child_pid(launched, pipes)
         pidfd = os.pidfd_open(child)
         try:
-            if group:
-                group.attach(child)
-            # Until now it was blocked before its first instruction: no moment without the limits.
-            pipes.release()
             try:
                 await expect_hello(launched.reader)
             except SandboxUnavailableError as exc:
                 raise SandboxUnavailableError(
                     f"{exc}; {explain_start_failure(await launched.words())}"
                 ) from exc
-            verify_isolation(child, uid=spec.uid if self.root_mode else os.geteuid())
+            verify_isolation(
+                child, uid=spec.uid if self.root_mode else os.geteuid(), parent=launched.process.pid
+            )
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -237,20 +262,34 @@ class BwrapDriver:
 
 
 class _Pipes:
-    """By what bubblewrap names the first process, and what it waits for before it lets that one go.
+    """Through what bubblewrap gets its arguments, and names the first process.
 
-    The first is a pair of sockets and not a pipe: uvloop closes the descriptor of a pipe that it was
+    It reads its arguments to their end before it does anything else. Without any, because the service
+    was killed, it finds no command in its empty root and ends.
+
+    The second is a pair of sockets and not a pipe: uvloop closes the descriptor of a pipe that it was
     given twice, and the second time it may be another thread's.
     """
 
     def __init__(self, descriptors: contextlib.ExitStack) -> None:
         self._info, self._info_inside = socket.socketpair()
         self.info_write = self._info_inside.fileno()
-        self.block_read, self._block_write = os.pipe()
-        for close in (self._info.close, self._info_inside.close):
+        self.arguments_read, arguments_write = os.pipe()
+        self._arguments = os.fdopen(arguments_write, "wb", buffering=0)
+        for close in (self._info.close, self._info_inside.close, self._arguments.close):
             descriptors.callback(close)
-        for fd in (self.block_read, self._block_write):
-            descriptors.callback(os.close, fd)
+        descriptors.callback(os.close, self.arguments_read)
+
+    def send_arguments(self, arguments: bytes) -> None:
+        """Let bubblewrap begin.
+
+        Raises:
+            OSError: the kernel gives no pipe of that size.
+        """
+        fcntl.fcntl(self._arguments, fcntl.F_SETPIPE_SZ, max(len(arguments), _PIPE_BYTES))
+        # In one piece: half of the arguments would be a sandbox with half of its walls.
+        self._arguments.write(arguments)
+        self._arguments.close()
 
     async def read_info(self) -> str:
         """Return all that bubblewrap says; it arrives in pieces."""
@@ -261,20 +300,21 @@ class _Pipes:
         finally:
             writer.close()
 
-    def release(self) -> None:
-        """Let the first process start."""
-        os.write(self._block_write, b"x")
 
-
-def verify_isolation(pid: int, *, uid: int) -> None:
+def verify_isolation(pid: int, *, uid: int, parent: int) -> None:
     """Read back from the kernel that a process is confined as intended.
 
+    Args:
+        parent: process that must have started it, or the id has been reused.
+
     Raises:
-        SandboxUnavailableError: it runs as another user or as root, keeps a capability, may
-            gain privileges, or has no seccomp filter.
+        SandboxUnavailableError: it is another process, runs as another user or as root, keeps a
+            capability, may gain privileges, or has no seccomp filter.
     """
     status = proc_files.read(f"/proc/{pid}/status")
     problems = []
+    if int(proc_files.field_of(status, b"PPid")) != parent:
+        problems.append(f"process {parent} did not start it")
     users = {int(word) for word in proc_files.field_of(status, b"Uid").split()}
     if users != {uid} or uid == 0:
         problems.append(f"its host users are {sorted(users)}")

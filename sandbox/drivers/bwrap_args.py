@@ -44,7 +44,6 @@ class BwrapFds:
     seccomp: int
     runner: int
     info: int
-    block: int
     #: None where this bubblewrap cannot bind descriptors.
     shared: int | None
     uploads: int | None
@@ -88,7 +87,6 @@ def bwrap_arguments(
     """
     return [
         "--info-fd", str(fds.info),
-        "--block-fd", str(fds.block),
         *(_root_mode() if root_mode else _user_mode()),
         "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox",
         "--clearenv", *_environment(interpreter),

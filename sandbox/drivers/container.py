@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -18,15 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
-from sandbox.drivers.base import Check, ExitStatus, SandboxSpec, Usage
+from sandbox.drivers.base import Check, Enforcement, Enforcer, ExitStatus, SandboxSpec, Usage
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE
 from sandbox.drivers.door import Door
-from sandbox.drivers.homes import make_home, remove_home, sweep_homes
+from sandbox.drivers.homes import make_home, remove_home
 from sandbox.drivers.process import expect_hello
 from sandbox.models import Limit
 from sandbox.seccomp import build_filter
@@ -79,7 +80,6 @@ class ContainerDriver:
             mend = "start the engine, or let this user talk to it (group docker, or rootless podman)"
             return (Check(name="container engine", ok=False, detail=words, mend=mend),)
         await self._remove_abandoned()
-        await asyncio.to_thread(sweep_homes)
         image = self._settings.container_image
         code, words = await _ask(engine, "image", "inspect", "--format", "{{.Id}}", image)
         return (
@@ -90,6 +90,22 @@ class ContainerDriver:
                 detail=f"{image} {words[:19]}" if code == 0 else f"{image} is not on this machine",
                 mend="" if code == 0 else f"{Path(engine).name} pull {image}",
             ),
+        )
+
+    async def limits(self) -> tuple[Enforcement, ...]:
+        """Ask the engine which of the limits that it is given this kernel keeps."""
+        _, words = await _ask(self.engine, "info", "--format", "{{json .}}")
+        kept = _kept_by_engine(words)
+        return tuple(
+            Enforcement(limit=limit, by=Enforcer.KERNEL, detail="set by the engine")
+            if limit in kept
+            else Enforcement(
+                limit=limit,
+                by=Enforcer.NOTHING,
+                detail="the engine does not say that it keeps it",
+                mend="give the engine control groups with memory, swap, pids and cpu",
+            )
+            for limit in ("memory", "swap", "pids", "cpu")
         )
 
     async def start(self, spec: SandboxSpec) -> ContainerSandbox:
@@ -293,6 +309,20 @@ def _processes_of_user(settings: SandboxSettings) -> tuple[str, ...]:
     # Only where the user is the container's own: the kernel counts all processes of a user together.
     # Podman would set a default of its own here, which not every root may.
     return ("--ulimit", f"nproc={settings.max_processes}") if os.geteuid() == 0 else ()
+
+
+def _kept_by_engine(info: str) -> set[str]:
+    """Read the limits that an engine keeps out of its ``info``: docker's flags or podman's controllers."""
+    try:
+        found: Any = json.loads(info)
+        if "host" not in found:
+            flags = {"memory": "MemoryLimit", "swap": "SwapLimit", "pids": "PidsLimit", "cpu": "CpuCfsQuota"}
+            return {limit for limit, flag in flags.items() if found.get(flag) is True}
+        controllers = set(found["host"]["cgroupControllers"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return set()
+    # Podman sets the swap limit with that of memory.
+    return (controllers & {"memory", "pids", "cpu"}) | ({"swap"} if "memory" in controllers else set())
 
 
 def _furnish(home: Path, uid: int) -> None:

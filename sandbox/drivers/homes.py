@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from nekro_agent.tools import safe_files
-from sandbox.service_id import pid_namespace
+from sandbox.service_id import ServiceId, own_id
 
-__all__ = ["abandoned", "make_home", "remove_home", "sweep_homes"]
+__all__ = ["make_home", "remove_home", "sweep_homes"]
 
 #: Short, because a Unix socket below it ends at 107 bytes.
 _PREFIX: Final = "nekro-box"
-_NAMESPACE_MARK: Final = re.compile(r"ns\d+-")
-
-
-def _namespace_mark() -> str:
-    return f"ns{pid_namespace()}"
 
 
 def make_home() -> Path:
-    """Make a directory that only this user may enter; its name tells whose it is."""
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{os.getpid()}-{_namespace_mark()}-"))
+    """Make a directory that only this user may enter; its name says which service made it."""
+    owner = own_id()
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{owner.pid}-{owner.started}-ns{owner.namespace}-"))
 
 
 def remove_home(path: Path) -> None:
@@ -36,21 +31,20 @@ def remove_home(path: Path) -> None:
 
 
 def sweep_homes() -> None:
-    """Remove the directories of services that are gone."""
-    for path in abandoned(Path(tempfile.gettempdir()), f"{_PREFIX}-"):
-        remove_home(path)
+    """Remove the directories of services that are gone.
 
-
-def abandoned(parent: Path, prefix: str) -> list[Path]:
-    """Return entries of ``parent`` called ``<prefix><pid>-…`` of ours whose process is gone.
-
-    One that names another process namespace (``<prefix><pid>-ns<number>-…``) is not ours to judge.
+    One of another process namespace stays: whether its service lives cannot be seen from here.
     """
-    found = []
-    for path in parent.glob(f"{prefix}*"):
-        pid, _, rest = path.name.removeprefix(prefix).partition("-")
-        if _NAMESPACE_MARK.match(rest) and not rest.startswith(f"{_namespace_mark()}-"):
-            continue
-        if pid.isdigit() and not Path("/proc", pid).exists() and path.lstat().st_uid == os.geteuid():
-            found.append(path)
-    return found
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-*"):
+        owner = _owner_of(path)
+        if owner is not None and owner.is_gone(still_runs=True) and path.lstat().st_uid == os.geteuid():
+            remove_home(path)
+
+
+def _owner_of(path: Path) -> ServiceId | None:
+    words = path.name.split("-")[2:]
+    if len(words) != 4 or not words[2].startswith("ns"):
+        return None
+    pid, started, namespace = words[0], words[1], words[2].removeprefix("ns")
+    own = own_id()
+    return ServiceId.parse(f"{own.host}/{own.boot}/{namespace}/{pid}/{started}")

@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from loguru import logger
+
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
 from sandbox.cgroups import Group
 from sandbox.drivers.base import ExitStatus, SandboxSpec, Usage
 from sandbox.frames import PROTOCOL, FrameKind, FrameReader
+from sandbox.orphans import end_launch, launch_mark
 from sandbox.output import OutputPipe
 from sandbox.processes import processes_beside, usage_of
 
@@ -39,6 +42,8 @@ class Launched:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     output: OutputPipe
+    #: What its environment says of this launch.
+    mark: dict[str, str]
 
     async def words(self) -> str:
         """Return what it printed; for the message when it did not become a sandbox."""
@@ -48,10 +53,11 @@ class Launched:
         return ""
 
     async def abandon(self) -> None:
-        """Kill and reap it."""
+        """Kill and reap it, and what it started that has not become the code's own yet."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
+        await asyncio.to_thread(end_launch, self.mark)
         self.writer.close()
         self.output.close()
 
@@ -61,7 +67,6 @@ async def launch(
     *,
     channel: socket.socket,
     pass_fds: Sequence[int],
-    environment: dict[str, str],
     ours: socket.socket,
 ) -> Launched:
     """Start ``command`` with ``channel`` inherited; ``ours`` is the end that the bridge keeps.
@@ -72,6 +77,7 @@ async def launch(
     # The guest reads and waits. Kombu sets a default timeout for all new sockets of the process while
     # it closes a connection, and a socket with a timeout is a non-blocking one in the guest.
     channel.setblocking(True)
+    mark = launch_mark()
     # A pipe of our own: that of the event loop does not say what is left in it.
     output_fd, printed_fd = os.pipe()
     with contextlib.ExitStack() as on_failure:
@@ -84,7 +90,7 @@ async def launch(
                 stdout=printed_fd,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=[channel.fileno(), *pass_fds],
-                env=environment,
+                env=mark,
                 cwd="/",
             )
         finally:
@@ -92,7 +98,7 @@ async def launch(
         on_failure.pop_all()
     channel.close()
     reader, writer = await asyncio.open_unix_connection(sock=ours)
-    return Launched(process=process, reader=reader, writer=writer, output=output)
+    return Launched(process=process, reader=reader, writer=writer, output=output, mark=mark)
 
 
 async def expect_hello(reader: asyncio.StreamReader) -> None:
@@ -197,7 +203,8 @@ class ProcessSandbox:
     def processes(self) -> list[int]:
         """Return the host ids of every process inside."""
         if self.group:
-            return self.group.processes()
+            # The launcher is a member too, and stays outside of the sandbox's namespaces.
+            return [pid for pid in self.group.processes() if pid != self.process.pid]
         return self.list_processes() if self.list_processes else processes_beside(self.first_pid)
 
     async def close(self) -> None:
@@ -218,7 +225,16 @@ class ProcessSandbox:
             with self._lock:
                 os.close(self.pidfd)
                 self.pidfd = -1
-            if self.group:
-                self.group.remove()
+            await self._remove_group()
             for action in self.on_close:
                 action()
+
+    async def _remove_group(self) -> None:
+        if self.group is None:
+            return
+        # Nearly always empty by now; to kill stragglers takes time.
+        removed = (
+            await asyncio.to_thread(self.group.remove) if self.group.is_populated() else self.group.remove()
+        )
+        if not removed:
+            logger.error("sandbox.group_not_removed pid={}", self.first_pid)

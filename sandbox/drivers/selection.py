@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+from pathlib import Path
+
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox.drivers.base import Capability, SandboxDriver
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.drivers.container import ContainerDriver
 from sandbox.drivers.supervised import LandlockDriver, UnsafeDriver
+from sandbox.enforcement import other_limits
 from sandbox.probe import probe
 
 __all__ = ["build_driver", "choose_driver", "describe"]
@@ -26,12 +31,16 @@ def build_driver(settings: SandboxSettings) -> SandboxDriver:
             return ContainerDriver(settings)
 
 
-async def describe(settings: SandboxSettings) -> Capability:
-    """Say line by line what isolation the named driver gives on this machine; never raises for that."""
-    return await probe(build_driver(settings), settings)
+async def describe(settings: SandboxSettings, *, shared_root: Path | None = None) -> Capability:
+    """Say line by line what isolation and limits the named driver gives here; never raises for that.
+
+    Args:
+        shared_root: parent of the shared directories; None where it is not known, then nothing bounds them.
+    """
+    return await _describe(build_driver(settings), settings, shared_root)
 
 
-async def choose_driver(settings: SandboxSettings) -> SandboxDriver:
+async def choose_driver(settings: SandboxSettings, *, shared_root: Path | None = None) -> SandboxDriver:
     """Return the driver that the settings ask for, proven by a sandbox that it really ran.
 
     ``auto`` means bubblewrap and nothing else: a service that cannot isolate code refuses to
@@ -41,7 +50,17 @@ async def choose_driver(settings: SandboxSettings) -> SandboxDriver:
         SandboxUnavailableError: it does not work here; every reason with its mend.
     """
     driver = build_driver(settings)
-    capability = await probe(driver, settings)
+    capability = await _describe(driver, settings, shared_root)
     if not capability.ok:
         raise SandboxUnavailableError("; ".join(capability.reasons))
     return driver
+
+
+async def _describe(driver: SandboxDriver, settings: SandboxSettings, shared_root: Path | None) -> Capability:
+    capability = await probe(driver, settings)
+    if not capability.ok:
+        return capability
+    limits = (*await driver.limits(), *await asyncio.to_thread(other_limits, settings, shared_root))
+    if settings.require_kernel_limits:
+        limits = tuple(dataclasses.replace(limit, required=True) for limit in limits)
+    return dataclasses.replace(capability, limits=limits)

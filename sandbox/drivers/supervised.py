@@ -26,11 +26,12 @@ from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox.bundle import encode_config, guest_program
 from sandbox.cgroups import Cgroups, Group, find_cgroups
-from sandbox.drivers.base import Check, SandboxSpec
+from sandbox.drivers.base import Check, Enforcement, SandboxSpec
 from sandbox.drivers.bwrap_args import runner_environment
 from sandbox.drivers.checks import check_of, describe_interpreter
-from sandbox.drivers.homes import make_home, remove_home, sweep_homes
+from sandbox.drivers.homes import make_home, remove_home
 from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
+from sandbox.enforcement import group_limits
 from sandbox.guest import confine
 from sandbox.interpreter import Access, Interpreter, find_interpreter
 from sandbox.seccomp import build_filter, filter_fd
@@ -72,6 +73,10 @@ class _SupervisedDriver:
     def _filter(self) -> bytes:
         # No sockets at all: without a network namespace, a Unix socket by its path is reachable.
         return build_filter(strict_memory=self._cgroups[0] is None, families=(), strict_processes=True)
+
+    async def limits(self) -> tuple[Enforcement, ...]:
+        """Say what the control groups keep."""
+        return group_limits((await asyncio.to_thread(lambda: self._cgroups))[0])
 
     async def start(self, spec: SandboxSpec) -> ProcessSandbox:
         """Start the runner and return it when it is ready for code.
@@ -117,9 +122,7 @@ class _SupervisedDriver:
         try:
             config = self._config(spec, home, channel=theirs.fileno(), gate=gate_read, seccomp=seccomp)
             command = [str(sys.executable), "-I", "-S", str(Path(confine.__file__)), json.dumps(config)]
-            launched = await launch(
-                command, channel=theirs, ours=ours, pass_fds=(gate_read, seccomp), environment={}
-            )
+            launched = await launch(command, channel=theirs, ours=ours, pass_fds=(gate_read, seccomp))
             return await self._complete(spec, launched, group, gate_write)
         except OSError as exc:
             raise SandboxUnavailableError(f"the {self.name} driver could not start Python: {exc}") from exc
@@ -205,7 +208,6 @@ class LandlockDriver(_SupervisedDriver):
         return await asyncio.to_thread(self._examine)
 
     def _examine(self) -> tuple[Check, ...]:
-        sweep_homes()
         version = confine.landlock_version()
         return (
             Check(

@@ -24,8 +24,8 @@ from typing import Any, Final
 from nekro_agent.errors import PackageInstallError
 from nekro_agent.tools import safe_files
 from nekro_agent.tools.private_files import make_directory, write_private
-from sandbox.drivers.homes import abandoned
 from sandbox.packages.requirement import Requirement
+from sandbox.service_id import ServiceId, own_id
 
 __all__ = ["Built", "LayerStore"]
 
@@ -57,9 +57,12 @@ class LayerStore:
         """Return a path below ``building`` that nobody has; remove what killed services left there."""
         building = self.root / "building"
         make_directory(building, passable=True)
-        for path in abandoned(building, ""):
-            shutil.rmtree(path, ignore_errors=True)
-        return building / f"{os.getpid()}-{secrets.token_hex(8)}"
+        for path in building.iterdir():
+            owner = ServiceId.of_file_name(path.name.partition("+")[0])
+            if owner is not None and owner.is_gone(still_runs=False):
+                shutil.rmtree(path, ignore_errors=True)
+        # The whole id: services of several hosts may share this directory.
+        return building / f"{own_id().file_name}+{secrets.token_hex(8)}"
 
     def find(self, requirement: Requirement) -> Built | None:
         """Return what the requirement was built into, if it was and the layer still exists."""

@@ -136,9 +136,15 @@ class System:
             "DOCKER_BUILDKIT": "0",
         }
         self._file = secrets.parent / "compose.proof.yaml"
-        self._file.write_text(
-            (ROOT / "compose.yaml").read_text().replace("      - systempaths=unconfined\n", "")
-        )
+        text = (ROOT / "compose.yaml").read_text()
+        # Compose 1.29 and Docker 20.10 do not know them.
+        for line in (
+            "      - systempaths=unconfined",
+            "      - writable-cgroups=true",
+            "    cgroup: private",
+        ):
+            text = text.replace(f"{line}\n", "")
+        self._file.write_text(text)
 
     def compose(self, *arguments: str, given: str | None = None) -> str:
         """Run one command of Compose, with ``given`` on its standard input."""

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def test_a_service_of_ours_is_unprivileged_and_runs_a_command_that_exists(name: 
 @pytest.mark.parametrize("name", [lane.value for lane in Lane])
 def test_a_worker_is_probed_restarted_and_given_time_to_end(name: str) -> None:
     service = SERVICES[name]
-    assert service["healthcheck"]["test"] == ["CMD", "nekro", "worker", "--check"]
+    program = "nekro-delegate" if name == Lane.ROUNDS else "nekro"
+    assert service["healthcheck"]["test"] == ["CMD", program, "worker", "--check"]
     assert service["restart"] == "unless-stopped"
     assert int(service["stop_grace_period"].rstrip("s")) > 30  # NEKRO_WORKERS__DRAIN_SECONDS
     assert service["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
@@ -54,6 +56,58 @@ def test_an_image_is_pinned_and_can_be_replaced(name: str) -> None:
         r"\$\{[A-Z_]+:-(?P<name>[\w./-]+):(?P<tag>[\w.-]+)(@sha256:[0-9a-f]{64})?\}", SERVICES[name]["image"]
     )
     assert found is not None and re.search(r"\d", found["tag"]) and found["tag"] != "latest"
+
+
+def test_lane_rounds_requires_the_kernels_limits_and_has_what_they_need() -> None:
+    service = SERVICES["rounds"]
+    assert service["environment"]["NEKRO_SANDBOX__REQUIRE_KERNEL_LIMITS"] == "true"
+    assert service["entrypoint"] == ["nekro-delegate"]
+    assert service["cgroup"] == "private"
+    assert "writable-cgroups=true" in service["security_opt"]
+    # The only one with capabilities: nekro-delegate gives them up.
+    assert [name for name in OURS if "cap_add" in SERVICES[name] or "user" in SERVICES[name]] == ["rounds"]
+    assert "sandboxes:/data/sandboxes" in service["volumes"]
+    assert FILE["volumes"]["sandboxes"]["driver_opts"]["o"].partition(":-")[2].startswith("size=")
+
+
+def test_the_delegating_entrypoint_becomes_the_images_user_for_good() -> None:
+    script = (ROOT / "deploy" / "nekro-delegate").read_text("utf-8")
+    image = (ROOT / "Dockerfile").read_text("utf-8")
+    assert "COPY deploy/nekro-delegate /usr/local/bin/nekro-delegate" in image
+    assert os.access(ROOT / "deploy" / "nekro-delegate", os.X_OK)
+    (user,) = re.findall(r"^USER (\d+):\1$", image, re.MULTILINE)
+    for option in (f"--reuid={user}", f"--regid={user}", "--clear-groups", "--bounding-set=-all"):
+        assert option in script
+    assert "--inh-caps=-all" in script and "--no-new-privs" in script
+
+
+@pytest.mark.root
+def test_the_delegating_entrypoint_runs_without_any_capability() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, which it gives up")
+    with tempfile.TemporaryDirectory() as name:  # pytest's own is closed to other users
+        os.chmod(name, 0o755)
+        done = delegate(Path(name))
+    user, group, *fields = done.stdout.split("\n")
+    assert (user, group) == ("10001", "10001")
+    assert {line.split()[1] for line in fields if line.startswith("Cap")} == {"0" * 16}
+    assert "NoNewPrivs:\t1" in fields
+    assert "cannot be given" in done.stderr
+
+
+def delegate(tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "nekro").write_text("#!/bin/sh\nid -u; id -g; grep -E 'Cap|NoNewPrivs' /proc/self/status\n")
+    (tmp_path / "nekro").chmod(0o755)
+    script = (ROOT / "deploy" / "nekro-delegate").read_text("utf-8")
+    # This host's control groups are not to be given away.
+    script = script.replace("group=/sys/fs/cgroup", f"group={tmp_path}/none")
+    return subprocess.run(
+        ["sh", "-c", script, "nekro-delegate", "worker"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
 
 def test_every_secret_is_a_file_that_must_be_named() -> None:

@@ -34,7 +34,14 @@ def test_the_schema_of_kubernetes_takes_it(item: dict[str, Any]) -> None:
 def test_a_pod_is_nobody_special_and_runs_a_command_that_exists(item: dict[str, Any]) -> None:
     spec = item["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] == 10001
+    if container.get("command") == ["nekro-delegate"]:
+        # Root of a user namespace, and of that only until it has become user 10001.
+        assert spec["hostUsers"] is False
+        assert set(container["securityContext"]["capabilities"].pop("add")) == {
+            "CHOWN", "KILL", "SETGID", "SETPCAP", "SETUID"
+        }  # fmt: skip
+    else:
+        assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] == 10001
     assert spec["automountServiceAccountToken"] is False
     security = container["securityContext"]
     assert security["readOnlyRootFilesystem"] and security["capabilities"] == {"drop": ["ALL"]}
@@ -55,6 +62,19 @@ def test_a_lane_has_probes_and_more_patience_than_its_workers(lane: Lane) -> Non
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
     assert spec["terminationGracePeriodSeconds"] > 30  # NEKRO_WORKERS__DRAIN_SECONDS
     assert item["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+
+
+def test_lane_rounds_requires_the_kernels_limits_and_has_what_they_need() -> None:
+    (item,) = [item for item in pods() if item["metadata"]["name"] == "nekro-rounds"]
+    spec = item["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert {"name": "NEKRO_SANDBOX__REQUIRE_KERNEL_LIMITS", "value": "true"} in container["env"]
+    assert container["command"] == ["nekro-delegate"]
+    assert spec["runtimeClassName"] in {named(item).partition("-")[2] for item in OBJECTS}
+    for lane in Lane:
+        (pod,) = [item for item in pods() if item["metadata"]["name"] == f"nekro-{lane}"]
+        (each,) = pod["spec"]["template"]["spec"]["containers"]
+        assert {"name": "sandboxes", "mountPath": "/data/sandboxes"} in each["volumeMounts"]
 
 
 def test_every_setting_that_is_named_exists() -> None:

@@ -253,8 +253,11 @@ async def test_landlock_processes_end_with_a_killed_service(fenced: Lab) -> None
 
 def test_directories_of_killed_services_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    kept = {"nekro-box-x", "other-4194999-abc", "nekro-box-4194999-ns1-abc"}
-    for name in ("nekro-box-4194999-abc", f"nekro-box-4194999-ns{pid_namespace()}-abc", *kept):
+    me = own_id()
+    here = f"ns{pid_namespace()}"
+    kept = {"nekro-box-x", f"other-4194999-1-{here}-abc", "nekro-box-4194999-1-ns1-abc"}
+    reused = f"nekro-box-{me.pid}-{me.started + 1}-{here}-abc"
+    for name in (f"nekro-box-4194999-1-{here}-abc", reused, *kept):
         (tmp_path / name).mkdir()
     mine = make_home()
     sweep_homes()

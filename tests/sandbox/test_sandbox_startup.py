@@ -48,7 +48,7 @@ async def test_probe_really_runs_a_sandbox(bwrap_driver: BwrapDriver) -> None:
     assert capability.ok, capability.reasons
     checks = {check.name: check for check in capability.checks}
     assert checks["sandbox run"].detail.startswith("code ran in")
-    assert {"bubblewrap", "interpreter", "seccomp", "control groups", "network", "disk"} <= set(checks)
+    assert {"bubblewrap", "interpreter", "seccomp", "control groups", "network"} <= set(checks)
 
 
 @pytest.mark.slow
@@ -66,11 +66,17 @@ def test_doctor_prints_line_by_line_what_isolation_this_machine_gives(
     )
     lines = {check["name"]: check for check in json.loads(done.stdout)}
     isolation = {name.removeprefix("sandbox ") for name in lines if name.startswith("sandbox ")}
-    assert isolation == {"bubblewrap", "interpreter", "seccomp", "control groups", "network", "disk", "run"}
+    limits = {name.removeprefix("limit ") for name in isolation if name.startswith("limit ")}
+    assert limits == {"memory", "swap", "pids", "cpu", "disk", "inodes", "file_size", "wall", "output"}
+    isolation -= {f"limit {name}" for name in limits}
+    assert isolation == {"bubblewrap", "interpreter", "seccomp", "control groups", "network", "run"}
+    assert lines["sandbox limit disk"]["detail"].startswith("polled: ")
+    assert "NEKRO_SANDBOX__SHARED_STORAGE" in lines["sandbox limit disk"]["mend"]
     mode = "root mode" if os.geteuid() == 0 else "user mode"
     assert mode in lines["sandbox bubblewrap"]["detail"]
     assert lines["sandbox run"]["detail"].startswith("code ran in")
     groups = lines["sandbox control groups"]
+    assert lines["sandbox limit wall"]["detail"].startswith("host: ")
     assert "bounds memory" in groups["detail"] or "Delegate=yes" in groups["mend"]
 
 
@@ -271,7 +277,7 @@ async def test_no_driver_means_no_run_and_no_fallback(
 @pytest.mark.parametrize("uid", [0, 12345])
 def test_process_that_is_not_confined_is_told_apart(uid: int) -> None:
     with pytest.raises(SandboxUnavailableError, match=r"the sandbox is not isolated: .*no seccomp filter"):
-        verify_isolation(os.getpid(), uid=uid)
+        verify_isolation(os.getpid(), uid=uid, parent=os.getppid())
 
 
 async def test_broken_runner_is_reported_with_what_it_printed(

@@ -25,6 +25,7 @@ from sandbox.limits import process_limits
 from sandbox.output import OutputCollector, clean_text
 from sandbox.ownership import prepare_directories
 from sandbox.run import judge
+from sandbox.service_id import own_id
 from sandbox.users import hold_user, lock_directory, sandbox_uid
 
 
@@ -210,6 +211,13 @@ def newest_group(own: Path) -> Path:
     return max(own.glob("nekro-run-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
 
 
+@pytest.fixture
+def quick_removal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain directory keeps its files, and cannot be removed as a group can."""
+    monkeypatch.setattr("sandbox.cgroups._REMOVE_SECONDS", 0)
+
+
+@pytest.mark.usefixtures("quick_removal")
 class TestControlGroups:
     def test_version_2_moves_the_service_aside_and_limits_the_run(self, tmp_path: Path) -> None:
         own, proc = fake_groups(tmp_path)
@@ -223,7 +231,7 @@ class TestControlGroups:
         path = newest_group(own)
         assert (path / "memory.max").read_text() == str(100 << 20)
         assert (path / "memory.swap.max").read_text() == "0"
-        assert (path / "pids.max").read_text() == "64"
+        assert (path / "pids.max").read_text() == "65"  # and the process that starts the sandbox
         assert (path / "cpu.max").read_text() == "100000 100000"
         group.attach(4242)
         assert (path / "cgroup.procs").read_text() == "4242"
@@ -265,13 +273,14 @@ class TestControlGroups:
 
     def test_groups_of_a_killed_service_are_removed(self, tmp_path: Path) -> None:
         own, proc = fake_groups(tmp_path, enabled="memory pids")
-        abandoned = own / "nekro-run-4194999-0"
-        abandoned.mkdir()
-        alive = own / f"nekro-run-{os.getpid()}-99999"
-        alive.mkdir()
+        me = own_id()
+        # The second has this process's id and another start time: the id was given again.
+        gone = [f"4194999-1-{me.namespace}-0", f"{me.pid}-{me.started + 1}-{me.namespace}-0"]
+        kept = [f"{me.pid}-{me.started}-{me.namespace}-99999", "4194999-1-1-0", "4194999-0", "x"]
+        for name in (*gone, *kept):
+            (own / f"nekro-run-{name}").mkdir()
         find_cgroups(SandboxSettings(), proc=proc)
-        assert not abandoned.exists()
-        assert alive.exists()
+        assert [name for name in (*gone, *kept) if (own / f"nekro-run-{name}").exists()] == kept
 
 
 class TestOwnership:

@@ -1,0 +1,110 @@
+"""What keeps each limit of a run here: the kernel, the host at every event, or a look now and then."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from broker_config.settings import SandboxSettings
+from nekro_agent.errors import SandboxUnavailableError
+from sandbox.area_images import check_images
+from sandbox.cgroups import DELEGATE, Cgroups
+from sandbox.drivers.base import Enforcement, Enforcer
+
+__all__ = ["group_limits", "is_whole_file_system", "other_limits"]
+
+_SWAPS: Final = Path("/proc/swaps")
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_OWN_DISK: Final = (
+    "as root on one host set NEKRO_SANDBOX__SHARED_STORAGE=image, else mount a file system of its own at {}"
+    " (docs/operations.md)"
+)
+
+
+def group_limits(cgroups: Cgroups | None) -> tuple[Enforcement, ...]:
+    """Say what control groups keep, and what is kept without them."""
+    missing = dict.fromkeys(("memory", "swap", "pids", "cpu"), "no control groups")
+    if cgroups is not None:
+        missing = dict(cgroups.missing)
+    without = {
+        "memory": (Enforcer.POLLED, "a watchdog looks every 50 ms"),
+        "swap": _without_swap_limit(),
+        "pids": (Enforcer.KERNEL, "RLIMIT_NPROC of the code's user"),
+        "cpu": (Enforcer.NOTHING, "each process has its CPU seconds, all together have no bound"),
+    }
+    found = []
+    for limit, (by, detail) in without.items():
+        if cgroups is not None and limit not in missing:
+            found.append(Enforcement(limit=limit, by=Enforcer.KERNEL, detail=cgroups.name))
+        else:
+            mend = "" if by is Enforcer.KERNEL else DELEGATE
+            detail = f"{detail} ({missing[limit]})"
+            found.append(Enforcement(limit=limit, by=by, detail=detail, mend=mend))
+    return tuple(found)
+
+
+def other_limits(settings: SandboxSettings, shared_root: Path | None) -> tuple[Enforcement, ...]:
+    """Say what keeps the limits that no driver does.
+
+    Args:
+        shared_root: parent of the shared directories; None where that is not known.
+    """
+    disk = _disk(settings, shared_root)
+    return (
+        disk,
+        replace(disk, limit="inodes"),
+        Enforcement(limit="file_size", by=Enforcer.KERNEL, detail="RLIMIT_FSIZE"),
+        Enforcement(limit="wall", by=Enforcer.HOST, detail="a timer, then SIGKILL"),
+        Enforcement(limit="output", by=Enforcer.HOST, detail="each byte is counted when it is read"),
+    )
+
+
+def _without_swap_limit() -> tuple[Enforcer, str]:
+    try:
+        has_swap = len(_SWAPS.read_bytes().split(b"\n")) > 2
+    except OSError:
+        has_swap = True
+    if has_swap:
+        return Enforcer.NOTHING, "what is swapped out counts for no run"
+    return Enforcer.KERNEL, "this host has no swap"
+
+
+def _disk(settings: SandboxSettings, shared_root: Path | None) -> Enforcement:
+    if settings.shared_storage == "image":
+        try:
+            check_images(settings, shared_root)
+        except (SandboxUnavailableError, OSError) as exc:
+            mend = "run the service as root with loop devices, or set NEKRO_SANDBOX__SHARED_STORAGE=directory"
+            return Enforcement(limit="disk", by=Enforcer.NOTHING, detail=str(exc), mend=mend, required=True)
+        return Enforcement(limit="disk", by=Enforcer.KERNEL, detail="an ext4 image for each container")
+    if shared_root is not None and is_whole_file_system(shared_root):
+        size = os.statvfs(shared_root)
+        return Enforcement(
+            limit="disk",
+            by=Enforcer.KERNEL,
+            detail=f"{shared_root} is a file system of its own with {size.f_blocks * size.f_frsize >> 20} MiB"
+            " for all chats together; the share of one is measured every 100 ms",
+        )
+    return Enforcement(
+        limit="disk",
+        by=Enforcer.POLLED,
+        detail="/app/shared is measured every 100 ms while code runs and cut back after",
+        mend=_OWN_DISK.format(shared_root or "<data directory>/sandboxes"),
+    )
+
+
+def is_whole_file_system(directory: Path) -> bool:
+    """Whether a whole file system, other than that around it, is mounted at ``directory``."""
+    try:
+        if os.stat(directory).st_dev == os.stat(directory.parent).st_dev:
+            return False
+        lines = _MOUNTS.read_bytes().split(b"\n")
+    except OSError:
+        return False
+    escaped = b"".join(
+        b"\\%03o" % byte if byte in b" \t\n\\" else bytes([byte]) for byte in os.fsencode(directory.resolve())
+    )
+    # Fields 4 and 5: the part of the file system that is mounted, and where.
+    return any(line.split(b" ")[3:5] == [b"/", escaped] for line in lines)

@@ -1,0 +1,133 @@
+"""Control groups of this host's kernel: what they end, what they sweep, what they report."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sandbox_lab import wait_until
+
+from broker_config.settings import SandboxSettings
+from sandbox.cgroup_files import set_and_verify
+from sandbox.cgroups import Cgroups, _CgroupsV1, _GroupV2, _Knob, find_cgroups
+from sandbox.service_id import own_id
+
+UNIFIED = [Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")]
+#: Forks as fast as it can; each process lives for a moment.
+STORM = """
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            os.fork()
+            time.sleep(0.01)
+            os._exit(0)
+        os.waitpid(-1, os.WNOHANG)
+    except OSError:
+        pass
+"""
+
+
+@pytest.fixture
+def groups() -> Cgroups:
+    found, check = find_cgroups(SandboxSettings(memory_bytes=128 << 20, max_processes=40))
+    if found is None:
+        pytest.skip(f"this process may write no control groups: {check.detail}")
+    return found
+
+
+@pytest.fixture
+def waits() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait(10)
+
+
+@pytest.fixture
+def storm() -> Iterator[subprocess.Popen[bytes]]:
+    """A program that forks without end, once it is told to."""
+    process = subprocess.Popen([sys.executable, "-c", f"input(); {STORM!r}; exec({STORM!r})"], stdin=-1)
+    yield process
+    process.kill()
+    process.communicate(timeout=10)
+
+
+def let_loose(storm: subprocess.Popen[bytes]) -> None:
+    assert storm.stdin is not None
+    storm.stdin.write(b"\n")
+    storm.stdin.flush()
+
+
+def test_attack_fork_storm_does_not_outrun_the_end_of_its_group(
+    groups: Cgroups, storm: subprocess.Popen[bytes]
+) -> None:
+    group = groups.create()
+    group.attach(storm.pid)
+    let_loose(storm)
+    wait_until(lambda: len(group.processes()) > 20, what="the storm to rise")
+    assert group.remove()
+    assert storm.wait(10) == -9
+    assert not group.is_populated()
+
+
+def test_version_2_ends_a_fork_storm_by_cgroup_kill(storm: subprocess.Popen[bytes]) -> None:
+    parent = next((path for path in UNIFIED if (path / "cgroup.threads").exists()), None)
+    if parent is None or not os.access(parent, os.W_OK):
+        pytest.skip("needs a writable cgroup v2 hierarchy")
+    path = parent / f"nekro-test-{os.getpid()}"
+    path.mkdir()
+    group = _GroupV2(path)
+    group.attach(storm.pid)
+    let_loose(storm)
+    wait_until(lambda: len(group.processes()) > 5, what="the storm to rise")
+    assert group.remove()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("is_reused", [False, True], ids=["gone", "its process id given again"])
+def test_group_of_a_service_that_is_gone_is_swept_with_its_processes(
+    groups: Cgroups, waits: subprocess.Popen[bytes], is_reused: bool
+) -> None:
+    group = groups.create()
+    me = own_id()
+    owner = f"{me.pid}-{me.started + 1}" if is_reused else "4194999-1"
+    parents = groups._parents
+    paths = {key: parent / f"nekro-run-{owner}-{me.namespace}-0" for key, parent in parents.items()}
+    for path in set(paths.values()):
+        path.mkdir()
+    stray = groups._group(paths)
+    stray.attach(waits.pid)
+    again, _ = find_cgroups(SandboxSettings())
+    assert again is not None
+    assert waits.wait(10) == -9
+    assert not any(path.exists() for path in paths.values())
+    # What a live service holds is left alone.
+    assert group.usage().processes == 0
+    assert group.remove()
+
+
+def test_limit_that_this_kernel_does_not_keep_is_named(groups: Cgroups) -> None:
+    if not isinstance(groups, _CgroupsV1):
+        pytest.skip("needs cgroup v1")
+    knobs = (*groups._knobs, _Knob(limit="swap", controller="memory", file="memory.no_such_file", value=0))
+    assert set(type(groups)(groups._parents, knobs).missing) == {"swap"}
+    with pytest.raises(OSError, match="no_such_file"):
+        type(groups)(
+            groups._parents,
+            (_Knob(limit="memory", controller="memory", file="memory.no_such_file", value=0),),
+        )
+
+
+def test_value_that_the_kernel_changes_is_refused(groups: Cgroups) -> None:
+    group = groups.create()
+    try:
+        path = next(iter(groups._parents.values())) / "cgroup.procs"
+        with pytest.raises(OSError, match="keeps"):
+            set_and_verify(path, os.getpid())
+    finally:
+        assert group.remove()
