@@ -41,11 +41,11 @@ def test_new_data_directory_is_closed_to_other_users(tmp_path: Path, monkeypatch
     assert stat.S_IMODE((tmp_path / "new" / "data").stat().st_mode) == 0o700
 
 
-def test_data_directory_of_the_operators_keeps_its_permissions(tmp_path: Path) -> None:
+def test_existing_data_directory_is_closed_to_other_users(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0o750)
     resolve_settings(Settings.model_validate({"data_dir": tmp_path / "data"}))
-    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o750
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("signature", ["é" * 64, "\ud800", "", "0" * 63 + "\u0660"])
