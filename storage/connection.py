@@ -33,13 +33,17 @@ class LoopConnection:
     fails the statements of others and may crash SQLite's driver.
     """
 
-    def __init__(self, engine: AsyncEngine, endings: set[asyncio.Task[Any]]) -> None:
+    def __init__(
+        self, engine: AsyncEngine, endings: set[asyncio.Task[Any]], *, autocommit: bool = False
+    ) -> None:
         """Open nothing yet.
 
         Args:
             endings: the pool's; holds what is running to close or give back a connection.
+            autocommit: the driver makes each statement a transaction of its own.
         """
         self._engine = engine
+        self._autocommit = autocommit
         self._endings = endings
         self._started: Connection | None = None
         #: By ``time.monotonic``; for whoever keeps it between uses.
@@ -79,8 +83,18 @@ class LoopConnection:
         return self.sync_connection.connection.driver_connection
 
     async def start(self) -> None:
-        """Take a connection from the pool; opens one where there is room."""
-        self._started = await spawn_cleanly(self._engine.sync_engine.connect)
+        """Take a connection from the pool; opens one where there is room. Keeps none when it raises."""
+        try:
+            await spawn_cleanly(self._start)
+        except BaseException:
+            await complete(self.throw_away(), among=self._endings)
+            raise
+
+    def _start(self) -> None:
+        self._started = self._engine.sync_engine.connect()
+        if self._autocommit:
+            # Not by an option of the engine: its ``connect`` loses the connection when this step fails.
+            self._started.execution_options(isolation_level="AUTOCOMMIT")
 
     async def execute(
         self, statement: Executable, parameters: Mapping[str, Any] | None = None, /
@@ -134,6 +148,12 @@ class LoopConnection:
     async def invalidate(self) -> None:
         """Throw the connection away instead of giving it back; a cancellation waits until that is done."""
         await complete(spawn(self.sync_connection.invalidate), among=self._endings)
+
+    async def throw_away(self) -> None:
+        """Invalidate it and give its place back to the pool; does nothing before ``start``."""
+        if self._started is not None:
+            await self.invalidate()
+            await self.close()
 
     async def close(self) -> None:
         """Give it back to its pool, as ``invalidate`` does; does nothing before ``start``."""

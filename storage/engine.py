@@ -65,16 +65,12 @@ class _LoopEngine:
         self.engine: AsyncEngine = (
             sqlite.create(url, settings) if self.is_sqlite else postgresql.create(url, settings)
         )
-        # SQLite's driver is in autocommit anyway (see storage.sqlite); setting it costs thread hops.
-        self.autocommit: AsyncEngine = (
-            self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        )
         self.write_gate = WriteGate(settings) if self.is_sqlite else None
         self.writers: set[asyncio.Task[object] | None] = set()
         self.driver_error = self.engine.dialect.loaded_dbapi.Error
         self.pool = LoopPool(self.engine)
         self.singles: SingleRunner = (
-            KeptConnections(self.pool, self.autocommit, settings)
+            KeptConnections(self.pool, settings)
             if self.write_gate is None
             else SqliteLanes(url, settings, self.write_gate)
         )
@@ -138,7 +134,7 @@ class Database:
         local = self._local()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._writing(local))
-            connection = await stack.enter_async_context(self._connected(local, local.engine))
+            connection = await stack.enter_async_context(self._connected(local))
             if local.is_sqlite:
                 stack.enter_context(_begun_with_next(connection.driver_connection))
             # Statements that go to the driver itself would not make SQLAlchemy begin, nor commit.
@@ -162,7 +158,7 @@ class Database:
         local = self._local()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._writing(local))
-            connection = await stack.enter_async_context(self._connected(local, local.autocommit))
+            connection = await stack.enter_async_context(self._connected(local, autocommit=True))
             async with limited(self.settings.transaction_timeout_seconds):
                 yield Transaction(connection)
 
@@ -174,7 +170,7 @@ class Database:
         """
         local = self._local()
         limit = limited(self.settings.transaction_timeout_seconds)
-        async with self._connected(local, local.autocommit) as connection, limit:
+        async with self._connected(local, autocommit=True) as connection, limit:
             yield Transaction(connection)
 
     async def run(self, statement: SingleStatement, values: Mapping[str, Any]) -> Any:
@@ -243,8 +239,11 @@ class Database:
                 local.writers.discard(task)
 
     @asynccontextmanager
-    async def _connected(self, local: _LoopEngine, engine: AsyncEngine) -> AsyncIterator[LoopConnection]:
-        connection = await local.pool.connect(engine)
+    async def _connected(
+        self, local: _LoopEngine, *, autocommit: bool = False
+    ) -> AsyncIterator[LoopConnection]:
+        # SQLite's driver is in autocommit anyway (see storage.sqlite); setting it costs thread hops.
+        connection = await local.pool.connect(autocommit=autocommit and not local.is_sqlite)
         cut = None
         if not self.is_sqlite:
             seconds = self.settings.transaction_timeout_seconds

@@ -12,7 +12,6 @@ import time
 from typing import Any, Final
 
 from sqlalchemy import event
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker_config.completion import complete
 from broker_config.settings import DatabaseSettings
@@ -31,16 +30,15 @@ _PING_SECONDS: Final = 5.0
 class KeptConnections:
     """Runs single statements; implements ``storage.engine.SingleRunner``."""
 
-    def __init__(self, pool: LoopPool, autocommit: AsyncEngine, settings: DatabaseSettings) -> None:
+    def __init__(self, pool: LoopPool, settings: DatabaseSettings) -> None:
         self._pool = pool
-        self._autocommit = autocommit
         self._settings = settings
-        self._driver_error = autocommit.dialect.loaded_dbapi.Error
+        self._driver_error = pool.engine.dialect.loaded_dbapi.Error
         # To queue here costs a statement less than to queue at SQLAlchemy's pool.
         self._places = asyncio.Semaphore(pool.size)
         self._doubted_at = 0.0
         self._closed = False
-        event.listen(autocommit.sync_engine, "invalidate", self._doubt)
+        event.listen(pool.engine.sync_engine, "invalidate", self._doubt)
 
     async def fetch_one(self, sql: str, parameters: Any, *, writes: bool) -> tuple[Any, ...] | None:
         """Run a statement; returns its first row. The driver's errors pass as they are.
@@ -74,7 +72,7 @@ class KeptConnections:
                 await self._keep(connection)
             raise
         except BaseException:
-            await complete(_throw_away(connection))
+            await complete(connection.throw_away())
             raise
         finally:
             cut.cancel()
@@ -84,7 +82,7 @@ class KeptConnections:
             connection = self._pool.resting.pop()
             if self._is_trusted(connection) or await self._answers(connection):
                 return connection
-        return await self._pool.connect(self._autocommit)
+        return await self._pool.connect(autocommit=True)
 
     async def _keep(self, connection: LoopConnection) -> None:
         if self._closed or self._pool.is_wanted:
@@ -106,7 +104,7 @@ class KeptConnections:
             await connection.close()
             return False
         except BaseException:
-            await complete(_throw_away(connection))
+            await complete(connection.throw_away())
             raise
         finally:
             cut.cancel()
@@ -115,8 +113,3 @@ class KeptConnections:
     def _doubt(self, *_: object) -> None:
         """One connection broke, so others may have."""
         self._doubted_at = time.monotonic()
-
-
-async def _throw_away(connection: LoopConnection) -> None:
-    await connection.invalidate()
-    await connection.close()

@@ -37,18 +37,18 @@ class LoopPool:
         """Whether somebody waits for a connection."""
         return self._callers > 0
 
-    async def connect(self, engine: AsyncEngine) -> LoopConnection:
+    async def connect(self, *, autocommit: bool) -> LoopConnection:
         """Take a connection; the caller closes it.
 
         Args:
-            engine: this pool's, possibly with execution options.
+            autocommit: each statement is to be a transaction of its own.
 
         Raises:
             StorageUnavailableError: none was free in time, or the database does not answer.
         """
         if self.resting and self._pool.checkedout() >= self.size:
             await self.resting.pop(0).close()
-        connection = LoopConnection(engine, self.endings)
+        connection = LoopConnection(self.engine, self.endings, autocommit=autocommit)
         self._callers += 1
         try:
             await connection.start()

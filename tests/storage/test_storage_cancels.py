@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
 import random
 import sqlite3
+import threading
 import time
-from collections.abc import Callable
+import types
+import warnings
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from cut_proxy import CutProxy
 from sqlalchemy import text
 
+from broker_config.settings import StoreSettings
 from nekro_agent.methods import SandboxMethodType
 from storage.calls import CallRequest
 from storage.engine import Database
+from storage.kv import SqlKeyValueStore
+from storage.sqlite_driver import StepCursor
 from storage.states import CallState
 from workers.pool_jobs import Interruptible, Job, StopReason
 
@@ -120,6 +130,59 @@ async def test_cancelled_calls_do_not_disturb_the_others(
     print(f"{calls} calls in {time.perf_counter() - began:.1f} s, p99 {load.p99_seconds() * 1000:.0f} ms")
 
 
+@types.coroutine
+def cancelled_at(work: Coroutine[Any, Any, None], wait: int, *, again: bool) -> Generator[Any, Any, None]:
+    """Run work, and cancel the running task where the work waits for the n-th time.
+
+    Args:
+        wait: from 1.
+        again: cancel at each later wait too.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    step: Callable[[], Any] = partial(work.send, None)
+    for number in itertools.count(1):
+        try:
+            awaited = step()
+        except StopIteration:
+            return
+        if number == wait or (again and number > wait):
+            task.get_loop().call_soon(task.cancel)
+        try:
+            yield awaited
+        except BaseException as exc:
+            step = partial(work.throw, exc)
+        else:
+            step = partial(work.send, None)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "again and again"])
+async def test_a_cancellation_at_any_wait_leaves_no_connection_open(
+    database: Database, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    # psycopg waits for the loop, even where it need not wait for the server, when the loop is busy.
+    monkeypatch.setattr(psycopg.waiting, "MAX_BUSY_TIME", 0)
+    values = SqlKeyValueStore(database, StoreSettings())
+
+    async def use(name: str) -> None:
+        await values.get("a.p", chat_key="", user_key="", store_key=name)
+        await claim_and_finish(database, name)
+        async with database.read() as tx:
+            await tx.connection.execute(text("SELECT count(*) FROM chats"))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for wait in itertools.count(1):
+            work = cancelled_at(use(f"call {wait}"), wait, again=again)
+            outcome = (await asyncio.gather(work, return_exceptions=True))[0]
+            if outcome is None:
+                break
+            assert isinstance(outcome, asyncio.CancelledError)
+            del outcome
+            gc.collect()
+    assert [str(warning.message) for warning in caught] == []
+
+
 async def turns(count: int = 20) -> None:
     """Let the loop do what it can do without waiting."""
     for _ in range(count):
@@ -127,15 +190,24 @@ async def turns(count: int = 20) -> None:
 
 
 async def test_a_second_cancellation_waits_until_sqlite_has_closed_the_connection(
-    migrated_copy: Any, tmp_path: Path
+    migrated_copy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = migrated_copy("sqlite").model_copy(update={"pool_size": 1})
     database = Database(settings, tmp_path)
     await claim_and_finish(database, "first")
+    is_on_thread = threading.Event()
+    run_step = StepCursor.run
+
+    def run(cursor: StepCursor, function: Callable[[sqlite3.Cursor], object]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            is_on_thread.set()
+        run_step(cursor, function)
+
+    monkeypatch.setattr(StepCursor, "run", run)
     other = sqlite3.connect(str(settings.url).removeprefix("sqlite:///"), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     writing = asyncio.create_task(claim_and_finish(database, "kept waiting"))
-    await asyncio.sleep(0.1)  # its statement waits on the connection's thread
+    await asyncio.to_thread(is_on_thread.wait)  # its statement waits for the lock now
     for _ in range(3):
         writing.cancel()
         await turns()
@@ -156,8 +228,7 @@ async def test_a_cancellation_waits_until_postgresql_has_rolled_back(
 ) -> None:
     proxy = CutProxy(migrated_copy("postgres"))
     settings = await proxy.start()
-    limits = {"transaction_timeout_seconds": 1, "pool_size": 1}
-    database = Database(settings.model_copy(update=limits), tmp_path)
+    database = Database(settings.model_copy(update={"pool_size": 1}), tmp_path)
 
     async def fail() -> None:
         async with database.begin() as tx:
@@ -166,13 +237,13 @@ async def test_a_cancellation_waits_until_postgresql_has_rolled_back(
             raise ZeroDivisionError
 
     failing = asyncio.create_task(fail())
-    while not proxy.frozen.is_set():
-        await asyncio.sleep(0.01)
+    await asyncio.wait({failing, asyncio.create_task(proxy.frozen.wait())}, return_when="FIRST_COMPLETED")
     await turns()
     for _ in range(3):
         failing.cancel()
         await turns()
     assert not failing.done(), "the connection is given back inside its rollback"
+    proxy.cut()
     assert isinstance((await asyncio.gather(failing, return_exceptions=True))[0], asyncio.CancelledError)
     proxy.frozen.clear()
     await claim_and_finish(database, "next")
@@ -181,16 +252,16 @@ async def test_a_cancellation_waits_until_postgresql_has_rolled_back(
 
 
 async def test_a_job_that_is_terminated_often_is_cancelled_once() -> None:
-    job = delivery()
+    job, over = delivery(), asyncio.Event()
     cancellations = 0
 
     async def body() -> None:
         nonlocal cancellations
         job.begin()
         with Interruptible():
-            for _ in range(3):
+            while not over.is_set():
                 try:
-                    await asyncio.sleep(0.05)
+                    await over.wait()
                 except asyncio.CancelledError:
                     cancellations += 1
 
@@ -200,6 +271,7 @@ async def test_a_job_that_is_terminated_often_is_cancelled_once() -> None:
         job.terminate()
         job.stop(StopReason.HARD_LIMIT)
         await turns()
+    over.set()
     await task
     assert cancellations == 1
     assert task.cancelling() == 0
