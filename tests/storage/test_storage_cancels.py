@@ -115,7 +115,8 @@ class Load:
 
 
 @pytest.mark.parametrize(
-    ("calls", "cancels"), [(1000, 250), pytest.param(20_000, 5_000, marks=pytest.mark.slow)]
+    ("calls", "cancels"),
+    [(1000, 250), pytest.param(20_000, 5_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
 )
 async def test_cancelled_calls_do_not_disturb_the_others(
     database: Database, calls: int, cancels: int, record_property: Callable[[str, object], None]
