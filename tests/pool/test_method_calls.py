@@ -282,21 +282,21 @@ async def test_caller_is_told_when_redis_is_gone_and_goes_on_when_it_returns(
     settings = make_settings(
         broker={"url": own_redis.url, "pipelined_publish": pipelined, "socket_timeout_seconds": 2}
     )
-    app = create_app(settings)
+    app, either = create_app(settings), (BrokerUnavailableError, OutcomeUnknownError)
     async with MethodCaller(app, settings) as caller:
         worker = start_worker("asyncio", settings=settings)
         assert (await caller.call(invocation("m.noop"), lane=Lane.METHODS)).text == "x"
         own_redis.kill()
         # kombu does not see that its connection has ended before it sends the message.
-        with pytest.raises(
-            (BrokerUnavailableError,) if pipelined else (BrokerUnavailableError, OutcomeUnknownError)
-        ):
+        with pytest.raises(BrokerUnavailableError if pipelined else either):
             await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)
         own_redis.start()
         assert (await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)).text == "x"
         own_redis.process.send_signal(signal.SIGSTOP)
         try:
-            with pytest.raises(OutcomeUnknownError):  # Redis reads the message when it goes on
+            # Redis reads the message when it goes on. Through kombu the length of the queue is asked for
+            # once a second; where that question gets no answer, nothing was sent.
+            with pytest.raises(OutcomeUnknownError if pipelined else either):
                 await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)
         finally:
             own_redis.process.send_signal(signal.SIGCONT)
