@@ -74,7 +74,8 @@ class Metrics:
         )
         self.leases_lost = counter(
             "nekro_leases_lost_total",
-            "Leases that passed to another worker while this one worked: delivery, call, chat, job.",
+            "Leases that passed to another worker while this one worked: delivery, call, chat, job, download,"
+            " init, pinned.",
             ["lease"],
         )
         self.rounds = counter("nekro_rounds_total", "Rounds that ended here.", ["state", "stop_type"])

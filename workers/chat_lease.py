@@ -12,11 +12,9 @@ import time
 from types import TracebackType
 from typing import Self
 
-from loguru import logger
-
-from broker_config.metrics import metrics
-from nekro_agent.errors import FencedError, StorageUnavailableError
+from nekro_agent.errors import FencedError
 from storage.engine import Database
+from workers.keeping import report_loss, survived
 
 __all__ = ["ChatLease"]
 
@@ -55,11 +53,9 @@ class ChatLease:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        try:
+        with survived("chat_lease_not_released", chat_key=self.chat_key):  # it runs out by itself
             async with self._database.autocommit() as transaction:
                 await transaction.chats.release_lease(self.chat_key, fence=self.fence)
-        except StorageUnavailableError as exc:  # it runs out by itself
-            logger.bind(chat_key=self.chat_key, error=str(exc)).warning("chat_lease_not_released")
 
     async def ensure(self) -> None:
         """Return while the chat is this worker's for certain.
@@ -76,10 +72,8 @@ class ChatLease:
     async def _keep(self) -> None:
         while not self.lost.is_set():
             await asyncio.sleep(self._lease_seconds / 3)
-            try:
+            with survived("chat_lease_not_renewed", chat_key=self.chat_key):
                 await self._renew()
-            except StorageUnavailableError as exc:
-                logger.bind(chat_key=self.chat_key, error=str(exc)).warning("chat_lease_not_renewed")
 
     async def _renew(self) -> None:
         asked_at = time.monotonic()
@@ -90,5 +84,5 @@ class ChatLease:
         if kept:
             self._renewed_at = asked_at
         elif not self.lost.is_set():
-            metrics().leases_lost.labels("chat").inc()
+            report_loss("chat", chat_key=self.chat_key, fence=self.fence)
             self.lost.set()

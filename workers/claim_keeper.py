@@ -12,12 +12,9 @@ import threading
 import time
 from dataclasses import dataclass
 
-from loguru import logger
-
-from broker_config.metrics import metrics
-from nekro_agent.errors import StorageError
 from storage.engine import Database
 from workers.background import BackgroundLoop
+from workers.keeping import report_loss, survived
 
 __all__ = ["ClaimKeeper"]
 
@@ -59,12 +56,8 @@ class ClaimKeeper:
         period = self.lease_seconds / 3
         while True:
             await asyncio.sleep(period)
-            try:
+            with survived("claims_not_renewed"):  # the next time comes before the claims end
                 await self._renew(older_than_seconds=period / 2)
-            except StorageError as exc:  # the next time comes before the claims end
-                logger.bind(error=str(exc)).warning("claims_not_renewed")
-            except Exception:  # nobody else renews
-                logger.exception("claims_not_renewed")
 
     async def _renew(self, *, older_than_seconds: float) -> None:
         now = time.monotonic()
@@ -83,5 +76,4 @@ class ClaimKeeper:
             for call_id in lost:
                 del self._held[call_id]
         for call_id in lost:
-            metrics().leases_lost.labels("call").inc()
-            logger.bind(call_id=call_id).error("call_claim_lost")
+            report_loss("call", call_id=call_id)

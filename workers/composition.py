@@ -83,6 +83,7 @@ class Services(Parts):
                 self.host,
                 self.loaded,
                 self.database,
+                self.background,
                 owner=self.node,
                 lanes=self.lanes,
                 marks=self.marks,

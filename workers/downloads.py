@@ -19,6 +19,7 @@ from nekro_agent.tools.download_part import remove_unfinished
 from storage.downloads import DownloadRecord
 from storage.engine import Database
 from workers.background import BackgroundLoop
+from workers.keeping import report_loss, survived
 
 __all__ = ["DownloadSweep", "SqlDownloads"]
 
@@ -150,19 +151,21 @@ class SqlDownloadClaim:
 
     async def _keep(self) -> None:
         told, kept_at = self._progress, time.monotonic()
-        while True:
+        while self._held_until > 0:
             await asyncio.sleep(min(_TELL_SECONDS, self._lease_seconds / 3))
             if self._progress == told and time.monotonic() < kept_at + self._lease_seconds / 3:
                 continue
             told, kept_at = self._progress, time.monotonic()
-            try:
-                await self._write()
-            except FencedError:
-                self._held_until = 0.0
-                logger.bind(target=self._target, fence=self._fence).warning("download_claim_lost")
-                return
-            except StorageError as exc:  # the claim may outlive it; ``is_lost`` counts on
-                logger.bind(target=self._target, error=str(exc)).warning("download_claim_not_kept")
+            # The claim may outlive an error; ``is_lost`` counts on.
+            with survived("download_claim_not_kept", target=self._target):
+                await self._renew()
+
+    async def _renew(self) -> None:
+        try:
+            await self._write()
+        except FencedError:
+            self._held_until = 0.0
+            report_loss("download", target=self._target, fence=self._fence)
 
     async def _write(self) -> None:
         began, (done_bytes, whole_bytes) = time.monotonic(), self._progress

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Final
 
 from loguru import logger
 
-from nekro_agent.errors import StorageUnavailableError
+from nekro_agent.errors import FencedError
 from nekro_agent.hooks import PluginHost
 from storage.engine import Database
 from storage.leases import LeaseRepository
+from workers.background import BackgroundLoop
+from workers.keeping import report_loss, survived
 from workers.lanes import LaneChooser
 from workers.loader import LoadedPlugins
 from workers.marks import MethodMarks
@@ -21,6 +25,7 @@ __all__ = ["start_plugins"]
 
 _LEASE: Final = "plugins.init"
 _LEASE_SECONDS: Final = 15.0
+_LOOKS_PER_LEASE: Final = 4
 _POLL_SECONDS: Final = 0.05
 
 
@@ -28,6 +33,7 @@ async def start_plugins(
     host: PluginHost,
     loaded: LoadedPlugins,
     database: Database,
+    background: BackgroundLoop,
     *,
     owner: str,
     lanes: LaneChooser,
@@ -40,11 +46,12 @@ async def start_plugins(
 
     Raises:
         StorageUnavailableError: the database does not answer or is not migrated.
+        FencedError: another process may have run init hooks at the same time.
     """
     if not any(plugin.hook("init") for plugin in host.plugins if plugin.is_enabled):
         await host.start(skip=_pinned(host, lanes))
         return
-    async with _alone(database, owner=owner):
+    async with _alone(database, background, owner=owner):
         # Inside: what an earlier process saw of a plugin counts for this one.
         await marks.refresh()
         failures = await host.start(skip=_pinned(host, lanes))
@@ -73,36 +80,85 @@ async def _pin_what_left_tasks(host: PluginHost, marks: MethodMarks) -> None:
 
 
 @asynccontextmanager
-async def _alone(database: Database, *, owner: str) -> AsyncIterator[None]:
-    fence = await _acquire(database, owner=owner)
-    keeper = asyncio.create_task(_keep(database, fence))
+async def _alone(database: Database, background: BackgroundLoop, *, owner: str) -> AsyncIterator[None]:
+    """Hold the lease for a block; what the block does after a loss is cancelled, and refused at its end."""
+    asked_at, fence = await _acquire(database, owner=owner)
+    lease = _InitLease(database, fence=fence, held_until=asked_at + _LEASE_SECONDS)
+    lease.keep(background)
     try:
         yield
+    except asyncio.CancelledError:
+        if not lease.is_lost:
+            raise
     finally:
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
-        async with database.begin() as transaction:
-            await LeaseRepository(transaction.connection).release(_LEASE, fence=fence)
+        lease.end()
+        with survived("init_lease_not_released"):  # it runs out by itself
+            async with database.begin() as transaction:
+                await LeaseRepository(transaction.connection).release(_LEASE, fence=fence)
+    if lease.is_lost:
+        raise FencedError(
+            "the lease for running the plugins' init hooks ended meanwhile, so another process may run "
+            "them; start this worker again, and see whether the database answered and the host stood still"
+        )
 
 
-async def _acquire(database: Database, *, owner: str) -> int:
+async def _acquire(database: Database, *, owner: str) -> tuple[float, int]:
+    """Wait for the lease; returns its token, and when it was asked for by ``time.monotonic``."""
     while True:
+        asked_at = time.monotonic()
         async with database.begin() as transaction:
             fence = await LeaseRepository(transaction.connection).acquire(
                 _LEASE, owner=owner, lease_seconds=_LEASE_SECONDS
             )
         if fence is not None:
-            return fence
+            return asked_at, fence
         await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _keep(database: Database, fence: int) -> None:
-    while True:
-        await asyncio.sleep(_LEASE_SECONDS / 3)
-        try:
-            async with database.begin() as transaction:
-                await LeaseRepository(transaction.connection).renew(
-                    _LEASE, fence=fence, lease_seconds=_LEASE_SECONDS
-                )
-        except StorageUnavailableError as exc:
-            logger.bind(error=str(exc)).warning("init_lease_not_renewed")
+class _InitLease:
+    """Keeps the lease on the background loop: an init may block its own for minutes."""
+
+    def __init__(self, database: Database, *, fence: int, held_until: float) -> None:
+        self._database = database
+        self._fence = fence
+        #: By ``time.monotonic``, from before the database counted: never later than there. 0: lost.
+        self._held_until = held_until
+        self._task = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        self._keeper: Future[None] | None = None
+        self._was_lost = False
+        self._is_over = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process has the lease, or may have it: the database confirmed no renewal."""
+        return self._was_lost or time.monotonic() >= self._held_until
+
+    def keep(self, background: BackgroundLoop) -> None:
+        """Renew it from now on; a loss cancels the task that made this object."""
+        self._keeper = background.submit(self._keep())
+
+    def end(self) -> None:
+        """Renew it no longer, and cancel nothing any more."""
+        self._is_over = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+
+    async def _keep(self) -> None:
+        while not self.is_lost:
+            await asyncio.sleep(_LEASE_SECONDS / _LOOKS_PER_LEASE)
+            with survived("init_lease_not_renewed"):
+                await self._renew()
+        self._was_lost = True
+        report_loss("init", fence=self._fence)
+        self._loop.call_soon_threadsafe(self._interrupt)
+
+    def _interrupt(self) -> None:
+        if self._task is not None and not self._is_over:
+            self._task.cancel()
+
+    async def _renew(self) -> None:
+        began = time.monotonic()
+        async with self._database.autocommit() as transaction:
+            is_kept = await transaction.leases.renew(_LEASE, fence=self._fence, lease_seconds=_LEASE_SECONDS)
+        self._held_until = began + _LEASE_SECONDS if is_kept else 0.0

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from loguru import logger
-
-from broker_config.metrics import metrics
-from nekro_agent.errors import FencedError, StorageError
+from nekro_agent.errors import FencedError
 from nekro_agent.jobs import TaskCtl
 from storage.engine import Database
 from storage.jobs import Job
 from workers.background import BackgroundLoop
 from workers.job_data import plain_data
+from workers.keeping import report_loss, survived
 
 __all__ = ["JobKeeper", "KeeperSettings", "StopCause"]
 
@@ -63,6 +61,7 @@ class JobKeeper:
         self._latest: deque[TaskCtl] = deque(maxlen=1)
         self._future: Future[None] | None = None
         self._is_over = False
+        self._is_lost = False
         self.cause: StopCause | None = None
 
     async def __aenter__(self) -> JobKeeper:
@@ -81,21 +80,23 @@ class JobKeeper:
     async def _keep(self) -> None:
         lease_seconds = self._settings.lease_seconds
         beat_at = time.monotonic() + lease_seconds / 3
-        while True:
+        while not self._is_lost:
             await asyncio.sleep(min(self._settings.look_seconds, lease_seconds / 3))
-            is_due = time.monotonic() >= beat_at
-            try:
-                job = await self._look(is_due=is_due)
-            except FencedError:
-                self._end(StopCause.LOST)
-                return
-            except StorageError as exc:  # the claim may outlive it; if it does not, a write is refused
-                logger.bind(error=str(exc)).warning("job_claim_not_renewed")
-                continue
-            if is_due:
-                beat_at = time.monotonic() + lease_seconds / 3
-            if job.cancel_requested_at is not None:
-                self._end(StopCause.CANCELLED)
+            # The claim may outlive an error; if it does not, a write is refused.
+            with survived("job_claim_not_renewed", job_id=self._job.id):
+                is_due = time.monotonic() >= beat_at
+                await self._check(is_due=is_due)
+                if is_due:
+                    beat_at = time.monotonic() + lease_seconds / 3
+
+    async def _check(self, *, is_due: bool) -> None:
+        try:
+            job = await self._look(is_due=is_due)
+        except FencedError:
+            self._end(StopCause.LOST)
+            return
+        if job.cancel_requested_at is not None:
+            self._end(StopCause.CANCELLED)
 
     async def _look(self, *, is_due: bool) -> Job:
         if self._latest:
@@ -128,8 +129,9 @@ class JobKeeper:
         return job
 
     def _end(self, cause: StopCause) -> None:
+        if cause is StopCause.LOST:
+            self._is_lost = True
+            report_loss("job", job_id=self._job.id, fence=self._job.fence)
         if self.cause is None:
-            if cause is StopCause.LOST:
-                metrics().leases_lost.labels("job").inc()
             self.cause = cause
             self._stop(cause)

@@ -22,12 +22,12 @@ from loguru import logger
 
 from broker_config.topology import lane_queue
 from broker_config.urls import is_redis
-from nekro_agent.errors import StorageError
 from nekro_agent.hooks import PluginHost
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from workers.background import BackgroundLoop
+from workers.keeping import report_loss, survived
 from workers.lanes import LaneChooser
 
 __all__ = ["PinnedOwner", "declare_pinned"]
@@ -45,7 +45,7 @@ class _Holding:
     """A lease of this process."""
 
     fence: int
-    #: By this process's clock, from before the database counted: never later than there.
+    #: By this process's clock, from before the database counted: never later than there. 0: lost.
     held_until: float
 
 
@@ -123,10 +123,8 @@ class PinnedOwner:
             # Processes of lane ``pinned`` that start together with this one come first.
             await asyncio.sleep(min(_FALLBACK_SECONDS, self._lease_seconds))
         while True:
-            try:
+            with survived("pinned_plugins_not_claimed"):
                 await self._compete()
-            except StorageError as exc:
-                logger.bind(error=str(exc)).warning("pinned_plugins_not_claimed")
             await asyncio.sleep(self._lease_seconds / _LOOKS_PER_LEASE)
 
     async def _compete(self) -> None:
@@ -176,21 +174,21 @@ class PinnedOwner:
         while True:
             await asyncio.sleep(self._lease_seconds / _LOOKS_PER_LEASE)
             for name, holding in list(self._holdings.items()):
-                began = time.monotonic()
-                try:
-                    async with self._database.autocommit() as transaction:
-                        is_kept = await transaction.leases.renew(
-                            name, fence=holding.fence, lease_seconds=self._lease_seconds
-                        )
-                except StorageError as exc:
-                    logger.bind(lease=name, error=str(exc)).warning("pinned_lease_not_renewed")
-                    is_kept = time.monotonic() < holding.held_until
-                else:
-                    holding.held_until = began + self._lease_seconds
-                if not is_kept:
+                with survived("pinned_lease_not_renewed", name=name):
+                    await self._renew(name, holding)
+                if time.monotonic() >= holding.held_until:
                     self._give_up(name)
+
+    async def _renew(self, name: str, holding: _Holding) -> None:
+        began = time.monotonic()
+        async with self._database.autocommit() as transaction:
+            is_kept = await transaction.leases.renew(
+                name, fence=holding.fence, lease_seconds=self._lease_seconds
+            )
+        holding.held_until = began + self._lease_seconds if is_kept else 0.0
 
     def _give_up(self, name: str) -> None:
         """End the process: nothing else ends what an init has started, and another process runs it now."""
-        logger.bind(lease=name, owner=self._owner).critical("pinned_plugin_lost")
+        report_loss("pinned", name=name, owner=self._owner)
+        logger.bind(name=name, owner=self._owner).critical("pinned_plugin_lost")
         os._exit(_LOST_EXIT)

@@ -13,12 +13,12 @@ from typing import Final
 from loguru import logger
 
 from broker_config.settings import AgentSettings
-from nekro_agent.errors import NekroError
 from storage.calls import CallRepository
 from storage.engine import Database
 from storage.leases import LeaseRepository
 from workers.claims import outcome_unknown
 from workers.detached import settle
+from workers.keeping import survived
 from workers.publisher import EventPublisher
 
 __all__ = ["Sweep", "Sweeper"]
@@ -101,26 +101,18 @@ class Sweeper:
         while True:
             # Whoever does not hold the lease looks twice as often: with a dead holder nobody sweeps.
             pause_seconds = self._period_seconds / 2
-            try:
+            with survived("sweep_failed"):  # the next sweep finds what this one missed
                 if await self._hold_lease():
                     pause_seconds = await self._sweep_all()
-            except NekroError as exc:  # the database is away; the next sweep finds what this one missed
-                logger.bind(error=str(exc)).warning("sweep_failed")
             await asyncio.sleep(pause_seconds)
 
     async def _sweep_all(self) -> float:
         pauses = [self._period_seconds]
         for sweep in self._sweeps:
-            try:
+            with survived("sweep_failed", sweep=sweep.__qualname__):  # the other sweeps go on
                 seconds = await sweep()
-            except NekroError as exc:
-                logger.bind(sweep=sweep.__qualname__, error=str(exc)).warning("sweep_failed")
-                continue
-            except Exception:  # the others must go on: nobody else restarts what got lost
-                logger.bind(sweep=sweep.__qualname__).exception("sweep_failed")
-                continue
-            if seconds is not None:
-                pauses.append(max(seconds, _LEAST_SECONDS))
+                if seconds is not None:
+                    pauses.append(max(seconds, _LEAST_SECONDS))
         return min(pauses)
 
     async def _hold_lease(self) -> bool:

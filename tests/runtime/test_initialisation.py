@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select, update
 
 from broker_config.settings import DatabaseSettings
+from nekro_agent.errors import FencedError
 from nekro_agent.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
+from storage.models import LeaseRow
+from workers import initialisation
 from workers.background import BackgroundLoop
 from workers.initialisation import start_plugins
 from workers.lanes import LaneChooser
@@ -24,6 +30,7 @@ class Process:
     def __init__(self, number: int, database: Database, background: BackgroundLoop) -> None:
         self.owner = f"worker-{number}"
         self.database = database
+        self._background = background
         self.plugin = NekroPlugin("m", "migrating", "", "1", "Ada")
         self.host = PluginHost([self.plugin])
         self.loaded = LoadedPlugins([])
@@ -33,7 +40,13 @@ class Process:
 
     async def start(self) -> None:
         await start_plugins(
-            self.host, self.loaded, self.database, owner=self.owner, lanes=self._lanes, marks=self._marks
+            self.host,
+            self.loaded,
+            self.database,
+            self._background,
+            owner=self.owner,
+            lanes=self._lanes,
+            marks=self._marks,
         )
 
 
@@ -84,3 +97,61 @@ async def test_an_init_that_fails_lets_the_next_process_try(processes: list[Proc
     assert tried == [process.owner for process in processes]
     expected = ["Ada.migrating: init hook: RuntimeError: the service is away"]
     assert [process.failures for process in processes] == [expected] * 4
+
+
+async def lease_until(database: Database) -> object:
+    async with database.read() as tx:
+        return (await tx.connection.execute(select(LeaseRow.lease_until))).scalar_one()
+
+
+async def test_an_init_that_blocks_its_loop_keeps_the_lease(
+    processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initialisation, "_LEASE_SECONDS", 2.0)
+    first, ends = processes[0], []
+
+    def blocking_init() -> None:
+        async def ask() -> object:
+            other = Database(database.settings, Path())
+            try:
+                return await lease_until(other)
+            finally:
+                await other.dispose()
+
+        ends.append(asyncio.run(ask()))
+        give_up_at = time.monotonic() + 30
+        while time.monotonic() < give_up_at and len(set(ends)) < 3:
+            ends.append(asyncio.run(ask()))
+
+    @first.plugin.mount_init_method()
+    async def block() -> None:
+        with ThreadPoolExecutor(1) as thread:  # a loop cannot run inside this one, which stands still
+            thread.submit(blocking_init).result()
+
+    await first.start()
+    assert len(set(ends)) >= 3, "the lease is not renewed while an init blocks the loop"
+    for process in processes:
+        await process.database.dispose()
+
+
+async def test_an_init_that_lost_its_lease_is_cancelled_and_its_process_does_not_start(
+    processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initialisation, "_LEASE_SECONDS", 2.0)
+    first, ends = processes[0], []
+
+    @first.plugin.mount_init_method()
+    async def wait() -> None:
+        async with database.begin() as tx:
+            await tx.connection.execute(update(LeaseRow).values(fence=LeaseRow.fence + 1, owner="other"))
+        try:
+            await asyncio.wait_for(asyncio.Event().wait(), 30)
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    with pytest.raises(FencedError, match="init hooks"):
+        await first.start()
+    assert ends == ["cancelled"]
+    for process in processes:
+        await process.database.dispose()
