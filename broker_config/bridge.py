@@ -23,20 +23,31 @@ from sqlalchemy.util.concurrency import in_greenlet
 
 from broker_config.completion import outlast
 
-__all__ = ["at_loop_close", "await_here", "can_await", "close_loop_resources", "spawn", "spawn_cleanly"]
+__all__ = [
+    "at_loop_close",
+    "await_here",
+    "can_await",
+    "close_loop_resources",
+    "close_within",
+    "seconds_to_close",
+    "spawn",
+    "spawn_cleanly",
+]
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Cleanup = Callable[[], Awaitable[None]]
+Cleanup = Callable[[], Awaitable[object]]
 
-#: How long all cleanups of one loop may take together.
-CLEANUP_SECONDS: Final = 5
+#: How long a cleanup of a loop may take that does not say otherwise.
+CLEANUP_SECONDS: Final = 5.0
+#: How long a cleanup that was cancelled because it took too long may take to end.
+CANCELLED_SECONDS: Final = 1.0
 #: Idle greenlets kept per thread. A new one costs tens of microseconds: memory for its frames is mapped,
 #: touched and unmapped each time.
 MAX_IDLE: Final = 256
 
 logger = logging.getLogger(__name__)
-_cleanups: WeakKeyDictionary[asyncio.AbstractEventLoop, list[Cleanup]] = WeakKeyDictionary()
+_cleanups: WeakKeyDictionary[asyncio.AbstractEventLoop, list[tuple[Cleanup, float]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +157,44 @@ def await_here(awaitable: Awaitable[T]) -> T:
     return await_only(awaitable)
 
 
-def at_loop_close(cleanup: Cleanup) -> None:
+def at_loop_close(cleanup: Cleanup, *, seconds: float = CLEANUP_SECONDS) -> None:
     """Run ``cleanup`` on the running loop before its owner closes it; the newest runs first.
 
     For what belongs to one loop: connections, database engines.
+
+    Args:
+        seconds: how long it may take; those after it run in any case.
     """
-    _cleanups.setdefault(asyncio.get_running_loop(), []).append(cleanup)
+    _cleanups.setdefault(asyncio.get_running_loop(), []).append((cleanup, seconds))
+
+
+def seconds_to_close(loop: asyncio.AbstractEventLoop) -> float:
+    """How long ``close_loop_resources`` takes on a loop at most, as long as no cleanup blocks it."""
+    return sum(seconds + CANCELLED_SECONDS for _, seconds in _cleanups.get(loop, ()))
 
 
 async def close_loop_resources() -> None:
-    """Run the cleanups of the running loop; one that fails is logged and stops none of the others."""
-    cleanups = _cleanups.pop(asyncio.get_running_loop(), [])
+    """Run the cleanups of the running loop, each within its own time; what one does stops no other."""
+    for cleanup, seconds in reversed(_cleanups.pop(asyncio.get_running_loop(), [])):
+        await close_within(cleanup, what=getattr(cleanup, "__qualname__", repr(cleanup)), seconds=seconds)
+
+
+async def close_within(cleanup: Cleanup, *, what: str, seconds: float) -> None:
+    """Run a cleanup. One that fails, or takes longer and is left behind, is logged: what follows it runs.
+
+    Args:
+        what: name of it in the log.
+    """
+    task = asyncio.ensure_future(_logged(cleanup, what))
+    if (await asyncio.wait({task}, timeout=seconds))[0]:
+        return
+    logger.warning("%s took longer than %g s to close; left behind", what, seconds)
+    task.cancel()
+    await asyncio.wait({task}, timeout=CANCELLED_SECONDS)
+
+
+async def _logged(cleanup: Cleanup, what: str) -> None:
     try:
-        async with asyncio.timeout(CLEANUP_SECONDS):
-            for cleanup in reversed(cleanups):
-                try:
-                    await cleanup()
-                except Exception:  # a worker that stops must get to its end
-                    logger.exception("cleanup of an event loop failed: %r", cleanup)
-    except TimeoutError:
-        logger.warning("cleanups of an event loop took longer than %s s; left behind", CLEANUP_SECONDS)
+        await cleanup()
+    except Exception:  # a process that stops must get to its end
+        logger.exception("%s could not be closed", what)

@@ -405,6 +405,9 @@ class WorkerSettings(_Group):
         0, ge=0, description="The same in lane `long`, for methods that are no TOOL; 0: code never waits."
     )
     drain_seconds: float = Field(30, gt=0, description="How long a stopping worker waits for running calls.")
+    cleanup_seconds: float = Field(
+        20, ge=0, description="How long the plugins' cleanup hooks of a stopping worker take, all together."
+    )
     task_events: bool = Field(
         True, description="Whether workers publish task events, which Flower and `celery events` read."
     )

@@ -206,8 +206,9 @@ async def stop_workers(workers: Sequence[ChildProcess], settings: Settings) -> N
 
 
 def stop_seconds(settings: Settings) -> float:
-    """Longest warm stop of a worker: its drain time and its own shutdown."""
-    return settings.workers.drain_seconds + _STOP_MARGIN_SECONDS
+    """Longest warm stop of a worker: its drain time, its plugins' cleanups and its own shutdown."""
+    workers = settings.workers
+    return workers.drain_seconds + workers.cleanup_seconds + _STOP_MARGIN_SECONDS
 
 
 def entries(workers: Iterable[ChildProcess]) -> tuple[WorkerEntry, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -67,18 +68,22 @@ class PluginHost:
         remote: RemoteHooks | None = None,
         hook_seconds: float = 60,
         init_seconds: float = 600,
+        cleanup_seconds: float = 20,
     ) -> None:
         """Take the plugins in loading order.
 
         Args:
             remote: None when every plugin lives here. Init and cleanup always run here.
             hook_seconds: longest run of a hook of a message, prompt or reset.
-            init_seconds: longest run of one init or cleanup; migrations take their time.
+            init_seconds: longest run of one init; migrations take their time.
+            cleanup_seconds: longest run of the cleanup hooks of all plugins that stop together.
         """
         self.plugins: Sequence[NekroPlugin] = list(plugins)
         self._remote = remote
         self._hook_seconds = hook_seconds
         self._init_seconds = init_seconds
+        #: See the argument; for whoever bounds ``stop``.
+        self.cleanup_seconds = cleanup_seconds
         self._started: list[NekroPlugin] = []
         #: Tasks that the inits started and that still run, by plugin key.
         self.left_tasks: dict[str, list[asyncio.Task[Any]]] = {}
@@ -110,19 +115,28 @@ class PluginHost:
 
     async def stop_plugin(self, plugin: NekroPlugin) -> list[HookFailure]:
         """Run one plugin's cleanup hook and cancel the tasks that its init left; nothing if not started."""
-        if plugin not in self._started:
-            return []
-        self._started.remove(plugin)
-        _, failure = await self._run(plugin, "cleanup", seconds=self._init_seconds)
-        for task in self.left_tasks.pop(plugin.key, ()):
-            task.cancel()
-        return [failure] if failure else []
+        return await self.stop([plugin])
 
-    async def stop(self) -> list[HookFailure]:
-        """Run the cleanup hook of every plugin that was started, in reverse order, once."""
+    async def stop(self, plugins: Collection[NekroPlugin] | None = None) -> list[HookFailure]:
+        """Run the cleanup hooks of plugins that were started, in reverse order, once.
+
+        All of them share ``cleanup_seconds``: one that uses them up leaves those after it no time, which is
+        a failure of each. The tasks that inits left are cancelled in any case.
+
+        Args:
+            plugins: None means all.
+        """
+        give_up_at = time.monotonic() + self.cleanup_seconds
         failures: list[HookFailure] = []
-        while self._started:
-            failures += await self.stop_plugin(self._started[-1])
+        for plugin in reversed(self._started.copy()):
+            if plugins is not None and plugin not in plugins:
+                continue
+            self._started.remove(plugin)
+            seconds = max(0.0, give_up_at - time.monotonic())
+            _, failure = await self._run(plugin, "cleanup", seconds=seconds)
+            failures += [failure] if failure else []
+            for task in self.left_tasks.pop(plugin.key, ()):
+                task.cancel()
         return failures
 
     async def channel_reset(self, ctx: AgentCtx) -> list[HookFailure]:
@@ -215,7 +229,7 @@ class PluginHost:
         func = plugin.hook(hook)
         if func is None:
             return None, None
-        return await self._guard(plugin, hook, func, args, seconds or self._hook_seconds)
+        return await self._guard(plugin, hook, func, args, self._hook_seconds if seconds is None else seconds)
 
     @staticmethod
     async def _guard(

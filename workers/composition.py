@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from loguru import logger
 
 from broker_config.app import create_app
+from broker_config.bridge import CANCELLED_SECONDS, Cleanup, close_within
 from broker_config.calls import MethodCaller
 from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
@@ -91,22 +93,44 @@ class Services(Parts):
         logger.bind(role=self.role, methods=len(self.registry)).debug("services_started")
 
     async def close(self) -> None:
-        """End what ``start`` began; safe to call when it failed half-way."""
+        """End what ``start`` began, each within its own time; safe to call when it failed half-way."""
+        for what, cleanup, seconds in self._cleanups():
+            await close_within(cleanup, what=what, seconds=seconds)
+        runtime.unbind()
+
+    @property
+    def close_seconds(self) -> float:
+        """How long ``close`` takes at most."""
+        return sum(seconds + CANCELLED_SECONDS for _, _, seconds in self._cleanups())
+
+    def _cleanups(self) -> list[tuple[str, Cleanup, float]]:
+        """What there is to close: its name, how, and within how many seconds."""
+        return [
+            ("plugins", self._stop_plugins, self.host.cleanup_seconds + CANCELLED_SECONDS),
+            ("sandboxes", self._close_sandboxes, 20),
+            ("caller", self._close_caller, 5),
+            ("remote hooks", self.remote_hooks.close, 5),
+            # On threads: each of these blocks.
+            ("background loop", partial(asyncio.to_thread, self.background.close), 15),
+            ("announcer", partial(asyncio.to_thread, self.announcer.close), 2),
+            ("publisher", partial(asyncio.to_thread, self.publisher.close), 5),
+            ("database", self.database.dispose, 12),
+            ("upload areas", partial(asyncio.to_thread, self.upload_areas.dispose), 2),
+        ]
+
+    async def _stop_plugins(self) -> None:
         if self.role != "cli":
             await self.host.stop()
+
+    async def _close_sandboxes(self) -> None:
         if self.watchdog is not None:
             self.watchdog.stop()
         if self._sandboxes is not None:
             await self._sandboxes.close()
+
+    async def _close_caller(self) -> None:
         if self._caller is not None:
             await self._caller.close()
-        await self.remote_hooks.close()
-        await asyncio.to_thread(self.background.close)
-        self.announcer.close()
-        self.publisher.close()
-        await self.database.dispose()
-        self.upload_areas.dispose()
-        runtime.unbind()
 
     async def chat(self, chat_key: str) -> ChatInfo:
         """Return a chat's row, created if it is new."""

@@ -85,7 +85,11 @@ class Parts:
     @cached_property
     def host(self) -> PluginHost:
         """The plugins' lifecycle and hooks."""
-        return PluginHost(self.loaded.plugins, remote=self.remote_hooks)
+        return PluginHost(
+            self.loaded.plugins,
+            remote=self.remote_hooks,
+            cleanup_seconds=self.settings.workers.cleanup_seconds,
+        )
 
     @cached_property
     def remote_hooks(self) -> HookForwarder:

@@ -37,6 +37,8 @@ _OWNER_LEASE: Final = "pinned:"
 _PRESENCE_LEASE: Final = "pinned-worker:"
 _LOOKS_PER_LEASE: Final = 4
 _FALLBACK_SECONDS: Final = 3.0
+#: How long a process that ends tries to hand its plugins on.
+_RELEASE_SECONDS: Final = 5.0
 _LOST_EXIT: Final = 70
 
 
@@ -108,15 +110,19 @@ class PinnedOwner:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for plugin in self._host.plugins:
-            if self.holds(plugin.key):
-                await self._host.stop_plugin(plugin)
+        await self._host.stop([plugin for plugin in self._host.plugins if self.holds(plugin.key)])
         if self._keeper is not None:
             self._keeper.cancel()
         for name, holding in self._holdings.items():
-            async with self._database.autocommit() as transaction:
-                await transaction.leases.release(name, fence=holding.fence)
+            with survived("pinned_lease_not_released", name=name):  # it runs out by itself
+                async with self._database.autocommit() as transaction:
+                    await transaction.leases.release(name, fence=holding.fence)
         self._holdings.clear()
+
+    @property
+    def close_seconds(self) -> float:
+        """How long ``close`` takes at most; leases that were not released by then run out."""
+        return self._host.cleanup_seconds + _RELEASE_SECONDS
 
     async def _compete_forever(self) -> None:
         if self._is_fallback:

@@ -27,7 +27,7 @@ from billiard.einfo import ExceptionInfo
 from celery.concurrency.base import apply_target
 from celery.exceptions import Ignore
 
-from broker_config.bridge import close_loop_resources, spawn
+from broker_config.bridge import close_loop_resources, seconds_to_close, spawn
 from broker_config.deadlines import Deadlines
 from nekro_agent.errors import MethodAbortedError
 
@@ -419,6 +419,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._has_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -435,14 +436,22 @@ class LoopThread:
             self.loop.call_soon_threadsafe(function, *args)
 
     def stop(self) -> None:
-        """Cancel what runs, clean up and end the thread; a coroutine that refuses is left behind."""
-        if self._thread.is_alive():
-            self.call(self.loop.stop)
-            self._thread.join(3 * CANCEL_SECONDS)
+        """Cancel what runs, clean up and end the thread.
+
+        A coroutine that refuses is left behind. So is the thread: at once where something blocks its loop,
+        and where a cleanup does, once all cleanups had their time.
+        """
+        if not self._thread.is_alive():
+            return
+        seconds = seconds_to_close(self.loop) + 2 * CANCEL_SECONDS
+        self.call(self.loop.stop)
+        if self._has_stopped.wait(3 * CANCEL_SECONDS):
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self._has_stopped.set()
         run_to_end(self.loop)
 
 

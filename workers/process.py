@@ -143,7 +143,7 @@ class _Home:
             self._own_thread.stop()
 
     async def _start(self, worker: Any) -> None:
-        at_loop_close(self._services.close)
+        at_loop_close(self._services.close, seconds=self._services.close_seconds)
         await self._services.start()
         sweeper = self._services.sweeper()
         sweeper.start()
@@ -151,7 +151,7 @@ class _Home:
         if self._services.role in (Lane.METHODS.value, Lane.PINNED.value):
             owner = self._services.pinned_owner(consume=partial(_consume, worker))
             owner.start()
-            at_loop_close(owner.close)
+            at_loop_close(owner.close, seconds=owner.close_seconds)
         if self._services.role == Lane.ROUNDS.value:
             from workers.rounds_service import RoundsService
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,6 +28,7 @@ from nekro_agent.errors import (
     NekroError,
     OutcomeUnknownError,
 )
+from workers import pool_jobs
 
 
 @pytest.fixture
@@ -124,6 +126,45 @@ async def test_failing_cleanup_stops_no_other() -> None:
     await close_loop_resources()
     await close_loop_resources()
     assert done == ["good"]
+
+
+async def test_a_cleanup_that_never_ends_keeps_no_other_from_its_time() -> None:
+    done, over = [], asyncio.Event()
+
+    async def close_database() -> None:
+        await asyncio.sleep(0.2)  # longer than the one that hangs may take
+        done.append("database")
+
+    async def hang() -> None:
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await over.wait()
+
+    at_loop_close(close_database)
+    at_loop_close(hang, seconds=0.1)
+    await close_loop_resources()
+    assert done == ["database"]
+    over.set()
+
+
+def test_a_thread_with_a_loop_is_waited_for_until_its_cleanups_had_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_jobs, "CANCEL_SECONDS", 0.2)
+    done = []
+
+    async def close_slowly() -> None:
+        await asyncio.sleep(1.5)  # longer than a thread has to stop its loop
+        done.append("closed")
+
+    async def prepare() -> None:
+        at_loop_close(close_slowly, seconds=30)
+
+    thread = pool_jobs.LoopThread("test-cleanups")
+    thread.start()
+    asyncio.run_coroutine_threadsafe(prepare(), thread.loop).result()
+    thread.stop()
+    assert done == ["closed"]
 
 
 async def test_synchronous_code_waits_for_a_coroutine() -> None:

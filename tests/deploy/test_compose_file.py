@@ -46,7 +46,7 @@ def test_a_worker_is_probed_restarted_and_given_time_to_end(name: str) -> None:
     program = "nekro-delegate" if name == Lane.ROUNDS else "nekro"
     assert service["healthcheck"]["test"] == ["CMD", program, "worker", "--check"]
     assert service["restart"] == "unless-stopped"
-    assert int(service["stop_grace_period"].rstrip("s")) > 30  # NEKRO_WORKERS__DRAIN_SECONDS
+    assert int(service["stop_grace_period"].rstrip("s")) > 50  # NEKRO_WORKERS__DRAIN_SECONDS, CLEANUP_SECONDS
     assert service["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
 
 

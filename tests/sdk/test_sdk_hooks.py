@@ -94,6 +94,31 @@ async def test_a_hook_that_does_not_end_is_left_and_a_stopping_worker_is_not_hel
         await task
 
 
+async def test_cleanups_share_a_time_and_one_that_does_not_end_does_not_hold_a_stopping_worker() -> None:
+    first, hanging = plugins(2)
+    reached: list[str] = []
+
+    @first.mount_cleanup_method()
+    async def clean() -> None:
+        reached.append("began")
+        await asyncio.sleep(0)
+        reached.append("ended")
+
+    @hanging.mount_cleanup_method()
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    host = PluginHost([first, hanging], cleanup_seconds=0.05)
+    await host.start()
+    failures = await host.stop()
+    assert [(failure.plugin_key, failure.hook) for failure in failures] == [
+        ("Ada.p1", "cleanup"),
+        ("Ada.p0", "cleanup"),
+    ]
+    assert "ended" not in reached
+    assert await host.stop() == []
+
+
 async def test_prompts_are_injected_for_the_adapters_that_a_plugin_supports() -> None:
     everywhere, only_discord = plugins(2)
     only_discord.support_adapter = ["discord"]
