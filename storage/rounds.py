@@ -13,7 +13,7 @@ Who runs a chat's rounds holds the chat's lease; each write of theirs names its 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -182,6 +182,13 @@ class RoundRepository(Repository):
     async def is_cancel_requested(self, round_id: str) -> bool:
         """Whether somebody asked the round to stop."""
         return await self._scalar(_cancel_statement, {"of_round": round_id}) is not None
+
+    async def cancel_requested(self, round_ids: Collection[str]) -> set[str]:
+        """Return those of the rounds that were asked to stop."""
+        statement = select(RoundRow.id).where(
+            RoundRow.id.in_(round_ids), RoundRow.cancel_requested_at.is_not(None)
+        )
+        return set((await self._connection.execute(statement)).scalars())
 
     async def due_chats(self, *, limit: int, waiting_seconds: float = 0) -> list[str]:
         """List chats that need a worker, those that waited longest first.

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from loguru import logger
 
 from agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
 from broker_config.settings import AgentSettings
 from broker_config.tracing import span
-from nekro_agent.errors import FencedError, NekroError, StorageError
+from nekro_agent.errors import FencedError, NekroError
 from storage.engine import Database
 from storage.rounds import ClaimedRound
 from workers.chat_lease import ChatLease
@@ -26,11 +25,9 @@ from workers.dispatch import CallRecord
 from workers.publisher import EventPublisher
 from workers.round_input import RoundInputs
 from workers.round_ledger import RoundLedger
+from workers.stop_requests import StopRequests
 
 __all__ = ["RoundDrain"]
-
-#: How often a running round looks whether somebody asked it to stop.
-CANCEL_POLL_SECONDS: Final = 0.3
 
 
 class RoundDrain:
@@ -65,6 +62,7 @@ class RoundDrain:
         self._owner = owner
         self._slots = slots
         self._is_stopping = is_stopping
+        self._stop_requests = StopRequests(database)
         self._running = 0
         #: Chats whose lease a drain of this process has.
         self._held: set[str] = set()
@@ -197,25 +195,14 @@ class RoundDrain:
         return await self._runner.run(prepared.input)
 
     async def _wait_for_stop(self, attempt: _Attempt) -> None:
-        """Return when the lease is lost or somebody asked the round to stop."""
-        is_over = False  # it was not when the round was started, a moment ago
-        while not is_over:
+        """Return when the lease is lost or the round was asked to stop."""
+        with self._stop_requests.watch(attempt.claimed.round.id) as asked:
+            waits = [asyncio.create_task(event.wait()) for event in (asked, attempt.lease.lost)]
             try:
-                async with asyncio.timeout(CANCEL_POLL_SECONDS):
-                    await attempt.lease.lost.wait()
-            except TimeoutError:
-                pass
-            is_over = await self._is_over(attempt)
-
-    async def _is_over(self, attempt: _Attempt) -> bool:
-        if attempt.lease.lost.is_set():
-            return True
-        try:
-            async with self._database.read() as transaction:
-                return await transaction.rounds.is_cancel_requested(attempt.claimed.round.id)
-        except StorageError as exc:  # a round must not end because of the look at it
-            logger.bind(error=str(exc)).warning("stop_request_not_readable")
-            return False
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
 
 
 class _Attempt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
@@ -14,8 +14,8 @@ from agent.llm import LLMRequest
 from broker_config.wire import Envelope, Invocation
 from nekro_agent.errors import CallCancelledError, NotFoundError, OutcomeUnknownError
 from nekro_agent.methods import SandboxMethodType
-from storage.rounds import Round
-from storage.states import CallState
+from storage.rounds import Round, RoundRepository
+from storage.states import CallState, RoundState
 from workers.round_stop import StoppedRounds
 
 SAY = 'send_msg_text(_ck, "done")'
@@ -74,6 +74,45 @@ async def test_a_round_that_asks_the_model_is_stopped(bench: Bench) -> None:
         await stop(bench, "chat")
     assert hung_up.is_set()
     assert states(await bench.rounds("chat")) == ["cancelled"]
+
+
+async def test_one_look_asks_for_all_rounds_that_run_in_a_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[frozenset[str]] = []
+    look = RoundRepository.cancel_requested
+
+    async def cancel_requested(rounds: RoundRepository, round_ids: Collection[str]) -> set[str]:
+        looks.append(frozenset(round_ids))
+        return await look(rounds, round_ids)
+
+    monkeypatch.setattr(RoundRepository, "cancel_requested", cancel_requested)
+    over = asyncio.Event()
+
+    async def wait(_: LLMRequest) -> str:
+        await over.wait()
+        return SAY
+
+    chats = ("one", "two", "three")
+    for chat in chats:
+        await bench.say(chat, "hello")
+    drain = bench.drain(Model(wait, wait, wait), slots=3)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for chat in chats:
+            group.create_task(drain.drain(chat))
+        running = frozenset[str]()
+        while len(running) < len(chats):
+            await asyncio.sleep(0.01)
+            rounds = [item for chat in chats for item in await bench.rounds(chat)]
+            running = frozenset(item.id for item in rounds if item.state is RoundState.RUNNING)
+        while running not in looks:
+            await asyncio.sleep(0.01)
+        first = looks.index(running)
+        while len(looks) < first + 3:
+            await asyncio.sleep(0.01)
+        assert set(looks[first:]) == {running}, "a look asks for some of the rounds only"
+        over.set()
+    assert [states(await bench.rounds(chat)) for chat in chats] == [["done"]] * 3
 
 
 async def test_a_chat_that_was_stopped_answers_the_next_message(bench: Bench) -> None:

@@ -255,11 +255,13 @@ async def test_cancel_ends_what_waits_and_tells_what_runs(database: Database, fe
     assert running is not None
     async with database.begin() as tx:
         assert not await tx.rounds.is_cancel_requested(running.round.id)
+        assert await tx.rounds.cancel_requested([running.round.id, "another"]) == set()
         cancelled = await tx.rounds.cancel("chat", reason="a person said so")
     assert [item.state for item in cancelled] == [RoundState.RUNNING, RoundState.CANCELLED]
     assert cancelled[1].error == "a person said so"
     async with database.begin() as tx:
         assert await tx.rounds.is_cancel_requested(running.round.id)
+        assert await tx.rounds.cancel_requested([running.round.id, "another"]) == {running.round.id}
         done = await tx.rounds.finish(
             running.round.id, fence=fence, state=RoundState.CANCELLED, report=RoundReport(error="stopped")
         )
