@@ -64,14 +64,15 @@ class Handoff:
         *,
         settings: BrokerSettings,
         link: RedisLink,
-        take: Callable[[str, str, bytes], None],
+        take: Callable[[str, str, bytes, float], None],
     ) -> None:
         """Take how to work.
 
         Args:
             channel: the ``ClaimChannel`` whose messages are taken.
             link: carries the offers.
-            take: told a queue, a tag and a message that is held under it.
+            take: told a queue, a tag, a message that is held under it, and its greatest possible age in
+                seconds.
         """
         prefix = channel.global_keyprefix
         self._channel, self._link, self._take = channel, link, take
@@ -177,7 +178,7 @@ class Handoff:
     def _on_message(self, text: bytes) -> None:
         tag, queue, message = text.split(b"\n", 2)
         self.is_open = False
-        self._take(queue.decode(), tag.decode(), message)
+        self._take(queue.decode(), tag.decode(), message, self._subscription.lag_seconds)
         if self._again is None and not self._is_closing:
             # Its end, if that comes sooner, offers the place without a command for it.
             self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._offer_again)

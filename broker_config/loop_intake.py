@@ -70,8 +70,6 @@ class LoopIntake:
         self._is_stopping = False
         self._claims = False
         self._handoff: Handoff | None = None
-        #: When this loop last looked after its queues; it is frozen or blocked if that is long ago.
-        self._looked_at = 0.0
         self._is_courier = False
         self._untaken: list[str] = []
         self._thread: int | None = None
@@ -163,7 +161,6 @@ class LoopIntake:
     async def _take_forever(self, waiting: RedisLink, taking: RedisLink) -> None:
         knows_of_some = True
         while not self._is_stopping:
-            self._looked_at = self._loop.time()
             queues = self._queues()
             if not queues or self._channel.room() <= 0:
                 await self._rest(IDLE_SECONDS)
@@ -270,9 +267,9 @@ class LoopIntake:
         await self._handoff.withdraw()
         return self._channel.room()
 
-    def _take_handed(self, queue: str, tag: str, message: bytes) -> None:
-        """Take a message that was handed over, unless it waited so long that somebody else may have it."""
-        if self._loop.time() - self._looked_at < HANDOFF_SECONDS / 2:
+    def _take_handed(self, queue: str, tag: str, message: bytes, age_seconds: float) -> None:
+        """Take a message that was handed over, unless it is so old that another worker may have it."""
+        if age_seconds < HANDOFF_SECONDS / 2:
             self._keeper.renew_soon(tag)
             self._channel.foresee(message)
             self._deliver(queue, tag, message)

@@ -47,6 +47,17 @@ class Subscription:
         self._on_message = on_message
         self._link = RedisLink.of(broker, url, on_message=self._pass_on)
         self._proved_at = float("-inf")
+        #: When the newest question was asked that was answered.
+        self._asked_at = float("-inf")
+
+    @property
+    def lag_seconds(self) -> float:
+        """How old a message is at most that is passed on now.
+
+        Redis answers a question after what it published before, so whatever comes after the answer was
+        published after the question was asked. No clock of another host is compared.
+        """
+        return time.monotonic() - self._asked_at
 
     @property
     def stands(self) -> bool:
@@ -80,8 +91,12 @@ class Subscription:
         self._link.abort()
 
     async def _is_subscribed(self) -> bool:
+        asked_at = time.monotonic()
         # A connection that was made again without its subscription answers with a mere word.
-        return isinstance(await self._link.execute("PING"), list)
+        if not isinstance(await self._link.execute("PING"), list):
+            return False
+        self._asked_at = asked_at
+        return True
 
     def _pass_on(self, message: bytes) -> None:
         try:

@@ -96,6 +96,11 @@ class Client:
     def __init__(self, writer: asyncio.StreamWriter, *, is_mute: bool) -> None:
         self.writer, self.is_mute = writer, is_mute
         self.upstream: asyncio.StreamWriter | None = None
+        #: Cleared: what Redis sends is kept back until it is set.
+        self.passes = asyncio.Event()
+        self.passes.set()
+        #: Whether it subscribed to a channel.
+        self.subscribes = False
         #: Set when the client has hung up.
         self.is_gone = asyncio.Event()
 
@@ -113,6 +118,7 @@ class Client:
         assert self.upstream is not None
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
+                self.subscribes |= b"SUBSCRIBE" in data
                 self.upstream.write(data)
                 await self.upstream.drain()
         self.is_gone.set()
@@ -121,6 +127,7 @@ class Client:
     async def pump_down(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
+                await self.passes.wait()
                 if not self.is_mute:
                     self.writer.write(data)
                     await self.writer.drain()

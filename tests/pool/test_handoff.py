@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis_relay import RedisRelay
 from worker_process import WorkerProcess, read_ledger, wait_for
 
 from broker_config.app import NekroApp, create_app
@@ -235,6 +236,30 @@ async def test_of_a_frozen_worker_one_call_waits_for_its_short_lease(
     assert await world.value(await world.call(value="after")) == "after"
     assert set(Counter(world.starts()).values()) == {1}
     await world.until(lambda: world.held() == 0, what="the acknowledgements")
+
+
+async def test_a_call_that_reaches_its_worker_after_its_lease_runs_once(
+    world: World, start_worker: StartWorker, own_redis: Any
+) -> None:
+    """The worker is well; only its subscription lags."""
+    async with RedisRelay(own_redis.port) as relay:
+        update = {"url": relay.url, "socket_timeout_seconds": 60}
+        broker = world.settings.broker.model_copy(update=update)
+        settings = world.settings.model_copy(update={"broker": broker})
+        lagging = await asyncio.to_thread(start_worker, settings=settings)
+        await world.offered()
+        subscriptions = [client for client in relay.clients if client.subscribes]
+        for client in subscriptions:
+            client.passes.clear()
+        handed = await world.call(value="handed")
+        assert world.held() == 1
+        await asyncio.to_thread(start_worker)
+        assert await world.value(handed) == "handed"
+        for client in subscriptions:
+            client.passes.set()
+        await asyncio.to_thread(lagging.wait_log, "came too late; another worker has it")
+        assert world.starts() == [handed.id]
+        lagging.kill()
 
 
 async def test_a_worker_that_was_frozen_for_a_moment_runs_what_it_was_handed(
