@@ -54,6 +54,8 @@ class Check:
 
 async def run_checks(settings: Settings) -> list[Check]:
     """Run every check; a failure of one does not keep the others from running."""
+    from cli.clocks import clock_checks
+
     checks = [
         Check(
             name="settings", verdict=Verdict.OK, detail="read; every name known, every value in its bounds"
@@ -62,6 +64,7 @@ async def run_checks(settings: Settings) -> list[Check]:
     ]
     checks += await asyncio.to_thread(_redis_checks, settings)
     checks.append(await _database(settings))
+    checks += await clock_checks(settings)
     checks += await _sandbox(settings)
     checks.append(await asyncio.to_thread(_plugins, settings))
     checks.append(await asyncio.to_thread(_workers, settings, broken=_is_broken(checks, ExitCode.BROKER)))
