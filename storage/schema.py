@@ -16,6 +16,7 @@ from sqlalchemy import Connection, inspect, text
 
 from nekro_agent.errors import StorageUnavailableError
 from storage.engine import Database
+from storage.transaction import Transaction
 
 __all__ = ["is_newer", "known_revisions", "require_schema"]
 
@@ -37,10 +38,13 @@ async def require_schema(database: Database) -> None:
     """Return when the schema is the one that this version needs, or a newer one.
 
     Raises:
-        StorageUnavailableError: it is older or there is none, or the database does not answer.
+        StorageUnavailableError: it is older or there is none, the database does not answer, or a
+            connection pooler lends its connections for one transaction at a time.
     """
     async with database.read() as transaction:
         revision = await transaction.connection.run_sync(_revision)
+        if not database.is_sqlite:
+            await _refuse_transaction_pooling(database, transaction)
     needed = known_revisions()[-1]
     if is_newer(revision):
         logger.bind(schema=revision, known=needed).info("database_of_a_newer_version")
@@ -49,6 +53,31 @@ async def require_schema(database: Database) -> None:
             f"database {database.url.render_as_string(hide_password=True)} has schema {revision or 'none'}, "
             f"not {needed}; run `nekro db upgrade`"
         )
+
+
+async def _refuse_transaction_pooling(database: Database, transaction: Transaction) -> None:
+    """Raise if another connection is served by the same server process while this one is open.
+
+    Never wrong when it raises; it misses a pooler whose connections are in use at this moment.
+    """
+    ours = await _server_process(transaction)
+    other = Database(database.settings, Path())
+    try:
+        async with other.read() as second:
+            theirs = await _server_process(second)
+    finally:
+        await other.dispose()
+    if ours == theirs:
+        raise StorageUnavailableError(
+            f"{database.url.render_as_string(hide_password=True)} leads to a pooler that lends a connection "
+            "for one transaction (pgbouncer: pool_mode=transaction); prepared statements and time limits "
+            "need a session: connect to PostgreSQL itself, or set pool_mode=session"
+        )
+
+
+async def _server_process(transaction: Transaction) -> int:
+    result = await transaction.connection.exec_driver_sql("SELECT pg_backend_pid()")
+    return int(result.scalar_one())
 
 
 def _revision(connection: Connection) -> str | None:
