@@ -21,17 +21,17 @@ import uvloop
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.redis_server import redis_server
 from broker_config.redis_link import RedisLink
+from broker_config.settings import BrokerSettings
 
 __all__ = ["main", "parse"]
 
 _VALUE: Final = b"x" * 200
 _WARM_UP: Final = 200
-_LIMIT_SECONDS: Final = 5
 
 
 async def _measure(url: str, exchanges: int, repetitions: int) -> dict[str, list[float]]:
     client = redis.asyncio.Redis.from_url(url)
-    link = RedisLink(url, reply_seconds=_LIMIT_SECONDS, connect_seconds=_LIMIT_SECONDS)
+    link = RedisLink(BrokerSettings(), url)
 
     async def by_pipeline() -> object:
         async with client.pipeline(transaction=False) as pipeline:

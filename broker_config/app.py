@@ -14,10 +14,11 @@ from kombu.entity import Queue
 
 from broker_config.embedded import resolve_signing_key
 from broker_config.keys import Keys
+from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.seal import TASK, Seal
 from broker_config.settings import Settings
 from broker_config.topology import lane_queue
-from broker_config.urls import backend_url, is_redis, kombu_url
+from broker_config.urls import is_redis, kombu_url, without_password
 from nekro_agent.errors import SettingsError
 from nekro_agent.methods import Lane
 
@@ -122,10 +123,14 @@ def celery_settings(settings: Settings, *, lane: str | None = None) -> dict[str,
     if broker.url is None:
         raise SettingsError("NEKRO_BROKER__URL is unset and no embedded Redis was resolved")
     results_url = results.url or broker.url
+    if not is_redis(results_url):
+        raise SettingsError(
+            f"NEKRO_RESULTS__URL: {without_password(results_url)} is not a Redis URL; results need a Redis"
+        )
     on_redis = is_redis(broker.url)
     return {
         **_broker_settings(settings, lane=lane),
-        **_result_settings(settings, results_url),
+        **_result_settings(settings),
         "task_queues": _queues(settings, quorum=not on_redis),
         "task_default_queue": Lane.METHODS.value,
         "task_create_missing_queues": False,
@@ -160,6 +165,7 @@ def _broker_settings(settings: Settings, *, lane: str | None) -> dict[str, Any]:
     if not is_redis(broker.url):
         # Quorum queues keep their messages when a broker dies; a confirmed publish is in one.
         return values | {"broker_transport_options": {"confirm_publish": True}}
+    endpoint = RedisEndpoint(broker, broker.url)
     options: dict[str, Any] = {
         "global_keyprefix": broker.key_prefix,
         "visibility_timeout": broker.visibility_timeout_seconds,
@@ -173,16 +179,21 @@ def _broker_settings(settings: Settings, *, lane: str | None) -> dict[str, Any]:
         # One list per queue: priorities are lists of their own, and ours is one per lane.
         "priority_steps": [0],
         "atomic_claim": broker.atomic_claim,
+        "endpoint": endpoint,
+        **endpoint.sentinel_options,
     }
     if lane is not None:
         options |= Keys.unacked(lane)
+    if endpoint.is_encrypted:
+        values["broker_use_ssl"] = endpoint.tls
     return values | {"broker_transport_options": options}
 
 
-def _result_settings(settings: Settings, url: str) -> dict[str, Any]:
+def _result_settings(settings: Settings) -> dict[str, Any]:
     broker = settings.broker
     return {
-        "result_backend": backend_url(url, backend=BACKEND),
+        # It reads from our settings where its Redis is.
+        "result_backend": BACKEND,
         "result_serializer": "json",
         "result_accept_content": ["json"],
         "result_expires": settings.results.expires_seconds,
@@ -199,10 +210,11 @@ def _result_settings(settings: Settings, url: str) -> dict[str, Any]:
                 "interval_step": 0.2,
                 "interval_max": 0.5,
             },
-            "additional_connection_errors": ["redis.exceptions.OutOfMemoryError"],
+            "additional_connection_errors": [
+                "redis.exceptions.OutOfMemoryError",
+                "broker_config.redis_errors.WritesRefusedError",
+            ],
         },
-        "redis_socket_timeout": broker.socket_timeout_seconds,
-        "redis_socket_connect_timeout": broker.connect_timeout_seconds,
         "redis_backend_health_check_interval": 10,
     }
 

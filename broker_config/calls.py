@@ -485,7 +485,7 @@ class MethodCaller:
         task.add_done_callback(self._revocations.discard)
 
     def _link(self) -> RedisLink:
-        return RedisLink.of(self._settings.broker, self._results_url())
+        return RedisLink(self._settings.broker, self._results_url())
 
     def _results_url(self) -> str | None:
         return self._settings.results.url or self._settings.broker.url

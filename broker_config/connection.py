@@ -52,6 +52,7 @@ class ClaimConnection(Connection):  # type: ignore[misc]
         found: Callable[..., Any] = super().get_transport_cls()
         if found is pyamqp.Transport:
             return PlainAmqpTransport
-        if found is stock.Transport and (self.transport_options or {}).get("atomic_claim"):
+        is_redis = found in (stock.Transport, stock.SentinelTransport)
+        if is_redis and (self.transport_options or {}).get("atomic_claim"):
             return ClaimTransport
         return found

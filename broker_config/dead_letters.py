@@ -16,8 +16,6 @@ from typing import Any, Final
 
 import redis
 from kombu.transport import virtual
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from broker_config import plain_json
 from broker_config.admission import admit, delivered_from
@@ -25,9 +23,10 @@ from broker_config.app import NekroApp
 from broker_config.call_messages import CallMessage
 from broker_config.keys import Keys
 from broker_config.publishing import encode_message, unavailable
+from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.topology import DRAIN_TASK, JOB_TASK
 from broker_config.transport import deliveries, uncompressed
-from broker_config.urls import client_url, is_redis
+from broker_config.urls import is_redis
 from broker_config.wire import Invocation, Signer
 from nekro_agent.errors import MessageRefusedError, UsageError
 
@@ -93,12 +92,7 @@ class DeadLetters:
         self._app, self._signer, self._url = app, signer, settings.url
         keys = Keys(prefix=settings.key_prefix)
         self._prefix, self._dead, self._refused = settings.key_prefix, keys.dead, keys.refused
-        self._client = redis.Redis.from_url(
-            client_url(settings.url),
-            socket_timeout=settings.socket_timeout_seconds,
-            socket_connect_timeout=settings.connect_timeout_seconds,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._client = RedisEndpoint(settings, settings.url).client()
 
     def newest(self, *, limit: int) -> list[DeadMessage]:
         """List messages, the newest first: those that may run before those that were refused."""

@@ -18,12 +18,10 @@ from typing import Any, Final, Protocol
 import redis
 from celery import bootsteps
 from celery.worker import state
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from broker_config.metrics import metrics
+from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.transport import LOST, ClaimChannel, held_keys
-from broker_config.urls import client_url
 
 __all__ = ["ACK_SECONDS", "RENEW", "Ack", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
 
@@ -353,12 +351,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
             return
         if self._keeper is None:
             settings = c.app.nekro_settings.broker
-            client = redis.Redis.from_url(
-                client_url(settings.url),
-                socket_timeout=min(settings.socket_timeout_seconds, channel.visibility_timeout / 6),
-                socket_connect_timeout=settings.connect_timeout_seconds,
-                retry=Retry(NoBackoff(), 0),
-            )
+            reply_seconds = min(settings.socket_timeout_seconds, channel.visibility_timeout / 6)
+            client = RedisEndpoint(settings, settings.url).client(reply_seconds=reply_seconds)
             self._keeper = LeaseKeeper(client, visibility_timeout_seconds=channel.visibility_timeout)
             self._keeper.start()
         self._keeper.adopt(channel, running=_running(c))

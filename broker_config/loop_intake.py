@@ -210,7 +210,7 @@ class LoopIntake:
 
     @contextlib.contextmanager
     def _link(self) -> Iterator[RedisLink]:
-        link = RedisLink.of(self._settings, self._settings.url)
+        link = RedisLink(self._settings, self._settings.url)
         try:
             yield link
         finally:

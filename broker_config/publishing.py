@@ -144,7 +144,7 @@ class PipelinePublisher:
         self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
         self._keys = Keys(prefix=settings.key_prefix)
         self._longest_handed = MAX_PUBLISHED_BYTES if settings.handoff else 0
-        self._link = RedisLink.of(settings, settings.url, asks_run_id=True)
+        self._link = RedisLink(settings, settings.url, asks_run_id=True)
         self._limits = Limits()
 
     async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:

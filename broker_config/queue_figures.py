@@ -14,7 +14,8 @@ from kombu.exceptions import ChannelError
 
 from broker_config.app import NekroApp
 from broker_config.keys import Keys
-from broker_config.urls import client_url, is_redis
+from broker_config.redis_endpoint import RedisEndpoint
+from broker_config.urls import is_redis
 
 __all__ = ["QueueFigures", "read_dead", "read_queues"]
 
@@ -85,12 +86,7 @@ def _of_others(app: NekroApp, names: list[str]) -> list[QueueFigures]:
 
 
 def _client(app: NekroApp, url: str) -> redis.Redis:
-    settings = app.nekro_settings.broker
-    return redis.Redis.from_url(
-        client_url(url),
-        socket_timeout=settings.socket_timeout_seconds,
-        socket_connect_timeout=settings.connect_timeout_seconds,
-    )
+    return RedisEndpoint(app.nekro_settings.broker, url).client()
 
 
 def _age_seconds(raw: bytes | None) -> float | None:

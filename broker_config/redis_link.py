@@ -16,17 +16,14 @@ import hashlib
 import select
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import hiredis
 import redis
-from redis.asyncio import ConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
-from broker_config.redis_errors import error_of_reply
+from broker_config.redis_endpoint import RedisEndpoint
+from broker_config.redis_errors import NotPrimaryError, error_of_reply
 from broker_config.settings import BrokerSettings
-from broker_config.urls import client_url, is_redis
 
 __all__ = ["RedisLink", "Script"]
 
@@ -34,6 +31,8 @@ __all__ = ["RedisLink", "Script"]
 TRUSTED_SECONDS: Final = 10.0
 #: A connection that was heard of this lately is not looked at before a command is sent.
 RESTING_SECONDS: Final = 0.001
+#: Replies of a server that is not, or not yet, the one to talk to.
+_ELSEWHERE: Final = (NotPrimaryError, redis.BusyLoadingError)
 
 
 class Script:
@@ -49,54 +48,28 @@ class RedisLink:
 
     def __init__(
         self,
-        url: str,
+        broker: BrokerSettings,
+        url: str | None,
         *,
-        reply_seconds: float,
-        connect_seconds: float,
         on_message: Callable[[bytes], None] | None = None,
         asks_run_id: bool = False,
     ) -> None:
         """Connects when the first command is sent.
 
         Args:
-            reply_seconds: longest silence of Redis while replies are due.
+            broker: says how to reach the Redis, and the longest silence of it while replies are due.
+            url: of the broker or the results.
             on_message: takes what is published on channels that the connection subscribed to; it
                 must not raise.
             asks_run_id: ask each new connection which run of a server it leads to; needed for
                 ``ends_with_run_id``.
         """
-        assert is_redis(url)  # noqa: S101 - settings were checked when the app was built
-        self._pool = ConnectionPool.from_url(
-            client_url(url),
-            socket_timeout=reply_seconds,
-            socket_connect_timeout=connect_seconds,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
-        self._reply_seconds = reply_seconds
+        self._pool = RedisEndpoint(broker, url).loop_pool()
+        self._reply_seconds = broker.socket_timeout_seconds
         self._on_message = on_message
         self._asks_run_id = asks_run_id
         self._exchange: _Exchange | None = None
         self._connecting = asyncio.Lock()
-
-    @classmethod
-    def of(
-        cls,
-        broker: BrokerSettings,
-        url: str | None,
-        *,
-        on_message: Callable[[bytes], None] | None = None,
-        asks_run_id: bool = False,
-    ) -> Self:
-        """A link with the broker's limits to the Redis at ``url``."""
-        assert url is not None  # noqa: S101 - settings were checked when the app was built
-        return cls(
-            url,
-            reply_seconds=broker.socket_timeout_seconds,
-            connect_seconds=broker.connect_timeout_seconds,
-            on_message=on_message,
-            asks_run_id=asks_run_id,
-        )
 
     async def execute(self, *command: str | bytes | float, blocks_seconds: float = 0) -> Any:
         """Send one command and return its reply, texts as bytes.
@@ -105,8 +78,8 @@ class RedisLink:
             blocks_seconds: how long Redis may take because the command says so (``BLPOP``).
 
         Raises:
-            redis.ConnectionError, redis.TimeoutError: the connection failed; Redis may have
-                executed the command.
+            redis.ConnectionError, redis.TimeoutError: the connection failed, or leads to a replica
+                (``NotPrimaryError``); Redis may have executed the command.
             redis.ResponseError: Redis refused it.
         """
         return await self.begin(*command, blocks_seconds=blocks_seconds)
@@ -315,7 +288,7 @@ class _Exchange(asyncio.Protocol):
         self._heard_at = self._loop.time()
         try:
             self._reader.feed(data)
-            while (reply := self._reader.gets()) is not False:
+            while self.is_open and (reply := self._reader.gets()) is not False:
                 if self._on_message is not None and type(reply) is list and reply[0] == b"message":
                     self._on_message(reply[2])
                 else:
@@ -330,12 +303,15 @@ class _Exchange(asyncio.Protocol):
 
     def _hand_out(self, reply: Any) -> None:
         waiter, _, _ = self._due.popleft()
+        if isinstance(reply, _ELSEWHERE):
+            # Later commands on this connection are refused as well; the next one asks for the primary.
+            self._break(reply)
         if waiter.done():
             return  # cancelled
-        if isinstance(reply, Exception):
-            waiter.set_exception(reply)
-        else:
+        if not isinstance(reply, Exception):
             waiter.set_result(reply)
+            return
+        waiter.set_exception(reply)
 
     def _look_at_clock(self) -> None:
         self._alarm = None

@@ -20,16 +20,16 @@ from celery import states
 from celery.backends.redis import RedisBackend
 from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str, str_to_bytes
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from broker_config import plain_json
 from broker_config.bridge import at_loop_close, await_here, can_await
 from broker_config.keys import REPLY_SECONDS, Keys, is_caller_id
 from broker_config.offers import OFFER, OFFER_SECONDS
-from broker_config.redis_errors import unwrapped
+from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.redis_link import RedisLink, Script
 from broker_config.subscription import MAX_PUBLISHED_BYTES
-from broker_config.urls import url_of_backend
+from broker_config.urls import without_password
 
 if TYPE_CHECKING:
     from broker_config.handoff import Ending
@@ -97,12 +97,27 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        settings = self.app.nekro_settings
+        self.url = settings.results.url or settings.broker.url
+        endpoint = RedisEndpoint(settings.broker, self.url)
+        kept = ("max_connections", "health_check_interval", "driver_info")
+        of_celery: dict[str, Any] = vars(self)["connparams"]
+        self.connparams = {
+            **{name: of_celery[name] for name in kept},
+            "connection_class": endpoint.connection_class,
+            **endpoint.parameters(),
+        }
         prefix = self.app.conf.result_backend_transport_options.get("global_keyprefix", "")
         self._keys = Keys(prefix=prefix)
         #: What stands before the id in the key of a result.
         self._before_id: bytes = self.get_key_for_task("-")[:-1]
         self._longest_published = MAX_PUBLISHED_BYTES if self.app.nekro_settings.broker.handoff else 0
         self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, RedisLink] = WeakKeyDictionary()
+
+    def as_uri(self, include_password: bool = False) -> str:
+        """The URL of the settings; a list where it names Sentinels."""
+        url: str = self.url
+        return url if include_password else without_password(url)
 
     def on_task_call(self, producer: Any, task_id: str) -> None:
         """Subscribe to nothing when a task is sent.
@@ -200,18 +215,12 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         return None if found is None else str_to_bytes(found)
 
     def _write(self, stored: StoredResult) -> None:
+        # Celery retries by class of error: a full Redis, say, until it has memory again.
         keys, values = stored.for_script()
-        try:
-            if can_await():
-                await_here(self._link().run(STORE, keys, *values))
-            else:
-                self.client.eval(STORE.text, len(keys), *keys, *values)
-        except ResponseError as exc:
-            # Celery retries by class: a full Redis is retried until it has memory again.
-            error = unwrapped(exc)
-            if error is exc:
-                raise
-            raise error from exc
+        if can_await():
+            await_here(self._link().run(STORE, keys, *values))
+        else:
+            self.client.eval(STORE.text, len(keys), *keys, *values)
 
     def _sleep(self, amount: float) -> None:
         # Between two tries to store a result; the other tasks of the loop must go on.
@@ -224,11 +233,6 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         loop = asyncio.get_running_loop()
         link = self._links.get(loop)
         if link is None:
-            conf = self.app.conf
-            link = self._links[loop] = RedisLink(
-                url_of_backend(conf.result_backend),
-                reply_seconds=conf.redis_socket_timeout,
-                connect_seconds=conf.redis_socket_connect_timeout,
-            )
+            link = self._links[loop] = RedisLink(self.app.nekro_settings.broker, self.url)
             at_loop_close(link.close)
         return link

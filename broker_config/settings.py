@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from broker_config.setting_files import EnvironmentSource, named_by_file
+from broker_config.urls import passwords_of
 from nekro_agent.errors import SettingsError
 
 __all__ = [
@@ -65,7 +65,32 @@ class BrokerSettings(_Group):
     """Where messages travel."""
 
     url: str | None = Field(
-        None, description="Broker URL; unset means an embedded Redis in the data directory."
+        None,
+        description="Broker URL (`redis://`, `rediss://` over TLS, `sentinel://`, `amqp://`); unset means an "
+        "embedded Redis in the data directory.",
+    )
+    sentinel_master: str = Field(
+        "mymaster",
+        description="Name of the primary in Sentinel's configuration, for a URL that names Sentinels "
+        "(`sentinel://host:26379;sentinel://host2:26379/0`).",
+    )
+    sentinel_username: str | None = Field(None, description="User name at the Sentinels, if they want one.")
+    sentinel_password: SecretStr | None = Field(
+        None, description="Password at the Sentinels; the server's own is in the URL."
+    )
+    tls_ca_file: Path | None = Field(
+        None,
+        description="Certificate of the CA that signed those of Redis and Sentinels (`rediss://`, "
+        "`sentinels://`); unset means the CAs that the machine trusts.",
+    )
+    tls_cert_file: Path | None = Field(
+        None, description="Certificate that this client shows Redis; unset shows none."
+    )
+    tls_key_file: Path | None = Field(
+        None, description="Private key of that certificate; unset means it is in the same file."
+    )
+    tls_check_hostname: bool = Field(
+        True, description="Whether the certificate of Redis must name the host of the URL."
     )
     key_prefix: str = Field(
         "nekro:", description="Prefix of every Redis key of the broker and of our own keys."
@@ -542,11 +567,10 @@ class Settings(BaseSettings):
 
     def secret_values(self) -> tuple[str, ...]:
         """Every configured secret as plain text, for redaction; never log this."""
-        secrets = [
-            s.get_secret_value() for s in (self.llm.api_key, self.security.signing_key) if s is not None
-        ]
+        given = (self.llm.api_key, self.security.signing_key, self.broker.sentinel_password)
+        secrets = [secret.get_secret_value() for secret in given if secret is not None]
         urls = (self.broker.url, self.results.url, self.database.url)
-        passwords = [unquote(urlsplit(url).password or "") for url in urls if url is not None]
+        passwords = [password for url in urls if url is not None for password in passwords_of(url)]
         return tuple(secret for secret in (*secrets, *passwords) if secret)
 
 

@@ -45,7 +45,7 @@ class Subscription:
         """
         self.channel = channel
         self._on_message = on_message
-        self._link = RedisLink.of(broker, url, on_message=self._pass_on)
+        self._link = RedisLink(broker, url, on_message=self._pass_on)
         self._proved_at = float("-inf")
         #: When the newest question was asked that was answered.
         self._asked_at = float("-inf")

@@ -38,6 +38,7 @@ from broker_config.keys import DEAD_KEY, DEAD_LIMIT, MAX_REFUSED_BYTES, REFUSED_
 
 if TYPE_CHECKING:
     from broker_config.handoff import Ending
+    from broker_config.redis_endpoint import RedisEndpoint
 
 __all__ = [
     "COMPRESSED_TYPE",
@@ -251,6 +252,9 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
 
     QoS = ClaimQoS
     Message = ClaimMessage
+    from_transport_options = (*stock.Channel.from_transport_options, "endpoint")
+    #: Says how to reach the Redis.
+    endpoint: RedisEndpoint
     #: Set by the worker's bootstep; None where messages are fetched one by one.
     keeper: Keeper | None = None
     #: Set where tasks run on an event loop; None: the hub takes messages.
@@ -320,6 +324,11 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         if not asynchronous:
             self._parameters = self._connparams()
         return super()._get_pool(asynchronous)
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        # kombu derives the hub's connections from these.
+        self.connection_class = self.connection_class_ssl = self.endpoint.connection_class
+        return {**super()._connparams(asynchronous), **self.endpoint.parameters()}
 
     def room(self) -> int:
         """How many messages may be claimed at once now."""

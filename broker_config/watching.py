@@ -18,14 +18,13 @@ import redis
 from celery import Celery
 from kombu.entity import Queue
 from kombu.exceptions import ChannelError, ConnectionError, KombuError
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from broker_config.keys import Keys
 from broker_config.publishing import unavailable
+from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import BrokerSettings
 from broker_config.topology import AGENT_EVENTS, encode_chat_key
-from broker_config.urls import client_url, is_redis
+from broker_config.urls import is_redis
 from broker_config.wire import new_id
 
 __all__ = ["EventWatcher", "WatchedEvent", "drop_abandoned"]
@@ -194,10 +193,4 @@ def drop_abandoned(app: Celery, settings: BrokerSettings) -> int:
 
 
 def _client(settings: BrokerSettings) -> redis.Redis:
-    assert settings.url is not None  # noqa: S101 - checked when the app was built
-    return redis.Redis.from_url(
-        client_url(settings.url),
-        socket_timeout=settings.socket_timeout_seconds,
-        socket_connect_timeout=settings.connect_timeout_seconds,
-        retry=Retry(NoBackoff(), 0),
-    )
+    return RedisEndpoint(settings, settings.url).client()

@@ -11,8 +11,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from broker_config.embedded import EmbeddedRedis, redis_binary, resolve_settings
+from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
-from broker_config.urls import client_url, is_redis, without_password
+from broker_config.urls import is_redis, without_password
 from cli.exit_codes import ExitCode
 from cli.ownership import read_running
 from nekro_agent import layout
@@ -128,13 +129,11 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
     import redis
 
     try:
-        with redis.Redis.from_url(
-            client_url(url),
-            socket_connect_timeout=settings.broker.connect_timeout_seconds,
-            socket_timeout=settings.broker.socket_timeout_seconds,
-        ) as client:
+        with RedisEndpoint(settings.broker, url).client() as client:
             server = client.info()
-    except (redis.RedisError, OSError, ValueError, SettingsError) as exc:
+    except SettingsError as exc:
+        return Check(name=name, verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.USAGE)
+    except (redis.RedisError, OSError, ValueError) as exc:
         return Check(
             name=name,
             verdict=Verdict.FAILED,
@@ -149,6 +148,15 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
             verdict=Verdict.FAILED,
             detail=f"{without_password(url)} is Redis {version}",
             mend="use 6.2 or newer",
+            code=ExitCode.BROKER,
+        )
+    if server.get("redis_mode") == "cluster" or server.get("role") == "slave":
+        kind = "part of a Redis Cluster" if server.get("redis_mode") == "cluster" else "a replica"
+        return Check(
+            name=name,
+            verdict=Verdict.FAILED,
+            detail=f"{without_password(url)} is {kind}",
+            mend=f"name a primary outside of a cluster in {variable}, or Sentinels (sentinel://)",
             code=ExitCode.BROKER,
         )
     faults = _redis_faults(server)

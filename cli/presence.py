@@ -9,9 +9,10 @@ from typing import Final, TypeVar
 from celery import Celery
 from kombu.connection import Connection
 
+from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
-from broker_config.urls import kombu_url, without_password
-from nekro_agent.errors import BrokerUnavailableError, ServiceError
+from broker_config.urls import is_redis, without_password
+from nekro_agent.errors import BrokerUnavailableError, ServiceError, SettingsError
 
 __all__ = ["awaited_with_workers", "require_broker", "served_lanes"]
 
@@ -39,8 +40,14 @@ def require_broker(settings: Settings) -> None:
     url = settings.broker.url or ""
     limit = settings.broker.connect_timeout_seconds
     try:
-        with Connection(kombu_url(url), connect_timeout=limit) as connection:
+        if is_redis(url):
+            with RedisEndpoint(settings.broker, url).client() as client:
+                client.ping()
+            return
+        with Connection(url, connect_timeout=limit) as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=limit)
+    except SettingsError:
+        raise
     except Exception as exc:  # each transport of kombu raises errors of its own driver
         raise BrokerUnavailableError(
             f"broker {without_password(url)} does not answer ({exc}); start it, or correct NEKRO_BROKER__URL"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,17 @@ def free_port() -> int:
 class RedisServer:
     """One redis-server process on a free loopback port; ``kill``, ``stop`` and ``start`` again at will."""
 
-    def __init__(self, directory: Path, *, append_only: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        append_only: bool = False,
+        options: Sequence[str] = (),
+        password: str | None = None,
+    ) -> None:
         self.directory = directory
         self.append_only = append_only
+        self.options, self.password = options, password
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.process: subprocess.Popen[bytes] | None = None
@@ -53,6 +61,7 @@ class RedisServer:
             [
                 redis_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
                 "--appendonly", "yes" if self.append_only else "no", "--dir", str(self.directory),
+                *self.options,
             ],
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
@@ -60,7 +69,7 @@ class RedisServer:
 
     def answers(self) -> bool:
         """Whether a ping is answered."""
-        client = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0))
+        client = redis.Redis(port=self.port, password=self.password, retry=Retry(NoBackoff(), 0))
         try:
             return bool(client.ping())
         except redis.RedisError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
-from broker_config.redis_errors import error_of_reply, unwrapped
+from broker_config.redis_errors import NotPrimaryError, WritesRefusedError, error_of_reply, unwrapped
 
 #: What Redis 6.2.14 and 7.0.15 answer to a script that writes while the memory is exhausted.
 OF_6_2 = (
@@ -25,8 +25,18 @@ def test_exhausted_memory_inside_a_script_has_its_own_class(line: str) -> None:
 
 def test_other_codes_inside_a_script_keep_their_class() -> None:
     wrapped = "ERR Error running script (call to f_0): @user_script:2: @user_script: 2: -READONLY No writes"
-    assert type(error_of_reply(wrapped)) is ReadOnlyError
+    assert type(error_of_reply(wrapped)) is NotPrimaryError
     assert type(error_of_reply("NOSCRIPT No matching script.")) is NoScriptError
+
+
+@pytest.mark.parametrize("code", ["READONLY", "MASTERDOWN", "TRYAGAIN", "UNBLOCKED"])
+def test_a_replica_is_a_lost_connection(code: str) -> None:
+    assert type(error_of_reply(f"{code} in any words")) is NotPrimaryError
+
+
+@pytest.mark.parametrize("code", ["MISCONF", "NOREPLICAS"])
+def test_a_primary_that_takes_no_writes_has_its_own_class(code: str) -> None:
+    assert type(error_of_reply(f"{code} in any words")) is WritesRefusedError
 
 
 def test_an_error_of_the_script_itself_stays_a_response_error() -> None:

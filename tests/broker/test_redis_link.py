@@ -23,6 +23,7 @@ from redis_relay import RedisRelay
 from broker_config import redis_link
 from broker_config.redis_link import RedisLink, Script
 from broker_config.results import STORE
+from broker_config.settings import BrokerSettings
 
 #: More than any wait of a test that passes, less than the timeout of a test.
 SECONDS = 20
@@ -46,7 +47,10 @@ class World:
 
     def link(self, url: str | None = None, *, reply_seconds: float = 5) -> RedisLink:
         """Make a link; it leads through the relay when no URL is given."""
-        link = RedisLink(url or self.relay.url, reply_seconds=reply_seconds, connect_seconds=5)
+        link = RedisLink(
+            BrokerSettings(socket_timeout_seconds=reply_seconds, connect_timeout_seconds=5),
+            url or self.relay.url,
+        )
         self._links.append(link)
         return link
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import redis
 from sqlalchemy import text
 from worker_fleet import Fleet, Worker
 
-from broker_config.urls import client_url
+from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.wire import Envelope
 from codec.values import decode_value, encode_arguments
 from nekro_agent.errors import NekroError, OutcomeUnknownError
@@ -104,7 +103,7 @@ def worker_that_runs(fleet: Fleet, name: str) -> Worker:
 
 def client_of(fleet: Fleet) -> Any:
     """A plain client of the fleet's Redis; a context manager."""
-    return redis.Redis.from_url(client_url(fleet.settings.broker.url or ""))
+    return RedisEndpoint(fleet.settings.broker, fleet.settings.broker.url).client()
 
 
 def key(fleet: Fleet, name: str) -> str:

@@ -1,0 +1,237 @@
+"""Redis over TLS with a private CA and client certificates, on a real server, and what goes wrong there."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis_process import RedisServer, free_port
+
+from broker_config.app import create_app
+from broker_config.embedded import redis_binary
+from broker_config.redis_endpoint import RedisEndpoint
+from broker_config.redis_link import RedisLink
+from broker_config.settings import BrokerSettings, Settings
+from cli.checks import Verdict, run_checks
+from cli.presence import require_broker
+from nekro_agent.errors import BrokerUnavailableError, SettingsError
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A CA in a directory."""
+
+    directory: Path
+
+    @property
+    def ca(self) -> Path:
+        """Its own certificate."""
+        return self.directory / "ca.pem"
+
+    def certificate(self, name: str, *, names: str = "IP:127.0.0.1,DNS:localhost") -> tuple[Path, Path]:
+        """Sign a certificate; returns it and its key."""
+        certificate, key = self.directory / f"{name}.pem", self.directory / f"{name}.key"
+        if not certificate.exists():
+            openssl(
+                "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                "-keyout", key, "-out", certificate, "-subj", f"/CN={name}", "-days", "2",
+                "-CA", self.ca, "-CAkey", self.directory / "ca.key",
+                "-addext", f"subjectAltName={names}", "-addext", "basicConstraints=CA:FALSE",
+            )  # fmt: skip
+        return certificate, key
+
+    @classmethod
+    def made(cls, directory: Path) -> Authority:
+        """Make a CA."""
+        openssl(
+            "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-keyout", directory / "ca.key", "-out", directory / "ca.pem", "-subj", "/CN=CA of a test",
+            "-days", "2",
+        )  # fmt: skip
+        return cls(directory)
+
+
+def openssl(*arguments: object) -> None:
+    """Run openssl."""
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """The CA of the servers and clients."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed: no certificates")
+    return Authority.made(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Authority:
+    """A CA that nobody here trusts."""
+    return Authority.made(tmp_path_factory.mktemp("other-ca"))
+
+
+class TLSServer(RedisServer):
+    """A redis-server that takes commands over TLS alone, from clients with a certificate."""
+
+    def __init__(self, directory: Path, authority: Authority, *, names: str = "IP:127.0.0.1") -> None:
+        certificate, key = authority.certificate(f"server-{names.partition(':')[2]}", names=names)
+        self.tls_port = free_port()
+        files = ("--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", authority.ca)
+        options = ["--tls-port", str(self.tls_port), *map(str, files)]
+        super().__init__(directory, options=options)
+        self.url = f"rediss://127.0.0.1:{self.tls_port}/0"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[TLSServer]:
+    """A real server with TLS."""
+    tried = subprocess.run([redis_binary(), "--tls-port", "x"], capture_output=True, text=True)
+    if "Bad directive" in tried.stdout + tried.stderr:
+        pytest.skip(f"{redis_binary()} was built without TLS; name another in NEKRO_TEST_REDIS_SERVER")
+    server = TLSServer(tmp_path_factory.mktemp("tls"), authority)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def tls(authority: Authority) -> dict[str, Any]:
+    """Settings of a client that the server takes."""
+    certificate, key = authority.certificate("client")
+    return {"tls_ca_file": authority.ca, "tls_cert_file": certificate, "tls_key_file": key}
+
+
+def test_every_kind_of_connection_is_encrypted(
+    server: TLSServer, tls: dict[str, Any], make_settings: Callable[..., Settings]
+) -> None:
+    settings = make_settings(broker={"url": server.url, **tls})
+
+    async def by_link() -> Any:
+        link = RedisLink(settings.broker, settings.broker.url)
+        echo = await link.execute("ECHO", "x")
+        await link.close()
+        return echo
+
+    app = create_app(settings)
+    with app.connection_for_write() as connection:
+        assert connection.default_channel.client.ping()
+    assert app.backend.client.ping()
+    app.backend.client.close()
+    app.close()
+    require_broker(settings)
+    assert asyncio.run(by_link()) == b"x"
+
+
+def test_a_certificate_and_its_key_may_be_one_file(
+    server: TLSServer, tls: dict[str, Any], tmp_path: Path
+) -> None:
+    both = tmp_path / "both.pem"
+    both.write_bytes(tls["tls_cert_file"].read_bytes() + tls["tls_key_file"].read_bytes())
+    broker = BrokerSettings(url=server.url, tls_ca_file=tls["tls_ca_file"], tls_cert_file=both)
+    with RedisEndpoint(broker, broker.url).client() as client:
+        assert client.ping()
+
+
+def refused_by_all(settings: Settings) -> str:
+    """What a client and a link say alike; returns the line of the command that wants the broker."""
+
+    async def by_link() -> None:
+        await RedisLink(settings.broker, settings.broker.url).execute("PING")
+
+    with pytest.raises(redis.ConnectionError) as of_link:
+        asyncio.run(by_link())
+    with pytest.raises(BrokerUnavailableError) as of_client:
+        require_broker(settings)
+    hint = str(of_link.value).rpartition(". ")[2]
+    assert hint in str(of_client.value)
+    return str(of_client.value)
+
+
+@pytest.mark.parametrize(
+    ("missing", "hint"),
+    [
+        ("tls_ca_file", "set NEKRO_BROKER__TLS_CA_FILE"),
+        ("tls_cert_file", "set NEKRO_BROKER__TLS_CERT_FILE and NEKRO_BROKER__TLS_KEY_FILE"),
+    ],
+)
+def test_a_missing_file_is_named_in_one_line(
+    server: TLSServer, tls: dict[str, Any], make_settings: Callable[..., Settings], missing: str, hint: str
+) -> None:
+    values = {**tls, missing: None} | ({"tls_key_file": None} if missing == "tls_cert_file" else {})
+    line = refused_by_all(make_settings(broker={"url": server.url, **values}))
+    assert hint in line and "\n" not in line
+
+
+def test_certificates_of_another_ca_are_refused_by_name(
+    server: TLSServer, tls: dict[str, Any], stranger: Authority, make_settings: Callable[..., Settings]
+) -> None:
+    line = refused_by_all(make_settings(broker={"url": server.url, **tls, "tls_ca_file": stranger.ca}))
+    assert "set NEKRO_BROKER__TLS_CA_FILE" in line
+    certificate, key = stranger.certificate("client")
+    own = {"tls_cert_file": certificate, "tls_key_file": key}
+    line = refused_by_all(make_settings(broker={"url": server.url, **tls, **own}))
+    assert "NEKRO_BROKER__TLS_CERT_FILE" in line
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_the_wrong_scheme_for_a_port_is_said(
+    server: TLSServer, tls: dict[str, Any], make_settings: Callable[..., Settings], scheme: str
+) -> None:
+    port = server.tls_port if scheme == "redis" else server.port
+    line = refused_by_all(make_settings(broker={"url": f"{scheme}://127.0.0.1:{port}/0", **tls}))
+    assert ("write rediss://" if scheme == "redis" else "write redis://") in line
+
+
+def test_a_certificate_for_another_name_is_refused_unless_the_settings_allow_it(
+    server: TLSServer,
+    authority: Authority,
+    tls: dict[str, Any],
+    make_settings: Callable[..., Settings],
+    tmp_path: Path,
+) -> None:
+    other = TLSServer(tmp_path, authority, names="DNS:redis.example")
+    other.start()
+    try:
+        settings = make_settings(broker={"url": other.url, **tls})
+        assert "NEKRO_BROKER__TLS_CHECK_HOSTNAME=false" in refused_by_all(settings)
+        require_broker(make_settings(broker={"url": other.url, **tls, "tls_check_hostname": False}))
+    finally:
+        other.kill()
+
+
+async def test_the_doctor_names_the_setting(
+    server: TLSServer, tls: dict[str, Any], make_settings: Callable[..., Settings]
+) -> None:
+    settings = make_settings(broker={"url": server.url, **tls, "tls_ca_file": None})
+    check = next(check for check in await run_checks(settings) if check.name == "redis")
+    assert check.verdict is Verdict.FAILED and "NEKRO_BROKER__TLS_CA_FILE" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("values", "variable"),
+    [
+        ({"tls_ca_file": "/nowhere"}, "TLS_CA_FILE"),
+        ({"tls_ca_file": __file__}, "TLS_CA_FILE"),
+        ({"tls_cert_file": __file__}, "TLS_CERT_FILE"),
+        ({"tls_key_file": __file__}, "TLS_CERT_FILE"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_when_the_app_is_built(
+    make_settings: Callable[..., Settings], values: dict[str, Any], variable: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"NEKRO_BROKER__{variable}"):
+        create_app(make_settings(broker={"url": "rediss://127.0.0.1:1/0", **values}))
+
+
+def test_without_files_the_machines_own_cas_are_trusted() -> None:
+    tls = RedisEndpoint(BrokerSettings(), "rediss://h/0").tls
+    assert (tls["ssl_cert_reqs"], tls["ssl_check_hostname"]) == ("required", True)
+    assert ssl.get_default_verify_paths() is not None

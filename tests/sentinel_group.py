@@ -1,0 +1,165 @@
+"""Three redis-servers and three Sentinels as processes of a test, on loopback ports of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis_process import RedisServer, free_port, wait_until
+
+from broker_config.embedded import redis_binary
+
+MASTER = "calls"
+#: How long a primary may be silent before the Sentinels replace it.
+DOWN_SECONDS = 1
+#: A port on which nothing listens.
+NOWHERE = 1
+
+
+class SentinelGroup:
+    """One primary with two replicas, watched by three Sentinels; a context manager."""
+
+    def __init__(
+        self, directory: Path, *, password: str | None = None, sentinel_password: str | None = None
+    ) -> None:
+        self._directory, self._password, self._sentinel_password = directory, password, sentinel_password
+        self.servers: list[RedisServer] = []
+        self._sentinels: list[subprocess.Popen[bytes]] = []
+        self.sentinel_ports = [free_port() for _ in range(3)]
+
+    def __enter__(self) -> SentinelGroup:
+        try:
+            for number in range(3):
+                self._start_server(number)
+            for number, port in enumerate(self.sentinel_ports):
+                self._start_sentinel(number, port)
+            wait_until(self.is_complete, seconds=30, what="the Sentinels to know each other and the replicas")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._sentinels:
+            process.kill()
+            process.wait()
+        for server in self.servers:
+            server.kill()
+
+    @property
+    def url(self) -> str:
+        """URL of the list of Sentinels."""
+        userinfo = f":{quote(self._password, safe='')}@" if self._password else ""
+        return ";".join(f"sentinel://{userinfo}127.0.0.1:{port}/0" for port in self.sentinel_ports)
+
+    def settings(self) -> dict[str, Any]:
+        """Values of the group ``broker`` of the settings."""
+        return {
+            "url": self.url,
+            "sentinel_master": MASTER,
+            "sentinel_password": self._sentinel_password,
+        }
+
+    def primary(self) -> RedisServer:
+        """The server that the Sentinels name now."""
+        port = int(self.state()["port"])
+        return next(server for server in self.servers if server.port == port)
+
+    def state(self) -> dict[str, Any]:
+        """What the first Sentinel knows of the primary."""
+        with self._client(self.sentinel_ports[0], self._sentinel_password) as client:
+            found: dict[str, Any] = client.sentinel_master(MASTER)
+            return found
+
+    def is_complete(self) -> bool:
+        """Whether every Sentinel knows the others and two replicas that follow."""
+        for port in self.sentinel_ports:
+            with self._client(port, self._sentinel_password) as client:
+                try:
+                    state: Any = client.sentinel_master(MASTER)
+                    replicas: Any = client.sentinel_slaves(MASTER)
+                except redis.RedisError:
+                    return False
+            if state["num-other-sentinels"] < 2 or len(replicas) < 2:
+                return False
+            if not all(replica["master-link-status"] == "ok" for replica in replicas):
+                return False
+        return True
+
+    @contextlib.contextmanager
+    def lagging(self) -> Iterator[None]:
+        """Cut the replicas off: from here on they lack what is written. The Sentinels mend it after 8 s."""
+        for server in self.servers:
+            if server is not self.primary():
+                with self._client(server.port, self._password) as client:
+                    client.replicaof("127.0.0.1", NOWHERE)  # type: ignore[no-untyped-call]
+        yield
+
+    def wait_for_failover(self, old: RedisServer, *, seconds: float = 30) -> RedisServer:
+        """Wait until the Sentinels name another primary, which takes writes."""
+
+        def promoted() -> RedisServer | None:
+            found = self.primary()
+            if found is old:
+                return None
+            with self._client(found.port, self._password) as client:
+                return found if client.role()[0] == b"master" else None  # type: ignore[no-untyped-call]
+
+        server: RedisServer = wait_until(promoted, seconds=seconds, what="a replica to be promoted")
+        return server
+
+    def freeze(self, server: RedisServer) -> None:
+        """SIGSTOP a server: its host is gone, its connections are not."""
+        assert server.process is not None
+        server.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self, server: RedisServer) -> None:
+        """SIGCONT a server."""
+        assert server.process is not None
+        server.process.send_signal(signal.SIGCONT)
+
+    def _start_server(self, number: int) -> None:
+        directory = self._directory / f"redis{number}"
+        directory.mkdir()
+        options = ["--repl-diskless-sync-delay", "0", "--replica-serve-stale-data", "yes"]
+        if self.servers:
+            options += ["--replicaof", "127.0.0.1", str(self.servers[0].port)]
+        if self._password is not None:
+            options += ["--requirepass", self._password, "--masterauth", self._password]
+        server = RedisServer(directory, options=options, password=self._password)
+        self.servers.append(server)
+        server.start()
+
+    def _start_sentinel(self, number: int, port: int) -> None:
+        directory = self._directory / f"sentinel{number}"
+        directory.mkdir()
+        configuration = directory / "sentinel.conf"
+        lines = [
+            f"port {port}", "bind 127.0.0.1", f"dir {directory}",
+            f"sentinel monitor {MASTER} 127.0.0.1 {self.servers[0].port} 2",
+            f"sentinel down-after-milliseconds {MASTER} {DOWN_SECONDS * 1000}",
+            f"sentinel failover-timeout {MASTER} 5000",
+            f"sentinel parallel-syncs {MASTER} 2",
+        ]  # fmt: skip
+        if self._password is not None:
+            lines.append(f"sentinel auth-pass {MASTER} {self._password}")
+        if self._sentinel_password is not None:
+            word = self._sentinel_password
+            lines += [f"requirepass {word}", f"sentinel sentinel-pass {word}"]
+        configuration.write_text("\n".join(lines) + "\n")
+        with (directory / "log").open("wb") as log:
+            self._sentinels.append(
+                subprocess.Popen([redis_binary(), str(configuration), "--sentinel"], stdout=log)
+            )
+
+    @staticmethod
+    def _client(port: int, password: str | None) -> redis.Redis:
+        return redis.Redis(port=port, password=password, socket_timeout=2, retry=Retry(NoBackoff(), 0))
