@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -94,14 +92,17 @@ class SentinelGroup:
                 return False
         return True
 
-    @contextlib.contextmanager
-    def lagging(self) -> Iterator[None]:
-        """Cut the replicas off: from here on they lack what is written. The Sentinels mend it after 8 s."""
+    def cut_off(self) -> RedisServer:
+        """Have the replicas lack what is written from now on; returns the primary.
+
+        The Sentinels connect them again after some 8 s.
+        """
+        primary = self.primary()
         for server in self.servers:
-            if server is not self.primary():
+            if server is not primary:
                 with self._client(server.port, self._password) as client:
                     client.replicaof("127.0.0.1", NOWHERE)  # type: ignore[no-untyped-call]
-        yield
+        return primary
 
     def wait_for_failover(self, old: RedisServer, *, seconds: float = 30) -> RedisServer:
         """Wait until the Sentinels name another primary, which takes writes."""

@@ -1,0 +1,119 @@
+"""A primary that dies or freezes while calls run: Sentinel promotes a replica that lacks the last writes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from chaos_world import Account, call, opened, until_quiet
+from sentinel_group import SentinelGroup
+from worker_fleet import Fleet
+
+from broker_config.codec import encode_arguments
+from broker_config.wire import new_id
+from codec.values import encode_arguments
+from workers.composition import Services
+from workers.dispatch import CallScope
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+#: Calls per second.
+RATE = float(os.environ.get("NEKRO_TEST_SENTINEL_RATE", "100"))
+#: For how long the load runs before the primary is cut off from its replicas, and until it ends.
+BEFORE_SECONDS, LAG_SECONDS, AFTER_SECONDS = 3.0, 1.0, 10.0
+#: Longest time from the primary's end to the next answer.
+RECOVERY_SECONDS = 30
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[SentinelGroup]:
+    """A primary, two replicas and three Sentinels."""
+    directory = tmp_path / "group"
+    directory.mkdir()
+    with SentinelGroup(directory) as group:
+        yield group
+
+
+class Load:
+    """Sends calls at a steady rate, every tenth one with an effect, in twenty chats that are known."""
+
+    def __init__(self, services: Services, account: Account, scopes: list[CallScope]) -> None:
+        self._services, self._account, self._scopes = services, account, scopes
+        self.sent_at: dict[str, float] = {}
+        self._is_stopping = False
+
+    async def run(self) -> None:
+        """Send until ``stop``, then wait for every outcome."""
+        tasks, begin = [], time.monotonic()
+        while not self._is_stopping:
+            due = int((time.monotonic() - begin) * RATE)
+            tasks += [asyncio.create_task(self._one(number)) for number in range(len(tasks), due)]
+            await asyncio.sleep(0.005)
+        await asyncio.gather(*tasks)
+
+    def stop(self) -> None:
+        """Send no more."""
+        self._is_stopping = True
+
+    async def _one(self, number: int) -> None:
+        name, method = (f"T{number}", "work") if number % 10 else (f"E{number}", "effect")
+        self.sent_at[name] = time.monotonic()
+        outcome = self._services.dispatcher.invoke(
+            self._services.registry.find(method),
+            encode_arguments((name,), {}),
+            self._scopes[number % len(self._scopes)],
+            call_id=new_id(),
+            deadline=datetime.now(UTC) + timedelta(seconds=60),
+        )
+        await self._account.follow(name, outcome)
+
+
+@pytest.mark.parametrize("end", ["killed", "frozen"])
+async def test_failover_to_a_lagging_replica_loses_no_call_and_doubles_none(
+    make_chaos: Callable[..., Fleet], group: SentinelGroup, end: str
+) -> None:
+    fleet = make_chaos(broker=group.settings())
+    fleet.start("methods", "methods", concurrency=32)
+    account = Account()
+    async with opened(fleet) as services:
+        await call(services, "work", "T-first")
+        chats = [await services.chat(f"c{number}") for number in range(20)]
+        load = Load(services, account, [CallScope(chat=chat, user_id=None) for chat in chats])
+        running = asyncio.create_task(load.run())
+        await asyncio.sleep(BEFORE_SECONDS)
+        old = await asyncio.to_thread(group.cut_off)
+        await asyncio.sleep(LAG_SECONDS)
+        ended_at = time.monotonic()
+        old.kill() if end == "killed" else group.freeze(old)
+        await asyncio.to_thread(group.wait_for_failover, old)
+        promoted_at = time.monotonic()
+        await asyncio.sleep(AFTER_SECONDS)
+        load.stop()
+        await running
+        await until_quiet(fleet)
+        doubled, missing = await account.doubled_and_missing(services, fleet)
+    answered = [
+        load.sent_at[name] + account.seconds[name] for name in account.ok if load.sent_at[name] > ended_at
+    ]
+    recovered = min(answered) - ended_at
+    later = [name for name in load.sent_at if load.sent_at[name] > promoted_at + 6]
+    print(
+        f"{end}: {account.count} calls, ok={len(account.ok)} unknown={len(account.unknown)} "
+        f"{dict(account.error_kinds)}; promoted after {promoted_at - ended_at:.1f} s, first answer after "
+        f"{recovered:.1f} s; slowest ok {max(account.seconds[n] for n in account.ok):.1f} s; "
+        f"doubled={len(doubled)} lost={len(missing)}; errors after the failover: "
+        f"{Counter(account.errors[n].partition(':')[0] for n in later if n in account.errors)}\n"
+        f"{list(account.errors.items())[:3]}"
+    )
+    assert account.count == len(load.sent_at)
+    assert account.wild == {} and doubled == [] and missing == []
+    assert set(account.error_kinds) <= {"BrokerUnavailableError"}
+    assert all(name[0] == "E" for name in account.unknown)
+    assert recovered < RECOVERY_SECONDS
+    assert set(later) <= set(account.ok)
