@@ -165,14 +165,23 @@ class RedisLink:
 
     async def _connect(self) -> _Exchange:
         connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
-        await connection.connect()
+        try:
+            await connection.connect()
+        except BaseException:  # redis-py leaves it open when it is cancelled
+            connection._close()
+            raise
         exchange = _Exchange(connection, reply_seconds=self._reply_seconds, on_message=self._on_message)
         transport = connection._writer.transport
         transport.set_protocol(exchange)
         exchange.connection_made(transport)
         if self._asks_run_id:
-            with contextlib.suppress(redis.ResponseError):  # an ACL may deny it
+            try:
                 exchange.run_id = _run_id(await exchange.send(("INFO", "server")))
+            except redis.ResponseError:  # an ACL may deny it
+                pass
+            except BaseException:
+                exchange.abort()
+                raise
         return exchange
 
 

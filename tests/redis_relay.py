@@ -28,6 +28,8 @@ class RedisRelay:
         self._server: asyncio.Server | None = None
         #: Whether clients that come from now on are never answered.
         self.is_mute = False
+        #: Command after which a client is answered nothing more; empty: none.
+        self.mute_at = b""
 
     @property
     def port(self) -> int:
@@ -82,7 +84,7 @@ class RedisRelay:
             client.writer.write(data)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = Client(writer, is_mute=self.is_mute)
+        client = Client(writer, is_mute=self.is_mute, mute_at=self.mute_at)
         self.clients.append(client)
         up_reader, client.upstream = await asyncio.open_connection("127.0.0.1", self._target)
         for pump in (client.pump_up(reader), client.pump_down(up_reader)):
@@ -93,8 +95,8 @@ class RedisRelay:
 class Client:
     """One connection to the relay and its own to Redis."""
 
-    def __init__(self, writer: asyncio.StreamWriter, *, is_mute: bool) -> None:
-        self.writer, self.is_mute = writer, is_mute
+    def __init__(self, writer: asyncio.StreamWriter, *, is_mute: bool, mute_at: bytes) -> None:
+        self.writer, self.is_mute, self._mute_at = writer, is_mute, mute_at
         self.upstream: asyncio.StreamWriter | None = None
         #: Cleared: what Redis sends is kept back until it is set.
         self.passes = asyncio.Event()
@@ -119,6 +121,7 @@ class Client:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 self.subscribes |= b"SUBSCRIBE" in data
+                self.is_mute = self.is_mute or (bool(self._mute_at) and self._mute_at in data)
                 self.upstream.write(data)
                 await self.upstream.drain()
         self.is_gone.set()

@@ -45,11 +45,14 @@ class World:
             link.abort()
         await self.relay.__aexit__()
 
-    def link(self, url: str | None = None, *, reply_seconds: float = 5) -> RedisLink:
+    def link(
+        self, url: str | None = None, *, reply_seconds: float = 5, asks_run_id: bool = False
+    ) -> RedisLink:
         """Make a link; it leads through the relay when no URL is given."""
         link = RedisLink(
             BrokerSettings(socket_timeout_seconds=reply_seconds, connect_timeout_seconds=5),
             url or self.relay.url,
+            asks_run_id=asks_run_id,
         )
         self._links.append(link)
         return link
@@ -384,6 +387,18 @@ async def test_encrypted_connection_serves(world: World, tmp_path: Path) -> None
         assert await works(link)
         assert relay.accepted == 2
         await link.close()
+
+
+@on_both_loops
+async def test_a_command_that_is_cancelled_while_it_connects_leaves_no_connection(world: World) -> None:
+    world.relay.mute_at = b"\r\nINFO\r\n"
+    link = world.link(asks_run_id=True, reply_seconds=600)
+    command = asyncio.ensure_future(link.execute("PING"))
+    while not (world.relay.clients and world.relay.clients[0].is_mute):
+        await asyncio.sleep(0.01)
+    command.cancel()
+    await asyncio.wait({command})
+    await world.relay.clients[0].is_gone.wait()
 
 
 @on_both_loops
