@@ -21,8 +21,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from broker_config.app import WORKER_FLAGS, NekroApp, create_app
 from broker_config.metrics import start_metrics
+from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
-from broker_config.urls import client_url
 from broker_config.wire import Envelope, Signer
 from nekro_agent.errors import ArgumentError, MethodDisabledError, ResultError
 from nekro_agent.methods import SandboxMethodType
@@ -52,8 +52,9 @@ class Ledger:
 
     def __init__(self, settings: Settings) -> None:
         self.key = f"{settings.broker.key_prefix}ledger"
-        assert settings.broker.url
-        self.client = redis.Redis.from_url(client_url(settings.broker.url))
+        endpoint = RedisEndpoint(settings.broker, settings.broker.url)
+        pool = redis.ConnectionPool(connection_class=endpoint.connection_class, **endpoint.parameters())
+        self.client = redis.Redis.from_pool(pool)  # tries again by itself
 
     def write(self, task_id: str, *entry: object) -> None:
         """Append one entry: the task's id, then what happened."""

@@ -12,10 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import redis
-
+from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
-from broker_config.urls import client_url
 
 POOLS = {
     "asyncio": "workers.asyncio_pool:AsyncioPool",
@@ -89,8 +87,7 @@ class WorkerProcess:
 
 def read_ledger(settings: Settings) -> list[list[Any]]:
     """What tasks of all workers under a key prefix wrote down so far."""
-    assert settings.broker.url
-    with redis.Redis.from_url(client_url(settings.broker.url)) as client:
+    with RedisEndpoint(settings.broker, settings.broker.url).client() as client:
         return [json.loads(raw) for raw in client.lrange(f"{settings.broker.key_prefix}ledger", 0, -1)]
 
 

@@ -1,0 +1,70 @@
+"""Sentinel promotes a replica that lacks the last calls: they are published again, and the worker goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sentinel_group import SentinelGroup
+from worker_process import WorkerProcess, read_ledger
+
+from broker_config.app import create_app
+from broker_config.calls import MethodCaller
+from broker_config.settings import Settings
+from broker_config.wire import Invocation, new_id
+from nekro_agent.methods import Lane
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[SentinelGroup]:
+    """A primary, two replicas and three Sentinels."""
+    directory = tmp_path / "group"
+    directory.mkdir()
+    with SentinelGroup(directory) as group:
+        yield group
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings], group: SentinelGroup) -> Settings:
+    """Settings that name the Sentinels."""
+    return make_settings(broker=group.settings() | {"visibility_timeout_seconds": 4})
+
+
+def invocation() -> Invocation:
+    """A call of a TOOL method that says that it ran."""
+    now = datetime.now(UTC)
+    return Invocation(
+        call_id=new_id(), method="m.wait", chat_key="c", container_key="k",
+        issued_at=now, deadline=now + timedelta(seconds=55), args="0",
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(150)
+async def test_calls_that_a_promoted_replica_lacks_are_published_again(
+    settings: Settings, group: SentinelGroup, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    worker = start_worker("asyncio")
+    lost = [invocation() for _ in range(5)]
+    app = create_app(settings)
+    async with MethodCaller(app, settings) as caller:
+        await caller.call(invocation(), lane=Lane.METHODS)
+        worker.send(signal.SIGSTOP)
+        old = await asyncio.to_thread(group.cut_off)
+        tasks = [asyncio.create_task(caller.call(call, lane=Lane.METHODS)) for call in lost]
+        while sum(pending.place is not None for pending in caller._pending.values()) < len(lost):
+            await asyncio.sleep(0.01)
+        old.kill()
+        await asyncio.to_thread(group.wait_for_failover, old)
+        worker.send(signal.SIGCONT)
+        answers = await asyncio.gather(*tasks)
+        assert (await caller.call(invocation(), lane=Lane.METHODS)).call_id
+    app.backend.client.close()
+    app.close()
+    assert {answer.call_id for answer in answers} == {call.call_id for call in lost}
+    runs = Counter(task_id for task_id, what, *_ in read_ledger(settings) if what == "started")
+    assert {runs[call.call_id] for call in lost} == {1}
