@@ -17,6 +17,7 @@ from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.redis_errors import NotPrimaryError
 from broker_config.redis_link import RedisLink, Script
 from broker_config.settings import BrokerSettings, Settings
+from cli.checks import Verdict, run_checks
 
 WRITE = Script("return redis.call('SET', KEYS[1], ARGV[1])")
 
@@ -183,3 +184,24 @@ def test_a_client_leaves_a_server_that_was_demoted(
         operator.replicaof("NO", "ONE")
         client.execute_command(*command)
         assert operator.info("stats")["total_connections_received"] == connected + 1  # type: ignore[index]
+
+
+async def test_the_doctor_refuses_a_replica(
+    demoted: tuple[RedisServer, redis.Redis], make_settings: Callable[..., Settings]
+) -> None:
+    server, operator = demoted
+    operator.replicaof("127.0.0.1", 1)
+    checks = await run_checks(make_settings(broker={"url": server.url}))
+    check = next(check for check in checks if check.name == "redis")
+    assert check.verdict is Verdict.FAILED and "is a replica" in check.detail
+    assert "sentinel://" in check.mend
+
+
+def test_remote_control_shows_no_password_of_servers_or_sentinels(
+    group: SentinelGroup, make_settings: Callable[..., Settings]
+) -> None:
+    app = create_app(make_settings(broker=group.settings()))
+    shown = f"{app.conf.table(censored=True)} {app.connection().as_uri()} {app.backend.as_uri()}"
+    app.close()
+    assert "sentinel://:**@" in shown
+    assert not any(secret in shown for secret in ("pw;of", "pw%3B", "pw-of-sentinel"))
