@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from broker_config.codec import encode_arguments
 from chaos_world import Account, call, opened, until_quiet
 from sentinel_group import SentinelGroup
 from worker_fleet import Fleet
