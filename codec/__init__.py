@@ -25,7 +25,7 @@ of which begins with ``$``. Everything else is an object of exactly one key, its
 
 Arguments are ``[[positional,…],{name:value,…}]``. A value that is referred to twice is written twice.
 
-Trust. Text from a sandbox is read by ``codec.parser`` only: it checks steps, bytes, depth and time
+Trust. Text from a sandbox is read by ``codec.parser``: it checks steps, bytes, depth and time
 while it runs, refuses what is not of this form (an unknown tag, a wrong payload, a key twice, blanks,
 a fraction that is not in lowest terms) and can build the types above and nothing else. ``$pickle`` is how a
 worker returns an instance of a class that has no tag: the whole value is an ordinary pickle, which
@@ -33,6 +33,7 @@ only the sandbox opens; ``reason`` names the class for people. The host refuses 
 
     tagged.py        writes the text; standard library only, because the sandbox's runner contains it
     parser.py        reads it within a budget; budget.py and constructors.py hold limits and types
+    short_texts.py   reads most short texts as the parser would, by C code; leaves the others to it
     values.py        arguments and results
     returned_*.py    what may leave a worker, and in which form
     decode_pool.py   reads large arguments on a thread, in turns between chats

@@ -17,12 +17,13 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Final
 
+from codec.short_texts import SHORT_CHARS
 from codec.values import Arguments, arguments_in_slices, decode_arguments
 
 __all__ = ["INLINE_BYTES", "DecodePool"]
 
 #: Texts up to this length are read at once; the worst of them takes about a millisecond.
-INLINE_BYTES: Final = 4 << 10
+INLINE_BYTES: Final = SHORT_CHARS
 #: Between slices of about 0.3 ms: long enough for a waiting thread to take the interpreter's lock.
 _PAUSE_SECONDS: Final = 0.0002
 

@@ -37,6 +37,8 @@ _scan: Final[Callable[[str, int], tuple[list[Any], int]]] = JSONDecoder().scan_o
 _CONSTANTS: Final = {"n": ("null", None), "t": ("true", True), "f": ("false", False)}
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _SHOWN_CHARS: Final = 40
+#: Tags whose text is checked by what it is decoded with.
+_BASE64: Final = frozenset({"$bytes", "$bytearray"})
 
 #: Memory of what CPython builds, a little above what ``sys.getsizeof`` says.
 _LIST_BYTES: Final = 64
@@ -103,7 +105,7 @@ class _Parser:
         self._in_run = False
         self._open: list[_Open] = []
         #: Only an escape can make half a surrogate pair: the text itself was UTF-8.
-        self._has_escapes = "\\u" in text
+        self._has_escapes = "\\" in text and "\\u" in text
 
     def run(self) -> Generator[None, None, object]:
         """Read to the end of the text; returns the value."""
@@ -120,7 +122,7 @@ class _Parser:
             char = text[self._at]
             if char == '"':
                 self._at += 1
-                value: Any = self._string()
+                value: Any = self._base64() if self._is_base64() else self._string()
             elif char == "[" or char == "{":
                 if self._begins(char):
                     continue
@@ -158,6 +160,20 @@ class _Parser:
         if self._at != len(self._text):
             raise ValueError("something follows the value")
         self._meter.check()
+
+    def _is_base64(self) -> bool:
+        return bool(self._open) and self._open[-1].tag in _BASE64
+
+    def _base64(self) -> str:
+        """Read the text of bytes whose opening quote was passed; what decodes it looks at each character."""
+        begin = self._at
+        end = self._text.index('"', begin)
+        value = self._text[begin:end]
+        if "\\" in value:
+            return self._string()
+        self._at = end + 1
+        self._meter.built_bytes += len(value) + 56
+        return value
 
     def _string(self) -> str:
         """Read a string whose opening quote was passed."""

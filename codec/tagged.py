@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from _json import encode_basestring, make_encoder
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ SEND_PLAIN = "send plain values (dict, list, str, int, …)"
 SCALARS = frozenset({str, int, float, bool, type(None)})
 JSON_TYPES = SCALARS | {list, dict}
 TEXT = frozenset({str})
+CONSTANTS = {None: "null", True: "true", False: "false"}
+values_of = dict.values
 TAGS_OF_CONTAINERS: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 
 
@@ -49,28 +52,20 @@ def write_text(value: Any, most_chars: int) -> str:
         NotPlainError: it holds something without a tagged form, is nested too deeply or holds itself.
         TooLongError: the text would have more than ``most_chars`` characters.
     """
-    if is_json(value, most_chars):
-        try:
-            text = "".join(write_json(value, 0))
-        except (ValueError, RecursionError):  # NaN, a long integer, a deep nesting: found again below
-            text = '"$'
-        # The mark of a tag is nowhere: no key can be taken for one.
-        if '"$' not in text:
-            return check_length(text, most_chars)
-    return check_length("".join(write_json(Tagger(most_chars).tree(value, 0), 0)), most_chars)
+    text = written_plainly([value], value, most_chars)
+    return check_length(Tagger(most_chars).text(value, 0) if text is None else text, most_chars)
 
 
 def write_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], most_chars: int) -> str:
     """Write the arguments of a call; raises as ``write_text`` does."""
-    # Most calls need no look inside of anything; a tuple is written as a list.
-    if SCALARS.issuperset(map(type, args)) and SCALARS.issuperset(map(type, kwargs.values())):
-        try:
-            text = "".join(write_json((args, kwargs), 0))
-        except ValueError:  # NaN, or a long integer
-            text = '"$'
-        if '"$' not in text:
-            return check_length(text, most_chars)
-    return write_text([list(args), kwargs], most_chars)
+    # Most calls need no look inside of anything; the C encoder writes a tuple as an array.
+    if SCALARS.issuperset(map(type, args)) and not kwargs:
+        text = encoded((args, kwargs))
+    else:
+        text = written_plainly([*args, kwargs], (args, kwargs), most_chars, levels=2)
+    if text is None:
+        text = Tagger(most_chars).text([list(args), kwargs], 0)
+    return check_length(text, most_chars)
 
 
 def check_length(text: str, most_chars: int) -> str:
@@ -80,58 +75,81 @@ def check_length(text: str, most_chars: int) -> str:
     return text
 
 
-def is_json(value: Any, most_chars: int) -> bool:
-    """Whether a value consists of JSON's own types; shared parts count as often as they stand there."""
-    parts: list[Any] = [(value,)]
-    chars = levels = 0
-    while parts:
-        deeper: list[Any] = []
-        for part in parts:
-            if type(part) is dict:
-                if not TEXT.issuperset(map(type, part)):
-                    return False
-                chars += sum(map(len, part))
-                part = part.values()
-            kinds = set(map(type, part))
-            chars += 2 * len(part)
-            if str in kinds:
-                chars += sum([len(item) for item in part if type(item) is str])
-            if chars > most_chars + 2:
-                raise TooLongError
-            if not kinds <= SCALARS:
-                if not kinds <= JSON_TYPES:
-                    return False
-                deeper += [item for item in part if type(item) is list or type(item) is dict]
-        parts = deeper
-        levels += 1
-        if levels > MOST_LEVELS + 1:
+def written_plainly(items: list[Any], value: Any, most_chars: int, *, levels: int = 0) -> str | None:
+    """Write a value of JSON's own types at once; None when it needs tags, or something is wrong with it.
+
+    Args:
+        items: what of the value has to be looked at.
+        levels: how many containers stand around the items.
+    """
+    return encoded(value) if is_json(items, most_chars, levels) else None
+
+
+def encoded(value: Any) -> str | None:
+    """Write a value of JSON's own types, or None as ``written_plainly``."""
+    try:
+        text = "".join(write_json(value, 0))
+    except (ValueError, RecursionError):  # NaN, a long integer
+        return None
+    # The mark of a tag is nowhere: no key can be taken for one.
+    return None if '"$' in text else text
+
+
+def is_json(items: list[Any], most_chars: int, levels: int) -> bool:
+    """Whether items consist of JSON's own types; shared parts count as often as they stand there.
+
+    All containers of a level are looked at together, by C code.
+    """
+    chars = 0
+    while True:
+        kinds = set(map(type, items))
+        if str in kinds:
+            chars += sum([len(item) for item in items if type(item) is str])
+        if chars > most_chars + 2:
+            raise TooLongError
+        if kinds <= SCALARS:
+            return True
+        if levels >= MOST_LEVELS or not kinds <= JSON_TYPES:
             return False
-    return True
+        lists = [item for item in items if type(item) is list]
+        dicts = [item for item in items if type(item) is dict]
+        chars += 2 * (sum(map(len, lists)) + sum(map(len, dicts)))
+        if chars > most_chars + 2:
+            raise TooLongError
+        if not TEXT.issuperset(map(type, chain.from_iterable(dicts))):
+            return False
+        chars += sum(map(len, chain.from_iterable(dicts)))
+        if len(lists) == 1 and not dicts:
+            items = lists[0]
+        else:
+            items = [*chain.from_iterable(lists), *chain.from_iterable(map(values_of, dicts))]
+        levels += 1
 
 
 class Tagger:
-    """Makes a tree of JSON's own types of a value, with tags; counts what the text will have at least."""
+    """Writes values with tags, part by part; counts what the text will have at least."""
 
     def __init__(self, most_chars: int) -> None:
         self.left = most_chars + 2
 
-    def tree(self, value: Any, level: int) -> Any:
-        """Return the tree of one value that stands inside ``level`` containers."""
+    def text(self, value: Any, level: int) -> str:
+        """Return the text of one value that stands inside ``level`` containers."""
         kind = type(value)
         self.charge(2)
         if kind is str:
             self.charge(len(value))
-            return value
+            return encode_basestring(value)
         if kind is int:
             if value.bit_length() > MOST_INT_BITS:
                 raise NotPlainError(
                     f"an integer of more than {MOST_INT_BITS} bits cannot cross the sandbox boundary"
                 )
-            return value
+            return repr(value)
         if value is None or kind is bool:
-            return value
+            return CONSTANTS[value]
         if kind is float:
-            return value if value - value == 0 else {"$float": repr(value)}
+            text = repr(value)
+            return text if value - value == 0 else f'{{"$float":"{text}"}}'
         if kind is list or kind is dict or kind in TAGS_OF_CONTAINERS or is_ordered(kind):
             return self.container(value, kind, level + 1)
         return self.leaf(value, kind)
@@ -142,28 +160,33 @@ class Tagger:
         if self.left < 0:
             raise TooLongError
 
-    def container(self, value: Any, kind: type, level: int) -> Any:
-        """Return the tree of a built-in container."""
+    def container(self, value: Any, kind: type, level: int) -> str:
+        """Return the text of a built-in container."""
         if level > MOST_LEVELS:
             raise NotPlainError(f"the value is nested deeper than {MOST_LEVELS} levels, or holds itself")
         if kind is list:
-            return [self.tree(item, level) for item in value]
+            return self.array(value, level)
         tag = TAGS_OF_CONTAINERS.get(kind)
         if tag is not None:
-            return {tag: [self.tree(item, level) for item in value]}
+            return f'{{"{tag}":{self.array(value, level)}}}'
         if is_ordered(kind):
-            return {"$ordered": self.pairs(value, level)}
+            return f'{{"$ordered":{self.pairs(value, level)}}}'
         if TEXT.issuperset(map(type, value)) and not any(key[:1] == "$" for key in value):
             self.charge(sum(map(len, value)))
-            return {key: self.tree(item, level) for key, item in value.items()}
-        return {"$dict": self.pairs(value, level)}
+            parts = [f"{encode_basestring(key)}:{self.text(item, level)}" for key, item in value.items()]
+            return f"{{{','.join(parts)}}}"
+        return f'{{"$dict":{self.pairs(value, level)}}}'
 
-    def pairs(self, value: Any, level: int) -> list[Any]:
-        """Return keys and values in turn."""
-        return [self.tree(part, level) for pair in value.items() for part in pair]
+    def array(self, items: Any, level: int) -> str:
+        """Return the text of an array."""
+        return f"[{','.join([self.text(item, level) for item in items])}]"
 
-    def leaf(self, value: Any, kind: type) -> Any:
-        """Return the tree of an instance of a class of the standard library."""
+    def pairs(self, value: Any, level: int) -> str:
+        """Return the text of keys and values in turn."""
+        return self.array([part for pair in value.items() for part in pair], level)
+
+    def leaf(self, value: Any, kind: type) -> str:
+        """Return the text of an instance of a class of the standard library."""
         name = f"{kind.__module__}.{kind.__qualname__}"
         writer = WRITERS.get(name)
         if writer is None or getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
@@ -171,15 +194,18 @@ class Tagger:
                 char if char.isprintable() else "?" for char in name.removeprefix("builtins.")[:120]
             )
             raise NotPlainError(f"type {shown} cannot cross the sandbox boundary; {SEND_PLAIN}")
-        return writer(self, value)
+        text: str = writer(self, value)
+        return text
 
-    def moment(self, tag: str, value: Any) -> Any:
-        """Return the tree of a time or datetime."""
+    def moment(self, tag: str, value: Any) -> str:
+        """Return the text of a time or datetime."""
         text = value.replace(tzinfo=None, fold=0).isoformat()
-        if value.tzinfo is None and not value.fold:
-            return {tag: text}
         zone = value.tzinfo
-        return {tag: [text, value.fold, zone if zone is None else self.leaf(zone, type(zone))]}
+        if zone is None and not value.fold:
+            return f'{{"{tag}":"{text}"}}'
+        return (
+            f'{{"{tag}":["{text}",{value.fold},{"null" if zone is None else self.leaf(zone, type(zone))}]}}'
+        )
 
 
 def is_ordered(kind: type) -> bool:
@@ -189,54 +215,52 @@ def is_ordered(kind: type) -> bool:
     )
 
 
-def write_bytes(tagger: Tagger, value: Any) -> Any:
+def write_bytes(tagger: Tagger, value: Any) -> str:
     """Bytes and bytearrays."""
     from binascii import b2a_base64
 
     tagger.charge(4 * len(value) // 3)
-    return {f"${type(value).__name__}": b2a_base64(value, newline=False).decode()}
+    # Base64 needs no escapes: the encoder would look at each character for nothing.
+    return f'{{"${type(value).__name__}":"{b2a_base64(value, newline=False).decode()}"}}'
 
 
-def write_timezone(tagger: Tagger, value: Any) -> Any:
+def write_timezone(tagger: Tagger, value: Any) -> str:
     """A fixed offset."""
     offset, *name = value.__getinitargs__()
-    return {"$timezone": [(offset.days * 86400 + offset.seconds) * 1_000_000 + offset.microseconds, *name]}
+    microseconds = (offset.days * 86400 + offset.seconds) * 1_000_000 + offset.microseconds
+    return f'{{"$timezone":{tagger.array([microseconds, *name], 0)}}}'
 
 
-def write_zone(tagger: Tagger, value: Any) -> Any:
+def write_zone(tagger: Tagger, value: Any) -> str:
     """A zone of the time zone database."""
     if value.key is None:
         raise NotPlainError("a ZoneInfo without a key cannot cross the sandbox boundary")
-    return {"$zone": value.key}
+    return f'{{"$zone":{tagger.text(value.key, 0)}}}'
 
 
-def write_path(tagger: Tagger, value: Any) -> Any:
+def write_path(tagger: Tagger, value: Any) -> str:
     """A path."""
-    return {"$path" if type(value).__name__ == "PosixPath" else "$purepath": str(value)}
-
-
-def write_fraction(tagger: Tagger, value: Any) -> Any:
-    """A fraction."""
-    return {"$fraction": [tagger.tree(value.numerator, 0), tagger.tree(value.denominator, 0)]}
+    tag = "$path" if type(value).__name__ == "PosixPath" else "$purepath"
+    return f'{{"{tag}":{tagger.text(str(value), 0)}}}'
 
 
 WRITERS = {
     "builtins.bytes": write_bytes,
     "builtins.bytearray": write_bytes,
-    "builtins.complex": lambda tagger, value: {
-        "$complex": [tagger.tree(value.real, 0), tagger.tree(value.imag, 0)]
-    },
+    "builtins.complex": lambda tagger, value: f'{{"$complex":{tagger.array((value.real, value.imag), 0)}}}',
     "datetime.datetime": lambda tagger, value: tagger.moment("$datetime", value),
     "datetime.time": lambda tagger, value: tagger.moment("$time", value),
-    "datetime.date": lambda tagger, value: {"$date": value.isoformat()},
-    "datetime.timedelta": lambda tagger, value: {
-        "$timedelta": [value.days, value.seconds, value.microseconds]
-    },
+    "datetime.date": lambda tagger, value: f'{{"$date":"{value.isoformat()}"}}',
+    "datetime.timedelta": lambda tagger, value: (
+        f'{{"$timedelta":[{value.days},{value.seconds},{value.microseconds}]}}'
+    ),
     "datetime.timezone": write_timezone,
     "zoneinfo.ZoneInfo": write_zone,
-    "decimal.Decimal": lambda tagger, value: {"$decimal": str(value)},
-    "fractions.Fraction": write_fraction,
-    "uuid.UUID": lambda tagger, value: {"$uuid": value.hex},
+    "decimal.Decimal": lambda tagger, value: f'{{"$decimal":"{value}"}}',
+    "fractions.Fraction": lambda tagger, value: (
+        f'{{"$fraction":{tagger.array((value.numerator, value.denominator), 0)}}}'
+    ),
+    "uuid.UUID": lambda tagger, value: f'{{"$uuid":"{value.hex}"}}',
     "pathlib.PosixPath": write_path,
     "pathlib.PurePosixPath": write_path,
     # The module's name in Python 3.13.

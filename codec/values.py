@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Generator
 from typing import Any, Final, TypeAlias
 
 from codec.budget import Budget, Meter
 from codec.parser import load, load_in_slices
 from codec.returned_values import written
+from codec.short_texts import Undecided, load_short
 from codec.tagged import NotPlainError, TooLongError, write_arguments
 from nekro_agent.errors import ArgumentError
 
@@ -26,6 +26,7 @@ __all__ = [
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
+_ARGUMENT_SETTING: Final = "NEKRO_SANDBOX__ARGUMENT_BYTES"
 _NOT_ARGUMENTS: Final = "the value is something else than positional and named arguments"
 _ARGUMENT_BUDGET: Final = Budget()
 #: A worker's own value may be long; still it comes by way of the broker.
@@ -33,7 +34,7 @@ _VALUE_BUDGET: Final = Budget(steps=4_000_000, built_bytes=512 << 20, seconds=30
 #: Our own arguments are written whatever their length: the worker says what its limit is.
 _MOST_CHARS: Final = 64 << 20
 _PICKLE: Final = '{"$pickle":['
-_CONTROL: Final = re.compile("[\x00-\x1f]")
+_CONTROL: Final = bytes(range(32))
 
 
 def decode_arguments(data: bytes | str, *, max_bytes: int) -> Arguments:
@@ -42,13 +43,12 @@ def decode_arguments(data: bytes | str, *, max_bytes: int) -> Arguments:
     Raises:
         ArgumentError: a type that may not cross, malformed text, or too much of anything.
     """
-    slices = arguments_in_slices(data, max_bytes=max_bytes)
-    while True:
-        try:
-            next(slices)
-        except StopIteration as end:
-            arguments: Arguments = end.value
-            return arguments
+    text = _text(data, max_bytes, setting=_ARGUMENT_SETTING)
+    try:
+        value = load_short(text)
+    except Undecided:
+        value = load(text, _ARGUMENT_BUDGET)
+    return _arguments(value)
 
 
 def arguments_text(data: bytes) -> str:
@@ -61,7 +61,7 @@ def arguments_text(data: bytes) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         raise ArgumentError("the value is malformed: it is no UTF-8") from None
-    if _CONTROL.search(text):
+    if len(data.translate(None, _CONTROL)) != len(data):
         raise ArgumentError("the value is malformed: it holds a control character outside of an escape")
     return text
 
@@ -74,8 +74,11 @@ def arguments_in_slices(
     Args:
         meter: counts what it costs, for measurements.
     """
-    text = _text(data, max_bytes, setting="NEKRO_SANDBOX__ARGUMENT_BYTES")
-    value = yield from load_in_slices(text, meter or Meter(_ARGUMENT_BUDGET))
+    text = _text(data, max_bytes, setting=_ARGUMENT_SETTING)
+    return _arguments((yield from load_in_slices(text, meter or Meter(_ARGUMENT_BUDGET))))
+
+
+def _arguments(value: Any) -> Arguments:
     if type(value) is not list or len(value) != 2:
         raise ArgumentError(_NOT_ARGUMENTS)
     args, kwargs = value

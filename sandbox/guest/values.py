@@ -16,6 +16,8 @@ __all__ = ["Opaque", "open_value", "read_json"]
 
 #: Modules whose classes every Python has, in the same shape.
 COMMON_MODULES = frozenset({"builtins", "collections", "copyreg", "datetime", "decimal", "fractions", "uuid"})
+#: How a value of bytes begins.
+BYTES = '{"$bytes":"'
 
 
 class Opaque:
@@ -84,6 +86,9 @@ def open_value(data: bytes) -> Any:
     text = data.decode()
     if '"$' not in text:
         return read_json(text)
+    # Bytes alone: base64 has no escapes, so nothing but its end has to be found.
+    if text.startswith(BYTES) and text.find('"', len(BYTES)) == len(text) - 2:
+        return open_bytes(text[len(BYTES) : -2])
     value, end = scan_tagged(text, 0)
     if end != len(text):
         raise ValueError("something follows the value")

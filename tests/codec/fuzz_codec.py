@@ -1,7 +1,8 @@
 """Fuzz the decoder: mutated and generated texts of plain values and of the hostile corpus.
 
 Whatever comes out must be an ArgumentError or a plain value that survives another round trip, within
-a bound of steps and memory that follows from the length of the input. Each input follows from the
+a bound of steps and memory that follows from the length of the input. What the reader of short texts
+decides must be what the parser decides. Each input follows from the
 seed and its number; the process that decodes is watched by another, so an input that kills the
 interpreter is named as well.
 """
@@ -9,6 +10,7 @@ interpreter is named as well.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import random
 import resource
@@ -29,6 +31,7 @@ from hostile_texts import corpus
 
 from codec.budget import MEMORY_FACTOR, PLAIN_TYPES, Budget, Meter
 from codec.parser import load_in_slices
+from codec.short_texts import Undecided, load_short
 from codec.tagged import NotPlainError, write_text
 from codec.values import arguments_text, decode_arguments
 from nekro_agent.errors import ArgumentError
@@ -71,7 +74,10 @@ PLAIN: list[Any] = [
 ]
 TOKENS = (
     *'[]{},:"', "null", "true", "-1", "0", "1.5e3", '""', '"a"', '"\\u00e9"', '"\\ud83d\\ude00"', "[]", "{}",
-    "[1,2,3,4,5,6]", '{"a":1}', '{"$tuple":[1]}', '{"$set":[1,"a"]}', '{"$frozenset":[]}',
+    "[1,2,3,4,5,6]", " ", "\\ud800", "\\u0024", "1e5", "1E5", "1e999", "1e00000001", "-0", "01", "1.",
+    "NaN", "-Infinity", "[" * 60, "]" * 60, "{\"$", "\\\\", "\\\"", "0.30000000000000004",
+    "1234567890123456789",
+    '{"a":1}', '{"$tuple":[1]}', '{"$set":[1,"a"]}', '{"$frozenset":[]}',
     '{"$dict":[1,2]}', '{"$ordered":["a",1]}', '{"$bytes":"YQ=="}', '{"$float":"-inf"}',
     '{"$complex":[1.0,2.0]}',
     '{"$datetime":"2024-01-01T00:00:00"}', '{"$time":["01:02:03.000004",1,{"$timezone":[0]}]}',
@@ -144,14 +150,16 @@ def is_accepted(data: bytes) -> bool:
     signal.setitimer(signal.ITIMER_REAL, MAX_INPUT_SECONDS)
     try:
         value = read(data, meter)
-        if type(value) is list and len(value) == 2:
-            decode_arguments(data, max_bytes=MAX_BYTES)
     except ArgumentError:
+        assert short_form(data) is None, "the reader of short texts accepts it, the parser does not"
         return False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         assert meter.steps <= STEPS_PER_CHAR * len(data) + 8, f"{meter.steps} steps for {len(data)} bytes"
         assert meter.built_bytes <= MEMORY_FACTOR * (len(data) + 8), f"{meter.built_bytes} bytes built"
+    if type(value) is list and len(value) == 2:
+        with contextlib.suppress(ArgumentError):  # not a list and a dict of names
+            decode_arguments(data, max_bytes=MAX_BYTES)
     strange = {type(part) for part in parts_of(value)} - PLAIN_TYPES
     assert not strange, f"it builds {strange}"
     try:
@@ -159,9 +167,18 @@ def is_accepted(data: bytes) -> bool:
     except NotPlainError as exc:
         # Wider integers than the writer's limit are refused by the reader, too.
         raise AssertionError(f"it cannot be written again: {exc}") from exc
+    assert short_form(data) in (None, form(value)), "the reader of short texts reads another value"
     again = read(text.encode(), Meter(Budget()))
     assert form(again) == form(value), "another round trip changes the value"
     return True
+
+
+def short_form(data: bytes) -> str | None:
+    """Write out what the reader of short texts makes of it; None when it leaves that to the parser."""
+    try:
+        return form(load_short(arguments_text(data)))
+    except (Undecided, ArgumentError):
+        return None
 
 
 def form(value: Any) -> str:
