@@ -40,6 +40,9 @@ WAIT_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 0.5
 #: Pause after Redis refused to hand out messages, or went away.
 PAUSE_SECONDS: Final = 0.5
+#: Messages of more bytes are read in steps, between which the loop does something else: a MiB of JSON
+#: takes 4 ms to read, and its body again as long.
+LONG_BYTES: Final = 64 << 10
 #: How long a stop waits until the offer of a place is taken back.
 CLOSE_SECONDS: Final = 2
 #: How long the hub waits for the loop to stop taking.
@@ -247,15 +250,27 @@ class LoopIntake:
         try:
             claim = link.begin(*self._channel.claim_command(queues, room))
             if foreseen is not None:
-                self._channel.foresee(foreseen)
+                await self._read_ahead(foreseen)
             answer = await claim
             taken = [answer[i : i + 3] for i in range(0, len(answer), 3)]
             for number, tag, message in taken:
+                if len(message) > LONG_BYTES and not self._channel.has_foreseen(message):
+                    await self._read_ahead(message)
                 self._deliver(queues[number - 1], bytes_to_str(tag), message)
         finally:
             self._claims = False
         # One alone: calls come one by one, and the next is waited for rather than asked for.
         return len(taken) > 1
+
+    async def _read_ahead(self, message: bytes) -> None:
+        """Read a message before it is delivered; while a long one is read, the loop turns between steps."""
+        is_long = len(message) > LONG_BYTES
+        self._channel.foresee(message)
+        if is_long:
+            await asyncio.sleep(0)
+        self._channel.foresee_body()
+        if is_long:
+            await asyncio.sleep(0)
 
     async def _room_beside_offer(self) -> int:
         """How many messages may be claimed while a place is offered, which may be taken at any time."""
@@ -272,6 +287,7 @@ class LoopIntake:
         if age_seconds < HANDOFF_SECONDS / 2:
             self._keeper.renew_soon(tag)
             self._channel.foresee(message)
+            self._channel.foresee_body()
             self._deliver(queue, tag, message)
             return
         self._go_aside(self._take_if_held(queue, tag, message))

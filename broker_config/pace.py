@@ -6,15 +6,15 @@ import asyncio
 import time
 from typing import Final
 
-__all__ = ["LARGE_CHARS", "ChatPace"]
+__all__ = ["LARGE_CHARS", "WAITS", "ChatPace"]
 
 #: Arguments of more characters count as large: below, a call costs little more than any other.
 LARGE_CHARS: Final = 4 << 10
-#: A chat's next large call waits so many times as long as the last ones held the process: it gets
-#: about a twentieth of it. With a larger share, more than one in a hundred calls of others would meet one.
-_WAITS: Final = 20
+#: A chat's next large call waits so many times as long as the last ones held the process. Each large
+#: call delays two or three of another chat's calls; it must be fewer than one in a hundred of them.
+WAITS: Final = 50
 #: Longest wait that one piece of work brings about.
-_MOST_SECONDS: Final = 2.0
+_MOST_SECONDS: Final = 3.0
 #: A chat counts as active for so long after its last call.
 _ACTIVE_SECONDS: Final = 1.0
 #: How often it is looked whether others are still active.
@@ -58,7 +58,7 @@ class ChatPace:
         now = time.monotonic()
         if len(self._free_at) > 1000:
             self._free_at = {chat: at for chat, at in self._free_at.items() if at > now}
-        wait = min(_WAITS * seconds, _MOST_SECONDS)
+        wait = min(WAITS * seconds, _MOST_SECONDS)
         self._free_at[chat_key] = max(self._free_at.get(chat_key, 0.0), now) + wait
 
     def _is_beside_others(self, chat_key: str) -> bool:

@@ -351,14 +351,26 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         return ("BLMOVE", key, key, "RIGHT", "RIGHT", seconds)
 
     def foresee(self, raw: bytes) -> None:
-        """Read a message that is about to be taken, mostly while Redis answers."""
+        """Read a message that is about to be taken, mostly while Redis answers; ``foresee_body`` goes on."""
         try:
-            message = _readable(raw)
+            self._foreseen = (raw, _readable(raw))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            self._foreseen = None  # if it comes, it is refused in the ordinary way
+
+    def foresee_body(self) -> None:
+        """Read the body of the message that was read last, if it was not taken meanwhile."""
+        if self._foreseen is None:
+            return
+        message = self._foreseen[1]
+        try:
             if message["properties"]["body_encoding"] == "utf-8":
                 message[_DECODED] = plain_json.load(message["body"])
         except (ValueError, TypeError, KeyError, RecursionError):
-            return  # if it comes, it is refused in the ordinary way
-        self._foreseen = (raw, message)
+            return  # as above
+
+    def has_foreseen(self, raw: bytes) -> bool:
+        """Whether this is the message that was read last."""
+        return self._foreseen is not None and self._foreseen[0] == raw
 
     def _read(self, raw: bytes) -> dict[str, Any]:
         foreseen, self._foreseen = self._foreseen, None

@@ -32,6 +32,7 @@ __all__ = [
     "Envelope",
     "Invocation",
     "Signer",
+    "is_long_body",
     "new_id",
     "refuse_version",
     "tool_answer",
@@ -44,6 +45,8 @@ READABLE_VERSIONS: Final = range(2, 3)
 #: Types of JSON of which there is one way to write each value, whoever writes it.
 _PLAIN: Final = frozenset((str, int, bool, type(None)))
 _DELETE: Final = b"\x7f"
+#: Up to this length, hashing takes less than handing over to a thread.
+_LONG_CHARS: Final = 128 << 10
 #: Stands for the names of the fields that a message gave; shared, and changed by nobody: it is frozen.
 _NONE_GIVEN: Final[set[str]] = set()
 
@@ -51,6 +54,17 @@ _NONE_GIVEN: Final[set[str]] = set()
 def new_id() -> str:
     """Return a fresh id for a call, round, message or job: 32 hexadecimal digits."""
     return urandom(16).hex()
+
+
+def is_long_body(body: object) -> bool:
+    """Whether a message's arguments are so long that its signature is checked beside an event loop.
+
+    Args:
+        body: as it came, not verified.
+    """
+    invocation = body.get("invocation") if isinstance(body, dict) else None
+    args = invocation.get("args") if isinstance(invocation, dict) else None
+    return isinstance(args, str) and len(args) > _LONG_CHARS
 
 
 def refuse_version(message: object, *, what: str) -> None:

@@ -7,6 +7,7 @@ behind (history, follow-up round, outcome) is one transaction.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any
 from broker_config.pace import ChatPace
 from broker_config.redaction import Redactor
 from broker_config.settings import SandboxSettings
-from broker_config.wire import Envelope, Invocation, Signer, tool_answer
+from broker_config.wire import Envelope, Invocation, Signer, is_long_body, tool_answer
 from codec.decode_pool import DecodePool
 from codec.values import Arguments, encode_value
 from nekro_agent.errors import CallTimeoutError, ResultError
@@ -93,7 +94,7 @@ class MethodExecutor:
             MisplacedCall: its plugin lives in another process; nothing was done.
             Exception: what the method itself raised, redacted where its text held a secret.
         """
-        invocation = self._signer.verify(body, task_name=task_name)
+        invocation = await self._verified(body, task_name)
         if invocation.remaining_seconds() <= 0:
             raise CallTimeoutError(
                 f"{invocation.method}: the deadline of call {invocation.call_id} passed in the queue"
@@ -112,6 +113,12 @@ class MethodExecutor:
         except Exception as exc:
             await self._ends.record(entry, invocation, error=exc)
             raise
+
+    async def _verified(self, body: object, task_name: str) -> Invocation:
+        if is_long_body(body):
+            # Its hash takes a millisecond and lets go of the interpreter's lock.
+            return await asyncio.to_thread(self._signer.verify, body, task_name=task_name)
+        return self._signer.verify(body, task_name=task_name)
 
     async def _run(self, entry: MethodEntry, invocation: Invocation) -> dict[str, Any]:
         started_at = datetime.now(UTC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from broker_config.pace import ChatPace
+from broker_config.pace import WAITS, ChatPace
 
 
 async def begin(pace: ChatPace, chat_key: str, order: list[tuple[str, float]], *, spends: float = 0) -> None:
@@ -20,14 +20,16 @@ async def test_a_chat_waits_in_proportion_to_what_it_spent_and_another_chat_does
     pace.spent("heavy", 0.01)
     await asyncio.gather(begin(pace, "heavy", order), begin(pace, "light", order))
     assert [chat_key for chat_key, _ in order] == ["light", "heavy"]
-    assert order[1][1] - began >= 20 * 0.01 * 0.9
+    assert order[1][1] - began >= WAITS * 0.01 * 0.9
 
 
 async def test_calls_that_wait_beside_each_other_begin_one_after_the_other() -> None:
     pace, order = ChatPace(only_beside_others=False), []
     pace.spent("heavy", 0.002)
     await asyncio.gather(*(begin(pace, "heavy", order, spends=0.002) for _ in range(3)))
-    assert all(later - earlier >= 20 * 0.002 * 0.9 for (_, earlier), (_, later) in itertools.pairwise(order))
+    assert all(
+        later - earlier >= WAITS * 0.002 * 0.9 for (_, earlier), (_, later) in itertools.pairwise(order)
+    )
 
 
 async def test_a_chat_that_is_alone_does_not_wait() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import threading
@@ -18,7 +19,7 @@ from worker_process import WorkerProcess, read_ledger, wait_for
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.leases import LeaseKeeper
-from broker_config.loop_intake import LoopIntake
+from broker_config.loop_intake import LONG_BYTES, LoopIntake
 from broker_config.publishing import encode_message
 from broker_config.settings import Settings
 from broker_config.transport import DELIVERIES_HEADER
@@ -332,22 +333,35 @@ def test_blocked_loop_keeps_no_command_from_its_answer(
 class SlowClaim:
     """An intake in this process whose claim of three messages is under way until ``end`` is called."""
 
-    def __init__(self, server: Any, settings: Settings) -> None:
+    def __init__(self, server: Any, settings: Settings, *, padding: str) -> None:
         self._app = create_app(settings, lane="methods")
         for number in range(3):
-            self._app.send_task("f.run", [number], queue="methods")
+            self._app.send_task("f.run", [number, padding], queue="methods")
         self._client = redis.Redis.from_url(server.url)
         self._connection = self._app.connection_for_read()
         channel = self._connection.default_channel
         self.delivered: list[Any] = []
+        #: Of the loop, and how many there had been at each delivery.
+        self.turns = 0
+        self.turns_at_delivery: list[int] = []
         queues = [self._app.amqp.queues["methods"]]
-        self.consumer = Consumer(channel, queues, accept=["json"], on_message=self.delivered.append)
+        self.consumer = Consumer(channel, queues, accept=["json"], on_message=self._deliver)
         self.consumer.consume()
         self._thread = LoopThread("test-loop")
         keeper = LeaseKeeper(self._client, visibility_timeout_seconds=channel.visibility_timeout)
         self.intake = channel.intake = LoopIntake(
             channel, self._thread.loop, keeper=keeper, settings=settings.broker
         )
+
+    def _deliver(self, message: Any) -> None:
+        self.turns_at_delivery.append(self.turns)
+        self.delivered.append(message)
+
+    def count_turns(self) -> None:
+        """Count the turns of the loop until all is delivered."""
+        self.turns += 1
+        if len(self.delivered) < 3:
+            self._thread.loop.call_soon(self.count_turns)
 
     def begin(self) -> None:
         """Have the claim sent to a Redis that executes no command that writes."""
@@ -358,6 +372,7 @@ class SlowClaim:
 
     def end(self) -> None:
         """Let Redis execute it."""
+        self._thread.call(self.count_turns)
         self._client.execute_command("CLIENT", "UNPAUSE")
 
     def close(self) -> None:
@@ -371,10 +386,10 @@ class SlowClaim:
 
 
 @pytest.fixture
-def slow_claim(own_redis: Any, settings: Settings) -> Iterator[SlowClaim]:
-    """A claim that is under way."""
+def slow_claim(own_redis: Any, settings: Settings, request: pytest.FixtureRequest) -> Iterator[SlowClaim]:
+    """A claim that is under way; its messages are short unless a test asks for a padding."""
     own = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": own_redis.url})})
-    claim = SlowClaim(own_redis, own)
+    claim = SlowClaim(own_redis, own, padding=getattr(request, "param", ""))
     claim.begin()
     yield claim
     claim.close()
@@ -422,6 +437,18 @@ def test_claimed_messages_are_delivered(
     assert (waiting(own_client, settings), held(own_client, settings)) == (0, 3)
 
 
+@pytest.mark.parametrize("slow_claim", ["x" * LONG_BYTES], indirect=True)
+def test_the_loop_turns_between_the_steps_of_reading_long_messages(
+    slow_claim: SlowClaim, own_client: redis.Redis, settings: Settings
+) -> None:
+    slow_claim.end()
+    wait_for(lambda: len(slow_claim.delivered) == 3, what="the messages")
+    assert [message.payload[0][0] for message in slow_claim.delivered] == [0, 1, 2], "in their order"
+    turns = slow_claim.turns_at_delivery
+    assert all(later - earlier >= 2 for earlier, later in itertools.pairwise(turns))
+    assert held(own_client, settings) == 3
+
+
 def test_what_was_read_ahead_serves_its_own_message_and_no_other(app: NekroApp) -> None:
     def raw(word: str, **extra: Any) -> bytes:
         message = app.amqp.create_task_message(new_id(), "m.noop", [word])
@@ -436,12 +463,16 @@ def test_what_was_read_ahead_serves_its_own_message_and_no_other(app: NekroApp) 
         forged = raw("third", **{"nekro decoded": [["forged"], {}, {}]})
         for unreadable in (b"{", b"[]", json.dumps({"body": "{"}).encode()):
             channel.foresee(unreadable)
+            channel.foresee_body()
         channel.foresee(first)
+        channel.foresee_body()
         channel._take("methods", "tag.1", second)  # another worker was faster with the first
         channel._take("methods", "tag.2", first)
         channel.foresee(forged)
+        channel.foresee_body()
         channel._take("methods", "tag.3", forged)
         channel.foresee(raw("of another encoding", properties={"body_encoding": "base64"}))
+        channel.foresee_body()
         assert [message.payload[0] for message in delivered] == [["second"], ["first"], ["third"]]
         assert [message.delivery_tag for message in delivered] == ["tag.1", "tag.2", "tag.3"]
         for message in delivered:

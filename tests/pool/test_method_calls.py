@@ -20,6 +20,7 @@ from broker_config import busy_poll
 from broker_config.app import NekroApp, create_app
 from broker_config.calls import MethodCaller
 from broker_config.keys import Keys
+from broker_config.pace import LARGE_CHARS
 from broker_config.publishing import encode_message
 from broker_config.settings import Settings
 from broker_config.wire import Invocation, new_id
@@ -76,6 +77,22 @@ async def test_many_calls_each_get_their_own_answer(caller: MethodCaller, worker
     answers = await asyncio.gather(*(caller.call(call, lane=Lane.METHODS) for call in calls))
     assert [answer.call_id for answer in answers] == [call.call_id for call in calls]
     assert {answer.text for answer in answers} == {"x"}
+
+
+async def test_a_chats_large_call_waits_for_its_last_ones_and_no_other_call_does(
+    caller: MethodCaller, worker: WorkerProcess
+) -> None:
+    large = "x" * (LARGE_CHARS + 1)
+    for _ in range(100):  # far more than this test takes
+        caller._pace.spent("c", 60)
+    waiting = asyncio.create_task(caller.call(invocation("m.noop", large, seconds=120), lane=Lane.METHODS))
+    await caller.call(invocation("m.noop"), lane=Lane.METHODS)
+    of_another = invocation("m.noop", large).model_copy(update={"chat_key": "d"})
+    await caller.call(of_another, lane=Lane.METHODS)
+    assert not waiting.done()
+    assert "d" in caller._pace._free_at, "large messages are charged"
+    waiting.cancel()
+    await asyncio.wait({waiting})
 
 
 async def test_large_value_arrives_whole(caller: MethodCaller, worker: WorkerProcess) -> None:

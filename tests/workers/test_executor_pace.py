@@ -1,0 +1,114 @@
+"""Large calls of a chat wait beside other chats' calls; long messages are verified off the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from broker_config.settings import Settings
+from broker_config.wire import Invocation, Signer, new_id
+from codec.values import decode_value, encode_arguments
+from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+from nekro_agent.api.schemas import AgentCtx
+from nekro_agent.errors import MessageRefusedError
+from storage.migrate import upgrade
+from workers.composition import Services
+from workers.executor import MethodExecutor
+from workers.registry import Registry
+
+KEY = "test-signing-key"
+METHOD = "tests.p.length"
+LARGE = "x" * (8 << 10)
+LONG = "x" * (256 << 10)
+
+
+class NotingSigner(Signer):
+    """Notes which thread verified."""
+
+    threads: tuple[str, ...] = ()
+
+    def verify(self, body: object, *, task_name: str | None = None) -> Invocation:
+        self.threads += (threading.current_thread().name,)
+        return super().verify(body, task_name=task_name)
+
+
+@pytest.fixture
+def signer() -> NotingSigner:
+    return NotingSigner.from_text(KEY)
+
+
+@pytest.fixture
+async def executor(make_settings: Callable[..., Settings], signer: NotingSigner) -> MethodExecutor:
+    settings = make_settings()
+    plugin = NekroPlugin("P", "p", "", "1", "tests", "")
+
+    @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "length")
+    async def length(_ctx: AgentCtx, text: str) -> int:
+        """Return a text's length."""
+        return len(text)
+
+    await upgrade(settings.database, settings.data_dir)
+    services = Services.load(settings, role="methods")
+    services.registry = Registry([plugin])
+    executor = services.executor
+    executor._signer = signer
+    return executor
+
+
+def body(text: str, chat_key: str) -> dict[str, Any]:
+    now = datetime.now(UTC)
+    return Signer.from_text(KEY).sign(
+        Invocation(
+            call_id=new_id(),
+            method=METHOD,
+            chat_key=chat_key,
+            container_key="k",
+            issued_at=now,
+            deadline=now + timedelta(seconds=600),
+            args=encode_arguments((text,), {}),
+        )
+    )
+
+
+async def call(executor: MethodExecutor, text: str, chat_key: str) -> object:
+    answer = await executor.execute(body(text, chat_key), task_name=METHOD)
+    return decode_value(answer["value"], max_bytes=100)
+
+
+async def test_a_large_call_waits_for_its_chats_last_ones_and_no_other_call_does(
+    executor: MethodExecutor,
+) -> None:
+    for _ in range(100):  # far more than this test takes
+        executor._pace.spent("heavy", 60)
+    await call(executor, "light", "light")
+    waiting = asyncio.create_task(call(executor, LARGE, "heavy"))
+    for text, chat_key in (("small", "heavy"), *[(LARGE, "light")] * 3):
+        assert await call(executor, text, chat_key) == len(text)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+
+
+async def test_large_calls_are_charged_to_their_chat_and_small_ones_are_not(executor: MethodExecutor) -> None:
+    await call(executor, LARGE, "heavy")
+    await call(executor, "small", "light")
+    assert set(executor._pace._free_at) == {"heavy"}
+
+
+async def test_long_messages_are_verified_beside_the_loop(
+    executor: MethodExecutor, signer: NotingSigner
+) -> None:
+    here = threading.current_thread().name
+    assert await call(executor, "small", "c") == 5
+    assert signer.threads == (here,)
+    assert await call(executor, LONG, "c") == len(LONG)
+    assert signer.threads[1] != here
+    altered = body(LONG, "c")
+    altered["invocation"]["chat_key"] = "another"
+    with pytest.raises(MessageRefusedError, match="signature does not fit"):
+        await executor.execute(altered, task_name=METHOD)
