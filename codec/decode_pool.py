@@ -10,6 +10,7 @@ interpreter's lock only every 5 ms, and the loop needs it several times per call
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections import OrderedDict, deque
@@ -24,8 +25,10 @@ __all__ = ["INLINE_BYTES", "DecodePool"]
 
 #: Texts up to this length are read at once; the worst of them takes about a millisecond.
 INLINE_BYTES: Final = SHORT_CHARS
-#: Between slices of about 0.3 ms: long enough for a waiting thread to take the interpreter's lock.
+#: Between slices of about 0.3 ms, at least: long enough for a waiting thread to take the interpreter's lock.
 _PAUSE_SECONDS: Final = 0.0002
+#: Slices after which the garbage collector may run although no text was read to its end.
+_UNCOLLECTED_SLICES: Final = 1000
 
 
 class _Reading:
@@ -114,12 +117,25 @@ class DecodePool:
 
     def _read_all(self) -> None:
         """Read until nothing waits; the next text begins a new thread."""
-        while (turn := self._next()) is not None:
-            chat_key, reading = turn
-            if reading.go_on():
-                with self._lock:
-                    self._waiting.setdefault(chat_key, deque()).appendleft(reading)
-            time.sleep(_PAUSE_SECONDS)
+        slices = 0
+        try:
+            while (turn := self._next()) is not None:
+                chat_key, reading = turn
+                # What is read holds no cycles, but its allocations would have all of it looked through
+                # time and again, up to 25 ms each, in which no thread goes on.
+                gc.disable()
+                before, slices = reading.seconds, slices + 1
+                if reading.go_on():
+                    with self._lock:
+                        self._waiting.setdefault(chat_key, deque()).appendleft(reading)
+                else:
+                    slices = 0
+                if slices % _UNCOLLECTED_SLICES == 0:
+                    gc.enable()
+                # At most half of the interpreter's time.
+                time.sleep(max(_PAUSE_SECONDS, reading.seconds - before))
+        finally:
+            gc.enable()
 
     def _next(self) -> tuple[str, _Reading] | None:
         """Take the first text of the chat whose turn it is; the chat goes to the end of the line."""

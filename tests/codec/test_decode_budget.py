@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import sys
 import threading
@@ -147,6 +148,27 @@ async def test_a_refused_text_is_refused_by_the_thread_and_the_next_one_is_read(
         await pool.read("[" * 60 + "x" * INLINE_BYTES, chat_key="c", max_bytes=MIB)
     text = encode_arguments(([0] * INLINE_BYTES,), {})
     assert await pool.read(text, chat_key="c", max_bytes=MIB) == (([0] * INLINE_BYTES,), {})
+
+
+async def test_the_garbage_collector_rests_while_a_text_is_read_and_runs_again_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states: list[bool] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        for step in arguments_in_slices(*args, **kwargs):
+            states.append(gc.isenabled())
+            yield step
+
+    monkeypatch.setattr(decode_pool, "arguments_in_slices", noted)
+    pool, refused = DecodePool(), f"[[{repeated('[]', 200_000)}],{{}}]x"
+    with pytest.raises(ArgumentError):
+        await pool.read(refused, chat_key="c", max_bytes=MIB)
+    assert states
+    assert not any(states)
+    while any(thread.name == "nekro-decode" for thread in threading.enumerate()):
+        await asyncio.sleep(0.01)
+    assert gc.isenabled()
 
 
 async def test_a_chat_with_many_large_arguments_does_not_stand_before_another_chats() -> None:
