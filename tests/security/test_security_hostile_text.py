@@ -17,20 +17,27 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from worker_fleet import Fleet, build_fleet
 
+from broker_config.app import create_app
+from broker_config.call_messages import CallMessage
+from broker_config.keys import Keys
+from broker_config.publishing import encode_message
 from broker_config.settings import Settings
 from broker_config.topology import AGENT_EVENTS, encode_chat_key
+from broker_config.transport import DELIVERIES_HEADER
+from broker_config.urls import client_url
+from broker_config.wire import Invocation, Signer
 from cli.environment import environment_of
-from nekro_agent.methods import SandboxMethodType
-from storage.calls import CallRequest
 from storage.engine import Database
 from storage.jobs import NewJob
 
@@ -160,16 +167,31 @@ async def seed(settings: Settings) -> None:
         await transaction.jobs.add(
             NewJob(id=JOB, type=HOSTILE, task_id=HOSTILE, plugin_key=HOSTILE, chat_key=CHAT)
         )
-        request = CallRequest(
-            id=CALL,
-            method=HOSTILE,
-            type=SandboxMethodType.BEHAVIOR,
-            chat_key=CHAT,
-            repeatable=False,
-            lane=HOSTILE,
-        )
-        await transaction.calls.set_aside(request, error_type="ValueError", reason=HOSTILE)
     await database.dispose()
+    set_aside(settings)
+
+
+def set_aside(settings: Settings) -> None:
+    """Put a call on the list of dead letters, as a worker does that it would end."""
+    now = datetime.now(UTC)
+    invocation = Invocation(
+        call_id=CALL,
+        method=HOSTILE,
+        chat_key=HOSTILE,
+        container_key="box",
+        user_id=HOSTILE,
+        issued_at=now,
+        deadline=now + timedelta(hours=1),
+        args=HOSTILE,
+    )
+    signer = Signer.from_text("test-signing-key")
+    call = CallMessage.of(invocation, signer=signer, lane=HOSTILE, reply_to=HOSTILE)
+    app = create_app(settings)
+    message = json.loads(encode_message(call.build(app), queue="methods"))
+    message["headers"] |= {DELIVERIES_HEADER: 3}
+    with redis.Redis.from_url(client_url(str(settings.broker.url))) as client:
+        client.lpush(Keys(prefix=settings.broker.key_prefix).dead, json.dumps(message))
+    app.close()
 
 
 def finish_rows(path: Path) -> None:
