@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.embedded import redis_binary
-
-START_SECONDS = 15
-
-
-def wait_until(condition: Callable[[], Any], *, seconds: float = 15, what: str = "the condition") -> Any:
-    """Poll ``condition`` until it returns something true; fail with ``what`` after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    pytest.fail(f"waited {seconds} s for {what}")
 
 
 def free_port() -> int:
@@ -65,7 +50,7 @@ class RedisServer:
             ],
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        wait_until(self.answers, seconds=START_SECONDS, what="redis-server to answer")
+        wait_until(self.answers, what="redis-server to answer")
 
     def answers(self) -> bool:
         """Whether a ping is answered."""
@@ -81,12 +66,12 @@ class RedisServer:
         """Terminate and reap."""
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(START_SECONDS)
+            self.process.wait(WAIT_SECONDS)
             self.process = None
 
     def kill(self) -> None:
         """SIGKILL and reap."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait(START_SECONDS)
+            self.process.wait(WAIT_SECONDS)
             self.process = None

@@ -9,19 +9,17 @@ import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import Settings
 from cli.environment import environment_of
 from cli.system import migrate
 from workers.composition import Services
-
-START_SECONDS = 40
-STOP_SECONDS = 40
-COMMAND_SECONDS = 50
 
 
 class Worker:
@@ -56,7 +54,7 @@ class Worker:
 
     def wait_ready(self) -> str:
         """Wait until it consumes; returns its Celery node name."""
-        self._ours.settimeout(START_SECONDS)
+        self._ours.settimeout(WAIT_SECONDS)
         line = self._ours.recv(4096)
         assert line, f"{self.log.stem} ended before it was ready:\n{self.log.read_text()}"
         return str(json.loads(line)["node"])
@@ -77,14 +75,14 @@ class Worker:
     def kill(self) -> None:
         """SIGKILL and reap."""
         self.process.kill()
-        self.process.wait(STOP_SECONDS)
+        self.process.wait(WAIT_SECONDS)
         self._ours.close()
 
     def stop(self) -> int:
         """SIGTERM and reap; returns the exit code."""
         self.process.terminate()
         try:
-            return self.process.wait(STOP_SECONDS)
+            return self.process.wait(WAIT_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
             pytest.fail(f"{self.log.stem} did not stop:\n{self.log.read_text()[-4000:]}")
@@ -135,11 +133,15 @@ class Fleet:
         """Run a `nekro` command on this system to its end."""
         process = self.command(*arguments)
         try:
-            out, err = process.communicate(timeout=COMMAND_SECONDS)
+            out, err = process.communicate(timeout=WAIT_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             pytest.fail(f"nekro {' '.join(arguments)} did not end\n{process.communicate()[1]}\n{self.logs()}")
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def waiting_for(self, what: str) -> Callable[[], str]:
+        """The message of a failed wait: what was waited for, and what the workers wrote by then."""
+        return lambda: f"{what}\n{self.logs()}"
 
     def logs(self) -> str:
         """Everything that the workers wrote, for messages of failures."""
@@ -164,7 +166,7 @@ def build_fleet(
     values: dict[str, Any] = {
         "data_dir": directory / "data",
         "broker": {"url": redis_url, "key_prefix": f"t{uuid.uuid4().hex}:"},
-        "database": {"url": database_url},
+        "database": {"url": database_url, "pool_timeout_seconds": WAIT_SECONDS},
         "security": {"signing_key": "test-signing-key"},
         "workers": {"drain_seconds": 10},
     }

@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
@@ -19,7 +19,6 @@ POOLS = {
     "asyncio": "workers.asyncio_pool:AsyncioPool",
     "threads": "workers.thread_pool:ThreadPool",
 }
-START_SECONDS = 20
 SCRIPT = Path(__file__).with_name("pool_worker.py")
 
 
@@ -57,9 +56,9 @@ class WorkerProcess:
         self.wait_log(" ready.")
         return self
 
-    def wait_log(self, text: str, *, seconds: float = START_SECONDS) -> None:
+    def wait_log(self, text: str, *, seconds: float = WAIT_SECONDS) -> None:
         """Wait until it has logged a text."""
-        wait_for(
+        wait_until(
             lambda: text in self.log.read_text() or self.process.poll() is not None,
             seconds=seconds,
             what=lambda: f"{text!r} in the log:\n{self.log.read_text()}",
@@ -70,7 +69,7 @@ class WorkerProcess:
         """Send it a signal."""
         self.process.send_signal(number)
 
-    def wait(self, *, seconds: float = 20) -> int:
+    def wait(self, *, seconds: float = WAIT_SECONDS) -> int:
         """Wait for its end; returns its exit code."""
         return self.process.wait(seconds)
 
@@ -78,7 +77,7 @@ class WorkerProcess:
         """SIGKILL and reap."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(20)
+        self.process.wait(WAIT_SECONDS)
 
     def ledger(self) -> list[list[Any]]:
         """What tasks wrote down so far."""
@@ -89,15 +88,3 @@ def read_ledger(settings: Settings) -> list[list[Any]]:
     """What tasks of all workers under a key prefix wrote down so far."""
     with RedisEndpoint(settings.broker, settings.broker.url).client() as client:
         return [json.loads(raw) for raw in client.lrange(f"{settings.broker.key_prefix}ledger", 0, -1)]
-
-
-def wait_for(
-    condition: Callable[[], Any], *, seconds: float = 15, what: Callable[[], str] | str = "the condition"
-) -> Any:
-    """Poll a condition until it is true; fail with ``what`` after ``seconds``."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > end:
-            raise AssertionError(f"waited {seconds} s for {what if isinstance(what, str) else what()}")
-        time.sleep(0.02)
-    return value

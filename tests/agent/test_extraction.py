@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import cpu_limit
 
 from agent.extraction import ExtractedCode, extract_code, new_check_word, reveals_check_word
 
@@ -183,7 +184,7 @@ def test_a_fenced_block_survives_unchanged(body: str) -> None:
     ["<think>", "</think>", "</think>\n", "<think>\n</think>", "`", f"{FENCE}\n", f"{FENCE}python\n",
      '"""\n', "\\", "from plugins import (\n", " ", "```" + " " * 50, "\n<think> \t", "~~~x"],
 )  # fmt: skip
-@pytest.mark.timeout(20)
 def test_two_megabytes_of_any_pattern_are_read(unit: str) -> None:
-    """A walk that is quadratic in the text runs into the time limit."""
-    extract_code(unit * (2_000_000 // len(unit)))
+    """A walk that is quadratic in the text runs into the limit."""
+    with cpu_limit(20):
+        extract_code(unit * (2_000_000 // len(unit)))

@@ -25,6 +25,7 @@ from chat_server import (
     stream,
 )
 from pydantic import SecretStr
+from waiting import WAIT_SECONDS
 
 from agent.llm import LLMAnswer, LLMRequest, create_client
 from agent.llm.openai_client import OpenAIClient
@@ -278,12 +279,12 @@ async def test_a_cancelled_request_hangs_up() -> None:
     async with ChatServer([watch]) as server:
         client = OpenAIClient(settings_for(server.base_url))
         asking = asyncio.create_task(client.complete(REQUEST))
-        await asyncio.wait_for(arrived.wait(), 10)
+        await asyncio.wait_for(arrived.wait(), WAIT_SECONDS)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
         await client.close()
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), WAIT_SECONDS)
 
 
 def test_the_client_works_on_uvloop() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from waiting import WAIT_SECONDS
 
 from agent.llm import LLMAnswer, LLMRequest, ScriptedClient
 from agent.model import ChatBrief, HistoryMessage, MethodBrief, Observation, PluginBrief, TurnRound
@@ -380,7 +381,7 @@ async def test_a_cancelled_round_cancels_its_calls(sandbox: SandboxManager) -> N
     running = asyncio.create_task(
         runner(Answering(code("add(1, 2)")), sandbox).run(round_input(dispatch=hang))
     )
-    await asyncio.wait_for(called.wait(), 20)
+    await asyncio.wait_for(called.wait(), WAIT_SECONDS)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -398,7 +399,7 @@ async def test_a_program_that_an_operator_stopped_is_not_started_over(sandbox: S
     running = asyncio.create_task(
         runner(Answering(code("add(1, 2)")), sandbox).run(round_input(dispatch=hang))
     )
-    await asyncio.wait_for(called.wait(), 20)
+    await asyncio.wait_for(called.wait(), WAIT_SECONDS)
     assert sandbox.stop("r1")
     outcome = await running
     assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, False)

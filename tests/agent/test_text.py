@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import cpu_limit
 
 from agent.text import TAGS, attribute, cut_middle, neutralise
 
@@ -48,10 +49,10 @@ def test_an_attribute_cannot_break_out() -> None:
     assert len(attribute("x" * 500)) == 80
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("unit", ["<", "< ", "</", "<\u200b", "<sandbox_", "s\u200b"])
 def test_a_megabyte_of_any_pattern_is_read(unit: str) -> None:
-    neutralise(unit * (1_000_000 // len(unit)))
+    with cpu_limit(20):
+        neutralise(unit * (1_000_000 // len(unit)))
 
 
 @given(st.text(alphabet="ab \n", max_size=400), st.integers(60, 400))

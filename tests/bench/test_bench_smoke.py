@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from benchmarks.harness.contender import (
     ROOT,
@@ -230,6 +231,6 @@ def test_child_is_weighed_with_its_children_and_stopped_with_them(tmp_path: Path
 
 def test_last_words_of_a_child_that_failed_are_kept(tmp_path: Path) -> None:
     with Child([sys.executable, "-c", "raise SystemExit('no such thing')"], log=tmp_path / "log") as child:
-        child.process.wait(10)
+        child.process.wait(WAIT_SECONDS)
         assert child.ended() == 1
         assert child.last_words() == "no such thing"

@@ -8,6 +8,7 @@ import logging
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_clock import LoopClock
 
 from broker_config.deadlines import Deadlines, Limits
 
@@ -27,12 +28,13 @@ def test_a_deadline_is_never_early_and_late_in_proportion(now: float, seconds: f
 
 async def test_entries_of_about_the_same_time_share_a_timer_and_each_is_told_once() -> None:
     told: list[int] = []
+    clock = LoopClock()
     deadlines = Deadlines[int](asyncio.get_running_loop(), told.append)
-    ticks = {number: deadlines.add(number, 0.2 + number / 100_000) for number in range(100)}
+    ticks = {number: deadlines.add(number, 0.8 + number / 100_000) for number in range(100)}
     for number in range(0, 100, 2):
         deadlines.discard(number, ticks[number])
     assert len(set(ticks.values())) <= 2
-    await asyncio.sleep(0.5)
+    await clock.forward(1)
     assert sorted(told) == list(range(1, 100, 2))
     deadlines.discard(1, ticks[1])  # it has passed
     assert len(told) == 50
@@ -58,9 +60,9 @@ async def test_one_that_cannot_be_told_keeps_no_other_from_it(caplog: pytest.Log
 async def test_closed_deadlines_are_forgotten() -> None:
     told: list[int] = []
     deadlines = Deadlines[int](asyncio.get_running_loop(), told.append)
-    deadlines.add(1, 0.01)
+    deadlines.add(1, 60)
     deadlines.close()
-    await asyncio.sleep(0.2)
+    await LoopClock().forward(100)
     assert told == []
 
 
@@ -77,10 +79,11 @@ async def test_a_limit_ends_what_is_awaited_and_nothing_after_it() -> None:
 
 async def test_a_block_that_ends_in_time_is_left_alone() -> None:
     limits = Limits()
-    limit = limits.of(0.05)
+    clock = LoopClock()
+    limit = limits.of(60)
     with limit:
         await asyncio.sleep(0)
-    await asyncio.sleep(0.2)
+    await clock.forward(100)
     assert not limit.is_over
 
 

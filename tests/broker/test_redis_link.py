@@ -19,6 +19,7 @@ import redis
 import uvloop
 from redis_process import RedisServer
 from redis_relay import RedisRelay
+from waiting import WAIT_SECONDS
 
 from broker_config import redis_link
 from broker_config.redis_link import RedisLink, Script
@@ -26,7 +27,6 @@ from broker_config.results import STORE
 from broker_config.settings import BrokerSettings
 
 #: More than any wait of a test that passes, less than the timeout of a test.
-SECONDS = 20
 
 
 class World:
@@ -63,7 +63,7 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
 
     def run(loop_factory: Any, redis_server: RedisServer, **fixtures: Any) -> None:
         async def main() -> None:
-            async with asyncio.timeout(SECONDS), World(redis_server.port) as world:
+            async with asyncio.timeout(WAIT_SECONDS), World(redis_server.port) as world:
                 await test(world, **fixtures)
 
         with asyncio.Runner(loop_factory=loop_factory) as runner:

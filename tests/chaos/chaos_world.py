@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import text
+from waiting import eventually
 from worker_fleet import Fleet, Worker
 
 from broker_config.redis_endpoint import RedisEndpoint
@@ -74,25 +74,9 @@ def times(fleet: Fleet, event: str) -> Counter[str]:
     return Counter(line[1] for line in journal(fleet) if line[0] == event)
 
 
-async def until(
-    condition: Callable[[], Any | Awaitable[Any]], *, seconds: float = 30, what: Callable[[], str] | str
-) -> Any:
-    """Poll a condition on the event loop."""
-    end = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if isinstance(value, Awaitable):
-            value = await value
-        if value:
-            return value
-        if time.monotonic() > end:
-            raise AssertionError(f"waited {seconds} s for {what if isinstance(what, str) else what()}")
-        await asyncio.sleep(0.05)
-
-
 async def started(fleet: Fleet, *names: str) -> None:
     """Wait until methods of these names have started."""
-    await until(lambda: set(names) <= set(times(fleet, "start")), what=f"{names} to start")
+    await eventually(lambda: set(names) <= set(times(fleet, "start")), what=f"{names} to start")
 
 
 def worker_that_runs(fleet: Fleet, name: str) -> Worker:
@@ -125,7 +109,7 @@ async def until_quiet(
         return {name: value for name, value in found.items() if value}
 
     with client_of(fleet) as client:
-        await until(
+        await eventually(
             lambda: not left(client),
             seconds=seconds,
             what=lambda: f"{what}; left: {left(client)}, {time.time()=}",
@@ -140,7 +124,7 @@ async def rows(services: Services, query: str, **values: Any) -> Sequence[Any]:
 
 async def accepted(services: Services, count: int) -> None:
     """Wait until the broker has taken so many of the calls that this process waits for."""
-    await until(
+    await eventually(
         lambda: sum(p.place is not None for p in services._caller._pending.values()) >= count,
         what=f"{count} calls to be taken by the broker",
     )

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from chaos_world import call, client_of, key, opened, times, until, until_quiet
+from chaos_world import call, client_of, key, opened, times, until_quiet
+from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
@@ -31,7 +32,7 @@ async def test_dead_calls_are_listed_shown_retried_and_dropped(make_chaos: Calla
         waiting = asyncio.create_task(call(services, "work", "T1"))
         with client_of(fleet) as client:
             queue = key(fleet, "methods")
-            await until(lambda: client.llen(queue) == 1, what="the message")
+            await eventually(lambda: client.llen(queue) == 1, what="the message")
             message = json.loads(client.rpop(queue))
             message["headers"][DELIVERIES_HEADER] = 3  # as if it had killed three workers
             client.lpush(queue, json.dumps(message))
@@ -48,7 +49,7 @@ async def test_dead_calls_are_listed_shown_retried_and_dropped(make_chaos: Calla
     ours, garbage = by_task["tests.chaos.work"]["id"], by_task[None]["id"]
     assert (await dead(fleet, "show", ours[:8], "--json"))["lane"] == "methods"
     await dead(fleet, "retry", ours)
-    await until(lambda: times(fleet, "end")["T1"] == 1, what="the call to run after all")
+    await eventually(lambda: times(fleet, "end")["T1"] == 1, what="the call to run after all")
     await dead(fleet, "drop", garbage)
     assert await dead(fleet, "list", "--json") == []
     refused = await asyncio.to_thread(fleet.run, "dead", "retry", "nothing")

@@ -11,8 +11,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from chaos_world import Account, call, client_of, key, opened, rows, started, times, until, until_quiet
+from chaos_world import Account, call, client_of, key, opened, rows, started, times, until_quiet
 from sqlalchemy.engine import make_url
+from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.wire import Envelope, new_id
@@ -73,7 +74,7 @@ async def test_chat_with_thousands_of_calls_does_not_starve_the_others(make_chao
         chats = ("greedy", *(f"modest{n}" for n in range(10)))
         greedy, *modest = [CallScope(chat=await services.chat(key), user_id=None) for key in chats]
         flood = [asyncio.create_task(work(services, greedy, f"T{n}", 0.01, seconds=120)) for n in range(3000)]
-        await until(lambda: len(times(fleet, "start")) > 50, what="the flood")
+        await eventually(lambda: len(times(fleet, "start")) > 50, what="the flood")
         waits = []
         for number, scope in enumerate(modest):
             begin = time.monotonic()

@@ -20,9 +20,9 @@ from chaos_world import (
     rows,
     started,
     times,
-    until,
     until_quiet,
 )
+from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
@@ -63,7 +63,7 @@ async def test_19_everything_delivered_twice_happens_once(make_chaos: MakeChaos,
             asyncio.create_task(invoke(services, "wake", f"A{n}", call_id=f"{n:032x}")) for n in range(50)
         ]
         with client_of(fleet) as client:
-            await until(lambda: client.llen(key(fleet, "methods")) == 50, what="the messages")
+            await eventually(lambda: client.llen(key(fleet, "methods")) == 50, what="the messages")
             client.lpush(key(fleet, "methods"), *client.lrange(key(fleet, "methods"), 0, -1))
         fleet.start("methods", "methods")
         envelopes = await asyncio.gather(*tasks)
@@ -84,8 +84,8 @@ async def test_25_call_that_kills_its_workers_is_set_aside(make_chaos: MakeChaos
         begin = time.monotonic()
         for turn in range(1, 4):
             fleet.start("methods")
-            await until(lambda n=turn: times(fleet, "start")["T1"] == n, what=f"delivery {turn}")
-            await until(lambda: fleet.workers[-1].process.poll() is not None, what="the worker to die")
+            await eventually(lambda n=turn: times(fleet, "start")["T1"] == n, what=f"delivery {turn}")
+            await eventually(lambda: fleet.workers[-1].process.poll() is not None, what="the worker to die")
         fleet.start("methods")
         await fatal
         assert await call(services, "work", "T2") == "T2"
@@ -148,7 +148,7 @@ async def test_29_cancelled_call_stays_cancelled_when_all_workers_restart(
     async with opened(fleet) as services:
         waiting = asyncio.create_task(invoke(services, method, "T1", call_id="c" * 32))
         with client_of(fleet) as client:
-            await until(lambda: client.llen(key(fleet, "methods")) == 1, what="the message")
+            await eventually(lambda: client.llen(key(fleet, "methods")) == 1, what="the message")
         await services._caller.revoke("c" * 32)
         fleet.start("methods", "methods")
         with pytest.raises(CallCancelledError):
@@ -187,7 +187,7 @@ async def test_31_forged_and_broken_messages_run_nothing(make_chaos: MakeChaos) 
     async with opened(fleet) as services:
         recorded = asyncio.create_task(invoke(services, "effect", "E1", call_id="e" * 32))
         with client_of(fleet) as client:
-            await until(lambda: client.llen(key(fleet, "methods")) == 1, what="the message")
+            await eventually(lambda: client.llen(key(fleet, "methods")) == 1, what="the message")
             (raw,) = client.lrange(key(fleet, "methods"), 0, -1)
             forged = list(forgeries(json.loads(raw)))
             client.lpush(key(fleet, "methods"), *GARBAGE, *map(json.dumps, forged))

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_world import Account, accepted, call, opened, times, until
+from chaos_world import Account, accepted, call, opened, times
+from waiting import eventually
 from worker_fleet import Fleet
 
 sys.path.append(str(Path(__file__).parent.parent / "storage"))
@@ -75,7 +76,7 @@ async def test_calls_that_cannot_be_claimed_for_a_while_run_once_and_are_answere
             await asyncio.sleep(OUTAGE_SECONDS)
             assert not times(fleet, "start")
         await asyncio.gather(*tasks)
-        await until(lambda: len(times(fleet, "start")) == CALLS, what="the calls to start")
+        await eventually(lambda: len(times(fleet, "start")) == CALLS, what="the calls to start")
         doubled, missing = await account.doubled_and_missing(services, fleet)
     print(f"ok={len(account.ok)} unknown={len(account.unknown)} errors={account.errors}")
     assert (len(account.ok), doubled, missing) == (CALLS, [], [])

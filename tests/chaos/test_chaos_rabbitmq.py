@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_world import Account, call, opened, rows, started, times, until, worker_that_runs
+from chaos_world import Account, call, opened, rows, started, times, worker_that_runs
 from rabbit_server import RabbitServer, rabbit_binary
 from redis_process import free_port
+from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.keys import DEAD_QUEUE
@@ -96,7 +97,7 @@ async def test_agent_result_wakes_a_round(fleet: Fleet) -> None:
         async def said() -> bool:
             return bool(await rows(services, "SELECT 1 FROM messages WHERE text = 'woken'"))
 
-        await until(said, seconds=60, what=lambda: f"the follow-up round\n{fleet.logs()}")
+        await eventually(said, what=lambda: f"the follow-up round\n{fleet.logs()}")
     assert times(fleet, "end") == {"T-in-sandbox": 1, "A-round": 1}
 
 
@@ -112,7 +113,7 @@ async def test_killed_worker_s_calls_move_on_and_poison_is_set_aside(
         assert times(fleet, "start")["T1"] == 2
         fatal = asyncio.create_task(call(services, "die", "T-fatal", "exit"))
         for turn in range(1, 4):
-            await until(lambda n=turn: times(fleet, "start")["T-fatal"] >= n, what=f"delivery {turn}")
+            await eventually(lambda n=turn: times(fleet, "start")["T-fatal"] >= n, what=f"delivery {turn}")
             fleet.start("methods")
         with pytest.raises(OutcomeUnknownError):
             await fatal
@@ -132,7 +133,7 @@ async def test_restarted_node_keeps_the_calls(fleet: Fleet, rabbit: RabbitServer
             asyncio.create_task(account.follow(f"E{n}", call(services, "effect", f"E{n}", 0.5, seconds=120)))
             for n in range(20)
         ]
-        await until(lambda: account.count >= 3, what="calls to end")
+        await eventually(lambda: account.count >= 3, what="calls to end")
         await asyncio.to_thread(rabbit.kill)
         with pytest.raises((BrokerUnavailableError, OutcomeUnknownError)):
             await call(services, "work", "T-away")

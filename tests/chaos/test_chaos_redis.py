@@ -21,10 +21,10 @@ from chaos_world import (
     rows,
     started,
     times,
-    until,
     until_quiet,
     worker_that_runs,
 )
+from waiting import eventually
 from worker_fleet import Fleet
 
 from nekro_agent.errors import BrokerUnavailableError, OutcomeUnknownError
@@ -55,7 +55,7 @@ async def probe_every(fleet: Fleet, services: Any, count: int, *, seconds: float
         pids.update(worker_pid(fleet, name))
         return len(pids) >= count
 
-    await until(served, seconds=seconds, what=f"{count} workers to serve")
+    await eventually(served, seconds=seconds, what=f"{count} workers to serve")
 
 
 def worker_pid(fleet: Fleet, prefix: str) -> set[str]:
@@ -93,7 +93,7 @@ async def test_12_lost_subscriptions_lose_no_result(make_chaos: MakeChaos) -> No
     account = Account()
     async with opened(fleet) as services:
         tasks = follow(account, services, 200, 2)
-        await until(lambda: len(times(fleet, "start")) > 50, what="calls to start")
+        await eventually(lambda: len(times(fleet, "start")) > 50, what="calls to start")
         with client_of(fleet) as client:
             for kind in ("pubsub", "normal"):
                 client.client_kill_filter(_type=kind, skipme=True)
@@ -108,7 +108,7 @@ async def test_13_redis_killed_and_restarted_with_its_data(make_chaos: MakeChaos
     async with opened(fleet) as services:
         tasks = follow(account, services, 200, 0.3)
         await accepted(services, 150)
-        await until(lambda: account.count >= 60, what="calls to end")
+        await eventually(lambda: account.count >= 60, what="calls to end")
         await asyncio.to_thread(own_redis.kill)
         await asyncio.sleep(3)
         await asyncio.to_thread(own_redis.start)
@@ -133,7 +133,7 @@ async def test_14_redis_restarted_empty_loses_no_accepted_call(
     async with opened(fleet) as services:
         tasks = follow(account, services, 120, 0.3)
         await accepted(services, 80)
-        await until(lambda: account.count >= 30, what="calls to end")
+        await eventually(lambda: account.count >= 30, what="calls to end")
         await asyncio.to_thread(own_redis.kill)
         await asyncio.to_thread(own_redis.start)
         back_at = time.monotonic()
@@ -156,7 +156,7 @@ async def test_14_sweep_sends_again_what_a_dead_caller_left_in_a_lost_queue(
     async with opened(fleet) as services:
         left = asyncio.create_task(call(services, "effect", "E1"))
         with client_of(fleet) as client:
-            await until(lambda: client.llen(key(fleet, "methods")) == 1, what="the message")
+            await eventually(lambda: client.llen(key(fleet, "methods")) == 1, what="the message")
         # As if the process had died: nothing of the caller's runs any more, and the row stays.
         left.cancel()
         services._caller._ledger = None
@@ -167,7 +167,7 @@ async def test_14_sweep_sends_again_what_a_dead_caller_left_in_a_lost_queue(
         states = await rows(services, "SELECT state FROM calls")
         if [tuple(row) for row in states] == [("queued",)]:
             fleet.start("methods")
-            await until(lambda: times(fleet, "end")["E1"] == 1, what="the sweep to send it again")
+            await eventually(lambda: times(fleet, "end")["E1"] == 1, what="the sweep to send it again")
     assert times(fleet, "start") == {"E1": 1}
 
 
@@ -220,7 +220,7 @@ async def test_17_redis_without_memory_keeps_results_and_workers(make_chaos: Mak
     async with opened(fleet) as services:
         tasks = follow(account, services, 20, 1)
         await accepted(services, 20)
-        await until(lambda: len(times(fleet, "start")) >= 8, what="calls to start")
+        await eventually(lambda: len(times(fleet, "start")) >= 8, what="calls to start")
         with client_of(fleet) as client:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", 1)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_world import LEASE_SECONDS, Account, call, client_of, key, opened, rows, times, until, until_quiet
+from chaos_world import LEASE_SECONDS, Account, call, client_of, key, opened, rows, times, until_quiet
+from waiting import eventually
 from worker_fleet import Fleet, Worker
 
 SECONDS = float(os.environ.get("NEKRO_TEST_SOUP_SECONDS", "60"))
@@ -156,7 +157,7 @@ async def test_37_soup_loses_nothing_and_doubles_no_effect(
         calm_at = time.monotonic()
         for lane in ("methods", "rounds"):
             await until_quiet(fleet, lane, seconds=90, what=f"lane {lane} to be empty")
-        await until(lambda: no_open_rows(services), seconds=90, what="every row to end")
+        await eventually(lambda: no_open_rows(services), seconds=90, what="every row to end")
         calm = time.monotonic() - calm_at
         doubled, missing = await soup.account.doubled_and_missing(services, fleet)
         states = await rows(services, "SELECT type, state, count(*) FROM calls GROUP BY 1, 2 ORDER BY 1, 2")

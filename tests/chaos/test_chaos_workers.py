@@ -23,10 +23,10 @@ from chaos_world import (
     rows,
     started,
     times,
-    until,
     until_quiet,
     worker_that_runs,
 )
+from waiting import eventually
 from worker_fleet import Fleet
 
 from nekro_agent.errors import OutcomeUnknownError
@@ -72,7 +72,7 @@ async def test_03_message_that_meets_a_dying_idle_worker_is_not_lost(make_chaos:
         calls = [asyncio.create_task(call(services, "effect", f"E{n}")) for n in range(8)]
         with client_of(fleet) as client:
             held = key(fleet, "unacked.methods")
-            await until(
+            await eventually(
                 lambda: client.llen(key(fleet, "methods")) + client.hlen(held) == 8, what="the messages"
             )
             assert client.hlen(held) <= 1
@@ -101,7 +101,7 @@ async def test_04_rolling_kills_lose_nothing_and_double_no_effect(
             for name in names
         ]
         for turn in range(40):
-            await until(lambda n=turn: account.count >= n * CALLS // 45, seconds=60, what="calls to end")
+            await eventually(lambda n=turn: account.count >= n * CALLS // 45, what="calls to end")
             await asyncio.to_thread(workers[turn % 2].kill)
             (workers[turn % 2],) = await asyncio.to_thread(fleet.start, "methods", concurrency=20)
         await asyncio.gather(*tasks)
@@ -131,7 +131,7 @@ async def test_05_rolling_deploys_lose_nothing_and_repeat_nothing(make_chaos: Ma
             for name in names
         ]
         for turn in range(12):
-            await until(lambda n=turn: account.count >= n * CALLS // 14, seconds=60, what="calls to end")
+            await eventually(lambda n=turn: account.count >= n * CALLS // 14, what="calls to end")
             codes.append(await asyncio.to_thread(workers[turn % 2].stop))
             (workers[turn % 2],) = await asyncio.to_thread(fleet.start, "methods", concurrency=20)
         await asyncio.gather(*tasks)
@@ -194,7 +194,7 @@ async def test_10_thawed_worker_changes_nothing_any_more(make_chaos: MakeChaos, 
         for worker in frozen:
             worker.thaw()
         outcome = (await asyncio.gather(effect, return_exceptions=True))[0]
-        await until(lambda: times(fleet, "end")["T1"] == 2, what="the thawed worker to end its call")
+        await eventually(lambda: times(fleet, "end")["T1"] == 2, what="the thawed worker to end its call")
         await until_quiet(fleet)
         left = await rows(services, "SELECT id FROM messages WHERE text = 'wake A1'")
         states = await rows(services, "SELECT state FROM calls WHERE type = 'agent'")
@@ -233,7 +233,9 @@ async def test_21_crash_before_the_follow_up_is_announced_leaves_one_round(
         envelope = await invoke(services, "wake", "A1", call_id="a" * 32)
         made = await rows(services, "SELECT id, trigger_id FROM rounds")
         with client_of(fleet) as client:
-            await until(lambda: client.llen(key(fleet, "rounds")), what="the sweep to announce the round")
+            await eventually(
+                lambda: client.llen(key(fleet, "rounds")), what="the sweep to announce the round"
+            )
     assert [tuple(row) for row in made] == [(envelope.round_id, "a" * 32)]
     assert times(fleet, "start")["A1"] == 1
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.request
 
-import pytest
+from waiting import WAIT_SECONDS
 
 from cli.demo import points, scenes, timeline
 from cli.demo.evidence import Evidence
@@ -28,7 +28,6 @@ NOTHING = Evidence(
 )
 
 
-@pytest.mark.timeout(150)
 def test_the_tour_holds_every_point() -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")}
     done = subprocess.run(
@@ -60,10 +59,10 @@ def test_a_file_alone_proves_nothing() -> None:
 
 def test_the_model_server_serves_whole_and_in_ranges() -> None:
     with ModelServer(size_bytes=1000) as server:
-        with urllib.request.urlopen(server.url, timeout=5) as answer:
+        with urllib.request.urlopen(server.url, timeout=WAIT_SECONDS) as answer:
             whole = answer.read()
         request = urllib.request.Request(server.url, headers={"Range": "bytes=990-"})
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             assert (answer.status, answer.read()) == (206, whole[990:])
             assert answer.headers["Content-Range"] == "bytes 990-999/1000"
     assert hashlib.sha256(whole).hexdigest() == server.sha256

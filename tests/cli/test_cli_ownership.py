@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from cli.ownership import Ownership, WorkerEntry, read_running, require_running
 from nekro_agent.errors import ServiceError, UsageError
@@ -65,7 +66,7 @@ def test_a_record_of_a_killed_owner_misleads_nobody(owners: Owners, tmp_path: Pa
 
     process = multiprocessing.get_context("fork").Process(target=own)
     process.start()
-    process.join(10)
+    process.join(WAIT_SECONDS)
     assert process.exitcode == -9
     assert (tmp_path / "run" / "up.json").exists()
     assert read_running(tmp_path) is None

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from cli.process import ChildProcess, attach_to_supervisor, describe_exit, flower_spec, worker_spec
 from cli.supervisor import Backoff
@@ -54,7 +55,7 @@ def test_a_child_says_ready_and_learns_that_its_parent_has_gone() -> None:
     assert b'"node": "methods-1@host"' in ours.recv(200)
     assert not gone.is_set()
     ours.close()
-    assert gone.wait(10)
+    assert gone.wait(WAIT_SECONDS)
 
 
 def test_specs_say_what_they_run() -> None:

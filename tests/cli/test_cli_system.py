@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 from nekro_inside import run_inside
-from redis_process import wait_until
+from waiting import WAIT_SECONDS, wait_until
 
 from cli.ownership import read_running
 
 NEKRO = [sys.executable, "-P", "-m", "cli.main"]
-COMMAND_SECONDS = 60
 
 PLUGIN = '''
 import threading
@@ -101,7 +100,7 @@ class Shell:
             input=given,
             capture_output=True,
             text=True,
-            timeout=COMMAND_SECONDS,
+            timeout=WAIT_SECONDS,
         )
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
@@ -154,14 +153,14 @@ def up(shell: Shell) -> Iterator[subprocess.Popen[str]]:
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        wait_until(lambda: ready.is_set() or process.poll() is not None, seconds=60, what="nekro up")
+        wait_until(lambda: ready.is_set() or process.poll() is not None, what="nekro up")
         assert process.poll() is None, "".join(lines)
         yield process
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
         process.wait(60)
-        reader.join(10)
+        reader.join(WAIT_SECONDS)
         assert process.stderr is not None
         process.stderr.close()
 
@@ -312,7 +311,7 @@ def test_a_killed_worker_comes_back(shell: Shell, up: subprocess.Popen[str]) -> 
             worker.name == victim.name and worker.pid != victim.pid for worker in running.workers
         )
 
-    wait_until(replaced, seconds=30, what="the worker to be replaced")
+    wait_until(replaced, what="the worker to be replaced")
     assert shell.inside("call", "square", "--args", "[3]").out == "9\n"
 
 
@@ -407,7 +406,7 @@ def test_a_reader_that_leaves_is_no_fault(shell: Shell) -> None:
         env=shell.environment,
         capture_output=True,
         text=True,
-        timeout=COMMAND_SECONDS,
+        timeout=WAIT_SECONDS,
     )
     assert "VARIABLE" in done.stdout
     assert done.stderr.replace("\n", "") in (

@@ -36,7 +36,8 @@ import pytest
 import redis
 from chat_server import ChatServer, stream
 from nekro_inside import run_inside
-from redis_process import RedisServer, free_port, wait_until
+from redis_process import RedisServer, free_port
+from waiting import WAIT_SECONDS, wait_until
 
 from benchmarks import (
     alternate,
@@ -63,7 +64,6 @@ TYPED = ("", "bash", "sh", "text")
 #: Not those that are links: the reference's headings.
 SPAN = re.compile(r"(?<!\[)`(nekro [^`\n]+)`")
 INVOCATION = re.compile(r"(?:[A-Z_]+=\S+ )*nekro |[^`]*\| nekro ")
-WAIT_SECONDS = 60
 PREFIX = BrokerSettings().key_prefix
 
 
@@ -286,7 +286,7 @@ class Scene:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}")
         if password:
             request.add_header("Authorization", f"Basic {base64.b64encode(password.encode()).decode()}")
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             return str(answer.read().decode())
 
     def plugin_file(self, name: str) -> Path:

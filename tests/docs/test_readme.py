@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-BLOCK_SECONDS = 50
 #: The two commands of a fresh clone: the tour is a test of its own, and this suite is the other one.
 TWO_COMMANDS = {"make demo\n", "make test\n"}
 
@@ -65,7 +65,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def run(block: str, folder: Path, environment: dict[str, str], **options: Any) -> str:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=BLOCK_SECONDS, **options,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=WAIT_SECONDS, **options,
     )  # fmt: skip
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
     return done.stdout

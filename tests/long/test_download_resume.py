@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from range_server import RangeServer, Serve
+from waiting import WAIT_SECONDS
 
 from nekro_agent import runtime
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError
@@ -61,7 +62,7 @@ async def stopped_half_way(server: RangeServer, target: Path, **options: Any) ->
             half.set()
 
     task = asyncio.create_task(fetch(server.url, target, progress=progress, **options))
-    await asyncio.wait_for(half.wait(), 20)
+    await asyncio.wait_for(half.wait(), WAIT_SECONDS)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     behaviour.gate.set()
@@ -222,9 +223,9 @@ async def test_one_who_waits_goes_on_when_the_first_gives_up(serve: Serve, tmp_p
             half.set()
 
     first = asyncio.create_task(fetch(server.url, tmp_path / "m", progress=progress))
-    await asyncio.wait_for(half.wait(), 20)
+    await asyncio.wait_for(half.wait(), WAIT_SECONDS)
     second = asyncio.create_task(fetch(server.url, tmp_path / "m", progress=lambda done, _: waits.set()))
-    await asyncio.wait_for(waits.wait(), 20)
+    await asyncio.wait_for(waits.wait(), WAIT_SECONDS)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     behaviour.gate.set()

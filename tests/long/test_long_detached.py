@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS, eventually
 
 from codec.values import decode_value
 from nekro_agent.ports import JobState
@@ -19,7 +20,6 @@ from storage.jobs import Job
 from workers.composition import Services
 from workers.runs import CodeReport
 
-SECONDS = 30
 AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 SCRIPT = """
 - when: '.'
@@ -51,17 +51,6 @@ async def services(fleet: Any) -> AsyncIterator[Services]:
     await services.close()
 
 
-async def eventually(fleet: Any, question: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Ask until the answer is true; fail with what the workers wrote."""
-    try:
-        async with asyncio.timeout(SECONDS):
-            while not (answer := await question()):
-                await asyncio.sleep(0.05)
-            return answer
-    except TimeoutError:
-        pytest.fail(f"waited {SECONDS} s for {what}\n{fleet.logs()}")
-
-
 async def run(services: Services, code: str, chat: str) -> CodeReport:
     return await services.run_code(code, chat_key=chat, user_id="u", follow_up=True, file_name="test.py")
 
@@ -91,7 +80,7 @@ async def ended(fleet: Any, services: Services, chat: str) -> Call:
             found = await tx.calls.get(job.id)
         return found if found.finished_at is not None else None
 
-    return await eventually(fleet, call, "the call to end")  # type: ignore[no-any-return]
+    return await eventually(call, what=fleet.waiting_for("the call to end"))  # type: ignore[no-any-return]
 
 
 async def rounds_done(fleet: Any, services: Services, chat: str, count: int) -> list[Any]:
@@ -100,7 +89,7 @@ async def rounds_done(fleet: Any, services: Services, chat: str, count: int) -> 
             rounds = await tx.rounds.newest(chat, limit=9)
         return rounds if len(rounds) == count and all(round_.finished_at for round_ in rounds) else []
 
-    return await eventually(fleet, done, f"{count} rounds")  # type: ignore[no-any-return]
+    return await eventually(done, what=fleet.waiting_for(f"{count} rounds"))  # type: ignore[no-any-return]
 
 
 async def test_a_behavior_of_lane_long_leaves_its_code_at_once_and_tells_the_chat_once(
@@ -116,7 +105,7 @@ async def test_a_behavior_of_lane_long_leaves_its_code_at_once_and_tells_the_cha
         job = await job_of(services, "behavior")
         return (job.percent, job.message) == (40, "hauling")
 
-    await eventually(fleet, shown, "the progress")
+    await eventually(shown, what=fleet.waiting_for("the progress"))
     assert await texts(services, "behavior") == []
     await let_go(services, "stones")
     await ended(fleet, services, "behavior")
@@ -127,7 +116,7 @@ async def test_a_behavior_of_lane_long_leaves_its_code_at_once_and_tells_the_cha
     async def closed() -> bool:
         return (await job_of(services, "behavior")).state is JobState.SUCCEEDED
 
-    await eventually(fleet, closed, "the job's end")
+    await eventually(closed, what=fleet.waiting_for("the job's end"))
 
 
 async def test_a_failure_of_a_left_behavior_reaches_the_chat_and_wakes_once(
@@ -179,7 +168,7 @@ async def test_a_quick_tool_of_lane_long_returns_as_ever(fleet: Any, services: S
 
 async def test_what_runs_in_lane_long_gives_way_and_its_process_does_not(services: Services) -> None:
     envelope = await services.invoke(
-        "priorities", (), {}, chat_key="nice", user_id=None, timeout_seconds=SECONDS
+        "priorities", (), {}, chat_key="nice", user_id=None, timeout_seconds=WAIT_SECONDS
     )
     nice = decode_value(envelope.value_bytes(), max_bytes=1000)
     own = os.getpriority(os.PRIO_PROCESS, os.getpid())
@@ -195,9 +184,10 @@ async def test_the_session_of_a_worker_gives_way_while_a_long_job_runs(
     groups = [Path(f"/proc/{worker.pid}/autogroup") for worker in fleet.workers]
 
     async def niceness(*, most: int) -> None:
-        async with asyncio.timeout(SECONDS):
-            while max(int(group.read_text().rpartition(" ")[2]) for group in groups) != most:
-                await asyncio.sleep(0.05)
+        await eventually(
+            lambda: max(int(group.read_text().rpartition(" ")[2]) for group in groups) == most,
+            what=f"niceness {most}",
+        )
 
     await run(services, "haul('share')", "share")
     await niceness(most=5)
@@ -239,7 +229,7 @@ async def test_jobs_are_listed_shown_watched_and_cancelled_from_the_shell(
 async def test_a_blocking_method_moves_to_lane_long_and_back_by_hand(fleet: Any, services: Services) -> None:
     async def call(name: str, *args: Any) -> Any:
         envelope = await services.invoke(
-            name, args, {}, chat_key="block", user_id=None, timeout_seconds=SECONDS
+            name, args, {}, chat_key="block", user_id=None, timeout_seconds=WAIT_SECONDS
         )
         return envelope.worker.split("@")[0]
 
@@ -250,12 +240,12 @@ async def test_a_blocking_method_moves_to_lane_long_and_back_by_hand(fleet: Any,
             marks = await tx.marks.all()
         return [mark.method for mark in marks] == ["tests.hauler.nap"]
 
-    await eventually(fleet, moved, "the mark")
+    await eventually(moved, what=fleet.waiting_for("the mark"))
 
     async def routed() -> bool:
         return bool(await call("nap", 0.0) == "long")
 
-    await eventually(fleet, routed, "the next call in lane long")
+    await eventually(routed, what=fleet.waiting_for("the next call in lane long"))
     nap = asyncio.create_task(call("nap", 1.0))
     assert await call("ping") == "methods"
     assert not nap.done(), "ordinary calls do not wait for it"
@@ -273,7 +263,7 @@ async def test_a_blocking_method_moves_to_lane_long_and_back_by_hand(fleet: Any,
     async def pinned() -> bool:
         return bool(await call("nap", 0.4) == "methods")
 
-    await eventually(fleet, pinned, "the operator's word")
+    await eventually(pinned, what=fleet.waiting_for("the operator's word"))
     await asyncio.to_thread(methods, "unpin", "nap")
     async with services.database.read() as tx:
         assert await tx.marks.all() == []

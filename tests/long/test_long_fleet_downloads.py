@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from range_server import RangeServer, Serve
+from waiting import WAIT_SECONDS, eventually
 
 from nekro_agent.ports import JobState
 from workers.composition import Services
 
-SECONDS = 50
 CONTENT = hashlib.shake_256(b"a model").digest(12 << 20)
 
 
@@ -33,16 +33,6 @@ async def services(fleet: Any) -> AsyncIterator[Services]:
     await services.start()
     yield services
     await services.close()
-
-
-async def eventually(fleet: Any, question: Callable[[], Awaitable[Any]], what: str) -> Any:
-    try:
-        async with asyncio.timeout(SECONDS):
-            while not (answer := await question()):
-                await asyncio.sleep(0.02)
-            return answer
-    except TimeoutError:
-        pytest.fail(f"waited {SECONDS} s for {what}\n{fleet.logs()}")
 
 
 def models(services: Services) -> Path:
@@ -64,7 +54,7 @@ async def test_fifty_callers_on_three_workers_cause_one_download(
             {},
             chat_key="d",
             user_id=None,
-            timeout_seconds=SECONDS,
+            timeout_seconds=WAIT_SECONDS,
         )
         return envelope.text or ""
 
@@ -83,7 +73,7 @@ async def killed_half_way(fleet: Any, services: Services, server: RangeServer, *
         notes = list(models(services).glob(".*.json"))
         return server.sent_bytes >= at and bool(notes) and f",{at // 2}" not in notes[0].read_text()
 
-    await eventually(fleet, noted, f"{at} bytes")
+    await eventually(noted, what=fleet.waiting_for(f"{at} bytes"))
 
     async def worker() -> Any:
         async with services.database.read() as tx:
@@ -93,12 +83,11 @@ async def killed_half_way(fleet: Any, services: Services, server: RangeServer, *
         node = row.worker or ""
         return next((worker for worker in running if node.endswith(f":{worker.pid}")), None)
 
-    (await eventually(fleet, worker, "who fetches")).kill()
+    (await eventually(worker, what=fleet.waiting_for("who fetches"))).kill()
     fleet.start("long", concurrency=4)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 async def test_a_download_whose_worker_is_killed_twice_is_finished_by_the_third(
     fleet: Any, services: Services, serve: Serve
 ) -> None:
@@ -124,7 +113,7 @@ async def test_a_download_whose_worker_is_killed_twice_is_finished_by_the_third(
             (job,) = await tx.jobs.newest(limit=9, chat_key="k")
         return job.state is JobState.SUCCEEDED
 
-    await eventually(fleet, done, "the end")
+    await eventually(done, what=fleet.waiting_for("the end"))
     async with services.database.read() as tx:
         texts = [message.text for message in await tx.messages.newest("k", limit=9)]
     assert len(texts) == 1 and server.sha256 in texts[0], texts

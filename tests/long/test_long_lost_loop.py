@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS, eventually
 
 from cli.environment import environment_of
 from nekro_agent.errors import CallTimeoutError, OutcomeUnknownError
 from workers.composition import Services
-
-SECONDS = 40
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def up(fleet: Any, tmp_path: Path) -> Iterator[Path]:
         yield log
     finally:
         process.terminate()
-        process.wait(SECONDS)
+        process.wait(WAIT_SECONDS)
 
 
 @pytest.fixture
@@ -56,12 +55,7 @@ async def services(fleet: Any) -> AsyncIterator[Services]:
 
 
 async def logged(log: Path, words: str) -> None:
-    try:
-        async with asyncio.timeout(SECONDS):
-            while words not in log.read_text():
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"waited {SECONDS} s for {words!r}\n{log.read_text()[-4000:]}")
+    await eventually(lambda: words in log.read_text(), what=lambda: f"{words!r}\n{log.read_text()[-4000:]}")
 
 
 @pytest.mark.slow
@@ -71,15 +65,15 @@ async def test_a_process_whose_loop_is_lost_ends_and_its_other_calls_are_answere
     (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.hauler"]
     journal = plugin.get_plugin_data_dir() / "journal.txt"
 
-    def invoke(name: str, *args: Any, seconds: float = SECONDS) -> asyncio.Task[Any]:
+    def invoke(name: str, *args: Any, seconds: float = WAIT_SECONDS) -> asyncio.Task[Any]:
         call = services.invoke(name, args, {}, chat_key="lost", user_id=None, timeout_seconds=seconds)
         return asyncio.create_task(call)
 
     await logged(up, "ready: ")
     counting, carrying = invoke("count_beside", "x"), invoke("carry_beside", "x")
-    async with asyncio.timeout(SECONDS):
-        while not journal.exists() or len(journal.read_text().splitlines()) < 2:
-            await asyncio.sleep(0.02)
+    await eventually(
+        lambda: journal.exists() and len(journal.read_text().splitlines()) >= 2, what="both calls"
+    )
     hanging = invoke("hang", seconds=1)
     await logged(up, "ended with exit code 70")
     assert "event_loop_lost" in up.read_text()

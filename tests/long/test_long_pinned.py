@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS, eventually
 
 from broker_config.wire import Envelope, new_id
 from codec.values import encode_arguments
@@ -21,7 +22,6 @@ from workers.dispatch import CallScope, invocation_of
 from workers.runs import context_of
 
 PLUGINS = Path(__file__).parent / "pinned_plugins"
-SECONDS = 40
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,9 @@ async def services(fleet: Any) -> AsyncIterator[Services]:
 
 
 async def invoke(services: Services, name: str, chat_key: str, *args: Any) -> Envelope:
-    return await services.invoke(name, args, {}, chat_key=chat_key, user_id=None, timeout_seconds=SECONDS)
+    return await services.invoke(
+        name, args, {}, chat_key=chat_key, user_id=None, timeout_seconds=WAIT_SECONDS
+    )
 
 
 async def call(services: Services, name: str) -> list[int]:
@@ -62,16 +64,6 @@ def journal(services: Services) -> list[list[str]]:
     (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.counter"]
     path = plugin.get_plugin_data_dir() / "journal.txt"
     return [line.split() for line in path.read_text().splitlines()]
-
-
-async def eventually(fleet: Any, question: Callable[[], Awaitable[Any]], what: str) -> Any:
-    try:
-        async with asyncio.timeout(SECONDS):
-            while not (answer := await question()):
-                await asyncio.sleep(0.05)
-            return answer
-    except TimeoutError:
-        pytest.fail(f"waited {SECONDS} s for {what}\n{fleet.logs()}")
 
 
 async def test_a_killed_owner_is_followed_by_another_that_goes_on_counting(
@@ -115,7 +107,7 @@ async def test_a_plugin_that_leaves_a_loop_running_is_pinned_by_itself(
     async def grows() -> bool:
         return (await call(services, "turns"))[0] > seen[0][0]
 
-    await eventually(fleet, grows, "the loop of the owner")
+    await eventually(grows, what=fleet.waiting_for("the loop of the owner"))
 
 
 async def test_calls_of_those_who_do_not_know_of_the_pin_reach_its_owner_all_the_same(
@@ -132,7 +124,7 @@ async def test_calls_of_those_who_do_not_know_of_the_pin_reach_its_owner_all_the
                 encode_arguments((), {}),
                 scope,
                 call_id=new_id(),
-                deadline=datetime.now(UTC) + timedelta(seconds=SECONDS),
+                deadline=datetime.now(UTC) + timedelta(seconds=WAIT_SECONDS),
             ),
             lane=Lane.METHODS,
         )
@@ -160,7 +152,7 @@ async def test_hooks_run_where_their_plugin_lives(fleet: Any, services: Services
 
     # System messages come from every process, the owner's own included.
     speakers = set()
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         while len(speakers) < 2:
             envelopes = [
                 await invoke(services, "say_to_model", chat, f"{word} of x") for word in ("spam", "news")

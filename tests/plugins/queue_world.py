@@ -17,6 +17,7 @@ from typing import Any
 
 import sqlalchemy
 from plugin_world import CHAT, USER
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, Settings
 from broker_config.wire import new_id
@@ -31,8 +32,6 @@ from workers.composition import Services
 from workers.dispatch import CallScope
 from workers.loader import unload_plugins
 
-START_SECONDS = 40
-CALL_SECONDS = 20
 #: What calls leave in the database and below the data directory.
 TABLES = (
     "plugin_values",
@@ -115,7 +114,7 @@ class QueueSystem:
             )
         theirs.close()
         self._is_stopping = False
-        ours.settimeout(START_SECONDS)
+        ours.settimeout(WAIT_SECONDS)
         assert ours.recv(4096), f"the worker ended:\n{self._log.read_text()}"
         self._channel = ours  # closing it would tell the worker that its supervisor has died
 
@@ -129,7 +128,7 @@ class QueueSystem:
         """Stop the worker warmly: its plugins' cleanup runs."""
         if self._process is not None:
             self.begin_stop()
-            assert self._process.wait(START_SECONDS) == 0, self._log.read_text()[-4000:]
+            assert self._process.wait(WAIT_SECONDS) == 0, self._log.read_text()[-4000:]
             self._process = None
             self._channel.close()
 
@@ -184,7 +183,7 @@ class QueueWorld:
             encode_arguments(args, kwargs),
             CallScope(chat=await self._services.chat(chat_key), user_id=user_id),
             call_id=new_id(),
-            deadline=datetime.now(UTC) + timedelta(seconds=CALL_SECONDS),
+            deadline=datetime.now(UTC) + timedelta(seconds=WAIT_SECONDS),
         )
         value = envelope.value_bytes()
         return Outcome(
@@ -229,7 +228,7 @@ class QueueWorld:
         )
 
     async def command(self, line: str, who: CommandExecutionContext) -> list[CommandResponse]:
-        return await self._services.run_command(line, who=who, timeout_seconds=CALL_SECONDS)
+        return await self._services.run_command(line, who=who, timeout_seconds=WAIT_SECONDS)
 
     async def reset(self, chat_key: str) -> None:
         await self._services.reset_chat(chat_key)

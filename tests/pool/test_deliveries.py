@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import redis
 from kombu import Consumer
-from worker_process import WorkerProcess, read_ledger, wait_for
+from waiting import WAIT_SECONDS, wait_until
+from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
@@ -24,7 +25,6 @@ StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
 
 BOTH = pytest.mark.parametrize("pool", ["asyncio", pytest.param("threads", marks=pytest.mark.slow)])
-GET_SECONDS = 20
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def test_message_that_meets_a_dying_idle_worker_is_not_lost(
     pool: str, start_worker: StartWorker, send: Send, client: Any, settings: Settings
 ) -> None:
     worker = start_worker(pool)
-    send("t.wait", 0).get(GET_SECONDS)  # it waits for more by now, or will
+    send("t.wait", 0).get(WAIT_SECONDS)  # it waits for more by now, or will
     worker.send(signal.SIGSTOP)
     results = [send("t.wait", 0) for _ in range(5)]
     worker.kill()
     start_worker(pool)
     for result in results:
-        assert result.get(GET_SECONDS) == "done"
-    wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgements")
+        assert result.get(WAIT_SECONDS) == "done"
+    wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgements")
 
 
 def test_lost_connection_runs_no_task_twice(
@@ -65,12 +65,12 @@ def test_lost_connection_runs_no_task_twice(
 ) -> None:
     worker = start_worker("asyncio", concurrency=8)
     results = [send("t.wait", 3) for _ in range(8)]
-    wait_for(lambda: len(starts(settings)) == 8, what="the tasks to start")
+    wait_until(lambda: len(starts(settings)) == 8, what="the tasks to start")
     client.client_kill_filter(_type="normal", skipme=True)
     for result in results:
-        assert result.get(GET_SECONDS) == "done"
-    assert send("t.wait", 0).get(GET_SECONDS) == "done"
-    wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgements")
+        assert result.get(WAIT_SECONDS) == "done"
+    assert send("t.wait", 0).get(WAIT_SECONDS) == "done"
+    wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgements")
     assert set(starts(settings).values()) == {1}
     assert worker.process.poll() is None
 
@@ -86,7 +86,7 @@ def test_a_claim_whose_answer_nobody_will_read_is_given_back_when_a_worker_stops
         with Consumer(channel, queues=[worker_app.amqp.queues["methods"]], accept=["json"]):
             connection.transport.cycle.on_poll_start()  # sends the claim; its answer is for later
             prefix = settings.broker.key_prefix
-            wait_for(lambda: client.hlen(f"{prefix}unacked.methods") == 3, what="the claim")
+            wait_until(lambda: client.hlen(f"{prefix}unacked.methods") == 3, what="the claim")
             channel.give_back_unread()
             assert client.llen(f"{prefix}methods") == 3
             assert not client.exists(f"{prefix}unacked.methods", f"{prefix}unacked.methods_index")
@@ -120,12 +120,12 @@ def test_a_method_that_does_not_stop_is_not_begun_elsewhere_while_its_process_li
     update = {"workers": settings.workers.model_copy(update={"drain_seconds": 0.2})}
     worker = start_worker(pool, settings=settings.model_copy(update=update))
     result = send("t.block", 15)
-    wait_for(lambda: starts(settings)[result.id] == 1, what="the task to start")
+    wait_until(lambda: starts(settings)[result.id] == 1, what="the task to start")
     worker.send(signal.SIGTERM)
     worker.wait()
     assert client.llen(f"{settings.broker.key_prefix}methods") == 0, "it was given back while it ran"
     start_worker(pool)
-    wait_for(lambda: starts(settings)[result.id] == 2, what="the second delivery, when its lease has ended")
+    wait_until(lambda: starts(settings)[result.id] == 2, what="the second delivery, when its lease has ended")
 
 
 @BOTH
@@ -137,8 +137,8 @@ def test_task_longer_than_the_visibility_timeout_runs_once(
     )
     for _ in range(2):
         start_worker(pool, settings=short)
-    assert send("t.wait", 4.5).get(GET_SECONDS) == "done"
-    wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgements")
+    assert send("t.wait", 4.5).get(WAIT_SECONDS) == "done"
+    wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgements")
     assert set(starts(settings).values()) == {1}
 
 
@@ -148,10 +148,10 @@ def test_task_of_a_killed_worker_moves_on(
 ) -> None:
     worker = start_worker(pool)
     result = send("t.wait", 2)
-    wait_for(lambda: starts(settings)[result.id] == 1, what="the task to start")
+    wait_until(lambda: starts(settings)[result.id] == 1, what="the task to start")
     worker.kill()
     start_worker(pool)
-    assert result.get(GET_SECONDS) == "done"
+    assert result.get(WAIT_SECONDS) == "done"
     assert starts(settings)[result.id] == 2
 
 
@@ -165,11 +165,11 @@ def test_task_that_kills_its_workers_is_set_aside(
     client.lpush(key, json.dumps(message))
     start_worker("asyncio")
     with pytest.raises(Exception, match="3 workers took the call and none finished it"):
-        result.get(GET_SECONDS)
+        result.get(WAIT_SECONDS)
     (dead,) = client.lrange(Keys(prefix=settings.broker.key_prefix).dead, 0, -1)
     assert json.loads(dead)["headers"]["id"] == result.id
     assert not starts(settings)
-    wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgement")
+    wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgement")
 
 
 @pytest.mark.slow
@@ -178,10 +178,10 @@ def test_each_delivery_to_a_dying_worker_is_counted(
 ) -> None:
     result = send("t.wait", 60)
     worker = start_worker("asyncio")
-    wait_for(lambda: starts(settings)[result.id] == 1, what="the task to start")
+    wait_until(lambda: starts(settings)[result.id] == 1, what="the task to start")
     worker.kill()
     second = start_worker("asyncio")
-    wait_for(lambda: starts(settings)[result.id] == 2, what="the second start")
+    wait_until(lambda: starts(settings)[result.id] == 2, what="the second start")
     second.send(signal.SIGQUIT)
     second.wait()
     (raw,) = client.lrange(f"{settings.broker.key_prefix}methods", 0, -1)
@@ -218,8 +218,8 @@ def test_malformed_messages_stop_no_worker_and_delay_nobody(
         client.lpush(key, raw)
     result = send("t.wait", 0)
     worker = start_worker("asyncio", concurrency=2)
-    assert result.get(GET_SECONDS) == "done"
-    wait_for(lambda: nothing_is_held(client, settings), what="every message to be dealt with")
+    assert result.get(WAIT_SECONDS) == "done"
+    wait_until(lambda: nothing_is_held(client, settings), what="every message to be dealt with")
     assert worker.process.poll() is None
     assert client.llen(Keys(prefix=settings.broker.key_prefix).dead) == 7, "the others were answered"
     assert "Unrecoverable" not in worker.log.read_text()
@@ -233,8 +233,8 @@ def test_garbage_among_held_deliveries_is_buried(
         client.hset(f"{prefix}unacked.methods", tag, record)
         client.zadd(f"{prefix}unacked.methods_index", {tag: 1})
     start_worker("asyncio")
-    assert send("t.wait", 0).get(GET_SECONDS) == "done"
-    wait_for(lambda: nothing_is_held(client, settings), what="the garbage to go")
+    assert send("t.wait", 0).get(WAIT_SECONDS) == "done"
+    wait_until(lambda: nothing_is_held(client, settings), what="the garbage to go")
     assert client.llen(Keys(prefix=prefix).dead) == 3
 
 
@@ -251,7 +251,7 @@ def test_one_worker_serves_several_queues(
     start_worker("asyncio", settings=pinned, lane=",".join(queues))
     results = [caller.send_task("t.wait", [0], queue=queue) for queue in queues * 20]
     for result in results:
-        assert result.get(GET_SECONDS) == "done"
+        assert result.get(WAIT_SECONDS) == "done"
     caller.backend.result_consumer.stop()
     caller.close()
 
@@ -263,14 +263,14 @@ def test_workers_go_on_after_redis_had_no_memory(
     caller = create_app(settings)
     worker = start_worker("asyncio", settings=settings)
     running = caller.send_task("t.wait", [3], queue="methods")
-    wait_for(lambda: len(starts(settings)) == 1, what="the task to start")
+    wait_until(lambda: len(starts(settings)) == 1, what="the task to start")
     with redis.Redis.from_url(own_redis.url) as client:
         client.config_set("maxmemory", 1)
         client.config_set("maxmemory-policy", "noeviction")
         worker.wait_log("Redis refuses")
         client.config_set("maxmemory", 0)
-    assert running.get(GET_SECONDS) == "done"
-    assert caller.send_task("t.wait", [0], queue="methods").get(GET_SECONDS) == "done"
+    assert running.get(WAIT_SECONDS) == "done"
+    assert caller.send_task("t.wait", [0], queue="methods").get(WAIT_SECONDS) == "done"
     assert set(starts(settings).values()) == {1}
     caller.backend.result_consumer.stop()
     caller.close()
@@ -287,16 +287,15 @@ def test_worker_survives_a_restart_of_redis_with_its_tasks(
     caller = create_app(settings)
     start_worker("asyncio", concurrency=4, settings=settings)
     results = [caller.send_task("t.wait", [1], queue="methods") for _ in range(12)]
-    wait_for(lambda: len(starts(settings)) >= 4, what="the first tasks to start")
+    wait_until(lambda: len(starts(settings)) >= 4, what="the first tasks to start")
     server.kill()
     server.start()
     with redis.Redis.from_url(server.url) as client:
-        wait_for(
+        wait_until(
             lambda: all(client.exists(caller.backend.get_key_for_task(result.id)) for result in results),
-            seconds=30,
             what="all results",
         )
-        wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgements")
+        wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgements")
     assert set(starts(settings).values()) == {1}
     assert len(starts(settings)) == 12
     caller.close()
@@ -312,8 +311,8 @@ def test_switch_turns_the_claim_off(start_worker: StartWorker, settings: Setting
     with caller.connection_for_write() as connection:
         assert type(connection.transport).__module__ == "kombu.transport.redis"
     start_worker("asyncio", settings=stock)
-    assert caller.send_task("t.wait", [0], queue="methods").get(GET_SECONDS) == "done"
-    wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgement")
+    assert caller.send_task("t.wait", [0], queue="methods").get(WAIT_SECONDS) == "done"
+    wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgement")
     caller.backend.result_consumer.stop()
     caller.close()
 
@@ -331,13 +330,12 @@ def test_rolling_kills_lose_no_call(
     results = [send("t.wait", 0.1) for _ in range(1000)]
     for turn in range(12):
         finished = turn * 60
-        wait_for(
+        wait_until(
             lambda n=finished: len([e for e in read_ledger(settings) if e[1] == "finished"]) >= n,
-            seconds=60,
             what=f"{finished} tasks to finish",
         )
         workers[turn % 2].kill()
         workers[turn % 2] = start_worker("asyncio", concurrency=20, settings=patient)
     for result in results:
         assert result.get(60) == "done"
-    wait_for(lambda: nothing_is_held(client, settings), seconds=30, what="the acknowledgements")
+    wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgements")

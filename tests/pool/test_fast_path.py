@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import redis
 from celery import chain, group
-from worker_process import WorkerProcess, read_ledger, wait_for
+from waiting import WAIT_SECONDS, wait_until
+from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
@@ -26,7 +27,6 @@ Send = Callable[..., Any]
 
 #: The queue of the worker that runs calls on each path.
 PATHS = {"fast": "methods", "tracer": "long"}
-GET_SECONDS = 20
 
 #: Bodies of ``f.run`` and options of their messages, and how they end: state and what is stored.
 ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, Any]] = {
@@ -125,7 +125,7 @@ def test_every_end_is_the_same_on_both_paths_and_every_method_runs_once(
     }
     for path in PATHS:
         revoked = results[path, "revoked"]
-        wait_for(lambda task_id=revoked.id: starts(settings, task_id), what="the call to start")
+        wait_until(lambda task_id=revoked.id: starts(settings, task_id), what="the call to start")
         # The other worker would mark it as revoked, too, and may be the first.
         app.control.revoke(revoked.id, terminate=True, destination=[f"{workers[path].log.stem}@test"])
     duplicates = {
@@ -134,9 +134,9 @@ def test_every_end_is_the_same_on_both_paths_and_every_method_runs_once(
     }
     stored: dict[tuple[str, str], dict[str, Any]] = {}
     for key, result in results.items():
-        result.get(GET_SECONDS, propagate=False)
+        result.get(WAIT_SECONDS, propagate=False)
         stored[key] = record(client, app, result)
-    wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgements")
+    wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgements")
     Path(path_of_end).touch()
     for name, (_, _, state, outcome) in ENDS.items():
         fast, tracer = stored["fast", name], stored["tracer", name]
@@ -154,7 +154,7 @@ def test_every_end_is_the_same_on_both_paths_and_every_method_runs_once(
         assert starts(settings, duplicate.id) == [path]
         assert not client.exists(app.backend.get_key_for_task(duplicate.id)), "it leaves no trace"
     for path, worker in workers.items():
-        assert send("f.run", {"how": "ok", "value": path}, queue=PATHS[path]).get(GET_SECONDS) == path
+        assert send("f.run", {"how": "ok", "value": path}, queue=PATHS[path]).get(WAIT_SECONDS) == path
         assert worker.process.poll() is None
 
 
@@ -166,10 +166,10 @@ def test_what_a_success_leaves_in_redis_is_what_celery_leaves(
         caller = new_id()
         with client.pubsub(ignore_subscribe_messages=True) as subscriber:
             subscriber.psubscribe(f"{settings.broker.key_prefix}celery-task-meta-*")
-            assert subscriber.get_message(timeout=GET_SECONDS) is None  # it is subscribed
+            assert subscriber.get_message(timeout=WAIT_SECONDS) is None  # it is subscribed
             result = send("f.run", {"how": "ok", "value": [1, {"b": "x"}]}, queue=queue, reply_to=caller)
-            assert result.get(GET_SECONDS) == [1, {"b": "x"}]
-            published = wait_for(
+            assert result.get(WAIT_SECONDS) == [1, {"b": "x"}]
+            published = wait_until(
                 lambda subscriber=subscriber: subscriber.get_message(timeout=1), what="the publication"
             )
         key = app.backend.get_key_for_task(result.id)
@@ -204,9 +204,9 @@ def test_each_call_is_counted_once(
     for body in bodies:
         send("f.run", body)
     limited = send("f.run", {"how": "wait", "seconds": 60}, soft_time_limit=0.2)
-    limited.get(GET_SECONDS, propagate=False)
-    wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgements")
-    figures = send("t.figures").get(GET_SECONDS)
+    limited.get(WAIT_SECONDS, propagate=False)
+    wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgements")
+    figures = send("t.figures").get(WAIT_SECONDS)
     assert figures["in_flight"] == 1, "the task that tells them"
     # One whose value cannot be written has succeeded when Celery learns of it, one too deep has failed.
     assert figures["f.run"] == {
@@ -252,14 +252,14 @@ def test_foreign_listeners_get_the_tracer(
     body = {"how": "ok", "value": 5}
 
     def path_of(result: Any) -> str:
-        assert result.get(GET_SECONDS) == 5
+        assert result.get(WAIT_SECONDS) == 5
         (path,) = starts(settings, result.id)
         return path
 
     for name in ("task_prerun", "task_postrun", "task_success"):
-        send("t.listen", name).get(GET_SECONDS)
+        send("t.listen", name).get(WAIT_SECONDS)
         assert path_of(send("f.run", body)) == "tracer", name
-        send("t.unlisten", name).get(GET_SECONDS)
+        send("t.unlisten", name).get(WAIT_SECONDS)
         assert path_of(send("f.run", body)) == "fast", name
 
 
@@ -280,24 +280,22 @@ def test_result_that_redis_did_not_take_is_stored_by_the_tracer_and_the_method_r
     worker = start_worker("asyncio", settings=settings, concurrency=1)
     end = tmp_path / "end"
     result = caller.send_task("f.run", [{"how": "until", "path": str(end)}], queue="methods")
-    wait_for(lambda: starts(settings, result.id) == ["fast"], what="the call to start")
+    wait_until(lambda: starts(settings, result.id) == ["fast"], what="the call to start")
     with redis.Redis.from_url(own_redis.url) as client:
         if loss == "memory":
             before = failed_scripts(client)
             client.config_set("maxmemory", 1)
             end.touch()
-            wait_for(lambda: failed_scripts(client) > before, what="the refusal")
+            wait_until(lambda: failed_scripts(client) > before, what="the refusal")
             client.config_set("maxmemory", 0)
         else:
             own_redis.kill()
             end.touch()
             worker.wait_log("the method ends")
             own_redis.start()
-        wait_for(
-            lambda: client.exists(caller.backend.get_key_for_task(result.id)), seconds=30, what="the result"
-        )
-        wait_for(lambda: nothing_is_held(client, settings), what="the acknowledgement")
-    assert result.get(GET_SECONDS) == "done"
+        wait_until(lambda: client.exists(caller.backend.get_key_for_task(result.id)), what="the result")
+        wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgement")
+    assert result.get(WAIT_SECONDS) == "done"
     assert starts(settings, result.id) == ["fast"]
     worker.wait_log(f"[{result.id}] succeeded")
     caller.backend.result_consumer.stop()
@@ -316,12 +314,12 @@ def test_sigterm_waits_for_a_call(
     worker = start_worker("asyncio")
     end = tmp_path / "end"
     result = send("f.run", {"how": "until", "path": str(end)})
-    wait_for(lambda: starts(settings, result.id) == ["fast"], what="the call to start")
+    wait_until(lambda: starts(settings, result.id) == ["fast"], what="the call to start")
     worker.send(signal.SIGTERM)
     worker.wait_log("Warm shutdown")
     end.touch()
     assert worker.wait() == 0
-    assert result.get(GET_SECONDS) == "done"
+    assert result.get(WAIT_SECONDS) == "done"
     assert nothing_is_held(client, settings)
     assert "Unrecoverable" not in worker.log.read_text()
 
@@ -332,12 +330,12 @@ def test_sigquit_gives_a_call_back(
     worker = start_worker("asyncio")
     end = tmp_path / "end"
     result = send("f.run", {"how": "until", "path": str(end)})
-    wait_for(lambda: starts(settings, result.id) == ["fast"], what="the call to start")
+    wait_until(lambda: starts(settings, result.id) == ["fast"], what="the call to start")
     worker.send(signal.SIGQUIT)
     worker.wait()
     end.touch()
     start_worker("asyncio")
-    assert result.get(GET_SECONDS) == "done"
+    assert result.get(WAIT_SECONDS) == "done"
     assert starts(settings, result.id) == ["fast", "fast"]
 
 
@@ -353,9 +351,9 @@ def test_a_watcher_sees_a_call_and_its_result(start_worker: StartWorker, send: S
     with app.connection_for_read() as idle:
         receiver = app.events.Receiver(idle, handlers={"*": seen.append})
         with receiver.consumer_context() as (connection, _, _):
-            wait_for(lambda: drain(connection), what="a heartbeat, which proves the subscription")
+            wait_until(lambda: drain(connection), what="a heartbeat, which proves the subscription")
             # The worker looks once a second whether anybody watches.
-            wait_for(
+            wait_until(
                 lambda: (
                     send("f.run", {"how": "ok", "value": "x" * 200})
                     and drain(connection)
@@ -364,7 +362,7 @@ def test_a_watcher_sees_a_call_and_its_result(start_worker: StartWorker, send: S
                 what="a worker that knows of its watcher",
             )
             result = send("f.run", {"how": "ok", "value": "y" * 200})
-            own = wait_for(
+            own = wait_until(
                 lambda: (
                     drain(connection)
                     and len(own := [event for event in seen if event.get("uuid") == result.id]) >= 3
@@ -404,7 +402,7 @@ async def test_a_stop_between_the_begin_of_a_body_and_its_waiting_is_not_forgott
                 await asyncio.Event().wait()
 
     running = asyncio.create_task(run())
-    ended, _ = await asyncio.wait({running}, timeout=GET_SECONDS)
+    ended, _ = await asyncio.wait({running}, timeout=WAIT_SECONDS)
     running.cancel()
     assert ended, "it waits for ever"
     assert isinstance(running.exception(), JobStopped)
@@ -430,5 +428,5 @@ async def test_a_stop_ends_what_is_awaited_and_nothing_after_it() -> None:
         assert task.cancelling() == 0, "what is stored next would take this for the end of the loop"
         return "stored"
 
-    async with asyncio.timeout(GET_SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         assert await asyncio.create_task(run()) == "stored"

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import redis
 from redis_relay import RedisRelay
-from worker_process import WorkerProcess, read_ledger, wait_for
+from waiting import WAIT_SECONDS, wait_until
+from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
@@ -27,8 +28,6 @@ from broker_config.transport import DELIVERIES_HEADER
 from broker_config.wire import new_id
 
 StartWorker = Callable[..., WorkerProcess]
-
-GET_SECONDS = 30
 
 
 class World:
@@ -50,7 +49,7 @@ class World:
 
     async def value(self, result: Any) -> Any:
         """Wait for a result."""
-        return await asyncio.to_thread(result.get, GET_SECONDS)
+        return await asyncio.to_thread(result.get, WAIT_SECONDS)
 
     async def offered(self, count: int = 1) -> None:
         """Wait until so many workers offer a place."""
@@ -71,9 +70,9 @@ class World:
         assert self.held() == 1
         return worker, result
 
-    async def until(self, condition: Callable[[], Any], *, what: str, seconds: float = 15) -> None:
+    async def until(self, condition: Callable[[], Any], *, what: str) -> None:
         """Wait for a condition without holding the loop."""
-        await asyncio.to_thread(wait_for, condition, seconds=seconds, what=what)
+        await asyncio.to_thread(wait_until, condition, what=what)
 
     def waiting(self) -> int:
         """How many messages are in the queue."""
@@ -194,7 +193,7 @@ async def test_an_offer_that_does_not_stand_is_dropped(why: str, world: World) -
     with world.client.pubsub() as listener:  # type: ignore[no-untyped-call]
         if why == "it ended":
             listener.subscribe("nobody")
-            assert listener.get_message(timeout=5)
+            assert listener.get_message(timeout=WAIT_SECONDS)
         world.client.zadd(world.offers, {json.dumps(place): ends_at})
         await world.call()
         assert world.waiting() == 1
@@ -392,19 +391,19 @@ async def test_a_queue_that_was_left_is_offered_no_place(world: World, start_wor
     await world.offered()
     control = world.app.control
     assert await asyncio.to_thread(
-        control.cancel_consumer, "methods", reply=True, limit=1, timeout=GET_SECONDS
+        control.cancel_consumer, "methods", reply=True, limit=1, timeout=WAIT_SECONDS
     )
     await world.until(lambda: not _is_listed(world, "methods"), what="the queue to be left")
     left = await world.call(value=1)
     await asyncio.sleep(OFFER_SECONDS)
     assert (world.waiting(), world.held()) == (1, 0)
-    assert await asyncio.to_thread(control.add_consumer, "methods", reply=True, limit=1, timeout=GET_SECONDS)
+    assert await asyncio.to_thread(control.add_consumer, "methods", reply=True, limit=1, timeout=WAIT_SECONDS)
     assert await world.value(left) == 1
     await world.offered()
 
 
 def _is_listed(world: World, queue: str) -> bool:
-    answers = world.app.control.inspect(limit=1, timeout=GET_SECONDS).active_queues() or {}
+    answers = world.app.control.inspect(limit=1, timeout=WAIT_SECONDS).active_queues() or {}
     return any(each["name"] == queue for found in answers.values() for each in found)
 
 
@@ -427,7 +426,7 @@ def test_only_short_leases_are_renewed_soon(client: redis.Redis) -> None:
     try:
         for tag in ("short", "gone"):
             keeper.renew_soon(tag)
-        wait_for(lambda: client.zscore("index", "short") > now + 50, what="the renewal")
+        wait_until(lambda: client.zscore("index", "short") > now + 50, what="the renewal")
         assert client.zscore("index", "long") == now + 100
         assert client.zscore("index", "gone") == now + 1, "it ended, so nobody holds it"
     finally:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import redis
 from kombu import Consumer
-from worker_process import WorkerProcess, read_ledger, wait_for
+from waiting import WAIT_SECONDS, wait_until
+from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
@@ -30,7 +31,6 @@ StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
 Change = Callable[[dict[str, Any]], object]
 
-GET_SECONDS = 20
 LOOP, HUB = "nekro-pool", "MainThread"
 
 
@@ -85,22 +85,22 @@ def test_unusual_messages_are_the_hubs_and_end_as_ever(
 ) -> None:
     workers = settings.workers.model_copy(update={"fast_path": is_fast})
     worker = start_worker("asyncio", settings=settings.model_copy(update={"workers": workers}))
-    send("t.watch_intake").get(GET_SECONDS)
+    send("t.watch_intake").get(WAIT_SECONDS)
     body = {"how": "ok", "value": 1}
     threads = {
         send("f.run", body): LOOP if is_fast else HUB,
         send("t.wait", 0): LOOP if is_fast else HUB,
     }
     for result in threads:
-        assert result.get(GET_SECONDS) in (1, "done")
-    taken = send("t.taken").get(GET_SECONDS)
+        assert result.get(WAIT_SECONDS) in (1, "done")
+    taken = send("t.taken").get(WAIT_SECONDS)
     assert {result.id: taken[result.id] for result in threads} == {
         result.id: thread for result, thread in threads.items()
     }
 
     revoked = new_id()
     app.control.revoke(revoked)
-    wait_for(
+    wait_until(
         lambda: any(revoked in ids for ids in (app.control.inspect(limit=1).revoked() or {}).values()),
         what="the worker to know of the revocation",
     )
@@ -137,13 +137,13 @@ def test_unusual_messages_are_the_hubs_and_end_as_ever(
     client.lpush(f"{settings.broker.key_prefix}methods", b"garbage")
     for result, kind, text in refused:
         with pytest.raises(Exception) as caught:
-            result.get(GET_SECONDS)
+            result.get(WAIT_SECONDS)
         assert text in str(caught.value)
         assert type(caught.value).__name__ == kind
-    wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgements")
+    wait_until(lambda: nothing_is_left(client, settings), what="the acknowledgements")
     assert not set(starts(settings)) & {result.id for result, _, _ in refused}
     assert client.llen(Keys(prefix=settings.broker.key_prefix).dead) == 2, "the poisonous and the unreadable"
-    assert send("f.run", body).get(GET_SECONDS) == 1
+    assert send("f.run", body).get(WAIT_SECONDS) == 1
     assert worker.process.poll() is None
 
 
@@ -152,12 +152,12 @@ def test_calls_of_a_task_whose_rate_is_limited_are_the_hubs(
 ) -> None:
     """Celery makes them wait with the hub's timers, which are of one thread."""
     start_worker("asyncio")
-    send("t.watch_intake").get(GET_SECONDS)
+    send("t.watch_intake").get(WAIT_SECONDS)
     for limit, thread in (("1000/s", HUB), ("0", LOOP)):
-        assert app.control.rate_limit("f.run", limit, reply=True, limit=1, timeout=GET_SECONDS)
+        assert app.control.rate_limit("f.run", limit, reply=True, limit=1, timeout=WAIT_SECONDS)
         result = send("f.run", {"how": "ok", "value": 1})
-        assert result.get(GET_SECONDS) == 1
-        assert send("t.taken").get(GET_SECONDS)[result.id] == thread, limit
+        assert result.get(WAIT_SECONDS) == 1
+        assert send("t.taken").get(WAIT_SECONDS)[result.id] == thread, limit
 
 
 def test_two_queues_take_turns(start_worker: StartWorker, settings: Settings) -> None:
@@ -172,7 +172,7 @@ def test_two_queues_take_turns(start_worker: StartWorker, settings: Settings) ->
         for _ in range(40)
     }
     start_worker("asyncio", settings=pinned, lane=",".join(queues), concurrency=2)
-    order = wait_for(
+    order = wait_until(
         lambda: len(found := starts(settings)) == len(queue_of) and found, what="every call to start"
     )
     assert len(set(order)) == len(queue_of)
@@ -186,20 +186,20 @@ def test_queues_are_left_and_joined_at_run_time(
 ) -> None:
     start_worker("asyncio")
     body = {"how": "ok", "value": 1}
-    assert send("f.run", body).get(GET_SECONDS) == 1
-    assert app.control.cancel_consumer("methods", reply=True, limit=1, timeout=GET_SECONDS)
+    assert send("f.run", body).get(WAIT_SECONDS) == 1
+    assert app.control.cancel_consumer("methods", reply=True, limit=1, timeout=WAIT_SECONDS)
     # The answer comes before the queue is left.
-    inspect = app.control.inspect(limit=1, timeout=GET_SECONDS)
-    wait_for(lambda: list((inspect.active_queues() or {}).values()) == [[]], what="the queue to be left")
+    inspect = app.control.inspect(limit=1, timeout=WAIT_SECONDS)
+    wait_until(lambda: list((inspect.active_queues() or {}).values()) == [[]], what="the queue to be left")
     left = [send("f.run", body) for _ in range(3)]
-    assert app.control.add_consumer("long", reply=True, limit=1, timeout=GET_SECONDS)
+    assert app.control.add_consumer("long", reply=True, limit=1, timeout=WAIT_SECONDS)
     for _ in range(3):
-        assert send("f.run", body, queue="long").get(GET_SECONDS) == 1
+        assert send("f.run", body, queue="long").get(WAIT_SECONDS) == 1
     assert waiting(client, settings) == 3, "nobody consumes that queue"
-    assert app.control.add_consumer("methods", reply=True, limit=1, timeout=GET_SECONDS)
+    assert app.control.add_consumer("methods", reply=True, limit=1, timeout=WAIT_SECONDS)
     for result in left:
-        assert result.get(GET_SECONDS) == 1
-    wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgements")
+        assert result.get(WAIT_SECONDS) == 1
+    wait_until(lambda: nothing_is_left(client, settings), what="the acknowledgements")
     assert set(Counter(starts(settings)).values()) == {1}
 
 
@@ -209,24 +209,24 @@ def test_no_more_is_taken_than_may_run_and_each_end_makes_room_for_one(
 ) -> None:
     worker = start_worker("asyncio", concurrency=3)
     if is_cut:
-        assert send("f.run", {"how": "ok", "value": 1}).get(GET_SECONDS) == 1
+        assert send("f.run", {"how": "ok", "value": 1}).get(WAIT_SECONDS) == 1
         client.client_kill_filter(_type="normal", skipme=True)
         worker.wait_log("Connection to broker lost")
-        assert send("f.run", {"how": "ok", "value": 1}).get(GET_SECONDS) == 1
-        wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgement")
+        assert send("f.run", {"how": "ok", "value": 1}).get(WAIT_SECONDS) == 1
+        wait_until(lambda: nothing_is_left(client, settings), what="the acknowledgement")
     before = len(starts(settings))
     ends = [tmp_path / str(number) for number in range(10)]
     results = [send("f.run", {"how": "until", "path": str(end)}) for end in ends]
     for running in range(3, 7):
-        wait_for(lambda n=running: len(starts(settings)) == before + n, what=f"{running} calls to start")
-        wait_for(lambda: held(client, settings) == 3, what="the acknowledgement")
+        wait_until(lambda n=running: len(starts(settings)) == before + n, what=f"{running} calls to start")
+        wait_until(lambda: held(client, settings) == 3, what="the acknowledgement")
         assert waiting(client, settings) == 10 - running
         ends[running - 3].touch()
     for end in ends:
         end.touch()
     for result in results:
-        assert result.get(GET_SECONDS) == "done"
-    wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgements")
+        assert result.get(WAIT_SECONDS) == "done"
+    wait_until(lambda: nothing_is_left(client, settings), what="the acknowledgements")
     assert set(Counter(starts(settings)).values()) == {1}
 
 
@@ -250,7 +250,7 @@ def test_calls_outlive_a_restart_of_redis(
     results = [
         caller.send_task("f.run", [{"how": "until", "path": str(end)}], queue="methods") for _ in range(count)
     ]
-    wait_for(lambda: len(starts(settings)) == 4, what="the first calls to start")
+    wait_until(lambda: len(starts(settings)) == 4, what="the first calls to start")
     first = starts(settings)
     own_redis.kill()
     worker.wait_log("Connection to broker lost")
@@ -258,10 +258,10 @@ def test_calls_outlive_a_restart_of_redis(
     end.touch()
     with redis.Redis.from_url(own_redis.url) as client:
         keys = [caller.backend.get_key_for_task(result.id) for result in results]
-        wait_for(lambda: client.exists(*keys) == len(keys), seconds=30, what="the results")
-        wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgements")
+        wait_until(lambda: client.exists(*keys) == len(keys), what="the results")
+        wait_until(lambda: nothing_is_left(client, settings), what="the acknowledgements")
     late = caller.send_task("f.run", [{"how": "ok", "value": "late"}], queue="methods")
-    assert late.get(GET_SECONDS) == "late"
+    assert late.get(WAIT_SECONDS) == "late"
     expected = {result.id for result in results} | {late.id} if keeps_data else {late.id}
     assert Counter(starts(settings)) == Counter(expected)
     assert set(first) <= {result.id for result in results}
@@ -276,7 +276,7 @@ def test_warm_shutdown_gives_back_what_was_claimed_and_never_begun(
     worker = start_worker("asyncio", "--prefetch-multiplier", "4", "-l", "DEBUG", concurrency=2)
     end = tmp_path / "end"
     results = [send("f.run", {"how": "until", "path": str(end)}) for _ in range(12)]
-    wait_for(lambda: held(client, settings) == 8 and len(starts(settings)) == 2, what="the claims")
+    wait_until(lambda: held(client, settings) == 8 and len(starts(settings)) == 2, what="the claims")
     worker.send(signal.SIGTERM)
     worker.wait_log("Stopping Pool")  # after this nothing more is taken
     end.touch()
@@ -289,7 +289,7 @@ def test_warm_shutdown_gives_back_what_was_claimed_and_never_begun(
     assert not any(DELIVERIES_HEADER in header for header in given_back), "a shutdown is no fault of a call"
     start_worker("asyncio")
     for result in results:
-        assert result.get(GET_SECONDS) == "done"
+        assert result.get(WAIT_SECONDS) == "done"
     assert Counter(starts(settings)) == Counter(result.id for result in results)
 
 
@@ -305,13 +305,13 @@ def test_shutdown_amid_traffic_loses_no_call_and_runs_none_twice(
     results = []
     for worker, enough in zip(workers, (100, 400), strict=False):
         results += [send("f.run", {"how": "wait", "seconds": 0.01}) for _ in range(300)]
-        wait_for(lambda n=enough: len(starts(settings)) >= n, what=f"{enough} calls to start")
+        wait_until(lambda n=enough: len(starts(settings)) >= n, what=f"{enough} calls to start")
         worker.send(signal.SIGTERM)
     for worker in workers[:2]:
         assert worker.wait() == 0
     for result in results:
-        assert result.get(GET_SECONDS) == "done"
-    wait_for(lambda: nothing_is_left(client, settings), what="the acknowledgements")
+        assert result.get(WAIT_SECONDS) == "done"
+    wait_until(lambda: nothing_is_left(client, settings), what="the acknowledgements")
     assert Counter(starts(settings)) == Counter(result.id for result in results)
 
 
@@ -321,13 +321,13 @@ def test_blocked_loop_keeps_no_command_from_its_answer(
     start_worker("asyncio")
     end = tmp_path / "end"
     result = send("f.run", {"how": "block", "path": str(end)})
-    wait_for(lambda: result.id in starts(settings), what="the call to block the loop")
-    inspect = app.control.inspect(timeout=GET_SECONDS, limit=1)
+    wait_until(lambda: result.id in starts(settings), what="the call to block the loop")
+    inspect = app.control.inspect(timeout=WAIT_SECONDS, limit=1)
     assert [answer["ok"] for answer in inspect.ping().values()] == ["pong"]
     ((active,),) = inspect.active().values()
     assert active["id"] == result.id
     end.touch()
-    assert result.get(GET_SECONDS) == "done"
+    assert result.get(WAIT_SECONDS) == "done"
 
 
 class SlowClaim:
@@ -368,7 +368,9 @@ class SlowClaim:
         self._client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
         self._thread.start()
         self.intake.start()
-        wait_for(lambda: any(each["cmd"] == "eval" for each in self._client.client_list()), what="the claim")
+        wait_until(
+            lambda: any(each["cmd"] == "eval" for each in self._client.client_list()), what="the claim"
+        )
 
     def end(self) -> None:
         """Let Redis execute it."""
@@ -407,9 +409,9 @@ def test_what_a_stop_finds_claimed_is_given_back(
 ) -> None:
     stopping = threading.Thread(target=slow_claim.intake.stop)
     stopping.start()
-    wait_for(lambda: slow_claim.intake._is_stopping, what="the stop to begin")
+    wait_until(lambda: slow_claim.intake._is_stopping, what="the stop to begin")
     slow_claim.end()
-    stopping.join(GET_SECONDS)
+    stopping.join(WAIT_SECONDS)
     assert not stopping.is_alive()
     assert own_client.info("commandstats")["cmdstat_eval"]["calls"] == 1, "the claim was executed"
     assert (waiting(own_client, settings), held(own_client, settings)) == (3, 0)
@@ -421,7 +423,7 @@ def test_what_is_claimed_of_a_queue_that_was_left_is_given_back_at_once(
 ) -> None:
     slow_claim.consumer.cancel_by_queue("methods")
     slow_claim.end()
-    wait_for(
+    wait_until(
         lambda: "cmdstat_eval" in own_client.info("commandstats") and waiting(own_client, settings) == 3,
         what="the messages on their queue",
     )
@@ -433,7 +435,7 @@ def test_claimed_messages_are_delivered(
     slow_claim: SlowClaim, own_client: redis.Redis, settings: Settings
 ) -> None:
     slow_claim.end()
-    wait_for(lambda: len(slow_claim.delivered) == 3, what="the messages")
+    wait_until(lambda: len(slow_claim.delivered) == 3, what="the messages")
     assert (waiting(own_client, settings), held(own_client, settings)) == (0, 3)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from redis_process import RedisServer
+from waiting import eventually
 from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import create_app
@@ -41,9 +42,10 @@ def settings(make_settings: Callable[..., Settings], own_redis: RedisServer) -> 
 
 async def published(caller: MethodCaller, count: int) -> None:
     """Wait until the broker has taken so many calls."""
-    async with asyncio.timeout(30):
-        while sum(pending.place is not None for pending in caller._pending.values()) < count:
-            await asyncio.sleep(0.01)
+    await eventually(
+        lambda: sum(pending.place is not None for pending in caller._pending.values()) >= count,
+        what="the messages to be placed",
+    )
 
 
 async def test_calls_newer_than_the_last_snapshot_are_published_again(

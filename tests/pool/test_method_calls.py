@@ -14,7 +14,8 @@ import pytest
 import redis
 import uvloop
 from counting_selector import CountingSelector
-from worker_process import WorkerProcess, wait_for
+from waiting import WAIT_SECONDS, eventually, wait_until
+from worker_process import WorkerProcess
 
 from broker_config import busy_poll
 from broker_config.app import NekroApp, create_app
@@ -148,11 +149,11 @@ async def test_failures_become_errors_that_name_them(caller: MethodCaller, worke
 async def test_call_ends_at_its_deadline_and_its_task_is_stopped(
     caller: MethodCaller, worker: WorkerProcess
 ) -> None:
-    call = invocation("m.wait", "60", seconds=1)
+    call = invocation("m.wait", "60", seconds=4)
     with pytest.raises(CallTimeoutError):
         await caller.call(call, lane=Lane.METHODS)
     await asyncio.to_thread(
-        wait_for,
+        wait_until,
         lambda: f"m.wait[{call.call_id}]" in worker.log.read_text().replace("succeeded", ""),
         what="the worker to log the end",
     )
@@ -180,7 +181,7 @@ async def test_revoked_call_tells_its_caller(caller: MethodCaller, worker: Worke
     call = invocation("m.wait", "60")
     waiting = asyncio.create_task(caller.call(call, lane=Lane.METHODS))
     await asyncio.to_thread(
-        wait_for, lambda: [call.call_id, "started"] in worker.ledger(), what="the call to start"
+        wait_until, lambda: [call.call_id, "started"] in worker.ledger(), what="the call to start"
     )
     await caller.revoke(call.call_id)
     with pytest.raises(CallCancelledError):
@@ -190,7 +191,7 @@ async def test_revoked_call_tells_its_caller(caller: MethodCaller, worker: Worke
 async def test_message_that_a_worker_may_not_decode_is_answered(
     app: NekroApp, caller: MethodCaller, worker: WorkerProcess, settings: Settings
 ) -> None:
-    call = invocation("m.noop", seconds=8)
+    call = invocation("m.noop", seconds=60)
     waiting = asyncio.create_task(caller.call(call, lane="long"))  # nobody consumes that lane
     await asyncio.sleep(0)
     message = app.amqp.create_task_message(call.call_id, "m.noop", [1], reply_to=caller._caller_id)
@@ -251,7 +252,7 @@ async def test_lost_reply_is_read_from_its_result_key(
     thread = threading.Thread(target=steal)
     thread.start()
     answer = await caller.call(call, lane=Lane.METHODS)
-    thread.join(10)
+    thread.join(WAIT_SECONDS)
     assert stolen.is_set()
     assert answer.call_id == call.call_id
 
@@ -260,8 +261,8 @@ async def test_answers_are_published_to_a_caller_that_listens(
     caller: MethodCaller, worker: WorkerProcess, settings: Settings
 ) -> None:
     assert caller._subscription is not None
-    while not caller._subscription.stands:
-        await asyncio.sleep(0.01)
+    subscription = caller._subscription
+    await eventually(lambda: subscription.stands, what="the subscription")
     for task in caller._tasks[:2]:  # nobody looks at the list or at the results' keys
         task.cancel()
     answers = await asyncio.gather(*(caller.call(invocation("m.noop"), lane=Lane.METHODS) for _ in range(50)))
@@ -276,8 +277,7 @@ async def test_a_caller_whose_subscription_is_cut_gets_its_answers(
     subscription = caller._subscription
     assert subscription is not None
     with redis.Redis.from_url(settings.broker.url or "") as client:
-        while not subscription.stands:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: subscription.stands, what="the subscription")
         calls = [
             asyncio.create_task(caller.call(invocation("m.wait", "0.3"), lane=Lane.METHODS))
             for _ in range(20)
@@ -288,7 +288,7 @@ async def test_a_caller_whose_subscription_is_cut_gets_its_answers(
                 client.client_kill_filter(_id=each["id"])
         assert len(await asyncio.gather(*calls)) == 20
         await asyncio.to_thread(
-            wait_for, lambda: client.pubsub_channels(subscription.channel), what="the subscription"
+            wait_until, lambda: client.pubsub_channels(subscription.channel), what="the subscription"
         )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
-from worker_process import WorkerProcess, wait_for
+from waiting import WAIT_SECONDS, wait_until
+from worker_process import WorkerProcess
 
 from broker_config.app import NekroApp
 from workers.pool_jobs import Job
@@ -19,7 +20,6 @@ Send = Callable[..., Any]
 
 BOTH = pytest.mark.parametrize("pool", ["asyncio", "threads"])
 THREADS_SLOWLY = pytest.mark.parametrize("pool", ["asyncio", pytest.param("threads", marks=pytest.mark.slow)])
-GET_SECONDS = 15
 
 
 @BOTH
@@ -29,9 +29,9 @@ def test_aborting_tasks_occupy_no_slot(pool: str, start_worker: StartWorker, sen
         for name in ("CancelledError", "SystemExit", "KeyboardInterrupt", "GeneratorExit", "MemoryError"):
             result = send("t.abort", name, how)
             with pytest.raises(Exception) as caught:
-                result.get(GET_SECONDS)
+                result.get(WAIT_SECONDS)
             assert name in repr(caught.value), (how, name)
-    assert send("t.wait", 0).get(GET_SECONDS) == "done"
+    assert send("t.wait", 0).get(WAIT_SECONDS) == "done"
 
 
 @THREADS_SLOWLY
@@ -41,7 +41,7 @@ def test_current_task_is_right_in_tasks_that_run_together(
     start_worker(pool, concurrency=4)
     results = [send("t.who") for _ in range(20)]
     for result in results:
-        assert result.get(GET_SECONDS) == [result.id, result.id]
+        assert result.get(WAIT_SECONDS) == [result.id, result.id]
 
 
 @BOTH
@@ -49,46 +49,46 @@ def test_soft_limit_cancels_and_lets_the_task_clean_up(
     pool: str, start_worker: StartWorker, send: Send
 ) -> None:
     start_worker(pool)
-    assert send("t.soft", soft_time_limit=0.2, time_limit=30).get(GET_SECONDS) == "cleaned up"
+    assert send("t.soft", soft_time_limit=0.2, time_limit=30).get(WAIT_SECONDS) == "cleaned up"
 
 
 @BOTH
 def test_hard_limit_fails_a_task_and_frees_its_slot(pool: str, start_worker: StartWorker, send: Send) -> None:
     worker = start_worker(pool, concurrency=1)
     with pytest.raises(TimeLimitExceeded):
-        send("t.stubborn", 6, time_limit=0.3).get(GET_SECONDS)
-    assert send("t.wait", 0).get(GET_SECONDS) == "done"
+        send("t.stubborn", 6, time_limit=0.3).get(WAIT_SECONDS)
+    assert send("t.wait", 0).get(WAIT_SECONDS) == "done"
     assert worker.process.poll() is None
 
 
 def test_hard_limit_replaces_a_thread_that_blocks(start_worker: StartWorker, send: Send) -> None:
     start_worker("threads", concurrency=1)
     with pytest.raises(TimeLimitExceeded):
-        send("t.block", 8, time_limit=0.3).get(GET_SECONDS)
-    assert send("t.wait", 0).get(GET_SECONDS) == "done"
+        send("t.block", 8, time_limit=0.3).get(WAIT_SECONDS)
+    assert send("t.wait", 0).get(WAIT_SECONDS) == "done"
 
 
 @BOTH
 def test_revoked_task_is_cancelled(pool: str, start_worker: StartWorker, send: Send, app: NekroApp) -> None:
     worker = start_worker(pool, concurrency=1)
     result = send("t.wait", 60)
-    wait_for(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
+    wait_until(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
     app.control.revoke(result.id, terminate=True)
     with pytest.raises(TaskRevokedError):
-        result.get(GET_SECONDS)
+        result.get(WAIT_SECONDS)
     assert result.state == "REVOKED"
-    wait_for(lambda: ["?", "cancelled", "terminated"] in worker.ledger(), what="the cancellation")
-    assert send("t.wait", 0).get(GET_SECONDS) == "done"
+    wait_until(lambda: ["?", "cancelled", "terminated"] in worker.ledger(), what="the cancellation")
+    assert send("t.wait", 0).get(WAIT_SECONDS) == "done"
 
 
 @BOTH
 def test_sigterm_waits_for_running_tasks(pool: str, start_worker: StartWorker, send: Send) -> None:
     worker = start_worker(pool)
     result = send("t.wait", 1.5)
-    wait_for(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
+    wait_until(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
-    assert result.get(GET_SECONDS) == "done"
+    assert result.get(WAIT_SECONDS) == "done"
     assert "Unrecoverable" not in worker.log.read_text()
 
 
@@ -98,12 +98,12 @@ def test_sigquit_gives_running_tasks_back_to_the_queue(
 ) -> None:
     worker = start_worker(pool)
     result = send("t.wait", 30)
-    wait_for(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
+    wait_until(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
     worker.send(signal.SIGQUIT)
     worker.wait()
     assert "NotImplementedError" not in worker.log.read_text()
     start_worker(pool)
-    wait_for(lambda: worker.ledger().count([result.id, "started"]) == 2, what="the second delivery")
+    wait_until(lambda: worker.ledger().count([result.id, "started"]) == 2, what="the second delivery")
 
 
 @THREADS_SLOWLY
@@ -115,17 +115,17 @@ def test_drain_time_bounds_a_warm_shutdown(
     )
     worker = start_worker(pool, settings=short)
     result = send("t.wait", 30)
-    wait_for(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
+    wait_until(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
     start_worker(pool)
-    wait_for(lambda: worker.ledger().count([result.id, "started"]) == 2, what="the second delivery")
+    wait_until(lambda: worker.ledger().count([result.id, "started"]) == 2, what="the second delivery")
 
 
 @BOTH
 def test_loops_are_cleaned_up_at_the_end(pool: str, start_worker: StartWorker, send: Send) -> None:
     worker = start_worker(pool, concurrency=1)
-    first, second = send("t.loop").get(GET_SECONDS), send("t.loop").get(GET_SECONDS)
+    first, second = send("t.loop").get(WAIT_SECONDS), send("t.loop").get(WAIT_SECONDS)
     assert first == second, "a loop lives as long as its thread"
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
@@ -138,8 +138,8 @@ def test_pool_describes_itself_and_its_jobs(
 ) -> None:
     worker = start_worker(pool, concurrency=3)
     result = send("t.wait", 60)
-    wait_for(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
-    inspect = app.control.inspect(timeout=5, limit=1)
+    wait_until(lambda: [result.id, "started"] in worker.ledger(), what="the task to start")
+    inspect = app.control.inspect(timeout=WAIT_SECONDS, limit=1)
     (stats,) = inspect.stats().values()
     assert stats["pool"]["max-concurrency"] == 3
     assert stats["pool"]["jobs"] == 1
@@ -154,19 +154,19 @@ def test_pool_describes_itself_and_its_jobs(
 def test_a_thousand_waiting_tasks_run_at_once(start_worker: StartWorker, send: Send) -> None:
     worker = start_worker("asyncio", concurrency=1000)
     results = [send("t.wait", 1.5) for _ in range(1000)]
-    wait_for(
+    wait_until(
         lambda: len([entry for entry in worker.ledger() if entry[1] == "started"]) == 1000,
         what="all to start",
     )
     for result in results:
-        assert result.get(GET_SECONDS) == "done"
+        assert result.get(WAIT_SECONDS) == "done"
 
 
 def test_no_more_jobs_run_than_the_limit_allows(start_worker: StartWorker, send: Send) -> None:
     worker = start_worker("asyncio", "--prefetch-multiplier", "4", concurrency=2)
     results = [send("t.wait", 0.2) for _ in range(8)]
     for result in results:
-        result.get(GET_SECONDS)
+        result.get(WAIT_SECONDS)
     running = most = 0
     for _, event in worker.ledger():
         running += 1 if event == "started" else -1
@@ -195,9 +195,9 @@ def test_events_tell_of_every_task_without_its_arguments(
     with app.connection_for_read() as idle:
         receiver = app.events.Receiver(idle, handlers={"*": on_event})
         with receiver.consumer_context() as (connection, _, _):
-            wait_for(lambda: drain(connection), what="a heartbeat, which proves the subscription")
+            wait_until(lambda: drain(connection), what="a heartbeat, which proves the subscription")
             results = [send("t.secret", "hunter22") for _ in range(60)]
-            wait_for(
+            wait_until(
                 lambda: (
                     drain(connection)
                     and all("task-succeeded" in seen.get(result.id, []) for result in results)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from round_bench import Bench
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, Settings
 from nekro_agent.errors import SandboxUnavailableError
@@ -33,7 +34,7 @@ def rounds_database(
                 url = f"sqlite:///{tmp_path_factory.mktemp('rounds')}/test.db"
             else:
                 url = request.getfixturevalue("postgres_server").create_database()
-            made[kind] = DatabaseSettings(url=url)
+            made[kind] = DatabaseSettings(url=url, pool_timeout_seconds=WAIT_SECONDS)
             # On a thread: the fixture that asks may be inside an event loop.
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(lambda: asyncio.run(upgrade(made[kind], Path()))).result()

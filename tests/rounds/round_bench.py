@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from waiting import WAIT_SECONDS, eventually
+
 from agent.llm import LLMAnswer, LLMRequest
 from agent.rounds import RoundRunner
 from broker_config.embedded import resolve_signing_key
@@ -132,7 +134,7 @@ class Bench:
         """Let a person write."""
         return await self.services.receive_message(chat_key, text, user_id=user_id, user_name=user_id)
 
-    async def play(self, chat_key: str, drain: RoundDrain, *, seconds: float = 20) -> list[Round]:
+    async def play(self, chat_key: str, drain: RoundDrain, *, seconds: float = WAIT_SECONDS) -> list[Round]:
         """Drain until nothing waits or runs; returns the chat's rounds."""
         async with asyncio.timeout(seconds):
             while True:
@@ -166,11 +168,9 @@ class Bench:
         path = self.settings.data_dir / "plugins" / "tests.scene" / "journal.txt"
         return path.read_text().splitlines() if path.exists() else []
 
-    async def noted(self, line: str, *, seconds: float = 15) -> None:
+    async def noted(self, line: str, *, seconds: float = WAIT_SECONDS) -> None:
         """Wait for a line of the journal."""
-        async with asyncio.timeout(seconds):
-            while line not in self.journal():
-                await asyncio.sleep(0.01)
+        await eventually(lambda: line in self.journal(), what=f"{line!r} in the journal", seconds=seconds)
 
 
 def invocation(method: str, args: tuple[object, ...], *, call_id: str, round_: Round) -> Invocation:

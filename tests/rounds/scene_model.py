@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 
 from chat_server import ChatServer, SeenRequest, complete
+from waiting import WAIT_SECONDS
 
 #: Instead of an answer: keep the request open until ``release``, then give the next one.
 HANG = "HANG"
@@ -31,7 +32,7 @@ class SceneModel:
         """Listen, if it does not yet; returns the base URL."""
         if not self._thread.is_alive():
             self._thread.start()
-            asyncio.run_coroutine_threadsafe(self._server.__aenter__(), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(self._server.__aenter__(), self._loop).result(WAIT_SECONDS)
         return self._server.base_url
 
     def rewind(self) -> None:
@@ -42,9 +43,9 @@ class SceneModel:
 
     def stop(self) -> None:
         """End it."""
-        asyncio.run_coroutine_threadsafe(self._server.__aexit__(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._server.__aexit__(), self._loop).result(WAIT_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(WAIT_SECONDS)
         self._loop.close()
 
     def release(self, scene: str) -> None:

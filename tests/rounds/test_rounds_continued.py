@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from round_bench import Bench, Model, states
+from waiting import WAIT_SECONDS
 
 from agent.llm import LLMRequest
 from sandbox.models import StopType
@@ -204,7 +205,7 @@ async def test_a_stop_in_a_later_round_of_a_drain_ends_it(bench: Bench) -> None:
 
     await bench.say("chat", "hello")
     draining = asyncio.create_task(bench.drain(Model(LOOK, wait), slots=2).drain("chat"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         await asked.wait()
     report = await bench.services.stopper.stop("chat", reason="enough", wait_seconds=20)
     await draining
@@ -262,7 +263,7 @@ async def test_a_drain_cancelled_in_a_later_round_leaves_the_round_to_another(be
 
     await bench.say("chat", "hello")
     draining = asyncio.create_task(bench.drain(Model(LOOK, wait), slots=2).drain("chat"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         await asked.wait()
     draining.cancel()
     await asyncio.gather(draining, return_exceptions=True)

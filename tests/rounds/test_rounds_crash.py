@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from loguru import logger
 from round_bench import Bench, Model, invocation, states
+from waiting import WAIT_SECONDS, eventually
 
 from agent.llm import LLMRequest
 from nekro_agent.errors import FencedError
@@ -152,9 +153,11 @@ async def test_a_worker_that_lost_the_chat_makes_no_call_and_writes_nothing(benc
 
     await bench.say("chat", "hello")
     frozen = await begun(bench, "chat", Model(freeze))
-    async with asyncio.timeout(10):
-        while states(await bench.rounds("chat")) != ["running"]:
-            await asyncio.sleep(0.01)
+
+    async def is_running() -> bool:
+        return states(await bench.rounds("chat")) == ["running"]
+
+    await eventually(is_running, what="the round to run")
     await bench.let_leases_run_out()
     await bench.play("chat", bench.drain(Model(SAY), owner="w2"))
     before = await bench.rounds("chat")
@@ -197,7 +200,7 @@ async def test_the_end_of_a_round_is_written_although_the_database_was_busy(open
     async with bench.database.read() as tx:
         chat = await tx.chats.get("chat")
     (bench.services.areas.shared_dir(chat.container_key) / "go").touch()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         await refused.wait()
     writer.execute("ROLLBACK")
     writer.close()

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scene_model import HANG, SceneModel
+from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, Worker, build_fleet
 
 from sandbox.models import StopType
@@ -78,20 +80,6 @@ async def opened(fleet: Fleet) -> AsyncIterator[Services]:
         await services.close()
 
 
-async def until(what: str, fleet: Fleet, condition: Callable[[], Any], *, seconds: float = 25) -> Any:
-    """Wait for a condition, plain or a coroutine's; returns what it gave."""
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                value = condition()
-                value = await value if asyncio.iscoroutine(value) else value
-                if value:
-                    return value
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        pytest.fail(f"waited {seconds} s for {what}\n{fleet.logs()}")
-
-
 async def rounds_of(services: Services, chat_key: str) -> list[Round]:
     async with services.database.read() as tx:
         return await tx.rounds.newest(chat_key, limit=50)
@@ -104,7 +92,7 @@ async def ended(fleet: Fleet, services: Services, chat_key: str) -> list[Round]:
         found = await rounds_of(services, chat_key)
         return found if found and all(item.state in FINAL_ROUND_STATES for item in found) else []
 
-    found: list[Round] = await until(f"the rounds of {chat_key}", fleet, look)
+    found: list[Round] = await eventually(look, what=fleet.waiting_for(f"the rounds of {chat_key}"))
     return found
 
 
@@ -158,7 +146,7 @@ async def test_a_chat_goes_on_within_its_lease_when_its_worker_is_killed_inside_
     model.scenes["llm"] = [HANG, SAY]
     async with opened(fleet) as services:
         await say(services, "llm", "scene:llm")
-        await until("the request", fleet, lambda: model.asked["llm"] == 1)
+        await eventually(lambda: model.asked["llm"] == 1, what=fleet.waiting_for("the request"))
         lease_until = await killed(fleet, services, "llm")
         (round_,) = await ended(fleet, services, "llm")
     assert (round_.attempt, round_.stop_type) == (2, StopType.NORMAL)
@@ -171,10 +159,10 @@ async def test_a_program_dies_with_its_worker_and_is_not_run_again(fleet: Fleet,
     model.scenes["program"] = ['keep("once")\nhold("program")', SAY]
     async with opened(fleet) as services:
         await say(services, "program", "scene:program")
-        await until("the call", fleet, lambda: "begin program" in journal(fleet))
+        await eventually(lambda: "begin program" in journal(fleet), what=fleet.waiting_for("the call"))
         sandbox = descendants((await worker_in(fleet, services, "program")).pid)
         lease_until = await killed(fleet, services, "program")
-        await until("the sandbox's end", fleet, lambda: are_gone(sandbox))
+        await eventually(lambda: are_gone(sandbox), what=fleet.waiting_for("the sandbox's end"))
         first, second = await ended(fleet, services, "program")
     assert sandbox
     assert (first.stop_type, first.attempt, second.stop_type) == (StopType.ERROR, 1, StopType.NORMAL)
@@ -193,7 +181,9 @@ async def frozen(fleet: Fleet, services: Services, chat_key: str) -> AsyncIterat
         yield worker
     finally:
         worker.thaw()
-    await until("the thawed worker", fleet, lambda: "chat_lease_lost" in worker.log.read_text())
+    await eventually(
+        lambda: "chat_lease_lost" in worker.log.read_text(), what=fleet.waiting_for("the thawed worker")
+    )
 
 
 async def test_a_worker_frozen_inside_the_model_call_writes_nothing_when_it_thaws(
@@ -202,7 +192,7 @@ async def test_a_worker_frozen_inside_the_model_call_writes_nothing_when_it_thaw
     model.scenes["cold"] = [HANG, SAY, 'tick("cold")']
     async with opened(fleet) as services:
         await say(services, "cold", "scene:cold")
-        await until("the request", fleet, lambda: model.asked["cold"] == 1)
+        await eventually(lambda: model.asked["cold"] == 1, what=fleet.waiting_for("the request"))
         async with frozen(fleet, services, "cold") as worker:
             before = await ended(fleet, services, "cold")
             model.release("cold")
@@ -218,12 +208,12 @@ async def test_a_program_whose_worker_was_frozen_calls_nothing_after_the_thaw(
     model.scenes["ticks"] = [TICKS, SAY]
     async with opened(fleet) as services:
         await say(services, "ticks", "scene:ticks")
-        await until("a call", fleet, lambda: "tick ticks 3" in journal(fleet))
+        await eventually(lambda: "tick ticks 3" in journal(fleet), what=fleet.waiting_for("a call"))
         async with frozen(fleet, services, "ticks") as worker:
             sandbox = descendants(worker.pid)
             before = await ended(fleet, services, "ticks")
             ticks = journal(fleet)
-        await until("the sandbox's end", fleet, lambda: are_gone(sandbox))
+        await eventually(lambda: are_gone(sandbox), what=fleet.waiting_for("the sandbox's end"))
         # At most the one call that was between the worker's look at its lease and the queue.
         after = journal(fleet)
         assert after[: len(ticks)] == ticks and len(after) <= len(ticks) + 1
@@ -241,14 +231,16 @@ async def test_cancel_stops_the_sandbox_and_the_coroutines_of_its_calls(
     model.scenes["cancel"] = ['hold("held")\n' + SAY]
     async with opened(fleet) as services:
         await say(services, "cancel", "scene:cancel")
-        await until("the call", fleet, lambda: "begin held" in journal(fleet))
+        await eventually(lambda: "begin held" in journal(fleet), what=fleet.waiting_for("the call"))
         worker = await worker_in(fleet, services, "cancel")
         sandbox = descendants(worker.pid)
         await say(services, "cancel", "and more")
         done = await asyncio.to_thread(fleet.run, "cancel", "cancel", "--json")
         report = json.loads(done.stdout)
-        await until("the method's end", fleet, lambda: "cancelled held" in journal(fleet))
-        await until("the sandbox's end", fleet, lambda: are_gone(sandbox))
+        await eventually(
+            lambda: "cancelled held" in journal(fleet), what=fleet.waiting_for("the method's end")
+        )
+        await eventually(lambda: are_gone(sandbox), what=fleet.waiting_for("the sandbox's end"))
         rounds = await rounds_of(services, "cancel")
     assert sandbox and done.returncode == 0, done.stderr
     assert [len(report[name]) for name in ("stopped", "cancelled", "still_running")] == [1, 1, 0]
@@ -271,11 +263,10 @@ async def test_tail_shows_a_chats_events_and_leaves_no_queue(
         await say(services, "another chat", "scene:other")
         await say(services, chat_key, "scene:tail")
         await ended(fleet, services, chat_key)
-        await asyncio.sleep(0.5)  # for the last event to be printed: nothing else tells that it was
+        events = await asyncio.to_thread(_events_to_the_end, process)
     process.send_signal(signal.SIGINT)
-    out, err = await asyncio.to_thread(process.communicate, timeout=20)
-    assert process.returncode == 0, err
-    events = [json.loads(line) for line in out.splitlines()]
+    out, err = await asyncio.to_thread(process.communicate, timeout=WAIT_SECONDS)
+    assert (process.returncode, out) == (0, ""), err
     shown = [(event["event"], event.get("text") or event.get("stop_type")) for event in events]
     assert [item for item in shown if item[0] != "round.requested"] == [
         ("message.added", "scene:tail"),
@@ -295,6 +286,17 @@ async def test_tail_shows_a_chats_events_and_leaves_no_queue(
     assert [member for member in bound if b"watch." in member] == []
 
 
+def _events_to_the_end(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """What `nekro tail --json` prints up to the end of a round that ended normally."""
+    assert process.stdout is not None
+    events: list[dict[str, Any]] = []
+    while not events or events[-1].get("stop_type") != "NORMAL":
+        line = process.stdout.readline()
+        assert line, "it ended"
+        events.append(json.loads(line))
+    return events
+
+
 async def test_tail_ends_at_ctrl_c_in_the_middle_of_a_look(fleet: Fleet, redis_server: Any) -> None:
     import redis
 
@@ -305,7 +307,7 @@ async def test_tail_ends_at_ctrl_c_in_the_middle_of_a_look(fleet: Fleet, redis_s
         client.execute_command("CLIENT", "PAUSE", 1500, "ALL")
     await asyncio.sleep(0.5)  # it looks each tenth of a second, and waits for the answer now
     process.send_signal(signal.SIGINT)
-    _, err = await asyncio.to_thread(process.communicate, timeout=20)
+    _, err = await asyncio.to_thread(process.communicate, timeout=WAIT_SECONDS)
     assert (process.returncode, err) == (0, "")
     with redis.Redis.from_url(redis_server.url) as client:
         assert [key for key in client.scan_iter(f"{fleet.settings.broker.key_prefix}*watch*")] == []
@@ -319,7 +321,7 @@ async def test_tail_ends_by_count(fleet: Fleet, model: SceneModel) -> None:
     async with opened(fleet) as services:
         await say(services, "count", "scene:count")
         await ended(fleet, services, "count")
-    out, _ = await asyncio.to_thread(process.communicate, timeout=20)
+    out, _ = await asyncio.to_thread(process.communicate, timeout=WAIT_SECONDS)
     assert (process.returncode, len(out.splitlines())) == (0, 2)
     assert "Ada: scene:count" in out
 
@@ -356,7 +358,7 @@ async def test_reset_stops_the_round_and_begins_anew(fleet: Fleet, model: SceneM
     model.scenes["reset"] = ['hold("reset")']
     async with opened(fleet) as services:
         await say(services, "reset", "scene:reset")
-        await until("the call", fleet, lambda: "begin reset" in journal(fleet))
+        await eventually(lambda: "begin reset" in journal(fleet), what=fleet.waiting_for("the call"))
         done = await asyncio.to_thread(fleet.run, "reset", "reset")
         assert done.returncode == 0, done.stderr
         rounds = await rounds_of(services, "reset")

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 from round_bench import Bench, Model, invocation, states
+from waiting import WAIT_SECONDS
 
 from agent.llm import LLMRequest
 from broker_config.wire import Envelope, Invocation
@@ -25,7 +26,7 @@ LINGER = 'keep("first")\nlinger("it")\nsend_msg_text(_ck, "never said")'
 @asynccontextmanager
 async def draining(bench: Bench, chat_key: str, model: Model) -> AsyncIterator[None]:
     """Drain beside the block, and see the drain to its end."""
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(bench.drain(model).drain(chat_key))
         yield
 

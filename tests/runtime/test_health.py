@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
 from storage.engine import Database
@@ -48,7 +49,7 @@ def test_a_started_worker_is_ready_until_it_consumes_nothing(tmp_path: Path, hom
     assert health.ready().ok
     assert health.ready().faults == ("the worker is stopping",)
     assert health.live().ok
-    asyncio.run_coroutine_threadsafe(health._database.dispose(), home.loop).result(5)
+    asyncio.run_coroutine_threadsafe(health._database.dispose(), home.loop).result(WAIT_SECONDS)
 
 
 def test_a_loop_that_does_not_turn_is_not_live(tmp_path: Path, home: LoopThread) -> None:

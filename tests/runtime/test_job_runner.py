@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from runtime_bench import Bench, Road, shutdown
+from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import AgentSettings
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl
@@ -22,8 +23,6 @@ from workers.claims import DuplicateDelivery
 from workers.job_runner import Interruption, JobResult
 from workers.jobs import SqlJobs
 from workers.sweeps import JobSweep
-
-SECONDS = 10
 
 
 @pytest.fixture
@@ -51,12 +50,6 @@ async def start(jobs: SqlJobs, *, restarts: bool = True, args: tuple[Any, ...] =
 async def row(database: Database, job_id: str) -> Job:
     async with database.read() as tx:
         return await tx.jobs.get(job_id)
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 async def worker_dies(database: Database, job_id: str) -> None:
@@ -109,7 +102,7 @@ async def test_job_whose_worker_died_is_sent_again_and_the_frozen_one_cannot_wri
     await_starts: list[str] = []
     job_id = await start(jobs)
     first = asyncio.create_task(bench.runner(plugin, name="w1").run(job_id, interruption=shutdown))
-    await until(lambda: _true(bool(await_starts)))
+    await eventually(lambda: await_starts, what="the first start")
     await worker_dies(database, job_id)
     await sweep.sweep()
     assert road.jobs == [job_id, job_id]
@@ -130,7 +123,7 @@ async def test_job_that_blocks_its_thread_keeps_its_claim(
     @plugin.mount_async_task("work")
     async def work(handle: AsyncTaskHandle) -> None:
         started.set()
-        goes_on.wait(SECONDS)
+        goes_on.wait(WAIT_SECONDS)
 
     job_id = await start(jobs)
     runner = bench.runner(plugin, lease_seconds=1.5)
@@ -142,7 +135,7 @@ async def test_job_that_blocks_its_thread_keeps_its_claim(
             await database.dispose_loop()
 
     thread = asyncio.create_task(asyncio.to_thread(asyncio.run, on_its_own_loop()))
-    await until(lambda: _true(started.is_set()))
+    await eventually(started.is_set, what="the job on its own loop")
     lease = (await row(database, job_id)).lease_until
     assert lease is not None
 
@@ -150,7 +143,7 @@ async def test_job_that_blocks_its_thread_keeps_its_claim(
         now_until = (await row(database, job_id)).lease_until
         return now_until is not None and (now_until - lease).total_seconds() > 0.4
 
-    await until(renewed_twice)
+    await eventually(renewed_twice, what="two renewals")
     with pytest.raises(DuplicateDelivery):
         await bench.runner(plugin, name="w2").run(job_id, interruption=shutdown)
     goes_on.set()
@@ -264,7 +257,7 @@ async def test_job_of_a_stopping_worker_is_handed_on_at_once(
         async with database.begin() as tx:
             return await tx.jobs.claim(job.id, worker="w2", lease_seconds=30) is not None
 
-    await until(is_free)
+    await eventually(is_free, what="the lease to end")
 
 
 async def test_job_of_a_plugin_that_the_worker_lacks_fails(
@@ -316,7 +309,7 @@ async def test_reports_faster_than_they_are_written_keep_the_newest(
     async def is_at_99() -> bool:
         return (job_id, 99, "at 99") in bench.announced
 
-    await until(is_at_99)
+    await eventually(is_at_99, what="99 percent")
     assert (await row(database, job_id)).percent == 99
     goes_on.set()
     await running
@@ -342,28 +335,24 @@ async def test_notify_inside_a_transaction_of_the_same_loop_does_not_wait_for_it
     async with database.begin():
         assert jobs.notify(job_id, "k", "kept")
         assert jobs.peek("tests.jobs", "work", "1") is not None
-    assert await jobs.wait(job_id, "k", timeout_seconds=SECONDS) == "kept"
+    assert await jobs.wait(job_id, "k", timeout_seconds=WAIT_SECONDS) == "kept"
 
 
 async def test_second_wait_displaces_the_first(jobs: SqlJobs, database: Database) -> None:
     job_id = await start(jobs)
-    first = asyncio.create_task(jobs.wait(job_id, "k", timeout_seconds=SECONDS))
+    first = asyncio.create_task(jobs.wait(job_id, "k", timeout_seconds=WAIT_SECONDS))
 
     async def is_waiting() -> bool:
         async with database.read() as tx:
             return bool(await tx.job_signals.waiting_keys(job_id))
 
-    await until(is_waiting)
-    second = asyncio.create_task(jobs.wait(job_id, "k", timeout_seconds=SECONDS))
+    await eventually(is_waiting, what="the wait for the signal")
+    second = asyncio.create_task(jobs.wait(job_id, "k", timeout_seconds=WAIT_SECONDS))
     with pytest.raises(asyncio.CancelledError):
         await first
     jobs.notify(job_id, "k", 1)
     assert await second == 1
     assert jobs.cancel_wait(job_id) == 0
-
-
-async def _true(value: bool) -> bool:
-    return value
 
 
 async def _newest(database: Database) -> Job:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from runtime_bench import Bench, Road, emptied, shutdown
+from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import StoreSettings
 from nekro_agent import runtime
@@ -27,8 +28,6 @@ from workers.background import BackgroundLoop
 from workers.jobs import SqlJobs
 from workers.messages import SqlMessages
 from workers.records import SqlRecords
-
-SECONDS = 10
 
 
 @dataclass
@@ -47,7 +46,7 @@ class World:
         return await self.until(task_type, lambda state: state.is_terminal, name)
 
     async def until(self, task_type: str, condition: Callable[[TaskCtl], bool], name: str = "one") -> TaskCtl:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 state = task.get_state(task_type, name)
                 if state is not None and condition(state):
@@ -224,9 +223,7 @@ async def test_cancelled_job_cleans_up_and_ends_as_cancelled(world: World) -> No
 
 async def test_cancelled_wait_ends_the_job_that_is_in_it(world: World) -> None:
     handle = await world.start("asks")
-    async with asyncio.timeout(SECONDS):
-        while not handle.cancel_wait("answer"):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: handle.cancel_wait("answer"), what="the wait to begin")
     assert (await world.ended("asks")).signal is TaskSignal.CANCEL
     assert handle.cancel_wait("answer") is False
     assert handle.cancel_all() == 0
@@ -235,7 +232,7 @@ async def test_cancelled_wait_ends_the_job_that_is_in_it(world: World) -> None:
 async def test_starter_hears_of_the_end(world: World) -> None:
     heard = asyncio.get_running_loop().create_future()
     await world.start("echo", on_terminal=heard.set_result)
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         assert await heard == TaskCtl.success(data={"args": 0})
 
 

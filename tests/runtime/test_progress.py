@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from celery.events.state import State
 from runtime_bench import Road
+from waiting import WAIT_SECONDS
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
@@ -25,8 +26,6 @@ from workers.background import BackgroundLoop
 from workers.jobs import SqlJobs
 from workers.progress import CallReports, ProgressAnnouncer
 from workers.registry import MethodEntry, Registry
-
-SECONDS = 10
 
 
 @pytest.fixture
@@ -75,18 +74,12 @@ def invocation() -> Invocation:
 
 
 async def row(database: Database, call_id: str, condition: Callable[[Job], bool]) -> Job:
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             async with database.read() as tx:
                 job = await tx.jobs.find(call_id)
             if job is not None and condition(job):
                 return job
-            await asyncio.sleep(0.01)
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not await condition():
             await asyncio.sleep(0.01)
 
 
@@ -153,13 +146,13 @@ async def test_celery_and_flower_see_progress(app: Any, announcer: ProgressAnnou
                         return
 
     receiving = asyncio.create_task(asyncio.to_thread(receive))
-    await asyncio.to_thread(ready.wait, SECONDS)
+    await asyncio.to_thread(ready.wait, WAIT_SECONDS)
     announcer.announce(task_id, 7, "under way")
     await announcer.settled()
     found = app.AsyncResult(task_id)
     assert (found.state, found.info) == ("PROGRESS", {"percent": 7, "message": "under way"})
     # kombu subscribes when it first reads; what is published before that nobody gets.
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not await asyncio.to_thread(seen.wait, 0.2):
             announcer.announce(task_id, 7, "under way")
     await receiving

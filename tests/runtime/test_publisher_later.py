@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from waiting import eventually
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
@@ -34,9 +35,7 @@ async def test_put_off_events_leave_in_order(sent: list[str], publisher: EventPu
     for name in names:
         publisher.tell(name, "chat", {}, later=True)
     assert sent == []
-    async with asyncio.timeout(10):
-        while len(sent) < len(names):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: len(sent) == len(names), what="the events")
     assert sent == names
     publisher.close()
 

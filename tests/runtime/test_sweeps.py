@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from runtime_bench import Road
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import AgentSettings, DatabaseSettings, RetentionSettings
 from nekro_agent.errors import StorageUnavailableError
@@ -20,7 +21,6 @@ from storage.timer_services import SqlCronJobs, SqlTimers
 from workers.sweeper import Sweeper
 from workers.sweeps import RetentionSweep, TimerFirings, TimerSweep
 
-SECONDS = 10
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -114,7 +114,7 @@ async def test_sweeper_wakes_for_a_timer_and_survives_a_failing_sweep(database: 
         sweeps=(broken, TimerSweep(database, firings).sweep),
     )
     sweeper.start()
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         while await history(database) != ["soon"]:
             await asyncio.sleep(0.01)
     await sweeper.close()

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -212,14 +211,6 @@ def host_processes(uid: int) -> list[int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
     return found
-
-
-def wait_until(condition: Callable[[], bool], *, what: str, seconds: float = 10) -> None:
-    """Poll until the condition holds; fail with ``what`` when it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.01)
 
 
 async def answer(request: dict[str, Any]) -> dict[str, Any]:

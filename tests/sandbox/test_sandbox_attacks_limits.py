@@ -22,8 +22,8 @@ from sandbox_lab import (
     host_processes,
     lab,
     method,
-    wait_until,
 )
+from waiting import WAIT_SECONDS, wait_until
 
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox import Limit, StopType, StubCall, StubResult
@@ -433,7 +433,10 @@ time.sleep(30)
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
-    async with lab(tmp_path, shared_bytes=16 << 20, max_file_bytes=1 << 20) as box, asyncio.timeout(40):
+    async with (
+        lab(tmp_path, shared_bytes=16 << 20, max_file_bytes=1 << 20) as box,
+        asyncio.timeout(WAIT_SECONDS),
+    ):
         result = await box.run(code, dispatch=hold, methods=[method("hold")], wall_seconds=600)
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK)
 
@@ -572,7 +575,7 @@ async def test_attack_L11_killed_service_leaves_no_process_behind(
         assert all(len(host_processes(user)) > 1 for user in users)
     finally:
         os.kill(service.pid, signal.SIGKILL)
-        service.wait(10)
+        service.wait(WAIT_SECONDS)
     for user in users:
         wait_until(partial(is_gone, user), what=f"the processes of user {user} to end")
 
@@ -654,7 +657,7 @@ async def test_chats_that_run_at_once_never_share_a_host_user(
             assert users["a"] != users["b"]
         first, second = box.run(code, chat_key="a"), box.run("print(1)", chat_key="c")
         with pytest.raises(SandboxUnavailableError, match="UID_RANGE_SIZE"):
-            await asyncio.wait_for(_third(box, first, second, both), 30)
+            await asyncio.wait_for(_third(box, first, second, both), WAIT_SECONDS)
 
 
 async def _third(box: Lab, first: Any, second: Any, both: asyncio.Barrier) -> None:

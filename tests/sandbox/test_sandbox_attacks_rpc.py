@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_lab import Lab, lab, method
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
 from sandbox import Limit, Raised, RunResult, StopType, StubCall, StubResult
@@ -258,7 +259,7 @@ for number in range(1, 13):
 {end}
 """
     box.handlers["never"] = never
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         result = await box.run(RAW + code, wall_seconds=600)
     assert (result.stop_type, result.exit_code) == (stop, exit_code)
     assert enough.is_set() and box.cancelled == ["never"] * 8

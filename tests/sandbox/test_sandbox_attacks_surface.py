@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sandbox_attempts import SURFACE, Attempts, assert_refused, attempts_with, value_of
 from sandbox_lab import EPILOGUE, PREAMBLE, answer, as_other_user, lab
+from waiting import WAIT_SECONDS
 
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.drivers.bwrap_args import VISIBLE_PROC
@@ -123,7 +124,7 @@ async def test_attack_K12_two_sandboxes_cannot_tell_each_other_anything_by_flock
         barrier = asyncio.Barrier(2)
 
         async def meet(_: str) -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_SECONDS):
                 await barrier.wait()
 
         box.handlers["meet"] = meet

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_lab import wait_until
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
 from sandbox.cgroup_files import set_and_verify
@@ -45,7 +45,7 @@ def waits() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     yield process
     process.kill()
-    process.wait(10)
+    process.wait(WAIT_SECONDS)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def storm() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", f"input(); {STORM!r}; exec({STORM!r})"], stdin=-1)
     yield process
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=WAIT_SECONDS)
 
 
 def let_loose(storm: subprocess.Popen[bytes]) -> None:
@@ -71,7 +71,7 @@ def test_attack_fork_storm_does_not_outrun_the_end_of_its_group(
     let_loose(storm)
     wait_until(lambda: len(group.processes()) > 20, what="the storm to rise")
     assert group.remove()
-    assert storm.wait(10) == -9
+    assert storm.wait(WAIT_SECONDS) == -9
     assert not group.is_populated()
 
 
@@ -98,13 +98,22 @@ def test_group_of_a_service_that_is_gone_is_swept_with_its_processes(
     owner = f"{me.pid}-{me.started + 1}" if is_reused else "4194999-1"
     parents = groups._parents
     paths = {key: parent / f"nekro-run-{owner}-{me.namespace}-0" for key, parent in parents.items()}
-    for path in set(paths.values()):
-        path.mkdir()
     stray = groups._group(paths)
-    stray.attach(waits.pid)
+
+    def is_attached() -> bool:
+        """Another service of this machine may start now, and sweep the group while it is empty."""
+        try:
+            for path in set(paths.values()):
+                path.mkdir(exist_ok=True)
+            stray.attach(waits.pid)
+        except OSError:
+            return waits.poll() is not None
+        return True
+
+    wait_until(is_attached, what="a process in the group")
     again, _ = find_cgroups(SandboxSettings())
     assert again is not None
-    assert waits.wait(10) == -9
+    assert waits.wait(WAIT_SECONDS) == -9
     assert not any(path.exists() for path in paths.values())
     # What a live service holds is left alone.
     assert group.usage().processes == 0

@@ -51,6 +51,24 @@ print(wrong)
 
 async def test_a_call_that_an_alarm_cuts_short_loses_nobody_elses_answer(box: Lab) -> None:
     later(box)
+    first_over, all_over = asyncio.Event(), asyncio.Event()
+
+    async def cut(turn: int) -> None:
+        """Answered after the alarm: when the next call has come, or in the end."""
+        await (first_over if turn == 0 else all_over).wait()
+
+    async def following(turn: int) -> str:
+        if turn == 0:
+            first_over.set()
+        if turn == 4:
+            all_over.set()
+        return "next"
+
+    async def beside() -> str:
+        await all_over.wait()
+        return "thread"
+
+    box.handlers |= {"cut": cut, "following": following, "beside": beside}
     result = await box.run(
         """
 import signal, threading
@@ -60,17 +78,16 @@ def ring(*_):
     raise Late
 signal.signal(signal.SIGALRM, ring)
 seen = []
-thread = threading.Thread(target=lambda: seen.append(later(0.6, "thread")))
+thread = threading.Thread(target=lambda: seen.append(beside()))
 for turn in range(5):
     if turn == 2:
         thread.start()
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
-        later(0.5, turn)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        cut(turn)
     except Late:
         seen.append(turn)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    seen.append(later(0.0, "next"))
+    seen.append(following(turn))
 thread.join()
 print(sorted(map(str, seen)))
 """
@@ -81,6 +98,16 @@ print(sorted(map(str, seen)))
 
 async def test_a_signals_handler_may_call_while_the_main_thread_waits(box: Lab) -> None:
     later(box)
+    is_over = asyncio.Event()
+
+    async def reader() -> str:
+        await is_over.wait()
+        return "reader"
+
+    async def over() -> None:
+        is_over.set()
+
+    box.handlers |= {"reader": reader, "over": over}
     result = await box.run(
         """
 import signal, threading
@@ -92,12 +119,13 @@ signal.signal(signal.SIGALRM, ring)
 signal.setitimer(signal.ITIMER_REAL, 0.1)
 seen.append(later(0.2, "outer"))
 # The main thread waits for another one to read.
-reader = threading.Thread(target=lambda: seen.append(later(0.8, "reader")))
-reader.start()
+thread = threading.Thread(target=lambda: seen.append(reader()))
+thread.start()
 later(0.0, None)
 signal.setitimer(signal.ITIMER_REAL, 0.1)
 seen.append(later(0.5, "second outer"))
-reader.join()
+over()
+thread.join()
 print(seen)
 """
     )
@@ -114,8 +142,8 @@ import threading
 # The first of them reads, for all; without them the main thread does.
 for number in range({others}):
     threading.Thread(target=later, args=(60, number)).start()
-threading.Timer(0.3, agent).start()
 try:
+    threading.Timer(0.3, agent).start()
     later(60, "main")
 finally:
     print("left", flush=True)

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 from sandbox_attempts import FILES, KERNEL, NETWORK
-from sandbox_lab import Lab, lab, wait_until
+from sandbox_lab import Lab, lab
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
 from sandbox import Limit, StopType, describe
@@ -61,15 +62,13 @@ def engine() -> Iterator[None]:
             )  # fmt: skip
         os.environ["DOCKER_HOST"] = f"unix://{base}/sock"
         try:
-            wait_until(
-                lambda: engine_answers() or daemon.poll() is not None, what="the engine to answer", seconds=30
-            )
+            wait_until(lambda: engine_answers() or daemon.poll() is not None, what="the engine to answer")
             if daemon.poll() is not None:
                 pytest.skip(f"no container engine can run here: {Path(base, 'log').read_text()[-300:]}")
             yield
         finally:
             daemon.terminate()
-            daemon.wait(30)
+            daemon.wait(WAIT_SECONDS)
             del os.environ["DOCKER_HOST"]
 
 
@@ -223,7 +222,7 @@ async def test_container_ends_with_a_killed_service(image: str, tmp_path: Path) 
     assert service.stdout is not None
     assert service.stdout.readline() == b"started\n"
     service.kill()
-    service.wait(10)
+    service.wait(WAIT_SECONDS)
     service.stdout.close()
     running = ("ps", "--quiet", "--filter", "label=nekro.service")
     wait_until(lambda: docker(*running).stdout == b"", what="the container to end")

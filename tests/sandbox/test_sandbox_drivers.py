@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from loguru import logger
-from sandbox_lab import REPOSITORY, Lab, host_processes, lab, wait_until
+from sandbox_lab import REPOSITORY, Lab, host_processes, lab
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
@@ -243,7 +244,7 @@ async def test_landlock_processes_end_with_a_killed_service(fenced: Lab) -> None
         assert service.stdout.readline() == b"started\n"
     finally:
         os.kill(service.pid, signal.SIGKILL)
-        service.wait(10)
+        service.wait(WAIT_SECONDS)
         service.stdout.close()
     user = fenced.user("killed")
     wait_until(lambda: host_processes(user) == [], what="the processes of the killed service to end")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_lab import Lab, lab, wait_until
+from sandbox_lab import Lab, lab
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
 from sandbox import Limit, RunResult, StopType
@@ -112,7 +113,7 @@ async def test_a_pump_of_output_that_fails_ends_the_run(
 
     def watch(text: str) -> None:
         if fault == "stalls":
-            wait_until(lambda: not started[0].alive, what="the end of the sandbox", seconds=30)
+            wait_until(lambda: not started[0].alive, what="the end of the sandbox")
             ended.set()
 
     started: list[Any] = []
@@ -191,20 +192,19 @@ async def test_a_run_ends_when_a_busy_loop_holds_up_its_timers(
     ended: list[bool] = []
 
     def wait_for_the_end(*_: object) -> None:
-        wait_until(lambda: not started[0].alive, what="the end of the sandbox", seconds=30)
+        wait_until(lambda: not started[0].alive, what="the end of the sandbox")
         ended.append(True)
 
     code = {
         "wall": "busy()",
         # Answers that are not read fill the socket; the second call makes the loop busy.
         "unread": """
-import os, struct, time
-import pickle
+import os, pickle, select, struct, time
 def call(number, name):
     payload = name + b"\\0" + pickle.dumps(((), {}), 4)
     os.write(3, struct.pack(">IBI", len(payload) + 5, 3, number) + payload)
 call(1, b"large")
-time.sleep(0.2)
+select.select([3], [], [])  # its answer is under way
 call(2, b"busy")
 time.sleep(60)
 """,
@@ -248,7 +248,7 @@ def _wait_for_end(box: Lab) -> None:
     running = box.manager._running
     wait_until(lambda: bool(running), what="the run to start")
     sandbox = next(iter(running.values()))._sandbox
-    wait_until(lambda: not sandbox.alive, what="the end of the sandbox", seconds=30)
+    wait_until(lambda: not sandbox.alive, what="the end of the sandbox")
 
 
 async def test_a_waiting_sandbox_whose_guard_fails_is_killed_and_replaced(
@@ -263,9 +263,7 @@ async def test_a_waiting_sandbox_whose_guard_fails_is_killed_and_replaced(
 
     async with faulty_lab(tmp_path, spoil) as box:
         await box.prepare()
-        await asyncio.to_thread(
-            wait_until, lambda: not started[0].alive, what="the end of the sandbox", seconds=30
-        )
+        await asyncio.to_thread(wait_until, lambda: not started[0].alive, what="the end of the sandbox")
         result = await box.run("print(1)")
     assert (result.stop_type, result.warm, len(started)) == (StopType.NORMAL, False, 2)
 
@@ -279,7 +277,7 @@ async def test_a_look_that_never_settles_counts_as_a_stall() -> None:
 
     guards.look("disk", unsettled, every_seconds=0.01)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not ended:
                 await asyncio.sleep(0.01)
     finally:

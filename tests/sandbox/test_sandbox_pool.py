@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_lab import lab
+from waiting import WAIT_SECONDS
 
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox import StopType
@@ -66,7 +67,7 @@ async def test_waiting_sandbox_ends_when_it_is_too_old(driver: CountingDriver, t
     async with lab(tmp_path, use=driver, warm_seconds=0.2) as box:
         await box.prepare()
         (sandbox,) = driver.started
-        await asyncio.wait_for(sandbox.wait(), 10)
+        await asyncio.wait_for(sandbox.wait(), WAIT_SECONDS)
         assert not (await box.run("print(1)")).warm
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from sandbox_lab import Lab, host_processes, lab, method
+from waiting import WAIT_SECONDS
 
 from nekro_agent.errors import SandboxError
 from sandbox import Limit, Returned, StopType
@@ -484,7 +485,7 @@ async def test_operator_stop_is_manual(box: Lab) -> None:
     started = asyncio.Event()
     box.handlers["started"] = started.set
     running = asyncio.create_task(box.run("started()\nwhile True: pass", run_id="r1"))
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), WAIT_SECONDS)
     assert box.manager.stop("r1")
     assert (await running).stop_type is StopType.MANUAL
     assert not box.manager.stop("r1")
@@ -495,7 +496,7 @@ async def test_closing_the_manager_ends_what_runs(bwrap_driver: BwrapDriver, tmp
         started = asyncio.Event()
         box.handlers["started"] = started.set
         running = asyncio.create_task(box.run("started()\nwhile True: pass"))
-        await asyncio.wait_for(started.wait(), 10)
+        await asyncio.wait_for(started.wait(), WAIT_SECONDS)
     assert running.done()
     assert running.result().stop_type is StopType.MANUAL
 
@@ -504,7 +505,7 @@ async def test_cancelled_run_kills_its_sandbox(box: Lab) -> None:
     started = asyncio.Event()
     box.handlers["started"] = started.set
     running = asyncio.create_task(box.run("started()\nwhile True: pass"))
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), WAIT_SECONDS)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

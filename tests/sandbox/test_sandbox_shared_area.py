@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sandbox_lab import lab, wait_until
+from sandbox_lab import lab
+from waiting import wait_until
 
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.shared_area import Hold, empty_idle

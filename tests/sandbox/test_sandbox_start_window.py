@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_lab import REPOSITORY, SYSTEM_PYTHON, wait_until
+from sandbox_lab import REPOSITORY, SYSTEM_PYTHON
+from waiting import wait_until
 
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.guest.confine import children_of

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
@@ -332,7 +333,7 @@ class TestOwnership:
             with pytest.raises(SandboxUnavailableError):
                 hold_user("mine", settings=settings, directory=tmp_path)
             other.kill()
-            other.wait(10)
+            other.wait(WAIT_SECONDS)
         with hold_user("mine", settings=settings, directory=tmp_path) as hold:
             assert hold.uid == 300_000
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from file_server import FileServer
+from waiting import WAIT_SECONDS
 
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError, SettingsError
 from nekro_agent.testing import InMemoryRuntime
@@ -118,7 +119,7 @@ async def test_a_cancelled_download_leaves_no_file(file_server: FileServer, tmp_
     task = asyncio.create_task(
         fetch(url, tmp_path / "f", allow_private=LOCAL, progress=lambda done, whole: started.set())
     )
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), WAIT_SECONDS)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

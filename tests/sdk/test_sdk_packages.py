@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from nekro_agent import package_layers, runtime
 from nekro_agent.errors import InvalidValueError, PackageInstallError
@@ -197,7 +198,7 @@ async def test_other_calls_go_on_while_a_method_installs(
 
     def when_allowed(*arguments: object) -> None:
         waiting.set()
-        assert may_install.wait(20)
+        assert may_install.wait(WAIT_SECONDS)
         run_pip(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(package_layers, "_run_pip", when_allowed)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from nekro_agent import cron
 from nekro_agent.api import recurring_timer, timer
@@ -138,7 +139,7 @@ async def test_the_service_object_overrides_and_calls_back(world: InMemoryRuntim
         called.set()
 
     assert await timer_service.set_timer(CHAT, int(time.time()) + 1, "c", callback=callback) is True
-    await asyncio.wait_for(called.wait(), 10)
+    await asyncio.wait_for(called.wait(), WAIT_SECONDS)
     assert await timer_service.set_timer(CHAT, 1, "past", callback=callback) is False
 
 

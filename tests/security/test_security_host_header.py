@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from redis_process import wait_until
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import Settings
 from cli.environment import environment_of
@@ -31,7 +31,7 @@ OTHERS = (
 def ask(port: int, host: str | tuple[str, ...], path: str = "/", *, method: str = "GET") -> tuple[int, str]:
     """Send one request with these Host headers and nothing that corrects them."""
     hosts = (host,) if isinstance(host, str) else host
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS)
     try:
         connection.putrequest(method, path, skip_host=True)
         for name in hosts:
@@ -83,7 +83,7 @@ def test_a_request_without_a_host_is_no_browser_and_is_answered(pages: PageServe
     "path", ["/metrics%0d%0aSet-Cookie:%20a=b", "/x\x85Set-Cookie:a=b", "/<script>alert(1)"]
 )
 def test_pages_reflect_nothing_of_a_request(pages: PageServer, path: str) -> None:
-    with socket.create_connection(("127.0.0.1", pages.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", pages.port), timeout=WAIT_SECONDS) as connection:
         connection.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode("latin-1"))
         received = b"".join(iter(lambda: connection.recv(4096), b""))
     first, *others = re.split(rb"[\r\n\x85]+", received)
@@ -117,14 +117,14 @@ def start_flower(redis_server: Any, tmp_path_factory: pytest.TempPathFactory) ->
             stderr=subprocess.DEVNULL,
         )
         processes.append(process)
-        wait_until(lambda: answers(port), seconds=40)
+        wait_until(lambda: answers(port))
         return port
 
     yield start
     for process in processes:
         process.terminate()
     for process in processes:
-        process.wait(20)
+        process.wait(WAIT_SECONDS)
 
 
 def answers(port: int) -> bool:

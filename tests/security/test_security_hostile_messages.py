@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
@@ -18,9 +19,8 @@ from broker_config.urls import client_url
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from worker_process import WorkerProcess, wait_for
+from worker_process import WorkerProcess
 
-GET_SECONDS = 20
 NESTED = "[" * 100_000 + "]" * 100_000
 
 
@@ -117,8 +117,8 @@ def test_no_message_ends_a_worker_or_keeps_it_from_the_next(
         running = worker()
         for _ in range(3):
             result = app.send_task("t.wait", args=(0,), queue="methods")
-            assert result.get(GET_SECONDS) == "done", running.log.read_text()[-3000:]
-        wait_for(
+            assert result.get(WAIT_SECONDS) == "done", running.log.read_text()[-3000:]
+        wait_until(
             lambda: not client.llen(f"{prefix}methods"),
             what=lambda: "the queue to be empty:\n" + running.log.read_text()[-3000:],
         )

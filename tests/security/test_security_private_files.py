@@ -69,7 +69,6 @@ def wide_open(root: Path) -> list[str]:
     )
 
 
-@pytest.mark.timeout(150)
 def test_the_tour_with_umask_0_leaves_nothing_readable_for_others(tmp_path: Path) -> None:
     root = tmp_path / "data"
     done = run("--data-dir", str(root), "demo", "--json", cwd=tmp_path, umask=0)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.app import NekroApp, create_app
 from broker_config.remote_control import COMMANDS, FRESH_SECONDS
@@ -24,9 +25,8 @@ from broker_config.wire import new_id
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from worker_process import WorkerProcess, wait_for
+from worker_process import WorkerProcess
 
-GET_SECONDS = 20
 BOMB_BYTES = 256 << 20
 
 
@@ -70,7 +70,7 @@ def stranger(settings: Settings) -> Iterator[Celery]:
 def concurrency(app: NekroApp) -> int:
     """Slots of the worker, as it tells holders of the key."""
     ((stats,),) = [
-        list(found.values()) for found in [app.control.inspect(limit=1, timeout=GET_SECONDS).stats() or {}]
+        list(found.values()) for found in [app.control.inspect(limit=1, timeout=WAIT_SECONDS).stats() or {}]
     ]
     return int(stats["pool"]["max-concurrency"])
 
@@ -112,13 +112,13 @@ def test_unsigned_commands_change_nothing_and_get_no_answer(
     for command, arguments in UNSIGNED:
         stranger.control.broadcast(command, arguments=arguments)
     assert stranger.control.broadcast("ping", reply=True, timeout=1) == []
-    wait_for(lambda: refused(worker) == len(UNSIGNED) + 1, what=lambda: worker.log.read_text()[-3000:])
+    wait_until(lambda: refused(worker) == len(UNSIGNED) + 1, what=lambda: worker.log.read_text()[-3000:])
     assert concurrency(app) == 4
-    inspect = app.control.inspect(limit=1, timeout=GET_SECONDS)
+    inspect = app.control.inspect(limit=1, timeout=WAIT_SECONDS)
     assert [[queue["name"] for queue in found] for found in inspect.active_queues().values()] == [["methods"]]
     assert list(inspect.revoked().values()) == [[]]
-    assert app.send_task("f.run", [{"how": "ok", "value": 1}], queue="methods").get(GET_SECONDS) == 1
-    assert app.send_task("f.run", [{"how": "ok", "value": 2}], queue="methods").get(GET_SECONDS) == 2
+    assert app.send_task("f.run", [{"how": "ok", "value": 1}], queue="methods").get(WAIT_SECONDS) == 1
+    assert app.send_task("f.run", [{"how": "ok", "value": 2}], queue="methods").get(WAIT_SECONDS) == 2
     assert worker.process.poll() is None
 
 
@@ -129,8 +129,8 @@ def test_commands_that_are_not_on_the_list_do_not_exist_for_holders_of_the_key_e
     assert {"shutdown", "pool_restart", "autoscale", "enable_events", "hello", "election"} <= set(others)
     for number, command in enumerate(others, start=1):
         app.control.broadcast(command)
-        wait_for(lambda n=number: refused(worker) == n, what=f"{command} to be refused")
-    assert app.control.ping(timeout=GET_SECONDS, limit=1)
+        wait_until(lambda n=number: refused(worker) == n, what=f"{command} to be refused")
+    assert app.control.ping(timeout=WAIT_SECONDS, limit=1)
     assert worker.process.poll() is None
 
 
@@ -139,9 +139,9 @@ def test_a_recorded_command_is_carried_out_once_and_not_altered(
 ) -> None:
     with client.pubsub(ignore_subscribe_messages=True) as heard:
         heard.psubscribe(f"{settings.broker.key_prefix}*pidbox*")
-        heard.get_message(timeout=5)
-        assert app.control.pool_grow(1, reply=True, limit=1, timeout=GET_SECONDS)
-        record = wait_for(lambda: heard.get_message(timeout=5), what="the broadcast")
+        heard.get_message(timeout=WAIT_SECONDS)
+        assert app.control.pool_grow(1, reply=True, limit=1, timeout=WAIT_SECONDS)
+        record = wait_until(lambda: heard.get_message(timeout=WAIT_SECONDS), what="the broadcast")
     channel, raw = record["channel"], record["data"]
     message = json.loads(raw)
     body = json.loads(b64decode(message["body"]))
@@ -159,7 +159,7 @@ def test_a_recorded_command_is_carried_out_once_and_not_altered(
     send(proof="x")
     send(reply_to={"exchange": "elsewhere", "routing_key": "x"})
     send(unknown=1)
-    wait_for(lambda: refused(worker) >= 8, what=lambda: worker.log.read_text()[-3000:])
+    wait_until(lambda: refused(worker) >= 8, what=lambda: worker.log.read_text()[-3000:])
     assert concurrency(app) == 5
     assert not client.keys(f"{settings.broker.key_prefix}*elsewhere*")
 
@@ -171,7 +171,7 @@ def test_a_signed_command_gets_old(
     with monkeypatch.context() as patch:
         patch.setattr("broker_config.remote_control.time.time", lambda: now - FRESH_SECONDS - 5)
         app.control.pool_grow(1)
-    wait_for(lambda: refused(worker) == 1, what="the old command to be refused")
+    wait_until(lambda: refused(worker) == 1, what="the old command to be refused")
     assert "too long ago" in worker.log.read_text()
     assert concurrency(app) == 4
 
@@ -189,7 +189,7 @@ class Harmful:
 def test_broadcasts_in_other_forms_are_neither_read_nor_unpacked(
     worker: WorkerProcess, app: NekroApp, client: Any, settings: Settings, tmp_path: Path
 ) -> None:
-    assert app.control.ping(timeout=GET_SECONDS, limit=1)
+    assert app.control.ping(timeout=WAIT_SECONDS, limit=1)
     channel = f"{settings.broker.key_prefix}/0.celery.pidbox"
     mark = tmp_path / "unpickled"
     plain = json.dumps({"method": "ping", "arguments": {}}).encode()
@@ -220,8 +220,8 @@ def test_broadcasts_in_other_forms_are_neither_read_nor_unpacked(
     client.publish(channel, "[" * 100_000 + "]" * 100_000)
     client.publish(channel, "[]")
     client.publish(channel, "{}")
-    assert app.control.ping(timeout=GET_SECONDS, limit=1), worker.log.read_text()[-3000:]
+    assert app.control.ping(timeout=WAIT_SECONDS, limit=1), worker.log.read_text()[-3000:]
     assert not mark.exists()
     assert peak_bytes(worker) < BOMB_BYTES
-    assert app.send_task("f.run", [{"how": "ok", "value": 1}], queue="methods").get(GET_SECONDS) == 1
+    assert app.send_task("f.run", [{"how": "ok", "value": 1}], queue="methods").get(WAIT_SECONDS) == 1
     assert worker.process.poll() is None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import REFUSED_LIMIT, Keys
@@ -22,9 +23,8 @@ from broker_config.wire import new_id
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from worker_process import WorkerProcess, wait_for
+from worker_process import WorkerProcess
 
-GET_SECONDS = 20
 PLUGIN = "a.pinned"
 #: Pool and queue of each lane.
 LANES = (("asyncio", "methods"), ("threads", "long"), ("asyncio", "rounds"), ("asyncio", f"pinned.{PLUGIN}"))
@@ -107,8 +107,8 @@ class Queue:
     def finish(self) -> None:
         """Wait until an ordinary task that was sent after all others is done, and nothing is left."""
         result = self._app.send_task("f.run", [OK], queue=self.name)
-        assert result.get(GET_SECONDS) == 7
-        wait_for(self._is_empty, what=f"queue {self.name} to be empty")
+        assert result.get(WAIT_SECONDS) == 7
+        wait_until(self._is_empty, what=f"queue {self.name} to be empty")
 
     def ran(self) -> list[str]:
         """Ids of ``f.run`` that started, and all that ``t.note`` wrote."""

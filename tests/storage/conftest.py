@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
 from storage.engine import Database
@@ -26,7 +27,7 @@ def migrated_copy(
 
     def template(kind: str, url: Callable[[], str]) -> DatabaseSettings:
         if kind not in templates:
-            templates[kind] = DatabaseSettings(url=url())
+            templates[kind] = DatabaseSettings(url=url(), pool_timeout_seconds=WAIT_SECONDS)
             # In a thread, as the test that asks may have a loop running in this one.
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(asyncio.run, upgrade(templates[kind], Path())).result()
@@ -37,7 +38,7 @@ def migrated_copy(
         made = template("sqlite", lambda: f"sqlite:///{directory}/template.db")
         target = directory / "test.db"
         shutil.copyfile(str(made.url).removeprefix("sqlite:///"), target)
-        return DatabaseSettings(url=f"sqlite:///{target}")
+        return made.model_copy(update={"url": f"sqlite:///{target}"})
 
     def postgres() -> DatabaseSettings:
         # One database, emptied: to create one takes PostgreSQL longer than most tests take.

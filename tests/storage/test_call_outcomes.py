@@ -14,6 +14,7 @@ import pytest
 import redis.asyncio
 from cut_proxy import CutProxy
 from redis_relay import RedisRelay
+from waiting import WAIT_SECONDS
 
 from broker_config import plain_json
 from broker_config.app import create_app
@@ -430,8 +431,8 @@ async def test_a_call_that_the_database_refused_to_record_fails_at_once(
 ) -> None:
     monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.2)
     storage.go_away()
-    made = invocation(seconds=60)
-    async with asyncio.timeout(20):
+    made = invocation(seconds=10 * WAIT_SECONDS)
+    async with asyncio.timeout(WAIT_SECONDS):
         with pytest.raises(StorageUnavailableError):
             await world.begin(made)
     storage.come_back()

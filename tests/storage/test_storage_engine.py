@@ -18,6 +18,7 @@ import sqlalchemy.exc
 import uvloop
 from cut_proxy import CutProxy
 from sqlalchemy import bindparam, insert, select
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import ConflictError, StorageError, StorageUnavailableError
@@ -288,7 +289,7 @@ async def test_another_engine_of_the_process_leaves_the_locks_of_the_first_alone
         leaving = (
             f"import sqlite3; c = sqlite3.connect({file!r}); c.execute('PRAGMA user_version'); c.close()"
         )
-        subprocess.run([sys.executable, "-c", leaving], check=True, timeout=20)
+        subprocess.run([sys.executable, "-c", leaving], check=True, timeout=WAIT_SECONDS)
         assert Path(f"{file}-wal").exists()
     finally:
         await first.dispose()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.errors import InvalidValueError
@@ -98,7 +99,7 @@ async def test_value_survives_the_sigkill_of_its_writer(
     process.kill()
     said = [line for line in process.stdout.read().splitlines() if line]
     process.stdout.close()
-    process.wait(10)
+    process.wait(WAIT_SECONDS)
     last = int(said[-1]) if said else 49
     assert await _count(database) in (last + 1, last + 2)
 

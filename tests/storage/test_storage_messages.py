@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from nekro_agent.errors import ConflictError, NotFoundError
 from nekro_agent.ports import MessageKind
@@ -130,7 +131,7 @@ async def test_reader_that_follows_sequences_misses_nothing_of_concurrent_writer
             sequence = seen[-1].sequence if seen else 0
             await asyncio.sleep(0)
 
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(follow())
         for number in range(60):
             group.create_task(write(number))

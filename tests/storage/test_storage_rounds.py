@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from nekro_agent.errors import ConflictError, FencedError, NotFoundError
 from storage.engine import Database
@@ -331,7 +332,7 @@ async def test_many_workers_run_every_chat_in_order_without_overlap(database: Da
         for number in range(triggers):
             await _ask(database, _request(f"{chat}:{number}", chat_key=chat))
 
-    async with asyncio.timeout(40), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as group:
         for chat in chats:
             group.create_task(request(chat))
         for number in range(4):

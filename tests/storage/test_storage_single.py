@@ -17,6 +17,7 @@ import pytest
 import uvloop
 from cut_proxy import CutProxy
 from sqlalchemy import create_engine, insert, select, text
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.errors import ConflictError, InvalidValueError, StorageUnavailableError
@@ -167,7 +168,7 @@ def test_loop_that_ended_without_dispose_leaves_no_thread(migrated_copy: Any, tm
     asyncio.run(Store(database).set("k"))
     gc.collect()
     for thread in lane_threads() - before:
-        thread.join(20)
+        thread.join(WAIT_SECONDS)
     assert lane_threads() == before
     asyncio.run(database.dispose())
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageError, StorageUnavailableError
@@ -73,7 +74,7 @@ async def test_processes_that_ask_at_once_agree(
         asker.stdin.write("\n")
         asker.stdin.flush()
     for asker in askers:
-        answers.append(asker.communicate(timeout=30)[0].split())
+        answers.append(asker.communicate(timeout=WAIT_SECONDS)[0].split())
     assert answers[0] == answers[1] == answers[2] and len(set(answers[0])) == 40
     assert sorted((await rows(database)).values()) == sorted(answers[0])
 

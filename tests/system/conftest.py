@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS
 from worker_fleet import Fleet, build_fleet
 
 PLUGINS = Path(__file__).parent / "plugins"
@@ -37,3 +38,9 @@ def make_fleet(
     yield build
     for fleet in fleets:
         fleet.stop()
+
+
+@pytest.fixture(autouse=True)
+def patient_reads_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin's look at a job holds its loop up for a second at most; a busy machine takes longer."""
+    monkeypatch.setattr("workers.jobs.ANSWER_SECONDS", WAIT_SECONDS)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from broker_config.call_messages import CallMessage
 from broker_config.embedded import resolve_signing_key
@@ -49,7 +50,9 @@ async def opened(fleet: Any) -> AsyncIterator[Services]:
 
 
 async def call(services: Services, method: str, *args: Any, **kwargs: Any) -> Envelope:
-    return await services.invoke(method, args, kwargs, chat_key=CHAT, user_id="u1", timeout_seconds=20)
+    return await services.invoke(
+        method, args, kwargs, chat_key=CHAT, user_id="u1", timeout_seconds=WAIT_SECONDS
+    )
 
 
 def value(envelope: Envelope) -> object:
@@ -125,7 +128,7 @@ async def test_a_call_that_comes_out_of_the_queue_too_late_is_answered_and_not_r
         assert await services.publisher.calls_lost([message]) == 1
         answer = services.app.AsyncResult(late.call_id)
         with pytest.raises(Exception, match=r"deadline of call .* passed in the queue"):
-            await asyncio.to_thread(answer.get, timeout=20)
+            await asyncio.to_thread(answer.get, timeout=WAIT_SECONDS)
         journal = services.areas.plugin_dir("tests.probe") / "journal.txt"
     assert not journal.exists() or "-7" not in journal.read_text().splitlines()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import Settings
 from cli.environment import environment_of
@@ -49,12 +50,12 @@ class Flower:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}", data=data, headers={"Authorization": f"Basic {token}"}
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             return json.load(answer)
 
     async def until(self, path: str, condition: Callable[[Any], bool]) -> Any:
         """Ask again and again until the answer is as wished."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 with contextlib.suppress(urllib.error.URLError, ConnectionError):
                     answer = await asyncio.to_thread(self.ask, path)
@@ -84,7 +85,7 @@ def flower(fleet: Any) -> Iterator[Flower]:
         yield served
     finally:
         served.process.terminate()
-        served.process.wait(20)
+        served.process.wait(WAIT_SECONDS)
 
 
 @contextlib.asynccontextmanager

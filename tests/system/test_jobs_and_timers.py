@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS, eventually
 
 from nekro_agent.api import timer
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, TaskSignal, task
@@ -18,7 +19,6 @@ from storage.states import RoundState
 from workers.composition import Services
 
 PLUGINS = Path(__file__).parent / "job_plugins"
-SECONDS = 40
 #: Shorter than some of the jobs here: their messages are delivered again while they run.
 VISIBILITY_SECONDS = 3
 SCRIPT = """
@@ -67,17 +67,6 @@ def plugin_of(services: Services) -> NekroPlugin:
     return plugin
 
 
-async def eventually(fleet: Any, question: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Ask until the answer is true; fail with what the workers wrote."""
-    try:
-        async with asyncio.timeout(SECONDS):
-            while not (answer := await question()):
-                await asyncio.sleep(0.05)
-            return answer
-    except TimeoutError:
-        pytest.fail(f"waited {SECONDS} s for {what}\n{fleet.logs()}")
-
-
 def journal(services: Services, name: str) -> list[list[str]]:
     """What jobs of that name wrote down: words of each line, without the name."""
     path = plugin_of(services).get_plugin_data_dir() / "journal.txt"
@@ -98,7 +87,7 @@ async def worker_of(fleet: Any, services: Services, name: str) -> Any:
     async def first_step() -> list[list[str]]:
         return journal(services, name)
 
-    (line, *_) = await eventually(fleet, first_step, f"{name} to begin")
+    (line, *_) = await eventually(first_step, what=fleet.waiting_for(f"{name} to begin"))
     (worker,) = [worker for worker in fleet.workers if worker.process.pid == int(line[-1])]
     return worker
 
@@ -119,13 +108,13 @@ async def test_job_whose_worker_is_killed_is_started_again_and_ends_once(
     async def second_start() -> bool:
         return len(journal(services, "killed")) == 2
 
-    await eventually(fleet, second_start, "the second start")
+    await eventually(second_start, what=fleet.waiting_for("the second start"))
     assert handle.notify("go 0") and handle.notify("go 1")
 
     async def told() -> list[TaskCtl]:
         return heard
 
-    (last,) = await eventually(fleet, told, "the end")
+    (last,) = await eventually(told, what=fleet.waiting_for("the end"))
     assert last == TaskCtl.success("arrived", data={"steps": 2})
     words = [line[:-1] for line in journal(services, "killed")]
     assert words == [["step", "0"], ["step", "0"], ["step", "1"], ["end"]]
@@ -146,7 +135,7 @@ async def test_job_that_outlives_its_message_by_far_runs_once(fleet: Any, servic
     async def ended() -> bool:
         return not task.is_running("walk", "long")
 
-    await eventually(fleet, ended, "the end")
+    await eventually(ended, what=fleet.waiting_for("the end"))
     assert [line[:-1] for line in journal(services, "long")] == [["step", "0"], ["end"]]
     assert (await newest(services, "walk", "long")).attempt == 1
 
@@ -159,13 +148,13 @@ async def test_job_of_a_worker_that_is_stopped_goes_on_elsewhere(fleet: Any, ser
     async def second_start() -> bool:
         return len(journal(services, "moved")) == 2
 
-    await eventually(fleet, second_start, "the second start")
+    await eventually(second_start, what=fleet.waiting_for("the second start"))
     assert handle.notify("go 0")
 
     async def ended() -> bool:
         return not task.is_running("walk", "moved")
 
-    await eventually(fleet, ended, "the end")
+    await eventually(ended, what=fleet.waiting_for("the end"))
     job = await newest(services, "walk", "moved")
     assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2)
     fleet.start("long", concurrency=2)
@@ -182,7 +171,7 @@ async def test_job_that_must_not_restart_fails_with_its_worker_and_wakes_the_age
             rounds = await tx.rounds.newest("payments", limit=9)
         return [round_.state for round_ in rounds] == [RoundState.DONE]
 
-    await eventually(fleet, answered, "the agent to hear of it")
+    await eventually(answered, what=fleet.waiting_for("the agent to hear of it"))
     state = task.get_state("pay", "once")
     assert state is not None and state.signal is TaskSignal.FAIL and "worker died" in state.message
     assert len(journal(services, "once")) == 1
@@ -192,7 +181,7 @@ async def test_job_is_started_by_a_method_shown_by_celery_and_cancelled_from_els
     fleet: Any, services: Services
 ) -> None:
     await services.invoke(
-        "begin_walk", ("far", 3), {}, chat_key="jobs", user_id=None, timeout_seconds=SECONDS
+        "begin_walk", ("far", 3), {}, chat_key="jobs", user_id=None, timeout_seconds=WAIT_SECONDS
     )
 
     async def shown() -> bool:
@@ -200,27 +189,27 @@ async def test_job_is_started_by_a_method_shown_by_celery_and_cancelled_from_els
         found = services.app.AsyncResult(job.id)
         return (found.state, found.info) == ("PROGRESS", {"percent": 0, "message": "step 0"})
 
-    await eventually(fleet, shown, "Celery's state")
+    await eventually(shown, what=fleet.waiting_for("Celery's state"))
     handle = task.get_handle("walk", "far")
     assert handle is not None and handle.notify("go 0")
 
     async def second_step() -> bool:
         return (await newest(services, "walk", "far")).message == "step 1"
 
-    await eventually(fleet, second_step, "the second step")
+    await eventually(second_step, what=fleet.waiting_for("the second step"))
     assert await task.cancel("walk", "far")
 
     async def ended() -> bool:
         return not task.is_running("walk", "far")
 
-    await eventually(fleet, ended, "the end")
+    await eventually(ended, what=fleet.waiting_for("the end"))
     assert (await newest(services, "walk", "far")).state is JobState.CANCELLED
     assert ["end"] not in [line[:-1] for line in journal(services, "far")]
 
 
 async def test_progress_of_a_call_is_a_row_among_the_jobs(fleet: Any, services: Services) -> None:
     call = asyncio.create_task(
-        services.invoke("fetch_slowly", (), {}, chat_key="jobs", user_id=None, timeout_seconds=SECONDS)
+        services.invoke("fetch_slowly", (), {}, chat_key="jobs", user_id=None, timeout_seconds=WAIT_SECONDS)
     )
 
     async def row() -> Job | None:
@@ -228,7 +217,7 @@ async def test_progress_of_a_call_is_a_row_among_the_jobs(fleet: Any, services: 
             jobs = await tx.jobs.newest(limit=50)
         return next((job for job in jobs if job.type == "fetch_slowly"), None)
 
-    job = await eventually(fleet, row, "the row")
+    job = await eventually(row, what=fleet.waiting_for("the row"))
     assert (job.state, job.percent, job.message) == (JobState.RUNNING, 42, "fetching")
     assert not any(key.startswith("fetch_slowly") for key in task.get_running_tasks())
     await plugin_of(services).store.set(store_key="enough", value="1")
@@ -239,7 +228,7 @@ async def test_progress_of_a_call_is_a_row_among_the_jobs(fleet: Any, services: 
         found = await row()
         return found is not None and found.state is JobState.SUCCEEDED
 
-    await eventually(fleet, ended, "the row to end")
+    await eventually(ended, what=fleet.waiting_for("the row to end"))
 
 
 async def test_timer_fires_once_with_two_sweepers(fleet: Any, services: Services) -> None:
@@ -253,7 +242,7 @@ async def test_timer_fires_once_with_two_sweepers(fleet: Any, services: Services
             rounds = await tx.rounds.newest("tea", limit=9)
         return len(rounds) == 2 and all(round_.finished_at is not None for round_ in rounds)
 
-    await eventually(fleet, answered, "both timers")
+    await eventually(answered, what=fleet.waiting_for("both timers"))
     async with services.database.read() as tx:
         texts = [message.text for message in await tx.messages.newest("tea", limit=9)]
     assert [text for text in texts if text != "noted"] == ["pour the tea", "drink the tea"]

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from redis_process import free_port
+from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import DatabaseSettings
 from broker_config.wire import Invocation, new_id
@@ -38,7 +39,9 @@ class Observed:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}{path}", timeout=WAIT_SECONDS
+            ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as exc:
             with exc:
@@ -52,15 +55,17 @@ class Observed:
 
     async def ended(self, call_id: str) -> list[dict[str, Any]]:
         """Lines of a call, once it has ended: its caller hears of that a moment earlier."""
-        async with asyncio.timeout(10):
-            while True:
-                lines = [line for line in self.lines() if line.get("call_id") == call_id]
-                if any(line["event"] == "call_ended" for line in lines):
-                    return lines
-                await asyncio.sleep(0.01)
+
+        def has_ended() -> list[dict[str, Any]]:
+            lines = [line for line in self.lines() if line.get("call_id") == call_id]
+            return lines if any(line["event"] == "call_ended" for line in lines) else []
+
+        found: list[dict[str, Any]] = await eventually(has_ended, what=f"the end of call {call_id}")
+        return found
 
     def lines(self) -> list[dict[str, Any]]:
-        text: str = self.worker.log.read_text()
+        """What the worker logged; a last line that it is still writing is left out."""
+        text, _, _ = self.worker.log.read_text().rpartition("\n")
         return [json.loads(line) for line in text.splitlines()]
 
 
@@ -84,7 +89,9 @@ async def call(observed: Observed, method: str, *args: Any) -> str:
     services = observed.fleet.services()
     await services.start()
     try:
-        envelope = await services.invoke(method, args, {}, chat_key=CHAT, user_id="u", timeout_seconds=20)
+        envelope = await services.invoke(
+            method, args, {}, chat_key=CHAT, user_id="u", timeout_seconds=WAIT_SECONDS
+        )
         return str(envelope.call_id)
     finally:
         await services.close()
@@ -103,7 +110,12 @@ async def test_a_call_leaves_one_line_with_its_ids_and_no_argument(observed: Obs
 async def test_a_failure_shows_its_traceback_under_its_call_and_no_secret(observed: Observed) -> None:
     with pytest.raises(MethodFailedError):
         await call(observed, "fail_with", "test-signing-key is the key")
-    (first, *_) = [line for line in observed.lines() if line.get("method") == "tests.probe.fail_with"]
+
+    def lines() -> list[dict[str, Any]]:
+        return [line for line in observed.lines() if line.get("method") == "tests.probe.fail_with"]
+
+    # The caller hears of the failure before the worker has written it down.
+    (first, *_) = await eventually(lines, what=observed.fleet.waiting_for("the failure in the log"))
     failed = await observed.ended(first["call_id"])
     assert [line["logger"] for line in failed] == ["celery.app.trace", "nekro"]
     assert failed[0]["call_id"] == failed[1]["call_id"] and failed[0]["chat_key"] == CHAT
@@ -169,11 +181,12 @@ async def test_the_fleet_tells_what_waits_in_lanes_that_nobody_serves(observed: 
         )
         figures = FleetFigures(settings)
         try:
-            async with asyncio.timeout(20):
-                while (found := samples(await asyncio.to_thread(figures.text)))[
-                    "nekro_queue_messages", "long"
-                ] < 1:
-                    await asyncio.sleep(0.02)
+
+            async def waits() -> dict[tuple[str, str], float]:
+                found = samples(await asyncio.to_thread(figures.text))
+                return found if found["nekro_queue_messages", "long"] >= 1 else {}
+
+            found = await eventually(waits, what="the call to wait in its queue")
         finally:
             figures.close()
         waiting.cancel()

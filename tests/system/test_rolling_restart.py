@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from waiting import WAIT_SECONDS
 from worker_fleet import Worker
 
 from codec.values import decode_value
@@ -163,7 +164,7 @@ async def test_a_worker_replaced_under_load_fails_no_call_and_repeats_none(
         await load.go_on(20)
         await replace(fleet, workers[0])
         load.stop()
-        async with asyncio.timeout(45):
+        async with asyncio.timeout(WAIT_SECONDS):
             await running
         account(load, services, fleet)
     finally:

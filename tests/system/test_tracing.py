@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from waiting import eventually
 
 SECRET = "open-sesame"
 SCRIPT = [
@@ -18,7 +18,6 @@ SCRIPT = [
     {"when": "add please", "answer": f"```python\nremember('{SECRET}')\nlook_up('{SECRET}')\n```"},
     {"when": ".", "answer": "```python\nsend_msg_text(_ck, 'done')\n```"},
 ]
-SECONDS = 40
 
 
 class Collector:
@@ -72,9 +71,12 @@ class Collector:
 
     async def named(self, name: str, count: int = 1) -> list[dict[str, Any]]:
         """Spans of a name, once there are so many."""
-        async with asyncio.timeout(SECONDS):
-            while len(found := [span for span in self.spans if span["name"] == name]) < count:
-                await asyncio.sleep(0.05)
+
+        def enough() -> list[dict[str, Any]]:
+            found = [span for span in self.spans if span["name"] == name]
+            return found if len(found) >= count else []
+
+        found: list[dict[str, Any]] = await eventually(enough, what=f"{count} spans {name}")
         return found
 
     def road(self, span: dict[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from nekro_agent.ports import MessageKind
 from sandbox.models import StopType
@@ -62,7 +63,6 @@ SCRIPT = """
     count_up(100)
     ```
 """
-QUIET_SECONDS = 40
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
 
 async def quiet(services: Services, chat_key: str, *, rounds: int) -> list[Round]:
     """Wait until a chat has that many ended rounds and none that waits."""
-    async with asyncio.timeout(QUIET_SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             async with services.database.read() as transaction:
                 found = await RoundRepository(transaction.connection).newest(chat_key, limit=50)

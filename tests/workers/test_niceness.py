@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from workers.niceness import SessionShare
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sessions are grouped by Linux only")
-SECONDS = 10
 
 
 class Share:
@@ -36,9 +36,7 @@ class Share:
         self._share.changed()
 
     async def becomes(self, text: str) -> None:
-        async with asyncio.timeout(SECONDS):
-            while self.path.read_text() != text:
-                await asyncio.sleep(0.001)
+        await eventually(lambda: self.path.read_text() == text, what=text)
 
     async def settled(self) -> None:
         """Wait until a timer that was set before has run."""

@@ -21,7 +21,7 @@ async def render(handle: AsyncTaskHandle, frames: int, *, ending: str = "success
     """Render frames, wait for approval, and end as asked."""
     for frame in range(frames):
         yield TaskCtl.report_progress(f"frame {frame}", (frame + 1) * 100 // (frames + 1))
-    verdict = await handle.wait("approval", timeout=10)
+    verdict = await handle.wait("approval", timeout=60)
     await handle.notify_agent(f"render {handle.task_id}: {verdict}")
     if ending == "success":
         yield TaskCtl.success("rendered", data={"frames": frames, "verdict": verdict})
