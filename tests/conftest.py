@@ -13,8 +13,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from left_out import pytest_terminal_summary as pytest_terminal_summary
 from redis_process import RedisServer
 from sqlalchemy import event
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, Settings
 from storage.fixed_statement import FixedStatement, Row
@@ -87,15 +89,20 @@ def postgres_server() -> Iterator[PostgresServer]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+def patient_database(url: str) -> DatabaseSettings:
+    """Settings whose callers wait for a connection as long as a busy machine takes."""
+    return DatabaseSettings(url=url, pool_timeout_seconds=WAIT_SECONDS)
+
+
 @pytest.fixture
 def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], DatabaseSettings]:
     """Make a fresh, empty database of a kind, ``sqlite`` or ``postgres``."""
 
     def make(kind: str) -> DatabaseSettings:
         if kind == "sqlite":
-            return DatabaseSettings(url=f"sqlite:///{tmp_path / 'test.db'}")
+            return patient_database(f"sqlite:///{tmp_path / 'test.db'}")
         server: PostgresServer = request.getfixturevalue("postgres_server")
-        return DatabaseSettings(url=server.create_database())
+        return patient_database(server.create_database())
 
     return make
 
