@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 from round_bench import Bench, Model, states
 from sqlalchemy import func, select, update
+from waiting import WAIT_SECONDS, eventually
 
 from agent.llm import LLMRequest
 from nekro_agent import runtime
@@ -55,9 +55,7 @@ async def test_a_debounced_round_announces_itself_when_it_is_due(kind: str, open
     await due_in(bench, "later", 1)
     await drain.drain("later")
     assert states(await bench.rounds("later")) == ["requested"]
-    async with asyncio.timeout(20):
-        while not announced:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: announced, what="the announcement")
     await drain.drain("later")
     assert states(await bench.rounds("later")) == ["done"]
 
@@ -169,7 +167,7 @@ async def test_another_worker_sweeps_when_the_one_that_did_is_dead(bench: Bench)
 
     first = sweeper(bench, note("w1"), seconds=0.2, owner="w1")
     second = sweeper(bench, note("w2"), seconds=0.2, owner="w2")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         first.start()
         await swept["w1"].wait()
         second.start()
@@ -191,15 +189,16 @@ KEYS = [
 ]
 
 
-@pytest.mark.parametrize("chat_key", KEYS, ids=range(len(KEYS)))
-async def test_a_chat_key_of_any_platform_works(chat_key: str, open_bench: OpenBench) -> None:
+async def test_a_chat_key_of_any_platform_works(open_bench: OpenBench) -> None:
     bench = await open_bench("postgres")
     code = "import os\nopen('shared/x', 'w').write(_ck)\ntick(_ck)\nlook(_ck)"
-    await bench.say(chat_key, "hello")
-    rounds = await bench.play(chat_key, bench.drain(Model(code, SAY)))
-    assert [item.stop_type for item in rounds] == [StopType.AGENT, StopType.NORMAL]
-    assert f"tick {chat_key}" in bench.journal()
-    assert [message.text for message in await bench.messages(chat_key)][1:] == [f"seen: {chat_key}", "done"]
+    for chat_key in KEYS:
+        await bench.say(chat_key, "hello")
+        rounds = await bench.play(chat_key, bench.drain(Model(code, SAY)))
+        assert [item.stop_type for item in rounds] == [StopType.AGENT, StopType.NORMAL], chat_key
+        assert f"tick {chat_key}" in bench.journal()
+        texts = [message.text for message in await bench.messages(chat_key)]
+        assert texts[1:] == [f"seen: {chat_key}", "done"]
 
 
 SIGNALS: list[tuple[str, bool, bool]] = [
@@ -210,15 +209,14 @@ SIGNALS: list[tuple[str, bool, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "recorded", "wakes"), SIGNALS)
-async def test_hooks_decide_whether_a_message_is_kept_and_whether_it_wakes(
-    bench: Bench, text: str, recorded: bool, wakes: bool
-) -> None:
-    message_id = await bench.say("hooks", text)
-    assert (message_id is not None) is recorded
-    assert [message.text for message in await bench.messages("hooks")] == ([text] if recorded else [])
-    assert states(await bench.rounds("hooks")) == (["requested"] if wakes else [])
-    assert bench.journal() == [f"heard {text}"]
+async def test_hooks_decide_whether_a_message_is_kept_and_whether_it_wakes(bench: Bench) -> None:
+    for number, (text, recorded, wakes) in enumerate(SIGNALS):
+        chat_key = f"hooks {number}"
+        message_id = await bench.say(chat_key, text)
+        assert (message_id is not None) is recorded, text
+        assert [message.text for message in await bench.messages(chat_key)] == ([text] if recorded else [])
+        assert states(await bench.rounds(chat_key)) == (["requested"] if wakes else []), text
+    assert bench.journal() == [f"heard {text}" for text, _, _ in SIGNALS]
 
 
 async def test_a_quiet_message_is_seen_by_the_round_that_another_one_wakes(bench: Bench) -> None:
