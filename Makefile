@@ -14,6 +14,8 @@ PYTEST_ARGS ?=
 FAST := $(addprefix tests/,agent/test_extraction.py agent/test_llm_openai.py agent/test_llm_scripted.py agent/test_multimodal.py \
 	agent/test_prompt.py agent/test_text.py agent/test_verdict.py broker codec/test_codec.py contract deploy runtime sdk storage \
 	workers test_layers.py test_lines_of_others.py)
+FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typing and not sdk_packages \
+	and not call_outcomes and not processes
 
 .DEFAULT_GOAL := help
 .PHONY: help install bubblewrap demo test test-fast test-slow chaos lint format types bench goals scale bench-sandbox fuzz docs constraints sbom sbom-image compose-test clean
@@ -42,7 +44,7 @@ test: install ## Run the default test suite (SQLite and PostgreSQL, real Redis, 
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' $(PYTEST_ARGS)
 
 test-fast: install ## Run the tests of single parts, for the inner loop: SQLite and Redis, no worker, no sandbox.
-	$(BIN)/python -m pytest -n 2 -m 'not slow' -k 'not postgres and not sandbox' $(FAST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 -m 'not slow' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
 
 test-slow: install ## Run the long proofs: crashes, soak, load.
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -20,5 +20,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reason, left_out in sorted(names.items()):
         for name in sorted(left_out):
             terminalreporter.write_line(f"{name}: {reason}")
-    counts = "; ".join(f"{len(left_out)} {reason}" for reason, left_out in sorted(names.items()))
-    terminalreporter.write_line(f"Left out: {sum(map(len, names.values()))} tests ({counts}).")
+    counts = "; ".join(f"{reason}: {len(left_out)}" for reason, left_out in sorted(names.items()))
+    terminalreporter.write_line(f"Tests left out: {sum(map(len, names.values()))} ({counts}).")
