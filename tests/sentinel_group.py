@@ -11,7 +11,8 @@ from urllib.parse import quote
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from redis_process import RedisServer, free_port, wait_until
+from redis_process import RedisServer, free_port
+from waiting import wait_until
 
 from broker_config.embedded import redis_binary
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import redis
-from redis_process import RedisServer, free_port, wait_until
+from redis_process import RedisServer, free_port
 from sentinel_group import SentinelGroup
+from waiting import wait_until
 
 from broker_config.app import create_app
 from broker_config.publishing import unavailable
