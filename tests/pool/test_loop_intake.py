@@ -444,7 +444,7 @@ def test_the_loop_turns_between_the_steps_of_reading_long_messages(
     slow_claim: SlowClaim, own_client: redis.Redis, settings: Settings
 ) -> None:
     slow_claim.end()
-    wait_for(lambda: len(slow_claim.delivered) == 3, what="the messages")
+    wait_until(lambda: len(slow_claim.delivered) == 3, what="the messages")
     assert [message.payload[0][0] for message in slow_claim.delivered] == [0, 1, 2], "in their order"
     turns = slow_claim.turns_at_delivery
     assert all(later - earlier >= 2 for earlier, later in itertools.pairwise(turns))
