@@ -1,8 +1,9 @@
 """What processes hold that neither their directory nor their resident memory shows.
 
-A file without a name takes disk until its last descriptor and its last mapping are gone, and a
-descriptor may be on its way through a socket, where no process has it. The buffers of sockets and
-pipes and the names in ``/tmp`` are the kernel's memory, which only a control group counts.
+A file or directory without a name takes disk until its last descriptor and its last mapping are gone
+and no process runs it or works in it. A descriptor may be on its way through a socket, where no process
+has it. The buffers of sockets and pipes and the names in ``/tmp`` are the kernel's memory, which only a
+control group counts.
 
 Source: proc_pid_fdinfo(5), proc_pid_maps(5), unix(7), pipe(7), tmpfs(5).
 """
@@ -32,6 +33,8 @@ _SEND_BUFFER: Final = "/proc/sys/net/core/wmem_default"
 _SEND_BUFFER_BYTES: Final = 212_992
 #: How often processes are listed again for ones that came meanwhile.
 _MOST_LISTINGS: Final = 20
+#: What a process holds without a descriptor or a mapping: its program stays, whatever it unmaps.
+_LINKS: Final = ("exe", "cwd", "root")
 #: A process, a thread or a descriptor that went while it was looked at.
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
 
@@ -40,7 +43,7 @@ _GONE: Final = (FileNotFoundError, ProcessLookupError)
 class Holdings:
     """What a set of processes held when it was looked at; sets are of inode numbers."""
 
-    #: Open files without a name, with their bytes on disk.
+    #: Files and directories without a name that are open, in use or run, with their bytes on disk.
     unlinked: dict[int, int] = field(default_factory=dict)
     #: Mapped files without a name; their size cannot be seen.
     mapped: set[int] = field(default_factory=set)
@@ -152,6 +155,8 @@ def _add_process(found: Holdings, pid: int, counted: _FileSystem) -> None:
     is_mapped = False
     for task in tasks_of(pid):
         try:
+            for name in _LINKS:
+                _add_link(found, f"{task}/{name}", counted.device)
             for name in os.listdir(f"{task}/fd"):
                 _add_descriptor(found, task, name, counted.device)
             if not is_mapped and not is_gone(task):  # threads share their memory
@@ -167,16 +172,27 @@ def _add_process(found: Holdings, pid: int, counted: _FileSystem) -> None:
 def _add_descriptor(found: Holdings, task: str, name: str, device: int) -> None:
     try:
         info = os.stat(f"{task}/fd/{name}")
-        if stat.S_ISREG(info.st_mode):
-            if info.st_nlink == 0 and info.st_dev == device:
-                found.unlinked[info.st_ino] = info.st_blocks * 512
-        elif stat.S_ISSOCK(info.st_mode):
+        _add_unlinked(found, info, device)
+        if stat.S_ISSOCK(info.st_mode):
             waiting = proc_files.descriptors_in_flight(proc_files.read(f"{task}/fdinfo/{name}"))
             found.sockets[info.st_ino] = max(waiting, found.sockets.get(info.st_ino, 0))
         elif stat.S_ISFIFO(info.st_mode):
             found.pipes.add(info.st_ino)
     except _GONE:
         return
+
+
+def _add_link(found: Holdings, link: str, device: int) -> None:
+    try:
+        _add_unlinked(found, os.stat(link), device)
+    except _GONE:
+        return
+
+
+def _add_unlinked(found: Holdings, info: os.stat_result, device: int) -> None:
+    """Count what has no name, of any kind: a directory keeps the blocks of the names that it once had."""
+    if info.st_nlink == 0 and info.st_dev == device:
+        found.unlinked[info.st_ino] = info.st_blocks * 512
 
 
 def _file_system_of(root: Path) -> _FileSystem:
