@@ -84,6 +84,10 @@ _OUT_OF_BAND: Final = 1  # MSG_OOB
 #: BROADCAST, SNDBUF, RCVBUF, KEEPALIVE, LINGER, REUSEPORT, PASSCRED, timeouts. Not on it: socket filters.
 _OPTION_LEVELS: Final = (1, 6)
 _OPTIONS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 18, 20, 21, 66, 67)
+#: What may only be asked: TCP_INFO, PEERCRED, ACCEPTCONN, PROTOCOL, DOMAIN. Not on it: PEERPIDFD, which makes
+#: a descriptor of the process at the other end (of the bridge, the service), and COOKIE and NETNS_COOKIE,
+#: which count sockets and namespaces of the host.
+_ANSWERS: Final = (11, 17, 30, 38, 39)
 
 
 def supported_architectures() -> tuple[str, ...]:
@@ -185,6 +189,7 @@ def _sockets(families: Sequence[int], *, strict_memory: bool) -> dict[str, Progr
         "socket": allow_if(one_of(0, families, otherwise=errno.EAFNOSUPPORT)),
         "socketpair": allow_if(one_of(0, [socket.AF_UNIX], otherwise=errno.EAFNOSUPPORT)),
         "setsockopt": allow_if(levels, *buffers, options),
+        "getsockopt": allow_if(levels, one_of(2, (*_OPTIONS, *_ANSWERS), otherwise=errno.ENOPROTOOPT)),
     }
     flags_at = {"sendto": 3, "recvfrom": 3, "sendmsg": 2, "recvmsg": 2}
     for name, index in flags_at.items():

@@ -1,13 +1,15 @@
-"""Attacks on the seams between guards, filter, sweeps and limits (L16)."""
+"""Attacks on the seams between guards, filter, sweeps and limits (K23, K24, L16)."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_lab import answer, as_other_user, lab
+from sandbox_attempts import Attempts, assert_refused
+from sandbox_lab import EPILOGUE, PREAMBLE, answer, as_other_user, lab
 
 from sandbox import Limit, StopType
 from sandbox.drivers.bwrap import BwrapDriver
@@ -26,6 +28,91 @@ def mode(request: pytest.FixtureRequest, bwrap_driver: BwrapDriver) -> str:
 def carry_out(code: str, mode: str, **settings: Any) -> dict[str, Any]:
     request = {"code": code, "settings": settings}
     return asyncio.run(answer(request)) if mode == "own" else as_other_user(request)
+
+
+def attempts(code: str, mode: str) -> Attempts:
+    result = carry_out(PREAMBLE + code + EPILOGUE, mode)
+    assert result["reports"], result
+    found: Attempts = json.loads(result["reports"][0])
+    return found
+
+
+#: What may be asked of a socket beside what may be set; 3 is the channel, whose other end the service holds.
+SOCKET_QUESTIONS = """
+sockets = {"channel": socket.fromfd(3, socket.AF_UNIX, socket.SOCK_STREAM), "own": socket.socketpair()[0]}
+names = {31: "PEERSEC", 55: "MEMINFO", 56: "NAPI_ID", 57: "COOKIE", 59: "PEERGROUPS", 71: "NETNS_COOKIE",
+         77: "PEERPIDFD"}
+for where, asked in sockets.items():
+    for number, name in names.items():
+        attempt(f"{where} {name}", lambda: asked.getsockopt(socket.SOL_SOCKET, number, 64))
+    attempt(f"{where} another level", lambda: asked.getsockopt(0, 1, 64))
+"""
+
+
+def test_attack_K23_no_handle_on_the_service_and_no_number_of_the_host_from_a_socket(mode: str) -> None:
+    """``SO_PEERPIDFD`` of the channel made a descriptor of the service's process inside."""
+    assert_refused(attempts(SOCKET_QUESTIONS, mode), by={"ENOPROTOOPT"})
+
+
+#: The filter reads the low word of a 64-bit argument; so does the kernel, of each of these.
+HIGH_WORDS = """
+HIGH, HERE = 1 << 32, -100
+own, theirs = socket.socketpair()
+open("/app/shared/mode", "w").close()
+calls = {
+    "clone with a user namespace": (56, HIGH | 0x10000011, 0, 0, 0, 0),
+    "clone with a network namespace": (56, HIGH | 0x40000011, 0, 0, 0, 0),
+    "ioctl TIOCSTI": (16, 0, HIGH | 0x5412, 0),
+    "ioctl of a file system": (16, own.fileno(), HIGH | 0x80111500, 0),
+    "fcntl F_NOTIFY": (72, 0, HIGH | 1026, 0),
+    "fcntl F_SETLEASE": (72, 0, HIGH | 1024, 1),
+    "fcntl F_OFD_SETLK": (72, 0, HIGH | 37, 0),
+    "prctl SET_DUMPABLE": (157, HIGH | 4, 0),
+    "prctl SET_SECCOMP": (157, HIGH | 22, 2, 0),
+    "prctl SET_MM": (157, HIGH | 35, 1, 0),
+    "arch_prctl": (158, HIGH | 0x5001, 0),
+    "socket AF_INET": (41, HIGH | 2, 1, 0),
+    "socket AF_NETLINK": (41, HIGH | 16, 3, 0),
+    "socket AF_VSOCK": (41, HIGH | 40, 1, 0),
+    "chmod with set-uid": (90, b"/app/shared/mode", HIGH | 0o4755),
+    "open with set-uid": (2, b"/app/shared/other", HIGH | 0o101, HIGH | 0o4755),
+    "openat of a nameless file with set-uid": (257, HERE, b"/app/shared", HIGH | 0o20200002, HIGH | 0o4755),
+    "mmap of huge pages": (9, 0, 4096, 3, HIGH | 0x40022, -1, 0),
+    "madvise HWPOISON": (28, 0, 4096, HIGH | 100),
+    "futex with priority": (202, 0, HIGH | 6, 0),
+    "memfd of huge pages": (319, b"x", HIGH | 4),
+    "setsockopt of a filter": (54, own.fileno(), HIGH | 1, HIGH | 26, 0, 0),
+    "getsockopt of a process": (55, 3, HIGH | 1, HIGH | 77, 0, 0),
+    "preadv2 of the page cache": (327, 0, 0, 0, 0, 0, HIGH | 8),
+    "sendto out of band": (44, own.fileno(), b"x", 1, HIGH | 1, 0, 0),
+    "ptrace by a number of 64 bits": (HIGH | 101, 0, 0, 0, 0),
+}
+for label, arguments in calls.items():
+    attempt(label, lambda: syscall(*arguments))
+"""
+
+
+@pytest.mark.usefixtures("x86_64")
+def test_attack_K24_high_words_of_arguments_pass_no_filter(mode: str) -> None:
+    """None of them reaches the kernel's own code, which would answer EFAULT or EBADF."""
+    by = {"EPERM", "EINVAL", "ENOSYS", "ENOMEM", "ENOTTY", "EAFNOSUPPORT", "ENOPROTOOPT", "ENOTSUP"}
+    assert_refused(attempts(HIGH_WORDS, mode), by=by)
+
+
+FIRST_PROCESS = """
+attempt("memory of the first process", lambda: os.open("/proc/1/mem", os.O_RDWR))
+attempt("its priority for the killer", lambda: open("/proc/1/oom_score_adj", "w").write("-1000"))
+attempt("its dump", lambda: open("/proc/1/coredump_filter", "w").write("7f"))
+attempt("its descriptors", lambda: syscall(438, 1, 3, 0))
+attempt("its trace", lambda: syscall(101, 16, 1, 0, 0))
+attempt("its memory by another call", lambda: syscall(311, 1, 0, 0, 0, 0, 0))
+"""
+
+
+@pytest.mark.usefixtures("x86_64")
+def test_attack_K24_code_does_not_reach_into_the_first_process(mode: str) -> None:
+    """The kernel's end of everything, and the service's descriptor of it, rest on that process."""
+    assert_refused(attempts(FIRST_PROCESS, mode))
 
 
 REMOVED_DIRECTORIES = """

@@ -23,7 +23,7 @@ ALL = (
     *(f"S{number}" for number in range(1, 6)),
     *(f"F{number}" for number in range(1, 14)),
     *(f"N{number}" for number in range(1, 11)),
-    *(f"K{number}" for number in range(1, 23)),
+    *(f"K{number}" for number in range(1, 25)),
     *(f"L{number}" for number in range(1, 17)),
     *(f"U{number}" for number in range(1, 8)),
 )
