@@ -7,6 +7,7 @@ in a process namespace, or on a host, of its own.
 from __future__ import annotations
 
 import os
+import re
 import socket
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,8 @@ from sandbox import proc_files
 __all__ = ["ServiceId", "own_id", "pid_namespace"]
 
 _NO_BOOT: Final = "unknown"
+#: What ``int`` takes for certain: not every digit of Unicode, and no number of thousands of digits.
+_NUMBER: Final = re.compile("[0-9]{1,20}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +40,12 @@ class ServiceId:
 
     @classmethod
     def parse(cls, text: str) -> ServiceId | None:
-        """Read what ``str`` wrote; None when it is something else."""
+        """Read what ``str`` wrote; None when it is something else.
+
+        Others choose such texts too: in the environment of their processes, in names in ``/tmp``.
+        """
         parts = text.split("/")
-        if len(parts) != 5 or not (parts[3].isdigit() and parts[4].isdigit()):
+        if len(parts) != 5 or not (_NUMBER.fullmatch(parts[3]) and _NUMBER.fullmatch(parts[4])):
             return None
         host, boot, namespace, pid, started = parts
         return cls(host=host, boot=boot, namespace=namespace, pid=int(pid), started=int(started))

@@ -37,8 +37,10 @@ def sweep_homes() -> None:
     """
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-*"):
         owner = _owner_of(path)
-        if owner is not None and owner.is_gone(still_runs=True) and path.lstat().st_uid == os.geteuid():
-            remove_home(path)
+        if owner is not None and owner.is_gone(still_runs=True):
+            with contextlib.suppress(FileNotFoundError):  # another service sweeps too
+                if path.lstat().st_uid == os.geteuid():
+                    remove_home(path)
 
 
 def _owner_of(path: Path) -> ServiceId | None:

@@ -1,18 +1,22 @@
-"""Attacks on the seams between guards, filter, sweeps and limits (K23, K24, L16)."""
+"""Attacks on the seams between guards, filter, sweeps and limits (K23, K24, L16, L17)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sandbox_attempts import Attempts, assert_refused
-from sandbox_lab import EPILOGUE, PREAMBLE, answer, as_other_user, lab
+from sandbox_lab import EPILOGUE, PREAMBLE, Lab, answer, as_other_user, lab
 
 from sandbox import Limit, StopType
 from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.drivers.homes import sweep_homes
+from sandbox.orphans import end_orphans
+from sandbox.service_id import own_id
 
 SMALL = {"shared_bytes": 4 << 20, "max_file_bytes": 1 << 20, "shared_files": 500}
 
@@ -209,3 +213,52 @@ ctypes.CDLL(None).syscall(60, 0)
 def test_attack_L16_process_without_its_first_thread_hides_no_sockets(mode: str) -> None:
     result = carry_out(NESTED_SOCKETS_OF_A_THREAD, mode, **{**SMALL, "shared_bytes": 16 << 20})
     assert (result["stop"], result["limit"]) == ("ERROR", "disk"), result
+
+
+FORGED_MARK = """
+import subprocess, time
+subprocess.Popen(['/bin/sleep', '30'], env={{'NEKRO_SANDBOX_LAUNCH': {mark!r}}})
+marked()
+time.sleep(30)
+"""
+
+
+def forged_marks() -> dict[str, str]:
+    own = own_id()
+    here = f"{own.host}/{own.boot}/{own.namespace}"
+    return {
+        "a number of 5000 digits": f"{here}/{'9' * 5000}/1",
+        "a start of 5000 digits": f"{here}/1/{'9' * 5000}",
+        "digits of another script": f"{here}/²/1",
+        "a service that lives": f"{own} 0",
+        "words": "a b c",
+    }
+
+
+@pytest.mark.parametrize("kind", forged_marks())
+async def test_attack_L17_forged_launch_mark_neither_stops_a_start_nor_a_run(box: Lab, kind: str) -> None:
+    """Code gives a process of its own the mark by which the next service on the host finds orphans."""
+    marked = asyncio.Event()
+    box.handlers["marked"] = marked.set
+    run = asyncio.create_task(box.run(FORGED_MARK.format(mark=forged_marks()[kind])))
+    try:
+        await asyncio.wait_for(marked.wait(), 15)
+        assert await asyncio.to_thread(end_orphans) == 0
+        assert not run.done()
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["²-1-ns1-x", f"1-{'9' * 200}-ns1-x", "1-1-ns1", "-1-1-ns1-x", "1_0-1-ns1-x"]
+)
+def test_attack_L17_names_in_the_temporary_directory_do_not_stop_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Every user of the host can make such a name in ``/tmp``."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    planted = tmp_path / f"nekro-box-{name}"
+    planted.mkdir()
+    sweep_homes()
+    assert planted.exists()

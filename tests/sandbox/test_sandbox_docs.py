@@ -24,7 +24,7 @@ ALL = (
     *(f"F{number}" for number in range(1, 14)),
     *(f"N{number}" for number in range(1, 11)),
     *(f"K{number}" for number in range(1, 25)),
-    *(f"L{number}" for number in range(1, 17)),
+    *(f"L{number}" for number in range(1, 18)),
     *(f"U{number}" for number in range(1, 8)),
 )
 
