@@ -551,8 +551,20 @@ asyncio.run(main())
 """
 
 
+NO_DEATH_SIGNAL = """
+import ctypes, signal
+for number in range(1, 32):
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_IGN)
+for number in (0, signal.SIGCONT, signal.SIGURG):
+    ctypes.CDLL(None).prctl(1, number, 0, 0, 0)  # PR_SET_PDEATHSIG
+"""
+
+
 @pytest.mark.parametrize(
-    "last_words", ["os.getpid() == 2 and started()", "pass"], ids=["after a call", "no call"]
+    "last_words",
+    ["os.getpid() == 2 and started()", "pass", NO_DEATH_SIGNAL],
+    ids=["after a call", "no call", "death signal changed"],
 )
 async def test_attack_L11_killed_service_leaves_no_process_behind(
     box: Lab, tmp_path: Path, last_words: str
@@ -570,7 +582,7 @@ async def test_attack_L11_killed_service_leaves_no_process_behind(
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     try:
-        wait_until(lambda: len(host_processes(box.user())) > 32, what="the code's 32 processes")
+        wait_until(lambda: len(host_processes(box.user())) > 32, what="the code's 32 processes", seconds=15)
         users = [box.user(), box.user("waits")]
         assert all(len(host_processes(user)) > 1 for user in users)
     finally:

@@ -164,8 +164,9 @@ for _ in range(20):
     if not child:
         os.closerange(3, 256)
         os.execv('/app/shared/program', ['p'])
-    while 'program' in open(f'/proc/{child}/maps').read() or '700000' not in open(f'/proc/{child}/maps').read():
-        time.sleep(0.001)
+    maps = 'program'
+    while 'program' in maps or '700000' not in maps:
+        maps = open(f'/proc/{child}/maps').read()
     os.unlink('shared/program')
 time.sleep(30)
 """
