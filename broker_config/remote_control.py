@@ -2,9 +2,9 @@
 
 Celery's commands travel as broadcasts that anyone who can write to the broker may send. Here each one is
 signed by the process that sends it (``nekro``, a worker, Flower started by ``nekro flower``) and a worker
-drops the rest unread. A signed command is taken once, within ``FRESH_SECONDS`` of being sent, so a recorded
-one cannot be sent again. Commands outside ``COMMANDS`` do not exist, whoever signs them. Answers go to the
-application's own reply exchange and nowhere else.
+drops the rest unread. A signed command is taken once, within ``FRESH_SECONDS`` of being sent, and only by
+workers that ran when it was sent, so a recorded one cannot be sent again. Commands outside ``COMMANDS`` do
+not exist, whoever signs them. Answers go to the application's own reply exchange and nowhere else.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class SignedNode(Node):  # type: ignore[misc]
         known: dict[str, Any] = self.handlers or {}
         self.handlers = {name: known[name] for name in COMMANDS if name in known}
         self._seen = LimitedSet(maxlen=MAX_REMEMBERED, expires=2 * FRESH_SECONDS)
+        self._began_at = time.time()
 
     def handle_message(self, body: Any, message: Any = None) -> Any:
         """Carry out a broadcast, or drop it; never raises for what a broadcast holds."""
@@ -111,6 +112,8 @@ class SignedNode(Node):  # type: ignore[misc]
             return "its signature does not fit"
         if abs(time.time() - float(sent_at)) > FRESH_SECONDS:
             return "it was sent too long ago, or the clocks differ"
+        if float(sent_at) < self._began_at:
+            return "it was sent before this worker began to listen"
         if nonce in self._seen:
             return "it was sent before"
         self._seen.add(nonce)

@@ -164,6 +164,28 @@ def test_a_recorded_command_is_carried_out_once_and_not_altered(
     assert not client.keys(f"{settings.broker.key_prefix}*elsewhere*")
 
 
+def test_attack_R22_a_recorded_command_is_not_carried_out_by_a_worker_that_starts_later(
+    worker: WorkerProcess, app: NekroApp, client: Any, settings: Settings, tmp_path: Path
+) -> None:
+    """What the worker before it has taken, its successor does not remember."""
+    with client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.psubscribe(f"{settings.broker.key_prefix}*pidbox*")
+        heard.get_message(timeout=5)
+        assert app.control.pool_grow(1, reply=True, limit=1, timeout=GET_SECONDS)
+        record = wait_for(lambda: heard.get_message(timeout=5), what="the broadcast")
+    worker.kill()
+    successor = WorkerProcess(
+        settings, tmp_path / "successor.log", pool="asyncio", lane="methods", concurrency=4, options=()
+    )
+    try:
+        successor.wait_ready()
+        client.publish(record["channel"], record["data"])
+        assert concurrency(app) == 4
+        wait_for(lambda: refused(successor) == 1, what=lambda: successor.log.read_text()[-3000:])
+    finally:
+        successor.kill()
+
+
 def test_a_signed_command_gets_old(
     worker: WorkerProcess, app: NekroApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
