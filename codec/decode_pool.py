@@ -63,6 +63,10 @@ class _Reading:
             return True
         return False
 
+    def fail(self, error: Exception) -> None:
+        """Give up before the first slice."""
+        self._settle(error)
+
     def _settle(self, outcome: Arguments | Exception) -> None:
         if not self.result.set_running_or_notify_cancel():
             return
@@ -96,6 +100,7 @@ class DecodePool:
 
         Raises:
             ArgumentError: as ``decode_arguments``.
+            RuntimeError: the process may start no more threads just now.
         """
         if not self.is_large(text):
             return decode_arguments(text, max_bytes=max_bytes)
@@ -113,7 +118,18 @@ class DecodePool:
             if self._is_running:
                 return
             self._is_running = True
-        threading.Thread(target=self._read_all, name="nekro-decode", daemon=True).start()
+        try:
+            threading.Thread(target=self._read_all, name="nekro-decode", daemon=True).start()
+        except RuntimeError as exc:  # no more threads; the next text tries again
+            self._fail_all(exc)
+
+    def _fail_all(self, error: Exception) -> None:
+        with self._lock:
+            waiting = [reading for readings in self._waiting.values() for reading in readings]
+            self._waiting.clear()
+            self._is_running = False
+        for reading in waiting:
+            reading.fail(error)
 
     def _read_all(self) -> None:
         """Read until nothing waits; the next text begins a new thread."""

@@ -171,6 +171,19 @@ async def test_the_garbage_collector_rests_while_a_text_is_read_and_runs_again_a
     assert gc.isenabled()
 
 
+async def test_a_process_without_room_for_a_thread_refuses_large_texts_and_reads_the_next_one() -> None:
+    """It had waited for good for a thread that never began, with every large call behind it."""
+    pool, text = DecodePool(), encode_arguments(("x" * INLINE_BYTES,), {})
+    usual = threading.stack_size(1 << 47)  # more than there are addresses
+    try:
+        with pytest.raises(RuntimeError, match="thread"):
+            await asyncio.wait_for(pool.read(text, chat_key="c", max_bytes=MIB), 20)
+    finally:
+        threading.stack_size(usual)
+    again = pool.read(text, chat_key="c", max_bytes=MIB)
+    assert await asyncio.wait_for(again, 20) == (("x" * INLINE_BYTES,), {})
+
+
 async def test_a_chat_with_many_large_arguments_does_not_stand_before_another_chats() -> None:
     """Between two slices of one chat's texts comes one of the other's: counted in what has ended."""
     pool, ended = DecodePool(), []
