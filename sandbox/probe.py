@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from pathlib import Path
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError
-from sandbox.drivers.base import Capability, Check, SandboxDriver, SandboxSpec
+from sandbox.drivers.base import Capability, Check, Sandbox, SandboxDriver, SandboxSpec
 from sandbox.drivers.homes import make_home, remove_home
+from sandbox.holdings import hold_of_all
 from sandbox.models import RunRequest, StopType, StubCall, StubResult
 from sandbox.ownership import prepare_directories
 from sandbox.run import SandboxRun
@@ -51,6 +53,9 @@ async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> Check:
         )
         try:
             sandbox = await driver.start(spec)
+            if (blind := await asyncio.to_thread(_guards_are_blind, sandbox, settings)) is not None:
+                await sandbox.close()
+                return blind
             run = SandboxRun(sandbox, request, settings=settings, driver=driver.name, warm=False)
             result = await run.execute(methods={}, dispatch=_no_methods)
         except SandboxError as exc:
@@ -62,6 +67,26 @@ async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> Check:
         )
         return Check(name="sandbox run", ok=False, detail=detail)
     return Check(name="sandbox run", ok=True, detail=f"code ran in {result.duration_seconds * 1000:.1f} ms")
+
+
+def _guards_are_blind(sandbox: Sandbox, settings: SandboxSettings) -> Check | None:
+    """Look at the sandbox as guards do; None when that works, or the kernel keeps what they would.
+
+    The run that follows ends before their first look.
+    """
+    if sandbox.memory_bounded and settings.shared_storage == "image":
+        return None
+    try:
+        hold_of_all(sandbox.processes, root=sandbox.spec.shared_dir)
+    except OSError as exc:
+        return Check(
+            name="sandbox run",
+            ok=False,
+            detail=f"the processes of a sandbox cannot be looked at ({exc.strerror}: {exc.filename})",
+            mend="give this service CAP_SYS_PTRACE, run it as an ordinary user, or let the kernel keep all"
+            " limits (control groups and NEKRO_SANDBOX__SHARED_STORAGE=image)",
+        )
+    return None
 
 
 def _spec(base: Path, settings: SandboxSettings, user: UserHold) -> SandboxSpec:

@@ -25,7 +25,7 @@ ALL = (
     *(f"N{number}" for number in range(1, 11)),
     *(f"K{number}" for number in range(1, 25)),
     *(f"L{number}" for number in range(1, 18)),
-    *(f"U{number}" for number in range(1, 8)),
+    *(f"U{number}" for number in range(1, 9)),
 )
 
 

@@ -244,6 +244,40 @@ async def test_attack_U6_unknown_architecture_is_refused(monkeypatch: pytest.Mon
         build_filter("mips", strict_memory=True)
 
 
+PROBE = """
+import asyncio
+from broker_config.settings import SandboxSettings
+from sandbox.drivers.selection import build_driver
+from sandbox.probe import probe
+settings = SandboxSettings()
+print("; ".join(asyncio.run(probe(build_driver(settings), settings)).reasons) or "no reason")
+"""
+
+
+@pytest.mark.root
+def test_attack_U8_guards_that_may_not_look_at_sandboxes_are_refused_at_the_start(
+    bwrap_driver: BwrapDriver,
+) -> None:
+    """Root of a container usually lacks this capability; else every run of 0.1 s ends by its guards."""
+    if os.geteuid() != 0:
+        pytest.skip("an ordinary user may look at what its own user namespace holds")
+    without = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    reasons = [
+        subprocess.run(
+            [*prefix, sys.executable, "-c", PROBE],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for prefix in ([], without)
+    ]
+    assert reasons[0] == "no reason\n"
+    assert "cannot be looked at" in reasons[1]
+    assert "CAP_SYS_PTRACE" in reasons[1]
+
+
 @pytest.mark.parametrize("value", [None, "0", "yes"])
 async def test_attack_U7_unsafe_driver_needs_its_second_switch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None
