@@ -66,7 +66,7 @@ def set_and_verify(path: Path, value: int | str) -> None:
         OSError: the file does not exist, the kernel refused, or it keeps another value.
     """
     write(path, value)
-    kept = path.read_text().strip()
+    kept = proc_files.read(path).strip().decode("ascii", "replace")
     if kept == str(value):
         return
     # The kernel rounds bytes down to whole pages.
