@@ -66,6 +66,13 @@ def _signed(body: Mapping[str, Any], nonce: str, sent_at: str) -> list[str]:
     return [json.dumps(covered, sort_keys=True, separators=(",", ":")), nonce, sent_at]
 
 
+def _stats(state: Any, **_: Any) -> dict[str, Any]:
+    """Celery's ``stats`` without the transport options: they hold objects, and passwords of Sentinels."""
+    found: dict[str, Any] = state.consumer.controller.stats()
+    found.get("broker", {}).pop("transport_options", None)
+    return found
+
+
 class SignedNode(Node):  # type: ignore[misc]
     """A worker's end: carries out commands that are signed, fresh, new and on the list."""
 
@@ -74,7 +81,7 @@ class SignedNode(Node):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         known: dict[str, Any] = self.handlers or {}
-        self.handlers = {name: known[name] for name in COMMANDS if name in known}
+        self.handlers = {name: known[name] for name in COMMANDS if name in known} | {"stats": _stats}
         self._seen = LimitedSet(maxlen=MAX_REMEMBERED, expires=2 * FRESH_SECONDS)
         self._began_at = time.time()
 

@@ -171,8 +171,8 @@ def test_attack_R22_a_recorded_command_is_not_carried_out_by_a_worker_that_start
     with client.pubsub(ignore_subscribe_messages=True) as heard:
         heard.psubscribe(f"{settings.broker.key_prefix}*pidbox*")
         heard.get_message(timeout=5)
-        assert app.control.pool_grow(1, reply=True, limit=1, timeout=GET_SECONDS)
-        record = wait_for(lambda: heard.get_message(timeout=5), what="the broadcast")
+        assert app.control.pool_grow(1, reply=True, limit=1, timeout=WAIT_SECONDS)
+        record = wait_until(lambda: heard.get_message(timeout=5), what="the broadcast")
     worker.kill()
     successor = WorkerProcess(
         settings, tmp_path / "successor.log", pool="asyncio", lane="methods", concurrency=4, options=()
@@ -181,7 +181,7 @@ def test_attack_R22_a_recorded_command_is_not_carried_out_by_a_worker_that_start
         successor.wait_ready()
         client.publish(record["channel"], record["data"])
         assert concurrency(app) == 4
-        wait_for(lambda: refused(successor) == 1, what=lambda: successor.log.read_text()[-3000:])
+        wait_until(lambda: refused(successor) == 1, what=lambda: successor.log.read_text()[-3000:])
     finally:
         successor.kill()
 
