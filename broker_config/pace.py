@@ -13,8 +13,9 @@ LARGE_CHARS: Final = 4 << 10
 #: A chat's next large call waits so many times as long as the last ones held the process. Each large
 #: call delays two or three of another chat's calls; it must be fewer than one in a hundred of them.
 WAITS: Final = 50
-#: Longest wait that one piece of work brings about.
+#: Longest wait that one piece of work brings about, and all of them together.
 _MOST_SECONDS: Final = 3.0
+_MOST_TOGETHER_SECONDS: Final = 30.0
 #: A chat counts as active for so long after its last call.
 _ACTIVE_SECONDS: Final = 1.0
 #: How often it is looked whether others are still active.
@@ -59,7 +60,8 @@ class ChatPace:
         if len(self._free_at) > 1000:
             self._free_at = {chat: at for chat, at in self._free_at.items() if at > now}
         wait = min(WAITS * seconds, _MOST_SECONDS)
-        self._free_at[chat_key] = max(self._free_at.get(chat_key, 0.0), now) + wait
+        free_at = max(self._free_at.get(chat_key, 0.0), now) + wait
+        self._free_at[chat_key] = min(free_at, now + _MOST_TOGETHER_SECONDS)
 
     def _is_beside_others(self, chat_key: str) -> bool:
         chat, at = self._newest if self._newest[0] != chat_key else self._second
