@@ -6,6 +6,7 @@ the file is compiled here, once.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import importlib.util
@@ -41,8 +42,10 @@ def guest_program(version: tuple[int, int] | None) -> bytes:
     """
     tree = _merged()
     if version != sys.version_info[:2] or sys.implementation.name != "cpython":
-        return ast.unparse(tree).encode()
-    code = compile(tree, PROGRAM_INSIDE, "exec", dont_inherit=True, optimize=0)
+        return f"from __future__ import annotations\n{ast.unparse(tree)}".encode()
+    # By flag: the statement would import the module `__future__` at each start.
+    flags = __future__.annotations.compiler_flag
+    code = compile(tree, PROGRAM_INSIDE, "exec", flags=flags, dont_inherit=True, optimize=0)
     # The layout of a .pyc (PEP 552): magic number, then no flags, no time, no size.
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
@@ -55,7 +58,7 @@ def encode_config(config: Mapping[str, object]) -> str:
 def _merged() -> ast.Module:
     """Return all modules as one, without their docstrings and their imports of each other."""
     directory = Path(__file__).parent.parent
-    body: list[ast.stmt] = ast.parse("from __future__ import annotations").body
+    body: list[ast.stmt] = []
     for name in _MODULES:
         tree = ast.parse((directory / name).read_text("utf-8"))
         body += _without_own_imports(tree.body)

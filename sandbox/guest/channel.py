@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 import sys
 import time
 from _signal import (  # type: ignore[import-not-found]
@@ -15,6 +14,7 @@ from _signal import (  # type: ignore[import-not-found]
     valid_signals,
 )
 from _socket import MSG_DONTWAIT, MSG_PEEK, SHUT_WR, socket
+from _struct import Struct
 from _thread import RLock, allocate_lock, get_ident, start_new_thread
 from _thread import _count as count_threads
 from select import select
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 HELLO, RUN, CALL, RETURN, RAISE, STOP, EXIT = range(1, 8)
-HEADER = struct.Struct(">IBI")
+HEADER = Struct(">IBI")
 ABANDONED = -1
 ALL_SIGNALS = valid_signals()
 #: The socket's descriptor.

@@ -20,10 +20,10 @@ import builtins
 import gc
 import os
 import resource
-import struct
 import sys
 from _json import encode_basestring_ascii
 from _signal import SIGKILL, SIGUSR1, signal  # type: ignore[import-not-found]
+from _struct import pack
 from _thread import start_new_thread
 from select import POLLRDHUP, poll
 from typing import TYPE_CHECKING
@@ -296,7 +296,7 @@ def confine(program: bytes) -> None:
     import ctypes
 
     buffer = ctypes.create_string_buffer(program, len(program))
-    filter_struct = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+    filter_struct = pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter_struct):
         raise OSError(ctypes.get_errno(), "the seccomp filter was refused")

@@ -6,7 +6,6 @@ The text is the worker's own, so the C scanner reads it; ``codec`` describes the
 from __future__ import annotations
 
 from _json import make_scanner
-from datetime import UTC
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ def open_timedelta(parts: list[int]) -> Any:
 
 def open_timezone(parts: list[Any]) -> Any:
     """Make a fixed offset."""
-    from datetime import timedelta, timezone
+    from datetime import UTC, timedelta, timezone
 
     offset, *name = parts
     return timezone(timedelta(microseconds=offset), *name) if offset or name else UTC
