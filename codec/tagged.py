@@ -91,8 +91,8 @@ def encoded(value: Any) -> str | None:
         text = "".join(write_json(value, 0))
     except (ValueError, RecursionError):  # NaN, a long integer
         return None
-    # The mark of a tag is nowhere: no key can be taken for one.
-    return None if '"$' in text else text
+    # The mark of a tag is nowhere: no key can be taken for one. One character is found much faster than two.
+    return None if "$" in text and '"$' in text else text
 
 
 def is_json(items: list[Any], most_chars: int, levels: int) -> bool:
