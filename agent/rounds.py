@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, Protocol
 
 from agent import verdict
@@ -22,6 +22,7 @@ from agent.prompt import PromptBuilder, PromptRequest
 from agent.verdict import Verdict
 from broker_config.settings import AgentSettings, SandboxSettings
 from broker_config.tracing import span
+from nekro_agent.shared_clock import shared_time
 from sandbox.models import (
     Dispatch,
     RunRequest,
@@ -212,7 +213,7 @@ class _Round:
         self._turn_seconds = turn_seconds
         self._check_word = new_check_word()
         self._word_in_call = False
-        self._asked_at = datetime.now(UTC)
+        self._asked_at = shared_time()
         self._prompt_chars = 0
         self._answer: LLMAnswer | None = None
         self._extracted: ExtractedCode | None = None
@@ -243,7 +244,7 @@ class _Round:
             needs_follow_up=needs_follow_up,
             notice=decided.notice,
             asked_at=self._asked_at,
-            finished_at=datetime.now(UTC),
+            finished_at=shared_time(),
             prompt_chars=self._prompt_chars,
             answer=self._answer.text if self._answer else "",
             thought=self._extracted.thought if self._extracted else "",
@@ -354,7 +355,7 @@ class _Round:
             await asyncio.gather(*preparing, return_exceptions=True)
 
     def _seconds_left(self) -> float:
-        gone = (datetime.now(UTC) - self._input.turn_started_at).total_seconds()
+        gone = (shared_time() - self._input.turn_started_at).total_seconds()
         return self._turn_seconds - gone
 
     def _seconds_to_ask(self) -> float:

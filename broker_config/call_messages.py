@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final, Self
 
 from celery import Celery
 
 from broker_config.wire import Invocation, Signer
 from nekro_agent.errors import MessageRefusedError
+from nekro_agent.shared_clock import shared_time
 
 __all__ = ["CallMessage"]
 
@@ -55,7 +56,7 @@ class CallMessage:
     @classmethod
     def renewed(cls, invocation: Invocation, *, signer: Signer, lane: str, timeout_seconds: float) -> Self:
         """Sign a call of the past again, as if it was made now; nobody waits for its result."""
-        now = datetime.now(UTC)
+        now = shared_time()
         times = {"issued_at": now, "deadline": now + timedelta(seconds=timeout_seconds)}
         return cls.of(invocation.model_copy(update=times), signer=signer, lane=lane, reply_to=None)
 

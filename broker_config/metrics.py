@@ -55,7 +55,7 @@ class Metrics:
         )
         self.call_wait_seconds = histogram(
             "nekro_call_wait_seconds",
-            "From a call's sending, by its caller's clock, to its start here.",
+            "From a call's sending to its start here.",
             buckets=_WAIT_SECONDS,
         )
         self.calls_in_flight = gauge("nekro_calls_in_flight", "Tasks that run now, rounds included.")
@@ -77,6 +77,11 @@ class Metrics:
             "Leases that passed to another worker while this one worked: delivery, call, chat, job, download,"
             " init, pinned.",
             ["lease"],
+        )
+        self.clock_offset_seconds = gauge(
+            "nekro_clock_offset_seconds",
+            "By how many seconds this host's clock is ahead of its peer's; negative: behind.",
+            ["peer"],
         )
         self.rounds = counter("nekro_rounds_total", "Rounds that ended here.", ["state", "stop_type"])
         self.round_seconds = histogram(

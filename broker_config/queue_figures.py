@@ -6,7 +6,7 @@ import base64
 import contextlib
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import redis
@@ -16,6 +16,7 @@ from broker_config.app import NekroApp
 from broker_config.keys import Keys
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.urls import is_redis
+from nekro_agent.shared_clock import shared_now
 
 __all__ = ["QueueFigures", "read_dead", "read_queues"]
 
@@ -96,6 +97,6 @@ def _age_seconds(raw: bytes | None) -> float | None:
     try:
         body = json.loads(base64.b64decode(json.loads(raw)["body"]))
         issued_at = datetime.fromisoformat(body[0][0]["invocation"]["issued_at"])
-        return max(0.0, (datetime.now(UTC) - issued_at).total_seconds())
+        return max(0.0, shared_now() - issued_at.timestamp())
     except (KeyError, IndexError, TypeError, ValueError):
         return None

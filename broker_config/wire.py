@@ -16,7 +16,7 @@ from __future__ import annotations
 import hmac
 import importlib.metadata
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from os import urandom
 from typing import Any, Final, Self
 
@@ -25,6 +25,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, SecretBytes, V
 from broker_config import plain_json
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.methods import SandboxMethodType
+from nekro_agent.shared_clock import shared_now
 
 __all__ = [
     "READABLE_VERSIONS",
@@ -120,7 +121,7 @@ class Invocation(_Wire):
     turn_id: str | None = Field(None, description="Turn that the round belongs to; follow-up rounds join it.")
     round_number: int = Field(0, description="Position of that round in its turn, from 1; 0 outside rounds.")
     wakes_agent: bool = Field(True, description="Whether an AGENT result schedules a follow-up round.")
-    issued_at: AwareDatetime
+    issued_at: AwareDatetime = Field(description="By the shared time, as the other times are.")
     deadline: AwareDatetime
     repeatable: bool = Field(False, description="Whether it may run again when its worker died inside it.")
     waits_until: AwareDatetime | None = Field(
@@ -131,11 +132,11 @@ class Invocation(_Wire):
     def waited_seconds_left(self) -> float:
         """Seconds for which the caller goes on to wait; negative when it may have left."""
         end = self.deadline if self.waits_until is None else self.waits_until
-        return (end - datetime.now(UTC)).total_seconds()
+        return end.timestamp() - shared_now()
 
     def remaining_seconds(self) -> float:
         """Seconds until the deadline; negative when it has passed."""
-        return (self.deadline - datetime.now(UTC)).total_seconds()
+        return self.deadline.timestamp() - shared_now()
 
 
 class Envelope(_Wire):

@@ -11,7 +11,7 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pydantic import BaseModel, Field
@@ -33,6 +33,7 @@ from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import BrokerUnavailableError, CallTimeoutError, InvalidValueError, ResultError
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import ChatInfo, KeyValueStore
+from nekro_agent.shared_clock import shared_time
 from workers.claims import CallClaims
 from workers.lanes import LaneChooser
 
@@ -92,7 +93,7 @@ class CommandExecutor:
         claim = await self._claims.claim(subject, invocation, worker=self._worker_name)
         if claim.envelope is not None:
             return claim.envelope.model_dump(mode="json")
-        started_at = datetime.now(UTC)
+        started_at = shared_time()
         try:
             responses = await self._run(line, context)
             value = encode_value(responses, max_bytes=self._return_bytes)
@@ -105,7 +106,7 @@ class CommandExecutor:
             value=value,
             worker=self._worker_name,
             started_at=started_at,
-            finished_at=datetime.now(UTC),
+            finished_at=shared_time(),
         )
         return (await self._claims.finish(claim, invocation, envelope)).model_dump(mode="json")
 
@@ -181,7 +182,7 @@ class CommandDesk:
                     f"no command asked anything in chat {chat.chat_key}; a command begins with a slash: "
                     f"{'/' + line.strip()!r}"
                 )
-            if question.until is not None and question.until < datetime.now(UTC):
+            if question.until is not None and question.until < shared_time():
                 text = question.on_timeout_message or f"the question was: {question.text}; its time is over"
                 return [CmdCtl.failed(text)]
             line = f"/{question.command} {line}"
@@ -198,7 +199,7 @@ class CommandDesk:
             lane = self._lanes.lane_of_plugin(self._table.find(line.split()[0]).plugin.key)
         except InvalidValueError as exc:
             return [CmdCtl.failed(str(exc))]
-        now = datetime.now(UTC)
+        now = shared_time()
         arguments = encode_arguments((line, who.model_dump(mode="json")), {})
         invocation = Invocation(
             call_id=new_id(),
@@ -235,7 +236,7 @@ class CommandDesk:
     async def _keep_question(self, last: CommandResponse, line: str, chat_key: str, user_id: str) -> None:
         if last.status is not CommandResponseStatus.WAITING or not last.callback_cmd:
             return
-        until = datetime.now(UTC) + timedelta(seconds=last.wait_timeout) if last.wait_timeout else None
+        until = shared_time() + timedelta(seconds=last.wait_timeout) if last.wait_timeout else None
         question = {
             "command": self._callback(last.callback_cmd, line),
             "text": last.message,

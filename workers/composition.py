@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from broker_config.wire import Envelope
 from codec.values import encode_arguments
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
+from nekro_agent.errors import StorageError
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo
 from storage.engine import Database
@@ -71,8 +73,13 @@ class Services(Parts):
         Raises:
             StorageUnavailableError: the database does not answer or is not migrated.
         """
-        if self.role != "cli":  # commands ask where they need it
+        if self.role == "cli":  # commands ask for the database where they need it
+            with contextlib.suppress(StorageError):
+                await self.clocks.compare()
+        else:
             await require_schema(self.database)
+            await self.clocks.compare()
+            self.clocks.start()
         runtime.bind(runtime_of(self))
         if self.role in (Lane.ROUNDS.value, "cli"):
             ledger = CallRecords(self.database, self.registry)

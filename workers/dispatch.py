@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any
 
@@ -31,6 +31,7 @@ from nekro_agent.errors import (
 )
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import ChatInfo
+from nekro_agent.shared_clock import shared_time
 from sandbox.models import (
     ARGUMENT_ERROR,
     Raised,
@@ -76,10 +77,10 @@ class CallRecord:
     method: str
     type: SandboxMethodType
     lane: str
-    #: When the caller sent it, by the caller's clock; ``duration_ms`` is from then to its answer.
+    #: When the caller sent it; ``duration_ms`` is from then to its answer.
     requested_at: datetime
     duration_ms: float
-    #: When the method began and ended, by the worker's clock; None when it failed.
+    #: When the method began and ended; None when it failed.
     started_at: datetime | None = None
     finished_at: datetime | None = None
     #: None when it succeeded; else ``<type>: <message>`` as the sandbox saw it.
@@ -166,7 +167,7 @@ class Dispatcher:
             As ``invoke``; and StorageUnavailableError: the call could not become a job.
         """
         patience = wait_seconds(entry, lane=lane, settings=self._settings)
-        now = datetime.now(UTC)
+        now = shared_time()
         deadline = now + timedelta(seconds=self._lane_seconds(lane))
         invocation = invocation_of(
             entry,
@@ -228,7 +229,7 @@ class Dispatcher:
         await self.refresh()
         seconds = self.timeout_seconds(entry) if timeout_seconds is None else timeout_seconds
         scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
-        deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+        deadline = shared_time() + timedelta(seconds=seconds)
         call_id, lane = new_id(), self.lane_of(entry)
         ids = {"call_id": call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
         with span(f"call {entry.task}", ids, kind="client"):
@@ -302,7 +303,7 @@ class RunCalls:
 
     def _recorder(self, entry: MethodEntry, call_id: str, lane: str) -> Callable[..., None]:
         """Begin the record of a call; the function returned ends it with the fields that are known."""
-        requested_at, begin = datetime.now(UTC), monotonic()
+        requested_at, begin = shared_time(), monotonic()
 
         def record(**known: Any) -> None:
             self.records.append(
@@ -358,7 +359,7 @@ def invocation_of(
         round_number=scope.round_number,
         wakes_agent=scope.wakes_agent,
         repeatable=entry.repeatable,
-        issued_at=datetime.now(UTC),
+        issued_at=shared_time(),
         deadline=deadline,
         waits_until=waits_until,
         args=arguments,

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from broker_config.pace import ChatPace
@@ -24,6 +24,7 @@ from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.invoke import Outcome, call_method
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.shared_clock import shared_time
 from workers.claims import CallClaims, DuplicateDelivery
 from workers.detached import CallEnds
 from workers.failures import explained, redacted
@@ -121,14 +122,14 @@ class MethodExecutor:
         return self._signer.verify(body, task_name=task_name)
 
     async def _run(self, entry: MethodEntry, invocation: Invocation) -> dict[str, Any]:
-        started_at = datetime.now(UTC)
+        started_at = shared_time()
         outcome = await self._call(entry, invocation, await self._arguments(invocation))
         answer = tool_answer(
             call_id=invocation.call_id,
             value=self._encoded(invocation, outcome.value),
             worker=self._worker_name,
             started_at=started_at,
-            finished_at=datetime.now(UTC),
+            finished_at=shared_time(),
         )
         await self._ends.record(entry, invocation, value=outcome.value)
         return answer
@@ -139,7 +140,7 @@ class MethodExecutor:
         claim = await self._claims.claim(entry, invocation, worker=self._worker_name)
         if claim.envelope is not None:
             return claim.envelope
-        started_at = datetime.now(UTC)
+        started_at = shared_time()
         try:
             outcome = await self._call(entry, invocation, arguments)
             envelope = self._envelope(invocation, outcome, started_at)
@@ -196,7 +197,7 @@ class MethodExecutor:
             segments=outcome.segments,
             worker=self._worker_name,
             started_at=started_at,
-            finished_at=datetime.now(UTC),
+            finished_at=shared_time(),
         )
 
     def _encoded(self, invocation: Invocation, value: Any) -> bytes:

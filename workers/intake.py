@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final
 
 from broker_config.settings import AgentSettings
@@ -11,6 +10,7 @@ from nekro_agent.hooks import PluginHost
 from nekro_agent.ports import ChatInfo, MessageKind
 from nekro_agent.schemas.chat_message import ChatMessage, ChatType
 from nekro_agent.schemas.signal import MsgSignal
+from nekro_agent.shared_clock import shared_now
 from storage.engine import Database
 from storage.messages import NewMessage
 from storage.rounds import RoundRequest
@@ -61,7 +61,7 @@ class MessageIntake:
                 chat_type=ChatType.from_chat_key(chat_key),
                 is_tome=1,
                 content_text=text,
-                send_timestamp=int(datetime.now(UTC).timestamp()),
+                send_timestamp=int(shared_now()),
             ),
         )
         if signal is MsgSignal.BLOCK_ALL:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from celery import signals, states
@@ -21,6 +21,7 @@ from broker_config.topology import DRAIN_TASK, JOB_TASK
 from broker_config.tracing import span
 from nekro_agent.core.logger import begin_fields, end_fields
 from nekro_agent.errors import MethodFailedError, NekroError
+from nekro_agent.shared_clock import shared_now
 from workers.pool_jobs import current_job
 
 __all__ = ["Observation", "begin_observation", "is_only_observer", "observe_tasks", "outcome_of"]
@@ -51,7 +52,7 @@ class Observation:
         self._begin = time.monotonic()
         metrics().calls_in_flight.inc()
         if issued_at is not None:
-            waited = (datetime.now(UTC) - issued_at).total_seconds()
+            waited = shared_now() - issued_at.timestamp()
             metrics().call_wait_seconds.observe(max(0.0, waited))
 
     def end(self, outcome: str) -> None:

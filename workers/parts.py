@@ -31,6 +31,7 @@ from workers.background import BackgroundLoop
 from workers.call_records import CallSweep
 from workers.claim_keeper import ClaimKeeper
 from workers.claims import CallClaims
+from workers.clock_watch import ClockWatch
 from workers.commands import CommandDesk, CommandExecutor
 from workers.detached import CallDetacher, CallEnds
 from workers.dispatch import Dispatcher
@@ -134,6 +135,11 @@ class Parts:
     def background(self) -> BackgroundLoop:
         """A loop that no plugin code runs on."""
         return BackgroundLoop(self.database)
+
+    @cached_property
+    def clocks(self) -> ClockWatch:
+        """Keeps the shared time right."""
+        return ClockWatch(self.database, self.settings.broker, self.background)
 
     @cached_property
     def announcer(self) -> ProgressAnnouncer:

@@ -8,7 +8,7 @@ calls are. Nobody waits long: an owner that does not answer is left out, with a 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from loguru import logger
@@ -23,6 +23,7 @@ from nekro_agent.hooks import PluginHost
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
+from nekro_agent.shared_clock import shared_time
 from workers.background import BackgroundLoop
 from workers.executor import MisplacedCall
 from workers.lanes import LaneChooser
@@ -95,7 +96,7 @@ class HookForwarder:
 
     def _invocation(self, plugin_key: str, hook: str, ctx: AgentCtx, args: tuple[Any, ...]) -> Invocation:
         plain = [arg.model_dump(mode="json") if isinstance(arg, ChatMessage) else arg for arg in args]
-        now = datetime.now(UTC)
+        now = shared_time()
         return Invocation(
             call_id=new_id(),
             method=HOOK_TASK,
@@ -159,7 +160,7 @@ class HookExecutor:
             raise MisplacedCall(home, body)
         if hook == "user_message":
             args = [ChatMessage.model_validate(args[0])]
-        started_at = datetime.now(UTC)
+        started_at = shared_time()
         answer = await self._host.run_here(plugin, hook, _context(invocation), *args)
         # Texts and signals only: a hook may return anything, and anything else means nothing.
         value = int(answer) if isinstance(answer, int) else None if answer is None else str(answer)
@@ -169,7 +170,7 @@ class HookExecutor:
             value=encode_value(value, max_bytes=self._return_bytes),
             worker=self._worker_name,
             started_at=started_at,
-            finished_at=datetime.now(UTC),
+            finished_at=shared_time(),
         ).model_dump(mode="json")
 
 

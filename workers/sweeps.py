@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from broker_config.settings import AgentSettings, RetentionSettings
 from nekro_agent import cron
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.ports import CronJob, MessageKind
+from nekro_agent.shared_clock import shared_time
 from nekro_agent.uploads import remove_expired
 from storage.engine import Database
 from storage.jobs import Job
@@ -94,9 +95,9 @@ class TimerSweep:
 
 
 def _next_fire_at(job: CronJob) -> datetime | None:
-    # From now on, and past what fires now: times that nobody swept are made up for by one firing,
-    # also where this host's clock is behind the database's.
-    after = max(datetime.now(UTC), job.next_fire_at or datetime.now(UTC))
+    # From now on, and past what fires now: times that nobody swept are made up for by one firing.
+    now = shared_time()
+    after = max(now, job.next_fire_at or now)
     try:
         return cron.next_fire(
             job.cron_expr, timezone=job.timezone, workday_mode=job.workday_mode, after=after

@@ -12,6 +12,7 @@ from typing import Final, Literal
 from nekro_agent import cron, runtime
 from nekro_agent.errors import ConflictError, InvalidValueError, NotFoundError
 from nekro_agent.ports import CronJob, WorkdayMode
+from nekro_agent.shared_clock import shared_time
 
 __all__ = [
     "CronJob",
@@ -53,7 +54,7 @@ async def create_cron_job(
     """
     if not chat_key:
         raise InvalidValueError("create_cron_job: chat_key is empty")
-    now = datetime.now(UTC)
+    now = shared_time()
     mode = _checked_mode(workday_mode)
     expression = cron.checked_expression(cron_expr)
     for length in _ID_LENGTHS:
@@ -191,7 +192,7 @@ async def _change(job_id: str, change: Callable[[CronJob], CronJob]) -> CronJob:
 
 
 def _scheduled(job: CronJob, *, paused: bool) -> CronJob:
-    now = datetime.now(UTC)
+    now = shared_time()
     due = (
         None
         if paused

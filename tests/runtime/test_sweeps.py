@@ -12,8 +12,10 @@ from runtime_bench import Road
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import AgentSettings, DatabaseSettings, RetentionSettings
+from nekro_agent import shared_clock
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.ports import CronJob, WorkdayMode
+from nekro_agent.shared_clock import Reading, SharedClock, elapsed_seconds
 from storage.engine import Database
 from storage.jobs import NewJob
 from storage.states import TriggerKind
@@ -77,6 +79,29 @@ async def test_times_that_nobody_swept_are_fired_once_late(database: Database, r
     assert job.next_fire_at > datetime.now(UTC) and (job.next_fire_at.hour, job.next_fire_at.minute) == (0, 0)
     assert job.next_fire_at.weekday() < 5
     assert pause is not None and 0 < pause < timedelta(days=4).total_seconds()
+
+
+async def test_a_recurring_timer_goes_on_from_the_time_that_all_share(
+    database: Database, road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host whose clock is behind must not set the next firing to a time that has passed."""
+    clock, behind_seconds = SharedClock(), 7200
+    now = datetime.now(UTC).timestamp()
+    clock.take(
+        Reading(
+            theirs_seconds=now + behind_seconds,
+            host_seconds=now,
+            elapsed_seconds=elapsed_seconds(),
+            uncertain_seconds=0,
+        )
+    )
+    monkeypatch.setattr(shared_clock, "_clock", clock)
+    await SqlCronJobs(database, on_fire=TimerFirings(road).fire).add(cron_job(cron_expr="* * * * *"))
+    await TimerSweep(database, TimerFirings(road)).sweep()
+    async with database.read() as tx:
+        job = await tx.cron_jobs.find("abcd")
+    assert job is not None and job.next_fire_at is not None
+    assert job.next_fire_at.timestamp() > now + behind_seconds
 
 
 async def test_job_whose_zone_is_gone_fires_and_is_paused(database: Database, road: Road) -> None:
