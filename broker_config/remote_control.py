@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -25,6 +24,7 @@ from kombu.pidbox import Mailbox, Node
 from broker_config.embedded import resolve_signing_key
 from broker_config.metrics import metrics
 from broker_config.seal import CONTROL, Seal
+from nekro_agent.shared_clock import elapsed_seconds, shared_now
 
 __all__ = ["COMMANDS", "FRESH_SECONDS", "SignedControl", "SignedMailbox", "SignedNode"]
 
@@ -50,7 +50,7 @@ COMMANDS: Final = frozenset(
         "time_limit",
     )
 )
-#: Longest way of a command, clocks that differ included.
+#: Longest way of a command, by the time that sender and worker share.
 FRESH_SECONDS: Final = 300.0
 #: Commands remembered against repetition; more within that time are dropped with the oldest forgotten.
 MAX_REMEMBERED: Final = 20_000
@@ -83,7 +83,7 @@ class SignedNode(Node):  # type: ignore[misc]
         known: dict[str, Any] = self.handlers or {}
         self.handlers = {name: known[name] for name in COMMANDS if name in known} | {"stats": _stats}
         self._seen = LimitedSet(maxlen=MAX_REMEMBERED, expires=2 * FRESH_SECONDS)
-        self._began_at = time.time()
+        self._began_at = elapsed_seconds()
 
     def handle_message(self, body: Any, message: Any = None) -> Any:
         """Carry out a broadcast, or drop it; never raises for what a broadcast holds."""
@@ -117,9 +117,11 @@ class SignedNode(Node):  # type: ignore[misc]
         mailbox = self.mailbox
         if not mailbox.seal.fits(_signed(body, nonce, sent_at), proof.get("signature")):
             return "its signature does not fit"
-        if abs(time.time() - float(sent_at)) > FRESH_SECONDS:
+        age_seconds = shared_now() - float(sent_at)
+        # Written so that an age that is not a number is refused.
+        if not abs(age_seconds) <= FRESH_SECONDS:
             return "it was sent too long ago, or the clocks differ"
-        if float(sent_at) < self._began_at:
+        if age_seconds > elapsed_seconds() - self._began_at:
             return "it was sent before this worker began to listen"
         if nonce in self._seen:
             return "it was sent before"
@@ -140,7 +142,7 @@ class _SigningProducer:
 
     def publish(self, message: dict[str, Any], **options: Any) -> Any:
         """Sign and publish a broadcast."""
-        nonce, sent_at = uuid4().hex, repr(time.time())
+        nonce, sent_at = uuid4().hex, repr(shared_now())
         # As it will be read: tuples become lists.
         plain = json.loads(json.dumps(message))
         signature = self._seal.sign(_signed(plain, nonce, sent_at))

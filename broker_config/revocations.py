@@ -7,7 +7,6 @@ Redis as well, and a worker reads them each time that it connects, before it con
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from celery import Celery, bootsteps
 from celery.worker import state
 
 from broker_config.keys import Keys
+from nekro_agent.shared_clock import shared_now
 
 __all__ = ["RevocationStep", "revoke"]
 
@@ -36,7 +36,7 @@ def revoke(app: Celery, task_ids: Sequence[str], *, terminate: bool = True) -> N
     Raises:
         Exception: of the drivers, when Redis or the broker does not answer.
     """
-    now = time.time()
+    now = shared_now()
     with app.backend.client.pipeline(transaction=False) as pipe:
         key = _key(app)
         pipe.zadd(key, {task_id: now + REVOKED_SECONDS for task_id in task_ids})
@@ -56,7 +56,7 @@ class RevocationStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Remember what was revoked while this worker was not there to hear it."""
         try:
             found = c.app.backend.client.zrangebyscore(
-                _key(c.app), time.time(), "+inf", start=0, num=MAX_REVOKED
+                _key(c.app), shared_now(), "+inf", start=0, num=MAX_REVOKED
             )
         except (redis.RedisError, OSError) as exc:
             # The broadcast still works, and a call's deadline is checked anyway.

@@ -325,9 +325,12 @@ def _local_workers() -> list[Check]:
 
 def _ask_broker(settings: Settings) -> set[str]:
     from broker_config.app import create_app
+    from cli.clocks import follow_shared_time
     from cli.presence import served_lanes
 
-    app = create_app(resolve_settings(settings))
+    settings = resolve_settings(settings)
+    follow_shared_time(settings)  # workers refuse commands whose time is far from theirs
+    app = create_app(settings)
     try:
         return served_lanes(app)
     finally:

@@ -1,29 +1,44 @@
-"""Comparing this host's clock with those of the broker and the database, which all workers share."""
+"""Comparing this host's clock with those of the broker and the database."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
-from datetime import datetime
+from collections.abc import Callable
 from typing import Final
 
 import redis
-import redis.asyncio
-from sqlalchemy import select
 
+from broker_config.broker_clock import read_broker_clock
 from broker_config.settings import Settings
-from broker_config.urls import client_url, is_redis
 from cli.checks import Check, Verdict
-from nekro_agent.errors import NekroError, SettingsError
-from storage.clock import now
+from nekro_agent.errors import NekroError, SettingsError, StorageError
+from storage.database_clock import follow_database_clock, read_database_clock
 from storage.engine import Database
 
-__all__ = ["clock_checks", "clock_offsets"]
+__all__ = ["clock_checks", "clock_offsets", "follow_shared_time"]
 
-#: Differences between clocks that cost calls a part of their time, and that make workers refuse them.
+#: Differences between clocks that an operator should know of, and those that show an unsynchronised host.
 _WARN_SECONDS: Final = 1.0
 _FAIL_SECONDS: Final = 10.0
+
+
+def follow_shared_time(settings: Settings) -> None:
+    """Have a command follow the database's clock; where that does not answer, the host's is used.
+
+    For commands that write or judge times of others without opening the services; blocks.
+    """
+
+    async def follow() -> None:
+        database = Database(settings.database, settings.data_dir)
+        try:
+            with contextlib.suppress(StorageError):
+                await follow_database_clock(database)
+        finally:
+            await database.dispose()
+
+    asyncio.run(follow())
 
 
 async def clock_checks(settings: Settings) -> list[Check]:
@@ -43,7 +58,8 @@ def _check(name: str, ahead_seconds: float) -> Check:
     return Check(
         name=name,
         verdict=Verdict.FAILED if off > _FAIL_SECONDS else Verdict.WARNING,
-        detail=f"this host's clock is {off:.1f} s {side} it; each host judges deadlines of calls by its own",
+        detail=f"this host's clock is {off:.1f} s {side} it; deadlines of calls follow the database's clock, "
+        "but plugins, logs and files here use this host's",
         mend="synchronise the clocks of all hosts (`timedatectl set-ntp true`, or chrony)",
     )
 
@@ -57,41 +73,14 @@ async def clock_offsets(settings: Settings, *, clock: Callable[[], float] = time
         clock: this host's, in seconds since 1970.
     """
     offsets = {}
-    if settings.broker.url is not None and is_redis(settings.broker.url):
-        url, broker = client_url(settings.broker.url), settings.broker
-        with contextlib.suppress(redis.RedisError, OSError):
-            async with redis.asyncio.Redis.from_url(
-                url,
-                socket_connect_timeout=broker.connect_timeout_seconds,
-                socket_timeout=broker.socket_timeout_seconds,
-            ) as client:
-                await client.ping()  # connected: the question alone is timed
-                offsets["broker"] = await _ahead(clock, lambda: _redis_time(client))
+    with contextlib.suppress(redis.RedisError, OSError):
+        reading = await read_broker_clock(settings.broker, host_clock=clock)
+        if reading is not None:
+            offsets["broker"] = reading.ahead_seconds
     database = Database(settings.database, settings.data_dir)
     if not database.is_sqlite:
         with contextlib.suppress(NekroError):
-            await _database_time(database)
-            offsets["database"] = await _ahead(clock, lambda: _database_time(database))
+            reading = await read_database_clock(database, host_clock=clock)
+            offsets["database"] = reading.ahead_seconds
         await database.dispose()
     return offsets
-
-
-async def _ahead(clock: Callable[[], float], ask: Callable[[], Awaitable[float]]) -> float:
-    """Take the other clock to have been read in the middle of the exchange.
-
-    Source: Cristian's algorithm; wrong by half the exchange at most.
-    """
-    before = clock()
-    theirs = await ask()
-    return (before + clock()) / 2 - theirs
-
-
-async def _redis_time(client: redis.asyncio.Redis) -> float:
-    seconds, microseconds = await client.time()
-    return float(seconds + microseconds / 1_000_000)
-
-
-async def _database_time(database: Database) -> float:
-    async with database.read() as transaction:
-        told: datetime = (await transaction.connection.execute(select(now()))).scalar_one()
-    return told.timestamp()

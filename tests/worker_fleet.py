@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +99,22 @@ class Fleet:
         self.workers: list[Worker] = []
 
     def start(
-        self, *lanes: str, concurrency: int | None = None, settings: Settings | None = None
+        self,
+        *lanes: str,
+        concurrency: int | None = None,
+        settings: Settings | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> list[Worker]:
-        """Start one worker per lane named, and wait until all consume."""
-        started = []
+        """Start one worker per lane named, and wait until all consume.
+
+        Args:
+            variables: of their environment, besides the settings.
+        """
+        settings, started = settings or self.settings, []
+        environment = {**environment_of(settings), **(variables or {})}
         for lane in lanes:
             log = self._directory / f"{lane}-{len(self.workers)}.log"
-            worker = Worker(settings or self.settings, log, lane=lane, concurrency=concurrency)
+            worker = Worker(settings, log, lane=lane, concurrency=concurrency, environment=environment)
             self.workers.append(worker)
             started.append(worker)
         for worker in started:
@@ -121,17 +130,21 @@ class Fleet:
         assert node is not None
         return next(worker for worker in self.workers if worker.pid == int(node.rpartition(":")[2]))
 
-    def command(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        """Start a `nekro` command on this system."""
+    def command(
+        self, *arguments: str, variables: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start a `nekro` command on this system; ``variables`` as in ``start``."""
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "cli.main", *arguments],
-            env=environment_of(self.settings), stdin=subprocess.DEVNULL, text=True,
+            env={**environment_of(self.settings), **(variables or {})}, stdin=subprocess.DEVNULL, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
         )  # fmt: skip
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a `nekro` command on this system to its end."""
-        process = self.command(*arguments)
+    def run(
+        self, *arguments: str, variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a `nekro` command on this system to its end; ``variables`` as in ``start``."""
+        process = self.command(*arguments, variables=variables)
         try:
             out, err = process.communicate(timeout=WAIT_SECONDS)
         except subprocess.TimeoutExpired:

@@ -16,6 +16,7 @@ from broker_config.app import create_app
 from broker_config.queue_figures import read_dead, read_queues
 from broker_config.settings import Settings
 from nekro_agent.errors import NekroError
+from storage.database_clock import follow_database_clock
 from storage.engine import Database
 from storage.overview import OpenWork, OverviewRepository
 
@@ -128,6 +129,7 @@ class FleetFigures:
     async def _ask_database(self) -> dict[str, OpenWork]:
         database = Database(self._settings.database, self._settings.data_dir)
         try:
+            await follow_database_clock(database)
             async with database.read() as transaction:
                 overview = OverviewRepository(transaction.connection)
                 return {"rounds": await overview.rounds(), "jobs": await overview.jobs()}

@@ -146,8 +146,10 @@ def _opened(settings: Settings) -> Iterator[DeadLetters]:
     from broker_config.dead_letters import DeadLetters
     from broker_config.embedded import resolve_settings, resolve_signing_key
     from broker_config.wire import Signer
+    from cli.clocks import follow_shared_time
 
     settings = resolve_settings(settings)
+    follow_shared_time(settings)
     signer = Signer.from_text(resolve_signing_key(settings).get_secret_value())
     letters = DeadLetters(create_app(settings), signer=signer)
     try:

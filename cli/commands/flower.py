@@ -90,6 +90,7 @@ def run(args: Args, deps: Deps) -> int:
     arguments = flower_arguments(address=args.address, port=args.port)
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
+    from cli.clocks import follow_shared_time
     from cli.guarded_flower import guard_hosts
     from cli.ownership import require_running
     from cli.presence import require_broker
@@ -103,6 +104,7 @@ def run(args: Args, deps: Deps) -> int:
         attach_to_supervisor(args.supervisor_fd, lambda: os.kill(os.getpid(), signal.SIGTERM))("")
     deps.output.words(f"Flower listens on http://{args.address}:{args.port}")
     settings = resolve_settings(settings)
+    follow_shared_time(settings)  # workers refuse commands whose time is far from theirs
     app = create_app(settings)
     _know_methods(app, settings)
     guard_hosts((args.address, *args.allow_host))

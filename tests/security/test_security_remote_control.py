@@ -191,7 +191,7 @@ def test_a_signed_command_gets_old(
 ) -> None:
     now = time.time()
     with monkeypatch.context() as patch:
-        patch.setattr("broker_config.remote_control.time.time", lambda: now - FRESH_SECONDS - 5)
+        patch.setattr("broker_config.remote_control.shared_now", lambda: now - FRESH_SECONDS - 5)
         app.control.pool_grow(1)
     wait_until(lambda: refused(worker) == 1, what="the old command to be refused")
     assert "too long ago" in worker.log.read_text()
