@@ -1,7 +1,7 @@
 """The only door out of a sandbox: one bridge per run, on the host, beside the socket.
 
 The bridge reads one frame at a time, checks it against the state of the run, and hands
-calls to ``dispatch``. It adds what the sandbox cannot say: which run, which deadline. At
+calls to ``dispatch``. It adds what the sandbox cannot say: which run, which time limit. At
 ``max_calls_in_flight`` it stops reading, so a sandbox that calls faster than plugins answer
 blocks in its own ``write``; one answer at a time is in the socket's buffer, so a sandbox that
 does not read cannot make the host keep more than the answers of the calls in flight.
@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from loguru import logger
@@ -118,19 +117,17 @@ class Bridge:
         self._refusals = 0
         self._sandbox_is_gone = False
         self._exit: ExitReport | None = None
-        self._deadline = datetime.max.replace(tzinfo=UTC)
         #: Calls that the sandbox made, refused ones included.
         self.calls = 0
         # Without this, the transport buffers up to 64 KiB beyond the kernel before drain() waits.
         writer.transport.set_write_buffer_limits(high=0)
 
-    async def run(self, payload: bytes, *, deadline: datetime) -> BridgeOutcome:
+    async def run(self, payload: bytes) -> BridgeOutcome:
         """Send RUN and serve calls until the sandbox is done, stopped or gone.
 
         Every call that is under way then, or when this coroutine is cancelled, is cancelled
         too; ``close`` waits for their clean-up, so that the sandbox can be killed before it.
         """
-        self._deadline = deadline
         self._ended: asyncio.Future[BridgeOutcome] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._converse(payload), name="sandbox-bridge")
         try:
@@ -276,17 +273,13 @@ class Bridge:
         return _refused(error_type, message)
 
     async def _call(self, method: StubMethod, arguments: bytes) -> StubResult:
-        now = datetime.now(UTC)
-        longest = timedelta(seconds=method.timeout_seconds or self._limits.call_seconds)
-        deadline = min(now + longest, self._deadline)
-        call = StubCall(token=method.token, call_id=new_id(), arguments=arguments, deadline=deadline)
+        seconds = method.timeout_seconds or self._limits.call_seconds
+        call = StubCall(token=method.token, call_id=new_id(), arguments=arguments)
         try:
-            with self._waits.of((deadline - now).total_seconds()):
+            with self._waits.of(seconds):
                 result = await self._dispatch(call)
         except TimeoutError:
-            return _refused(
-                "CallTimeoutError", f"{method.path} did not answer within {longest.total_seconds():g} s"
-            )
+            return _refused("CallTimeoutError", f"{method.path} did not answer within {seconds:g} s")
         except Exception as exc:
             # dispatch translates its own errors; an unexpected one must not end the run without a word.
             return _refused("InternalError", f"{method.path} could not be called ({type(exc).__name__})")

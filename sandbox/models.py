@@ -106,7 +106,6 @@ class StubCall:
     call_id: str
     #: Tagged text of the arguments. Hostile: only ``codec.values.decode_arguments`` may read it.
     arguments: bytes
-    deadline: datetime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +143,7 @@ class RunRequest:
     """One piece of code to run.
 
     ``dispatch`` is awaited once per call, at most ``max_calls_in_flight`` at a time. It is
-    cancelled when the call's deadline passes or the run ends: that is its cue to revoke.
+    cancelled when the call's time is over or the run ends: that is its cue to revoke.
     """
 
     run_id: str

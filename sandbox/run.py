@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
@@ -106,7 +106,7 @@ class SandboxRun:
             pump = self._pump()
             self._guards.task("end", self._notify_of_end(bridge))
             watch(self._guards, self._sandbox, self._quota, self._settings)
-            outcome = await self._converse(bridge, started_at)
+            outcome = await self._converse(bridge)
             status = None
             if await self._falls_silent(outcome, bridge):
                 pump.cancel()
@@ -145,14 +145,13 @@ class SandboxRun:
         await self._sandbox.wait()
         bridge.sandbox_ended()
 
-    async def _converse(self, bridge: Bridge, started_at: datetime) -> BridgeOutcome:
+    async def _converse(self, bridge: Bridge) -> BridgeOutcome:
         wall_seconds = self._request.wall_seconds or self._settings.wall_seconds
-        deadline = started_at + timedelta(seconds=wall_seconds)
         # Should the loop be too busy for its own timer.
         self._guards.add("wall", allowed_seconds=wall_seconds).begin()
         try:
             async with asyncio.timeout(wall_seconds):
-                return await bridge.run(self._payload(), deadline=deadline)
+                return await bridge.run(self._payload())
         except TimeoutError:
             return BridgeOutcome(limit=Limit.WALL)
 
