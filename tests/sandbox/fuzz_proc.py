@@ -8,17 +8,15 @@ well-formed line is found beside whatever else is there.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
 from collections.abc import Callable
 from typing import Final
 
+import fuzz_loop
+
 from sandbox import proc_files
 
-#: Processor time per input; the slowest one of a million takes well below a millisecond.
-BUDGET_SECONDS: Final = 0.1
 SEPARATORS: Final = [b"\n", b"\r", b"\x0b", b"\x0c", b"\x1c", b"\x85", b"\xe2\x80\xa8", b" ", b"\t", b"\0"]
 PIECES: Final = [
     *SEPARATORS, b" (deleted)", b"\xff", b":", b"-", b"0", b"9" * 30, b"scm_fds:\t3\n", b"Pss:  1 kB\n",
@@ -99,34 +97,8 @@ def tolerant(parse: Callable[[bytes], object], data: bytes) -> None:
         return
 
 
-TARGETS: Final = (fuzz_maps, fuzz_unix, fuzz_stat, fuzz_fields, fuzz_mounts, fuzz_groups)
-
-
-def main() -> int:
-    """Run; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Fuzz the reader of /proc.")
-    parser.add_argument("--inputs", type=int, default=300_000)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    chance = random.Random(arguments.seed)
-    slowest, begin = 0.0, time.process_time()
-    for number in range(arguments.inputs):
-        target = TARGETS[number % len(TARGETS)]
-        before = time.thread_time()
-        try:
-            target(chance)
-        except Exception as exc:
-            print(f"input {number} of seed {arguments.seed}: {target.__name__}: {exc!r}")
-            return 1
-        cost = time.thread_time() - before
-        slowest = max(slowest, cost)
-        if cost > BUDGET_SECONDS:
-            print(f"input {number} of seed {arguments.seed}: {target.__name__} took {cost:.3f} s")
-            return 1
-    seconds = time.process_time() - begin
-    print(f"proc: {arguments.inputs} inputs, {seconds:.1f} s, slowest {slowest * 1000:.2f} ms, no failure")
-    return 0
+CHECKS: Final = (fuzz_maps, fuzz_unix, fuzz_stat, fuzz_fields, fuzz_mounts, fuzz_groups)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fuzz_loop.main("proc", CHECKS, description="Fuzz the reader of /proc."))
