@@ -10,11 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 import redis.asyncio
 from cut_proxy import CutProxy
 from redis_relay import RedisRelay
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, eventually
 
 from broker_config import plain_json
 from broker_config.app import create_app
@@ -25,7 +26,6 @@ from broker_config.wire import Envelope, Invocation, new_id
 from nekro_agent.errors import (
     BrokerUnavailableError,
     CallTimeoutError,
-    NekroError,
     OutcomeUnknownError,
     StorageUnavailableError,
 )
@@ -65,6 +65,30 @@ class Storage:
             return
         self._lock = sqlite3.connect(self._url.removeprefix("sqlite:///"), isolation_level=None)
         self._lock.execute("BEGIN EXCLUSIVE")
+
+    def break_connections(self) -> None:
+        """End every connection; new ones work."""
+        self.go_away()
+        self.come_back()
+
+    async def lose_confirmations(self) -> None:
+        """Let PostgreSQL execute what it is asked from now on, and lose what it replies."""
+        await self.call("connect")
+        self.proxy.is_deaf = True
+
+    async def states(self) -> list[str]:
+        """The states of all calls on PostgreSQL, read past the proxy."""
+        url = str(self.proxy._settings.url)
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            return [row[0] for row in await (await connection.execute("SELECT state FROM calls")).fetchall()]
+
+    async def until(self, state: str) -> None:
+        """Wait until the only call is in a state."""
+
+        async def is_reached() -> bool:
+            return await self.states() == [state]
+
+        await eventually(is_reached, what=f"the call to be {state}")
 
     def come_back(self) -> None:
         """End the outage; nothing happens when there is none."""
@@ -129,6 +153,11 @@ class Caller:
         """Begin a call."""
         return asyncio.create_task(self.caller.call(made, lane=Lane.METHODS))
 
+    async def sent(self, made: Invocation) -> tuple[asyncio.Task[Envelope], dict[str, Any]]:
+        """Begin a call and take its message."""
+        calling = self.begin(made)
+        return calling, await self.taken()
+
     async def lose_replies(self) -> None:
         """Let the broker execute what it is asked from now on, and lose what it replies."""
         assert self.caller._publisher is not None
@@ -156,6 +185,19 @@ class Caller:
         await self.client.set(self.app.backend.get_key_for_task(call_id), raw, ex=60)
         await self.client.rpush(self.caller._reply_key, raw)
 
+    async def succeed(self, message: dict[str, Any], made: Invocation) -> None:
+        """Answer as a worker whose method returned."""
+        await self.answer(message, {"status": "SUCCESS", "result": envelope(made).model_dump(mode="json")})
+
+    async def refuse(self, message: dict[str, Any]) -> None:
+        """Answer as a worker that could not claim the call."""
+        result = {
+            "exc_type": StorageUnavailableError.__name__,
+            "exc_module": "nekro_agent.errors",
+            "exc_message": ["the database did not do it"],
+        }
+        await self.answer(message, {"status": "FAILURE", "result": result})
+
 
 def invocation(seconds: float = 20) -> Invocation:
     now = datetime.now(UTC)
@@ -171,16 +213,6 @@ def envelope(made: Invocation, text: str = "done") -> Envelope:
         call_id=made.call_id, type=SandboxMethodType.BEHAVIOR, value=None, text=text, worker="w",
         started_at=now, finished_at=now,
     )  # fmt: skip
-
-
-def refusal(error: NekroError) -> dict[str, Any]:
-    """What a worker stores that raised an error of ours."""
-    result = {
-        "exc_type": type(error).__name__,
-        "exc_module": "nekro_agent.errors",
-        "exc_message": [str(error)],
-    }
-    return {"status": "FAILURE", "result": result}
 
 
 @pytest.fixture
@@ -232,10 +264,9 @@ async def test_a_refused_call_is_withdrawn_before_its_caller_hears_of_it(
     world: Caller, storage: Storage
 ) -> None:
     made = invocation()
-    calling = world.begin(made)
-    message = await world.taken()
+    calling, message = await world.sent(made)
     storage.go_away()
-    await world.answer(message, refusal(StorageUnavailableError("the database did not do it")))
+    await world.refuse(message)
     await asyncio.wait([calling], timeout=1.5)
     assert not calling.done(), "told although the call may still run"
     storage.come_back()
@@ -248,10 +279,9 @@ async def test_a_refused_call_that_cannot_be_withdrawn_has_an_unknown_outcome(
     world: Caller, storage: Storage
 ) -> None:
     made = invocation(seconds=3)
-    calling = world.begin(made)
-    message = await world.taken()
+    calling, message = await world.sent(made)
     storage.go_away()
-    await world.answer(message, refusal(StorageUnavailableError("the database did not do it")))
+    await world.refuse(message)
     with pytest.raises(OutcomeUnknownError):
         await calling
 
@@ -260,10 +290,9 @@ async def test_a_caller_hears_the_outcome_that_is_recorded_whatever_the_worker_a
     world: Caller, storage: Storage
 ) -> None:
     made = invocation()
-    calling = world.begin(made)
-    message = await world.taken()
+    calling, message = await world.sent(made)
     await finish(storage, made, await claim(storage, made))
-    await world.answer(message, refusal(StorageUnavailableError("the database did not do it")))
+    await world.refuse(message)
     assert (await calling).text == "done"
 
 
@@ -275,8 +304,7 @@ async def test_a_call_whose_publish_was_not_confirmed_gives_its_recorded_outcome
 ) -> None:
     made = invocation()
     await world.lose_replies()
-    calling = world.begin(made)
-    await world.taken()
+    calling, _ = await world.sent(made)
     await finish(storage, made, await claim(storage, made))
     assert (await calling).text == "done"
 
@@ -286,8 +314,7 @@ async def test_a_call_whose_publish_was_not_confirmed_is_waited_for_while_it_run
 ) -> None:
     made = invocation()
     await world.lose_replies()
-    calling = world.begin(made)
-    await world.taken()
+    calling, _ = await world.sent(made)
     fence = await claim(storage, made)
     await asyncio.wait([calling], timeout=2.5)
     assert not calling.done()
@@ -300,8 +327,7 @@ async def test_a_call_that_runs_to_its_deadline_unheard_has_an_unknown_outcome(
 ) -> None:
     made = invocation(seconds=4)
     await world.lose_replies()
-    calling = world.begin(made)
-    await world.taken()
+    calling, _ = await world.sent(made)
     await claim(storage, made)
     with pytest.raises(OutcomeUnknownError):
         await calling
@@ -322,12 +348,9 @@ async def test_a_call_whose_publish_was_not_confirmed_is_withdrawn_when_nothing_
 async def test_a_call_whose_reply_was_cut_off_is_published_again(world: Caller, storage: Storage) -> None:
     await world.lose_replies()
     made = invocation()
-    calling = world.begin(made)
-    await world.taken()
+    calling, _ = await world.sent(made)
     world.cut_off()
-    await world.answer(
-        await world.taken(), {"status": "SUCCESS", "result": envelope(made).model_dump(mode="json")}
-    )
+    await world.succeed(await world.taken(), made)
     assert (await calling).text == "done"
 
 
@@ -337,12 +360,11 @@ async def test_a_tool_call_whose_reply_was_cut_off_is_sent_once_and_its_answer_w
     world.type = SandboxMethodType.TOOL
     made = invocation()
     await world.lose_replies()
-    calling = world.begin(made)
-    message = await world.taken()
+    calling, message = await world.sent(made)
     world.cut_off()
     await asyncio.wait([calling], timeout=0.3)
     assert not calling.done()
-    await world.answer(message, {"status": "SUCCESS", "result": envelope(made).model_dump(mode="json")})
+    await world.succeed(message, made)
     assert (await calling).text == "done"
     assert await world.client.llen(world.queue) == 0  # type: ignore[misc]  # redis-py's types
 
@@ -382,16 +404,13 @@ async def test_a_refused_connection_is_tried_again(
 async def test_a_record_whose_confirmation_was_lost_is_written_once_and_sent(
     world: Caller, storage: Storage
 ) -> None:
-    await storage.call("connect")
-    storage.proxy.is_deaf = True
+    await storage.lose_confirmations()
     made = invocation()
     calling = world.begin(made)
-    while await _states(storage) != ["queued"]:
-        await asyncio.sleep(0.02)
-    storage.go_away()
-    storage.come_back()
+    await storage.until("queued")
+    storage.break_connections()
     message = await world.taken()
-    await world.answer(message, {"status": "SUCCESS", "result": envelope(made).model_dump(mode="json")})
+    await world.succeed(message, made)
     assert (await calling).text == "done"
 
 
@@ -400,8 +419,7 @@ async def test_a_record_in_doubt_is_an_unknown_outcome(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.5)
-    await storage.call("connect")
-    storage.proxy.is_deaf = True
+    await storage.lose_confirmations()
     with pytest.raises(OutcomeUnknownError):
         await world.begin(invocation(seconds=4))
 
@@ -411,19 +429,16 @@ async def test_a_record_in_doubt_is_withdrawn_before_its_caller_hears_that_the_c
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.2)
-    await storage.call("connect")
-    storage.proxy.is_deaf = True
+    await storage.lose_confirmations()
     made = invocation()
     calling = world.begin(made)
-    while await _states(storage) != ["queued"]:
-        await asyncio.sleep(0.02)
+    await storage.until("queued")
     await asyncio.wait([calling], timeout=2)
     assert not calling.done()
-    storage.go_away()
-    storage.come_back()
+    storage.break_connections()
     with pytest.raises(StorageUnavailableError):
         await calling
-    assert await _states(storage) == ["cancelled"]
+    assert await storage.states() == ["cancelled"]
 
 
 async def test_a_call_that_the_database_refused_to_record_fails_at_once(
@@ -447,17 +462,6 @@ async def test_a_call_that_was_withdrawn_cannot_be_recorded_later(world: Caller,
     await ledger.record(message)
     call = await storage.call(made.call_id)
     assert call is not None and call.state is CallState.CANCELLED
-
-
-async def _states(storage: Storage) -> list[str]:
-    """The states of all calls, asked by a way that no outage disturbs."""
-    import psycopg
-
-    def ask() -> list[str]:
-        with psycopg.connect(str(storage.proxy._settings.url)) as connection:
-            return [row[0] for row in connection.execute("SELECT state FROM calls")]
-
-    return await asyncio.to_thread(ask)
 
 
 # --- workers -----------------------------------------------------------------------------------------------
@@ -509,13 +513,10 @@ async def test_a_call_that_could_not_be_claimed_before_its_deadline_does_not_sta
 async def test_a_claim_whose_confirmation_was_lost_is_granted_again(
     storage: Storage, claims: CallClaims
 ) -> None:
-    await storage.call("connect")
-    storage.proxy.is_deaf = True
+    await storage.lose_confirmations()
     claiming = asyncio.create_task(claimed(claims, invocation()))
-    while await _states(storage) != ["running"]:
-        await asyncio.sleep(0.02)
-    storage.go_away()
-    storage.come_back()
+    await storage.until("running")
+    storage.break_connections()
     assert (await claiming).envelope is None
 
 
@@ -549,8 +550,7 @@ async def _finish_unheard(
     storage: Storage, claims: CallClaims, held: HeldClaim, made: Invocation
 ) -> Envelope:
     finishing = asyncio.create_task(claims.finish(held, made, envelope(made)))
-    while await _states(storage) == ["running"] and not finishing.done():
+    while await storage.states() == ["running"] and not finishing.done():
         await asyncio.sleep(0)
-    storage.go_away()
-    storage.come_back()
+    storage.break_connections()
     return await finishing
