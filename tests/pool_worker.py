@@ -17,6 +17,7 @@ from typing import Any
 
 import redis
 from celery import current_task, signals
+from celery.concurrency import ALIASES
 from celery.exceptions import SoftTimeLimitExceeded
 
 from broker_config.app import WORKER_FLAGS, NekroApp, create_app
@@ -329,7 +330,10 @@ def main() -> None:
     app = create_app(settings, lane=lane)
     for register in (register_plain, register_hostile, register_loops, register_methods, register_fast):
         register(app, Ledger(settings))
-    celery_pool = "custom" if os.environ.get("CELERY_CUSTOM_WORKER_POOL") else pool
+    custom = os.environ.get("CELERY_CUSTOM_WORKER_POOL")
+    if custom:
+        ALIASES["custom"] = custom  # as Celery does when it is imported, which here was before the variable
+    celery_pool = "custom" if custom else pool
     with observe_tasks():
         app.worker_main(
             [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from forked_process import ForkedProcess
 from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.redis_endpoint import RedisEndpoint
@@ -19,7 +19,6 @@ POOLS = {
     "asyncio": "workers.asyncio_pool:AsyncioPool",
     "threads": "workers.thread_pool:ThreadPool",
 }
-SCRIPT = Path(__file__).with_name("pool_worker.py")
 
 
 class WorkerProcess:
@@ -36,20 +35,12 @@ class WorkerProcess:
         options: tuple[str, ...],
     ) -> None:
         self.settings, self.log = settings, log
-        environ = os.environ | {
-            "CELERY_CUSTOM_WORKER_POOL": POOLS.get(pool, ""),
-            "PYTHONPATH": str(SCRIPT.parent.parent),
-        }
+        environ = os.environ | {"CELERY_CUSTOM_WORKER_POOL": POOLS.get(pool, "")}
         values = settings.model_dump(mode="json")
         values["security"] = {"signing_key": "test-signing-key"}
+        arguments = [json.dumps(values), lane, pool, str(concurrency), "-n", f"{log.stem}@test", *options]
         with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable, str(SCRIPT), json.dumps(values), lane, pool, str(concurrency),
-                    "-n", f"{log.stem}@test", *options,
-                ],
-                env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+            self.process = ForkedProcess("pool_worker", arguments, environ=environ, stdout=output.fileno())
 
     def wait_ready(self) -> WorkerProcess:
         """Wait until it consumes."""
@@ -76,7 +67,9 @@ class WorkerProcess:
     def kill(self) -> None:
         """SIGKILL and reap."""
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has not begun its session yet
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
         self.process.wait(WAIT_SECONDS)
 
     def ledger(self) -> list[list[Any]]:

@@ -55,7 +55,9 @@ def make_chaos(
         url = make_database(database).url
         # Migrating runs an event loop of its own, and tests are on one.
         with ThreadPoolExecutor(1) as pool:
-            made = pool.submit(build_fleet, directory, broker_url or own_redis.url, url, **values)
+            made = pool.submit(
+                build_fleet, directory, broker_url or own_redis.url, url, is_forked=False, **values
+            )
             fleets.append(made.result())
         return fleets[-1]
 

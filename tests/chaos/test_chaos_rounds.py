@@ -17,6 +17,7 @@ from sqlalchemy import text
 from worker_fleet import Worker
 
 from broker_config.settings import Settings
+from cli.environment import environment_of
 from cli.system import migrate
 from storage.engine import Database
 from workers.composition import Services
@@ -72,7 +73,8 @@ class Workers:
         """Start one worker; returns when it consumes."""
         self._started += 1
         log = self._directory / f"{lane}-{self._started}.log"
-        worker = Worker(self._settings, log, lane=lane, concurrency=None)
+        environment = environment_of(self._settings)
+        worker = Worker(self._settings, log, lane=lane, concurrency=None, environment=environment)
         self._starting[worker] = task = asyncio.create_task(asyncio.to_thread(worker.wait_ready))
         await task
         del self._starting[worker]

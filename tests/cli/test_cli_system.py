@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_process import run_forked
 from nekro_inside import run_inside
 from waiting import WAIT_SECONDS, wait_until
 
@@ -92,16 +93,9 @@ class Shell:
     directory: Path
     environment: dict[str, str]
 
-    def __call__(self, *arguments: str, given: str | None = None, **settings: str) -> Done:
-        done = subprocess.run(
-            [*NEKRO, *arguments],
-            cwd=self.directory,
-            env={**self.environment, **settings},
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_SECONDS,
-        )
+    def __call__(self, *arguments: str, given: str = "", **settings: str) -> Done:
+        environ = {**self.environment, **settings}
+        done = run_forked("cli.main", *arguments, environ=environ, cwd=self.directory, given=given)
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 

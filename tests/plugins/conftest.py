@@ -19,9 +19,9 @@ __all__ = ["authored", "file_server", "spec_plugins", "start_world"]
 StartSystem = Callable[..., QueueSystem]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start_system(tmp_path_factory: pytest.TempPathFactory, redis_server: Any) -> Iterator[StartSystem]:
-    """Start a worker process with plugins; it lasts for the session."""
+    """Start a worker process with plugins; it lasts for the module, as an idle worker costs time, too."""
     systems: list[QueueSystem] = []
 
     def start(*plugins: Path, database_url: str | None = None) -> QueueSystem:
@@ -40,13 +40,13 @@ def start_system(tmp_path_factory: pytest.TempPathFactory, redis_server: Any) ->
         system.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def spec_on_sqlite(start_system: StartSystem, spec_plugins: Path) -> QueueSystem:
     """A worker process with the documents' plugins, on SQLite."""
     return start_system(spec_plugins)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def spec_on_postgres(
     start_system: StartSystem, spec_plugins: Path, postgres_server: Any
 ) -> Iterator[QueueSystem]:
@@ -68,7 +68,7 @@ async def spec(
         yield world
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def authored_system(start_system: StartSystem) -> QueueSystem:
     """One worker process with every plugin in ``authored/``."""
     return start_system(AUTHORED)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +15,10 @@ from typing import Any
 import sqlalchemy
 from plugin_world import CHAT, USER
 from waiting import WAIT_SECONDS
+from worker_fleet import Worker
 
 from broker_config.settings import DatabaseSettings, Settings
 from broker_config.wire import new_id
-from cli.environment import environment_of
 from codec.values import decode_value, encode_arguments
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
@@ -58,8 +55,8 @@ class QueueSystem:
             url.replace("postgresql://", "postgresql+psycopg://"), poolclass=sqlalchemy.NullPool
         )
         self._snapshot = directory / "snapshot"
-        self._log = directory / "worker.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._log = directory / "spec.log"
+        self._worker: Worker | None = None
         self._is_stopping = False
         self.settings = Settings.load(
             env_file=None,
@@ -95,42 +92,26 @@ class QueueSystem:
         for folder in FOLDERS:
             shutil.rmtree(self.settings.data_dir / folder, ignore_errors=True)
             shutil.copytree(self._snapshot / folder, self.settings.data_dir / folder)
-        if self._process is None:
+        if self._worker is None:
             self.start_worker()
 
     def start_worker(self) -> None:
         """Start the worker and wait until it consumes."""
-        ours, theirs = socket.socketpair()
-        arguments = ["worker", "--lane", "methods", "--name", "spec", "--supervisor-fd", str(theirs.fileno())]
-        with self._log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "cli.main", *arguments],
-                env=environment_of(self.settings),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        theirs.close()
+        self._worker = Worker(self.settings, self._log, lane="methods", concurrency=None)
         self._is_stopping = False
-        ours.settimeout(WAIT_SECONDS)
-        assert ours.recv(4096), f"the worker ended:\n{self._log.read_text()}"
-        self._channel = ours  # closing it would tell the worker that its supervisor has died
+        self._worker.wait_ready()
 
     def begin_stop(self) -> None:
         """Tell the worker to stop, without waiting for it."""
-        if self._process is not None and not self._is_stopping:
+        if self._worker is not None and not self._is_stopping:
             self._is_stopping = True
-            self._process.terminate()
+            self._worker.process.terminate()
 
     def stop_worker(self) -> None:
         """Stop the worker warmly: its plugins' cleanup runs."""
-        if self._process is not None:
-            self.begin_stop()
-            assert self._process.wait(WAIT_SECONDS) == 0, self._log.read_text()[-4000:]
-            self._process = None
-            self._channel.close()
+        if self._worker is not None:
+            assert self._worker.stop() == 0, self._log.read_text()[-4000:]
+            self._worker = None
 
     def close(self) -> None:
         """Stop the worker and let go of the database."""

@@ -23,9 +23,7 @@ from typing import Any
 
 import pytest
 import redis
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
+from forked_process import ForkedProcess
 from worker_fleet import Fleet, build_fleet
 
 from broker_config.app import create_app
@@ -212,11 +210,10 @@ def finish_rows(path: Path) -> None:
 def at_terminal(settings: Settings, directory: Path, *arguments: str) -> str:
     """Run a command whose three streams are a terminal; returns what it got."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "cli.main", *arguments],
-        env=environment_of(settings) | {"TERM": "xterm", "COLUMNS": "400"},
-        cwd=directory, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-    )  # fmt: skip
+    environ = environment_of(settings) | {"TERM": "xterm", "COLUMNS": "400"}
+    process = ForkedProcess(
+        "cli.main", arguments, environ=environ, cwd=directory, stdin=theirs, stdout=theirs
+    )
     os.close(theirs)
     received = b""
     try:
@@ -245,10 +242,9 @@ def test_no_command_lets_text_of_others_steer_the_terminal(fleet: Fleet, place: 
 @pytest.mark.parametrize("place", [place for place, (_, exact) in PLACES.items() if not exact])
 def test_a_report_to_a_pipe_holds_no_forged_line(fleet: Fleet, place: str) -> None:
     arguments, _ = PLACES[place]
-    process = fleet.command(*arguments, cwd=fleet._directory)
-    out, err = process.communicate(timeout=SECONDS)
-    assert out or err
-    for text in (out, err):
+    done = fleet.run(*arguments, cwd=fleet._directory)
+    assert done.stdout or done.stderr
+    for text in (done.stdout, done.stderr):
         assert [spelling for spelling in OBEYED if spelling in text] == []
         assert not [
             line for line in text.split("\n") if line.startswith(("2026-01-01", "{", "error: forged"))

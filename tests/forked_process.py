@@ -1,0 +1,191 @@
+"""Python processes that start fast: forked from a server that has imported what workers import.
+
+The server is the standard library's, one for each test process, started at the first use. What such a
+process runs is what ``python -m MODULE ARGUMENTS`` runs; tests about the start of an interpreter
+itself, its flags or its search path start one with `subprocess`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import reduction
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from waiting import WAIT_SECONDS
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+# What a worker has imported by the time it is ready, but for plugins and its main module.
+_CONTEXT.set_forkserver_preload(
+    [
+        "aiosqlite",
+        "broker_config.consumer",
+        "broker_config.remote_control",
+        "celery.app.control",
+        "celery.app.log",
+        "celery.apps.worker",
+        "celery.bin.worker",
+        "celery.concurrency.prefork",
+        "celery.events",
+        "celery.fixups.django",
+        "celery.worker.autoscale",
+        "celery.worker.consumer.delayed_delivery",
+        "celery.worker.strategy",
+        "cli.commands.worker",
+        "cli.running",
+        "encodings.idna",
+        "nekro_agent.testing",
+        "sqlalchemy.dialects.postgresql",
+        "sqlalchemy.dialects.sqlite",
+        "workers.asyncio_pool",
+        "workers.composition",
+        "workers.fast_path",
+        "workers.monitor",
+        "workers.process",
+        "workers.thread_pool",
+    ]
+)
+
+
+class Descriptor:
+    """A file descriptor to pass on; as an argument it becomes its number in the process."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self.number),)
+
+
+def _received(passed: Any) -> Descriptor:
+    return Descriptor(passed.detach())
+
+
+class ForkedProcess:
+    """One process in a session of its own; its interface is the part of `subprocess.Popen` that tests use."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str | Descriptor],
+        *,
+        environ: Mapping[str, str],
+        stdout: int,
+        stderr: int | None = None,
+        stdin: int | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        """Run a module.
+
+        Args:
+            stdout: descriptor of its standard output; the process gets a copy.
+            stderr: None means that of ``stdout``.
+            stdin: None means ``/dev/null``.
+            cwd: None means the directory of this process.
+        """
+        streams = [None if stdin is None else Descriptor(stdin), Descriptor(stdout)]
+        streams.append(Descriptor(stdout if stderr is None else stderr))
+        target = (module, list(arguments), dict(environ), streams, cwd or Path.cwd())
+        self._process = _CONTEXT.Process(target=_run, args=target, daemon=False)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Return `returncode`."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; returns the exit code, or raises `subprocess.TimeoutExpired`."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0)
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens after the end."""
+        with suppress(ProcessLookupError):  # it has ended, and its exit code is on the way
+            if self.returncode is None:
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def run_forked(
+    module: str,
+    *arguments: str,
+    environ: Mapping[str, str],
+    cwd: Path | None = None,
+    given: str = "",
+    seconds: float = WAIT_SECONDS,
+) -> subprocess.CompletedProcess[str]:
+    """Run a module to its end with ``given`` on standard input, as `subprocess.run` with captured output."""
+    with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
+        stdin.write(given.encode())
+        stdin.seek(0)
+        process = ForkedProcess(
+            module,
+            arguments,
+            environ=environ,
+            stdin=stdin.fileno(),
+            stdout=stdout.fileno(),
+            stderr=stderr.fileno(),
+            cwd=cwd,
+        )
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+            written = [_content(stdout), _content(stderr)]
+        return subprocess.CompletedProcess(arguments, code, *written)
+
+
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
+
+
+def _run(
+    module: str,
+    arguments: list[str | Descriptor],
+    environ: dict[str, str],
+    streams: list[Descriptor | None],
+    cwd: Path,
+) -> None:
+    os.setsid()
+    os.chdir(cwd)
+    for number, stream in enumerate(streams):
+        passed = os.open(os.devnull, os.O_RDONLY) if stream is None else stream.number
+        os.dup2(passed, number)
+        os.close(passed)
+    # As an interpreter opens them: by lines where a person reads along.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - open as long as the process
+    sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115 - open as long as the process
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - open as long as the process
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = [module, *(str(a.number) if isinstance(a, Descriptor) else a for a in arguments)]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()
