@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pytest
 from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Queue
 
-from broker_config.app import create_app
 from broker_config.settings import Settings
 from broker_config.topology import (
     AGENT_EVENTS,
@@ -35,13 +33,6 @@ STRANGE_KEYS = [
     "",
     "x" * 1000,
 ]
-
-
-@pytest.fixture
-def app(make_settings: Callable[..., Settings]) -> Iterator[Celery]:
-    app = create_app(make_settings())
-    yield app
-    app.close()
 
 
 @given(st.text(max_size=300))

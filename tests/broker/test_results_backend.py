@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,24 +29,6 @@ from nekro_agent.errors import (
     OutcomeUnknownError,
 )
 from workers import pool_jobs
-
-
-@pytest.fixture
-def settings(make_settings: Callable[..., Settings]) -> Settings:
-    return make_settings()
-
-
-@pytest.fixture
-def app(settings: Settings) -> Iterator[NekroApp]:
-    app = create_app(settings)
-    yield app
-    app.close()
-
-
-@pytest.fixture
-def client(settings: Settings) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(settings.broker.url or "") as client:
-        yield client
 
 
 def test_result_is_stored_and_pushed_to_its_caller(

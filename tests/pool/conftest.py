@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from broker_config.app import NekroApp, create_app
-from broker_config.settings import Settings
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from worker_process import WorkerProcess
+
+from broker_config.app import NekroApp
+from broker_config.settings import Settings
 
 
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings]) -> Settings:
     """Settings on a key prefix of this test, with delivery times that a test can wait for."""
     return make_settings(broker={"visibility_timeout_seconds": 4})
-
-
-@pytest.fixture
-def app(settings: Settings) -> Iterator[NekroApp]:
-    """The calling side."""
-    app = create_app(settings)
-    yield app
-    app.backend.result_consumer.stop()
-    app.close()
 
 
 @pytest.fixture

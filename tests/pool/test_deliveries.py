@@ -27,13 +27,6 @@ Send = Callable[..., Any]
 BOTH = pytest.mark.parametrize("pool", ["asyncio", pytest.param("threads", marks=pytest.mark.slow)])
 
 
-@pytest.fixture
-def client(settings: Settings) -> Any:
-    """A plain client of the test's Redis."""
-    with redis.Redis.from_url(settings.broker.url or "") as client:
-        yield client
-
-
 def starts(settings: Settings) -> Counter[str]:
     """How often each task started."""
     return Counter(entry[0] for entry in read_ledger(settings) if entry[1] == "started")

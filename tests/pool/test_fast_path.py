@@ -61,13 +61,6 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, Any]] = {
 }
 
 
-@pytest.fixture
-def client(settings: Settings) -> Any:
-    """A plain client of the test's Redis."""
-    with redis.Redis.from_url(settings.broker.url or "") as client:
-        yield client
-
-
 def with_path(settings: Settings, *, fast: bool) -> Settings:
     """The settings with the switch set."""
     return settings.model_copy(update={"workers": settings.workers.model_copy(update={"fast_path": fast})})

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,12 +95,6 @@ class World:
 def settings(own_redis: Any, make_settings: Callable[..., Settings]) -> Settings:
     """Settings on a Redis whose commands are this test's alone."""
     return make_settings(broker={"url": own_redis.url, "visibility_timeout_seconds": 20})
-
-
-@pytest.fixture
-def client(own_redis: Any) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(own_redis.url) as client:
-        yield client
 
 
 @pytest.fixture

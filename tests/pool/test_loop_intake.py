@@ -34,13 +34,6 @@ Change = Callable[[dict[str, Any]], object]
 LOOP, HUB = "nekro-pool", "MainThread"
 
 
-@pytest.fixture
-def client(settings: Settings) -> Any:
-    """A plain client of the test's Redis."""
-    with redis.Redis.from_url(settings.broker.url or "") as client:
-        yield client
-
-
 def starts(settings: Settings) -> list[str]:
     """The calls whose methods started, in order."""
     return [entry[0] for entry in read_ledger(settings) if entry[1] == "started"]

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
 
 from broker_config.admission import admit
-from broker_config.app import NekroApp, create_app
+from broker_config.app import NekroApp
 from broker_config.call_messages import CallMessage
 from broker_config.dead_letters import DeadLetters, DeadMessage
 from broker_config.keys import Keys
@@ -20,29 +19,10 @@ from broker_config.publishing import encode_message
 from broker_config.settings import Settings
 from broker_config.topology import DRAIN_TASK
 from broker_config.transport import DELIVERIES_HEADER
-from broker_config.urls import client_url
 from broker_config.wire import Invocation, Signer, new_id
 from nekro_agent.errors import MessageRefusedError, UsageError
 
 SIGNER = Signer.from_text("test-signing-key")
-
-
-@pytest.fixture
-def settings(make_settings: Callable[..., Settings]) -> Settings:
-    return make_settings()
-
-
-@pytest.fixture
-def app(settings: Settings) -> Iterator[NekroApp]:
-    app = create_app(settings)
-    yield app
-    app.close()
-
-
-@pytest.fixture
-def client(settings: Settings) -> Iterator[Any]:
-    with redis.Redis.from_url(client_url(str(settings.broker.url))) as client:
-        yield client
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,11 @@ from typing import Any
 import pytest
 import redis
 from waiting import WAIT_SECONDS, wait_until
+from worker_process import WorkerProcess
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
 from broker_config.urls import client_url
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from worker_process import WorkerProcess
 
 NESTED = "[" * 100_000 + "]" * 100_000
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 import time
 import zlib
 from base64 import b64decode, b64encode
@@ -13,49 +12,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 from waiting import WAIT_SECONDS, wait_until
+from worker_process import WorkerProcess
 
-from broker_config.app import NekroApp, create_app
+from broker_config.app import NekroApp
 from broker_config.remote_control import COMMANDS, FRESH_SECONDS
 from broker_config.settings import Settings
 from broker_config.urls import client_url
 from broker_config.wire import new_id
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from worker_process import WorkerProcess
-
 BOMB_BYTES = 256 << 20
 
 
 @pytest.fixture
-def settings(make_settings: Callable[..., Settings]) -> Settings:
-    return make_settings()
+def start_worker(
+    settings: Settings, app: NekroApp, tmp_path: Path
+) -> Iterator[Callable[[str], WorkerProcess]]:
+    """Start a worker by its name; returns when it hears commands, which is after it is ready."""
+    started: list[WorkerProcess] = []
+
+    def start(name: str) -> WorkerProcess:
+        log = tmp_path / f"{name}.log"
+        process = WorkerProcess(settings, log, pool="asyncio", lane="methods", concurrency=4, options=())
+        started.append(process)
+        process.wait_ready()
+        wait_until(lambda: app.control.ping(timeout=1, limit=1), what=f"{name} to hear commands")
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
 
 
 @pytest.fixture
-def app(settings: Settings) -> Iterator[NekroApp]:
-    app = create_app(settings)
-    yield app
-    app.backend.result_consumer.stop()
-    app.close()
-
-
-@pytest.fixture
-def client(settings: Settings) -> Iterator[Any]:
-    with redis.Redis.from_url(client_url(str(settings.broker.url))) as client:
-        yield client
-
-
-@pytest.fixture
-def worker(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcess]:
-    process = WorkerProcess(
-        settings, tmp_path / "worker.log", pool="asyncio", lane="methods", concurrency=4, options=()
-    )
-    yield process.wait_ready()
-    process.kill()
+def worker(start_worker: Callable[[str], WorkerProcess]) -> WorkerProcess:
+    return start_worker("worker")
 
 
 @pytest.fixture
@@ -165,7 +157,11 @@ def test_a_recorded_command_is_carried_out_once_and_not_altered(
 
 
 def test_attack_R22_a_recorded_command_is_not_carried_out_by_a_worker_that_starts_later(
-    worker: WorkerProcess, app: NekroApp, client: Any, settings: Settings, tmp_path: Path
+    worker: WorkerProcess,
+    app: NekroApp,
+    client: Any,
+    settings: Settings,
+    start_worker: Callable[[str], WorkerProcess],
 ) -> None:
     """What the worker before it has taken, its successor does not remember."""
     with client.pubsub(ignore_subscribe_messages=True) as heard:
@@ -174,16 +170,10 @@ def test_attack_R22_a_recorded_command_is_not_carried_out_by_a_worker_that_start
         assert app.control.pool_grow(1, reply=True, limit=1, timeout=WAIT_SECONDS)
         record = wait_until(lambda: heard.get_message(timeout=5), what="the broadcast")
     worker.kill()
-    successor = WorkerProcess(
-        settings, tmp_path / "successor.log", pool="asyncio", lane="methods", concurrency=4, options=()
-    )
-    try:
-        successor.wait_ready()
-        client.publish(record["channel"], record["data"])
-        assert concurrency(app) == 4
-        wait_until(lambda: refused(successor) == 1, what=lambda: successor.log.read_text()[-3000:])
-    finally:
-        successor.kill()
+    successor = start_worker("successor")
+    client.publish(record["channel"], record["data"])
+    assert concurrency(app) == 4
+    wait_until(lambda: refused(successor) == 1, what=lambda: successor.log.read_text()[-3000:])
 
 
 def test_a_signed_command_gets_old(

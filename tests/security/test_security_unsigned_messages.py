@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -11,19 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from waiting import WAIT_SECONDS, wait_until
+from worker_process import WorkerProcess
 
-from broker_config.app import NekroApp, create_app
+from broker_config.app import NekroApp
 from broker_config.keys import REFUSED_LIMIT, Keys
 from broker_config.publishing import encode_message
 from broker_config.settings import Settings
-from broker_config.urls import client_url
 from broker_config.wire import new_id
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from worker_process import WorkerProcess
 
 PLUGIN = "a.pinned"
 #: Pool and queue of each lane.
@@ -48,20 +42,6 @@ OK = {"how": "ok", "value": 7}
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings]) -> Settings:
     return make_settings(broker={"visibility_timeout_seconds": 4}, workers={"pinned_plugins": (PLUGIN,)})
-
-
-@pytest.fixture
-def app(settings: Settings) -> Iterator[NekroApp]:
-    app = create_app(settings)
-    yield app
-    app.backend.result_consumer.stop()
-    app.close()
-
-
-@pytest.fixture
-def client(settings: Settings) -> Iterator[Any]:
-    with redis.Redis.from_url(client_url(str(settings.broker.url))) as client:
-        yield client
 
 
 @pytest.fixture
