@@ -10,6 +10,10 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate $(UPGRADE)
 IMAGE ?= nekro-workers:0.1.0
 PYTEST_ARGS ?=
+# More processes than the 2 cores of a small machine, as tests also wait.
+TEST_PROCESSES ?= 4
+# Without bytecode every worker and every command of the tests compiles the project anew. Images set this.
+unexport PYTHONDONTWRITEBYTECODE
 # What starts no worker and no sandbox.
 FAST := $(addprefix tests/,agent/test_extraction.py agent/test_llm_openai.py agent/test_llm_scripted.py agent/test_multimodal.py \
 	agent/test_prompt.py agent/test_text.py agent/test_verdict.py broker codec/test_codec.py contract deploy runtime sdk storage \
@@ -41,7 +45,7 @@ demo: install ## Run the scripted tour: sandbox, plugins, queue, follow-up round
 	$(BIN)/nekro demo
 
 test: install ## Run the default test suite (SQLite and PostgreSQL, real Redis, real sandbox).
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m 'not slow' $(PYTEST_ARGS)
 
 test-fast: install ## Run the tests of single parts, for the inner loop: SQLite and Redis, no worker, no sandbox.
 	$(BIN)/python -m pytest -n 2 -m 'not slow' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
