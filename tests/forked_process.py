@@ -56,6 +56,16 @@ _CONTEXT.set_forkserver_preload(
 )
 
 
+_STARTED: list[ForkedProcess] = []
+
+
+@atexit.register
+def _kill_what_is_left() -> None:
+    """Before `multiprocessing` waits for it: a test that failed may have left a worker."""
+    for process in _STARTED:
+        process.kill()
+
+
 class Descriptor:
     """A file descriptor to pass on; as an argument it becomes its number in the process."""
 
@@ -99,6 +109,7 @@ class ForkedProcess:
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
+        _STARTED[:] = [*(process for process in _STARTED if process.poll() is None), self]
 
     @property
     def returncode(self) -> int | None:
