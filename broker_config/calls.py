@@ -44,6 +44,7 @@ from broker_config.tracing import span, trace_headers
 from broker_config.wire import Envelope, Invocation, Signer, new_id, refuse_version
 from nekro_agent.errors import (
     BrokerError,
+    BrokerUnavailableError,
     CallTimeoutError,
     MessageRefusedError,
     MethodFailedError,
@@ -418,7 +419,7 @@ class MethodCaller:
         if fate is None:
             return
         if fate.outcome is None:
-            raise fate.error or error
+            raise fate.error or _as_documented(error) from error
         pending.settle(_returned(fate.outcome))
 
     async def _wait_for_unrecorded(self, pending: _Pending, error: NekroError) -> None:
@@ -577,6 +578,13 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
 def _returned(outcome: dict[str, Any]) -> dict[str, Any]:
     """What a worker would have stored for a call that returned."""
     return {"status": states.SUCCESS, "result": outcome}
+
+
+def _as_documented(error: NekroError) -> NekroError:
+    """Return an error of the class that callers know: subclasses of this package say how far a step came."""
+    documented = (BrokerUnavailableError, StorageUnavailableError)
+    kind = next((kind for kind in documented if isinstance(error, kind)), None)
+    return error if kind is None else kind(str(error))
 
 
 def _in_doubt(invocation: Invocation) -> OutcomeUnknownError:

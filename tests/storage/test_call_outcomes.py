@@ -23,6 +23,7 @@ from broker_config.calls import MethodCaller
 from broker_config.publishing import PUSH
 from broker_config.settings import DatabaseSettings, Settings
 from broker_config.wire import Envelope, Invocation, new_id
+from nekro_agent import errors
 from nekro_agent.errors import (
     BrokerUnavailableError,
     CallTimeoutError,
@@ -150,8 +151,15 @@ class Caller:
         self.queue = f"{settings.broker.key_prefix}methods"
 
     def begin(self, made: Invocation) -> asyncio.Task[Envelope]:
-        """Begin a call."""
-        return asyncio.create_task(self.caller.call(made, lane=Lane.METHODS))
+        """Begin a call; what it raises is of a class that callers know."""
+        return asyncio.create_task(self._call(made))
+
+    async def _call(self, made: Invocation) -> Envelope:
+        try:
+            return await self.caller.call(made, lane=Lane.METHODS)
+        except Exception as exc:
+            assert type(exc).__name__ in errors.__all__, f"{type(exc)} is no documented class"
+            raise
 
     async def sent(self, made: Invocation) -> tuple[asyncio.Task[Envelope], dict[str, Any]]:
         """Begin a call and take its message."""
