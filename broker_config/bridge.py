@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -24,11 +25,13 @@ from sqlalchemy.util.concurrency import in_greenlet
 from broker_config.completion import outlast
 
 __all__ = [
+    "Closing",
     "at_loop_close",
     "await_here",
     "can_await",
+    "close_all",
     "close_loop_resources",
-    "close_within",
+    "limit_loop_close",
     "seconds_to_close",
     "spawn",
     "spawn_cleanly",
@@ -40,14 +43,40 @@ Cleanup = Callable[[], Awaitable[object]]
 
 #: How long a cleanup of a loop may take that does not say otherwise.
 CLEANUP_SECONDS: Final = 5.0
+#: How long all cleanups of a loop may take together, unless ``limit_loop_close`` says otherwise.
+LOOP_SECONDS: Final = 10.0
+#: What each cleanup has in any case, however much time those before it took.
+LEAST_SECONDS: Final = 0.5
 #: How long a cleanup that was cancelled because it took too long may take to end.
-CANCELLED_SECONDS: Final = 1.0
+CANCELLED_SECONDS: Final = 0.5
 #: Idle greenlets kept per thread. A new one costs tens of microseconds: memory for its frames is mapped,
 #: touched and unmapped each time.
 MAX_IDLE: Final = 256
 
 logger = logging.getLogger(__name__)
-_cleanups: WeakKeyDictionary[asyncio.AbstractEventLoop, list[tuple[Cleanup, float]]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Closing:
+    """One step of a shutdown."""
+
+    #: Its name in the log.
+    what: str
+    cleanup: Cleanup
+    #: Longest time that it may take, within what all steps share.
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class _LoopClose:
+    """What there is to do before a loop is closed."""
+
+    steps: list[Closing] = field(default_factory=list)
+    #: Time that the steps share.
+    seconds: float = LOOP_SECONDS
+
+
+_closings: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopClose] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,44 +186,68 @@ def await_here(awaitable: Awaitable[T]) -> T:
     return await_only(awaitable)
 
 
-def at_loop_close(cleanup: Cleanup, *, seconds: float = CLEANUP_SECONDS) -> None:
+def at_loop_close(cleanup: Cleanup, *, seconds: float = CLEANUP_SECONDS, what: str | None = None) -> None:
     """Run ``cleanup`` on the running loop before its owner closes it; the newest runs first.
 
     For what belongs to one loop: connections, database engines.
 
     Args:
-        seconds: how long it may take; those after it run in any case.
+        seconds: how long it may take, see ``close_all``; those after it run in any case.
+        what: its name in the log; None: the function's.
     """
-    _cleanups.setdefault(asyncio.get_running_loop(), []).append((cleanup, seconds))
+    name: str = what or getattr(cleanup, "__qualname__", "") or repr(cleanup)
+    _closing_of_this_loop().steps.append(Closing(what=name, cleanup=cleanup, seconds=seconds))
+
+
+def limit_loop_close(seconds: float) -> None:
+    """Set how long all cleanups of the running loop may take together."""
+    _closing_of_this_loop().seconds = seconds
+
+
+def _closing_of_this_loop() -> _LoopClose:
+    return _closings.setdefault(asyncio.get_running_loop(), _LoopClose())
 
 
 def seconds_to_close(loop: asyncio.AbstractEventLoop) -> float:
     """How long ``close_loop_resources`` takes on a loop at most, as long as no cleanup blocks it."""
-    return sum(seconds + CANCELLED_SECONDS for _, seconds in _cleanups.get(loop, ()))
+    closing = _closings.get(loop, _LoopClose())
+    count = len(closing.steps)
+    alone = sum(step.seconds for step in closing.steps)
+    return max(min(alone, closing.seconds), count * LEAST_SECONDS) + count * CANCELLED_SECONDS
 
 
 async def close_loop_resources() -> None:
-    """Run the cleanups of the running loop, each within its own time; what one does stops no other."""
-    for cleanup, seconds in reversed(_cleanups.pop(asyncio.get_running_loop(), [])):
-        await close_within(cleanup, what=getattr(cleanup, "__qualname__", repr(cleanup)), seconds=seconds)
+    """Run the cleanups of the running loop; what one does stops no other."""
+    closing = _closings.pop(asyncio.get_running_loop(), _LoopClose())
+    await close_all(closing.steps[::-1], seconds=closing.seconds)
 
 
-async def close_within(cleanup: Cleanup, *, what: str, seconds: float) -> None:
-    """Run a cleanup. One that fails, or takes longer and is left behind, is logged: what follows it runs.
+async def close_all(steps: Sequence[Closing], *, seconds: float) -> None:
+    """Run the steps of a shutdown in their order.
+
+    One that fails, or takes longer than it may and is left behind, is logged; the next one runs.
 
     Args:
-        what: name of it in the log.
+        seconds: what all of them share. Each has at most its own time, and what those before it left;
+            never less than ``LEAST_SECONDS``, which is kept for those after it.
     """
-    task = asyncio.ensure_future(_logged(cleanup, what))
+    end = time.monotonic() + seconds
+    for number, step in enumerate(steps, start=1):
+        left = end - time.monotonic() - LEAST_SECONDS * (len(steps) - number)
+        await _close_within(step, max(LEAST_SECONDS, min(step.seconds, left)))
+
+
+async def _close_within(step: Closing, seconds: float) -> None:
+    task = asyncio.ensure_future(_logged(step))
     if (await asyncio.wait({task}, timeout=seconds))[0]:
         return
-    logger.warning("%s took longer than %g s to close; left behind", what, seconds)
+    logger.warning("%s took longer than %.1f s to close; left behind", step.what, seconds)
     task.cancel()
     await asyncio.wait({task}, timeout=CANCELLED_SECONDS)
 
 
-async def _logged(cleanup: Cleanup, what: str) -> None:
+async def _logged(step: Closing) -> None:
     try:
-        await cleanup()
+        await step.cleanup()
     except Exception:  # a process that stops must get to its end
-        logger.exception("%s could not be closed", what)
+        logger.exception("%s could not be closed", step.what)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -43,6 +43,11 @@ __all__ = [
 ENV_PREFIX = "NEKRO_"
 #: Variables with this prefix steer the test suite and are not settings.
 TEST_PREFIX = "NEKRO_TEST_"
+
+#: What the steps of a worker's shutdown have besides the plugins' cleanup hooks.
+CLOSE_SECONDS: Final = 8.0
+#: What a worker's shutdown has besides drain and these steps: acknowledgements, its connections, threads.
+PROCESS_SECONDS: Final = 5.0
 
 
 def _split_list(value: object) -> object:
@@ -455,6 +460,16 @@ class WorkerSettings(_Group):
         description="How long beyond its call's deadline a method may block an event loop; then its process "
         "ends with code 70, and what it held is delivered again.",
     )
+
+    @property
+    def close_seconds(self) -> float:
+        """What the steps of a worker's shutdown share once its calls have ended, cleanup hooks included."""
+        return self.cleanup_seconds + CLOSE_SECONDS
+
+    @property
+    def stop_seconds(self) -> float:
+        """Longest shutdown of a worker that waits for its calls; then the worker ends itself."""
+        return self.drain_seconds + self.close_seconds + PROCESS_SECONDS
 
 
 class SecuritySettings(_Group):

@@ -41,8 +41,8 @@ __all__ = [
 CALL_LANES: Final = (Lane.METHODS, Lane.LONG)
 ROUND_LANES: Final = (Lane.METHODS, Lane.LONG, Lane.ROUNDS)
 
-#: Beyond the drain time of a worker: its own shutdown.
-_STOP_MARGIN_SECONDS: Final = 10.0
+#: Beyond the time after which a worker ends itself.
+_STOP_MARGIN_SECONDS: Final = 2.0
 _CLAIM_TRIES: Final = 20
 
 
@@ -206,9 +206,8 @@ async def stop_workers(workers: Sequence[ChildProcess], settings: Settings) -> N
 
 
 def stop_seconds(settings: Settings) -> float:
-    """Longest warm stop of a worker: its drain time, its plugins' cleanups and its own shutdown."""
-    workers = settings.workers
-    return workers.drain_seconds + workers.cleanup_seconds + _STOP_MARGIN_SECONDS
+    """How long a worker has to stop warmly: a little more than it takes itself."""
+    return settings.workers.stop_seconds + _STOP_MARGIN_SECONDS
 
 
 def entries(workers: Iterable[ChildProcess]) -> tuple[WorkerEntry, ...]:

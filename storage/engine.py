@@ -13,6 +13,7 @@ commits may be missing (never torn, never out of order) after a power loss or a 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -42,6 +43,8 @@ __all__ = ["Database"]
 
 #: How long ``dispose`` waits for the engine of another thread's loop.
 _DISPOSE_SECONDS: Final = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 class SingleRunner(Protocol):
@@ -213,8 +216,7 @@ class Database:
             self._engines.clear()
         for loop, local in others:
             if loop.is_running():
-                future = asyncio.run_coroutine_threadsafe(local.dispose(), loop)
-                await asyncio.wait_for(asyncio.wrap_future(future), _DISPOSE_SECONDS)
+                await _dispose_there(local, loop)
             else:
                 local.pool.abandon()
 
@@ -254,6 +256,15 @@ class Database:
             if cut is not None:
                 cut.cancel()
             await connection.close()
+
+
+async def _dispose_there(local: _LoopEngine, loop: asyncio.AbstractEventLoop) -> None:
+    future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(local.dispose(), loop))
+    if not (await asyncio.wait({future}, timeout=_DISPOSE_SECONDS))[0]:
+        logger.warning("a loop that blocks keeps its database connections; left behind")
+        future.cancel()
+        return
+    future.result()
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final, cast
 
 from sqlalchemy import exc as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -14,6 +16,12 @@ from storage.connection import LoopConnection
 from storage.driver_errors import translated
 
 __all__ = ["LoopPool"]
+
+#: How long ``dispose`` waits for connections that are being closed or rolled back, and for the others.
+ENDING_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 3.0
+
+logger = logging.getLogger(__name__)
 
 
 class LoopPool:
@@ -68,12 +76,29 @@ class LoopPool:
         )
 
     async def dispose(self) -> None:
-        """Close the connections that are not in use, and wait for those that are being closed."""
+        """Close the connections that are not in use, and wait for those that are being closed.
+
+        What cannot be closed in time is left behind and logged: a statement that waits for SQLite's lock
+        ends first, and closing may meet a driver that does not answer.
+        """
+        await self._within(ENDING_SECONDS, self._end_connections())
+        await self._within(CLOSE_SECONDS, self.engine.dispose())
+
+    async def _end_connections(self) -> None:
         while self.resting:
             await self.resting.pop().close()
         while self.endings:
             await asyncio.wait(self.endings)
-        await self.engine.dispose()
+
+    async def _within(self, seconds: float, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        if (await asyncio.wait({task}, timeout=seconds))[0]:
+            return task.result()
+        count = len(self.endings)
+        logger.warning(
+            "database connections (%d at their end) not closed in %g s; left behind", count, seconds
+        )
+        task.cancel()
 
     def abandon(self) -> None:
         """Forget the connections of a loop that has ended; nothing on it can be closed any more."""

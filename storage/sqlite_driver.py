@@ -8,6 +8,7 @@ nothing keeps it waiting.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -28,6 +29,23 @@ class StepConnection(aiosqlite.Connection):
 
     #: A statement without rows that goes before the next one, in the same call to the thread.
     precede: str | None = None
+    _is_stopped = False
+
+    def stop(self) -> asyncio.Future[None] | None:
+        """End the thread, once; None outside of an event loop.
+
+        ``close`` waits for what this returns. A second order would come after the one that ends the
+        thread, and whoever closes a connection while another does would wait for ever.
+        """
+        if not self._is_stopped:
+            self._is_stopped = True
+            return super().stop()
+        try:
+            ended = asyncio.get_running_loop().create_future()
+        except RuntimeError:  # the garbage collector's call
+            return None
+        ended.set_result(None)
+        return ended
 
     def cursor(self) -> StepCursor:  # type: ignore[override]  # SQLAlchemy asks for no more than this one has
         """Return a cursor for one statement."""

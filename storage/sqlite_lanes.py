@@ -10,12 +10,13 @@ connections of the pool, as they would never go back to it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import URL, Connection
 
@@ -28,6 +29,11 @@ from storage.urls import sync_url
 from storage.write_gate import WriteGate
 
 __all__ = ["SqliteLanes"]
+
+#: How long ``close`` waits for the statement that a thread is at.
+CLOSE_SECONDS: Final = 2.0
+
+logger = logging.getLogger(__name__)
 
 
 class SqliteLanes:
@@ -116,9 +122,13 @@ class _Lane:
             alarm.cancel()
 
     async def close(self) -> None:
-        """Run what is queued, then close the connection."""
+        """Run what is queued, then close the connection; a thread that takes too long is left behind."""
         self._stop()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+        if self._thread.is_alive():
+            logger.warning(
+                "thread %s does not end within %g s; left behind", self._thread.name, CLOSE_SECONDS
+            )
 
 
 def _work(connect: Callable[[], Connection], jobs: SimpleQueue[_Job | None]) -> None:

@@ -23,6 +23,8 @@ __all__ = ["BackgroundLoop"]
 
 T = TypeVar("T")
 
+#: How long a new loop has to run its first step.
+_START_SECONDS: Final = 30.0
 #: How long ``close`` waits for writes that nobody waits for any more.
 _SETTLE_SECONDS: Final = 2.0
 
@@ -105,7 +107,7 @@ class BackgroundLoop:
             if self._thread is None:
                 thread = LoopThread("nekro-background")
                 thread.start()
-                asyncio.run_coroutine_threadsafe(self._prepare(), thread.loop).result()
+                asyncio.run_coroutine_threadsafe(self._prepare(), thread.loop).result(_START_SECONDS)
                 self._thread = thread
             return self._thread.loop
 

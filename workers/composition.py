@@ -10,7 +10,7 @@ from typing import Any
 from loguru import logger
 
 from broker_config.app import create_app
-from broker_config.bridge import CANCELLED_SECONDS, Cleanup, close_within
+from broker_config.bridge import CANCELLED_SECONDS, Cleanup, Closing, close_all
 from broker_config.calls import MethodCaller
 from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
@@ -100,19 +100,12 @@ class Services(Parts):
         logger.bind(role=self.role, methods=len(self.registry)).debug("services_started")
 
     async def close(self) -> None:
-        """End what ``start`` began, each within its own time; safe to call when it failed half-way."""
-        for what, cleanup, seconds in self._cleanups():
-            await close_within(cleanup, what=what, seconds=seconds)
-        runtime.unbind()
+        """End what ``start`` began; safe to call when it failed half-way."""
+        await close_all(self.closings(), seconds=self.settings.workers.close_seconds)
 
-    @property
-    def close_seconds(self) -> float:
-        """How long ``close`` takes at most."""
-        return sum(seconds + CANCELLED_SECONDS for _, _, seconds in self._cleanups())
-
-    def _cleanups(self) -> list[tuple[str, Cleanup, float]]:
-        """What there is to close: its name, how, and within how many seconds."""
-        return [
+    def closings(self) -> list[Closing]:
+        """What there is to close, in order."""
+        steps: list[tuple[str, Cleanup, float]] = [
             ("plugins", self._stop_plugins, self.host.cleanup_seconds + CANCELLED_SECONDS),
             ("sandboxes", self._close_sandboxes, 20),
             ("caller", self._close_caller, 5),
@@ -123,7 +116,12 @@ class Services(Parts):
             ("publisher", partial(asyncio.to_thread, self.publisher.close), 5),
             ("database", self.database.dispose, 12),
             ("upload areas", partial(asyncio.to_thread, self.upload_areas.dispose), 2),
+            ("runtime", self._unbind, 1),
         ]
+        return [Closing(what=what, cleanup=cleanup, seconds=seconds) for what, cleanup, seconds in steps]
+
+    async def _unbind(self) -> None:
+        runtime.unbind()
 
     async def _stop_plugins(self) -> None:
         if self.role != "cli":

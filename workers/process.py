@@ -15,7 +15,7 @@ from celery import bootsteps
 from celery.worker import state
 from loguru import logger
 
-from broker_config.bridge import at_loop_close
+from broker_config.bridge import at_loop_close, limit_loop_close
 from broker_config.metrics import start_metrics
 from broker_config.settings import Settings
 from broker_config.tracing import traced
@@ -28,6 +28,7 @@ from workers.monitor import monitored
 from workers.observation import observe_tasks
 from workers.pool_jobs import LoopThread
 from workers.printed import printed_to_log
+from workers.shutdown_limit import ShutdownLimit
 from workers.tasks import register_commands, register_drain, register_hooks, register_jobs, register_methods
 
 __all__ = ["keep_what_is_loaded", "run_worker"]
@@ -74,6 +75,10 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
         quiet=True,
     )
     services.announcer.hostname = worker.hostname
+    limit = ShutdownLimit(
+        warm_seconds=settings.workers.stop_seconds,
+        cold_seconds=settings.workers.stop_seconds - settings.workers.drain_seconds,
+    )
     with (
         traced(settings.tracing, role=lane, node=node),
         monitored(settings.metrics, health, lane=lane),
@@ -82,9 +87,11 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
     ):
         worker.start()
         home.close()
+    code = int(worker.exitcode or 0)
+    limit.closed(code=code)
     if home.failure is not None:
         raise home.failure
-    return int(worker.exitcode or 0)
+    return code
 
 
 def _concurrency(settings: Settings, lane: str) -> int:
@@ -143,7 +150,9 @@ class _Home:
             self._own_thread.stop()
 
     async def _start(self, worker: Any) -> None:
-        at_loop_close(self._services.close, seconds=self._services.close_seconds)
+        limit_loop_close(self._services.settings.workers.close_seconds)
+        for step in reversed(self._services.closings()):
+            at_loop_close(step.cleanup, seconds=step.seconds, what=step.what)
         await self._services.start()
         sweeper = self._services.sweeper()
         sweeper.start()

@@ -14,7 +14,15 @@ from celery import states
 from celery.app.task import Context
 
 from broker_config.app import NekroApp, create_app
-from broker_config.bridge import at_loop_close, await_here, can_await, close_loop_resources, spawn
+from broker_config.bridge import (
+    at_loop_close,
+    await_here,
+    can_await,
+    close_loop_resources,
+    limit_loop_close,
+    seconds_to_close,
+    spawn,
+)
 from broker_config.failures import failure_from_record
 from broker_config.keys import REPLY_SECONDS, Keys
 from broker_config.settings import Settings
@@ -127,6 +135,26 @@ async def test_a_cleanup_that_never_ends_keeps_no_other_from_its_time() -> None:
     await close_loop_resources()
     assert done == ["database"]
     over.set()
+
+
+async def test_cleanups_share_the_time_of_their_loop_and_each_gets_some() -> None:
+    done = []
+
+    async def close_database() -> None:
+        done.append("database")
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    at_loop_close(close_database)
+    for _ in range(8):
+        at_loop_close(hang, seconds=3600)
+    limit_loop_close(0.2)
+    longest = seconds_to_close(asyncio.get_running_loop())
+    assert longest < 60
+    async with asyncio.timeout(60):
+        await close_loop_resources()
+    assert done == ["database"]
 
 
 def test_a_thread_with_a_loop_is_waited_for_until_its_cleanups_had_their_time(

@@ -227,6 +227,21 @@ async def test_dispose_closes_the_connections_of_other_running_loops(
     assert await leases.names(database) == []
 
 
+async def test_dispose_leaves_a_connection_behind_that_cannot_be_closed(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("storage.loop_pool.ENDING_SECONDS", 0.2)
+    async with database.read():
+        pass
+    stuck = asyncio.create_task(asyncio.Event().wait())
+    database._local().pool.endings.add(stuck)
+    disposing = asyncio.create_task(database.dispose())
+    done, _ = await asyncio.wait({disposing}, timeout=WAIT_SECONDS)
+    stuck.cancel()
+    assert done
+    assert "(1 at their end) not closed" in caplog.text
+
+
 async def test_writer_that_waits_too_long_for_sqlite_is_told_so(tmp_path: Path, migrated_copy: Any) -> None:
     settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05})
     database, other_process = Database(settings, tmp_path), Database(settings, tmp_path)

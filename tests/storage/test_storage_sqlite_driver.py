@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_SECONDS
 
 from storage.sqlite_driver import StepConnection, connect
 
@@ -170,3 +171,9 @@ async def test_a_cancelled_statement_does_not_disturb_the_next_one(connection: S
     cursor = connection.cursor()
     await cursor.execute("SELECT 7")
     assert await cursor.fetchall() == [(7,)]
+
+
+async def test_a_connection_that_two_close_at_once_is_closed_for_both(connection: StepConnection) -> None:
+    closing = [asyncio.create_task(connection.close()) for _ in range(2)]
+    _, waiting = await asyncio.wait(closing, timeout=WAIT_SECONDS)
+    assert not waiting
