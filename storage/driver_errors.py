@@ -22,6 +22,8 @@ __all__ = ["is_refusal", "translated", "translated_from_driver"]
 _SCHEMA_STATES: Final = frozenset({"42P01", "42703", "3F000"})
 #: What SQLite says instead of an SQLSTATE.
 _SCHEMA_WORDS: Final = re.compile(r"no such (table|column)|has no column named")
+#: How SQLSTATEs begin that end a connection.
+_ENDING_CLASSES: Final = ("08", "57P")
 _UNAVAILABLE: Final = (sa.OperationalError, sa.InterfaceError, sa.InternalError, sa.TimeoutError)
 
 
@@ -60,7 +62,8 @@ def is_refusal(error: StorageUnavailableError) -> bool:
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):
         return is_busy(cause)
-    return getattr(cause, "sqlstate", None) is not None
+    state = getattr(cause, "sqlstate", None)
+    return state is not None and not state.startswith(_ENDING_CLASSES)
 
 
 def _is_schema_error(cause: BaseException) -> bool:

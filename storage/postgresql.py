@@ -20,6 +20,8 @@ from storage.error_hook import install
 __all__ = ["create", "create_sync", "cut_later", "has_rested_long"]
 
 _CONNECT_SECONDS: Final = 5
+#: The same of each of several servers, which are tried in turn; libpq's shortest.
+_CONNECT_IN_TURN_SECONDS: Final = 2
 #: A connection that rested longer is asked for a sign of life before it is used.
 _TRUST_SECONDS: Final = 1.0
 _APPLICATION_NAME: Final = "nekro"
@@ -90,7 +92,9 @@ def _shut_down(pgconn: Any) -> None:
 
 def _connect_arguments(url: URL, settings: DatabaseSettings) -> dict[str, Any]:
     arguments: dict[str, Any] = {
-        "connect_timeout": _CONNECT_SECONDS,
+        "connect_timeout": _CONNECT_SECONDS if _has_one_server(url) else _CONNECT_IN_TURN_SECONDS,
+        # Of several servers the primary; a single one that was demoted is refused instead of used.
+        "target_session_attrs": "read-write",
         "application_name": _APPLICATION_NAME,
         "keepalives_idle": 10,
         "keepalives_interval": 5,
@@ -101,6 +105,11 @@ def _connect_arguments(url: URL, settings: DatabaseSettings) -> dict[str, Any]:
         limit = int(settings.transaction_timeout_seconds * 1000)
         arguments["options"] = f"-c statement_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
     return {name: value for name, value in arguments.items() if name not in url.query}
+
+
+def _has_one_server(url: URL) -> bool:
+    hosts = url.query.get("host", ())
+    return not isinstance(hosts, tuple) and "," not in hosts
 
 
 def _ping_after_rest(engine: Engine) -> None:

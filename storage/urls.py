@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError as MalformedUrlError
@@ -31,8 +32,8 @@ def async_url(settings: DatabaseSettings, data_dir: Path) -> URL:
     if settings.url is None:
         return URL.create("sqlite+aiosqlite", database=str(data_dir.absolute() / SQLITE_FILE_NAME))
     try:
-        url = make_url(settings.url)
-    except MalformedUrlError as exc:
+        url = make_url(_hosts_in_query(settings.url))
+    except (MalformedUrlError, ValueError) as exc:
         # The URL itself stays out of the message: it may hold a password.
         raise SettingsError(
             f"{_VARIABLE} is not a URL; write postgresql://user:password@host/name or sqlite:///path"
@@ -45,6 +46,16 @@ def async_url(settings: DatabaseSettings, data_dir: Path) -> URL:
         f"{_VARIABLE} starts with {url.drivername}://, which is not supported; "
         "write postgresql://user:password@host/name or sqlite:///path"
     )
+
+
+def _hosts_in_query(url: str) -> str:
+    """Write libpq's ``postgresql://user@host1:5432,host2:5432/name`` as SQLAlchemy takes it."""
+    parts = urlsplit(url)
+    userinfo, at, hosts = parts.netloc.rpartition("@")
+    if "," not in hosts:
+        return url
+    pairs = [*parse_qsl(parts.query), *(("host", host) for host in hosts.split(","))]
+    return f"{parts.scheme}://{userinfo}{at}{parts.path}?{urlencode(pairs)}"
 
 
 def sync_url(url: URL) -> URL:

@@ -37,6 +37,7 @@ def make_chaos(
         *,
         append_only: bool = False,
         broker_url: str | None = None,
+        database_url: str | None = None,
         **overrides: Any,
     ) -> Fleet:
         if append_only:
@@ -52,7 +53,7 @@ def make_chaos(
         values["broker"] = {"visibility_timeout_seconds": LEASE_SECONDS, **values.get("broker", {})}
         directory = tmp_path / f"fleet{len(fleets)}"
         directory.mkdir()
-        url = make_database(database).url
+        url = database_url or make_database(database).url
         # Migrating runs an event loop of its own, and tests are on one.
         with ThreadPoolExecutor(1) as pool:
             made = pool.submit(

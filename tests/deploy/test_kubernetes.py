@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from broker_config.settings import known_variables
+from broker_config.settings import WorkerSettings, known_variables
 from cli.main import build_parser
 from nekro_agent.methods import Lane
 
@@ -60,7 +60,7 @@ def test_a_lane_has_probes_and_more_patience_than_its_workers(lane: Lane) -> Non
     assert container["args"] == ["worker", "--lane", lane.value]
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
-    assert spec["terminationGracePeriodSeconds"] > 30  # NEKRO_WORKERS__DRAIN_SECONDS
+    assert spec["terminationGracePeriodSeconds"] > WorkerSettings().stop_seconds
     assert item["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 

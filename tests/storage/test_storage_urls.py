@@ -26,6 +26,14 @@ def test_postgresql_is_opened_with_psycopg(scheme: str) -> None:
     )
 
 
+def test_several_servers_are_named_as_libpq_does_or_by_parameters() -> None:
+    names = ["me:p%40w@a:1,b:2/x?sslmode=require", "me:p%40w@/x?host=a:1&host=b:2&sslmode=require"]
+    for url in (async_url(DatabaseSettings(url=f"postgresql://{name}"), Path("/d")) for name in names):
+        assert url.password == "p@w" and url.database == "x"
+        assert url.query["host"] == ("a:1", "b:2") and url.query["sslmode"] == "require"
+    assert _url("postgresql://a,b/x").endswith("/x?host=a&host=b")
+
+
 @pytest.mark.parametrize("scheme", ["sqlite", "sqlite+aiosqlite"])
 def test_sqlite_is_opened_with_aiosqlite(scheme: str) -> None:
     assert _url(f"{scheme}:////var/x.db") == "sqlite+aiosqlite:////var/x.db"
