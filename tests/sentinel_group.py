@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,8 +28,22 @@ class SentinelGroup:
     """One primary with two replicas, watched by three Sentinels; a context manager."""
 
     def __init__(
-        self, directory: Path, *, password: str | None = None, sentinel_password: str | None = None
+        self,
+        directory: Path,
+        *,
+        password: str | None = None,
+        sentinel_password: str | None = None,
+        tls_options: Sequence[str] = (),
     ) -> None:
+        """Start nothing yet.
+
+        Args:
+            tls_options: with which every server and Sentinel takes TLS too, on a port of its own.
+        """
+        self._tls_options = tls_options
+        #: Ports over TLS of the servers and of the Sentinels; empty without.
+        self.tls_ports = [free_port() for _ in range(3)] if tls_options else []
+        self.sentinel_tls_ports = [free_port() for _ in range(3)] if tls_options else []
         self._directory, self._password, self._sentinel_password = directory, password, sentinel_password
         self.servers: list[RedisServer] = []
         self._sentinels: list[subprocess.Popen[bytes]] = []
@@ -55,7 +70,9 @@ class SentinelGroup:
 
     @property
     def url(self) -> str:
-        """URL of the list of Sentinels."""
+        """URL of the list of Sentinels, over TLS where they take it."""
+        if self.sentinel_tls_ports:
+            return ";".join(f"sentinels://127.0.0.1:{port}/0" for port in self.sentinel_tls_ports)
         userinfo = f":{quote(self._password, safe='')}@" if self._password else ""
         return ";".join(f"sentinel://{userinfo}127.0.0.1:{port}/0" for port in self.sentinel_ports)
 
@@ -70,7 +87,7 @@ class SentinelGroup:
     def primary(self) -> RedisServer:
         """The server that the Sentinels name now."""
         port = int(self.state()["port"])
-        return next(server for server in self.servers if server.port == port)
+        return next(server for number, server in enumerate(self.servers) if self._port_of(number) == port)
 
     def state(self) -> dict[str, Any]:
         """What the first Sentinel knows of the primary."""
@@ -128,12 +145,19 @@ class SentinelGroup:
         assert server.process is not None
         server.process.send_signal(signal.SIGCONT)
 
+    def _port_of(self, number: int) -> int:
+        """The port by which servers and Sentinels know a server."""
+        return self.tls_ports[number] if self.tls_ports else self.servers[number].port
+
     def _start_server(self, number: int) -> None:
         directory = self._directory / f"redis{number}"
         directory.mkdir()
         options = ["--repl-diskless-sync-delay", "0", "--replica-serve-stale-data", "yes"]
+        if self._tls_options:
+            options += [*self._tls_options, "--tls-replication", "yes"]
+            options += ["--tls-port", str(self.tls_ports[number])]
         if self.servers:
-            options += ["--replicaof", "127.0.0.1", str(self.servers[0].port)]
+            options += ["--replicaof", "127.0.0.1", str(self._port_of(0))]
         if self._password is not None:
             options += ["--requirepass", self._password, "--masterauth", self._password]
         server = RedisServer(directory, options=options, password=self._password)
@@ -146,7 +170,7 @@ class SentinelGroup:
         configuration = directory / "sentinel.conf"
         lines = [
             f"port {port}", "bind 127.0.0.1", f"dir {directory}",
-            f"sentinel monitor {MASTER} 127.0.0.1 {self.servers[0].port} 2",
+            f"sentinel monitor {MASTER} 127.0.0.1 {self._port_of(0)} 2",
             f"sentinel down-after-milliseconds {MASTER} {DOWN_SECONDS * 1000}",
             f"sentinel failover-timeout {MASTER} 5000",
             f"sentinel parallel-syncs {MASTER} 2",
@@ -156,6 +180,10 @@ class SentinelGroup:
         if self._sentinel_password is not None:
             word = self._sentinel_password
             lines += [f"requirepass {word}", f"sentinel sentinel-pass {word}"]
+        if self._tls_options:
+            pairs = zip(self._tls_options[::2], self._tls_options[1::2], strict=True)
+            lines += [f"tls-port {self.sentinel_tls_ports[number]}", "tls-replication yes"]
+            lines += [f"{name.removeprefix('--')} {value}" for name, value in pairs]
         configuration.write_text("\n".join(lines) + "\n")
         with (directory / "log").open("wb") as log:
             self._sentinels.append(

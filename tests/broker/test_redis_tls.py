@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 from redis_process import RedisServer, free_port
+from sentinel_group import SentinelGroup
 
 from broker_config.app import create_app
 from broker_config.embedded import redis_binary
@@ -138,6 +139,28 @@ def test_a_certificate_and_its_key_may_be_one_file(
     broker = BrokerSettings(url=server.url, tls_ca_file=tls["tls_ca_file"], tls_cert_file=both)
     with RedisEndpoint(broker, broker.url).client() as client:
         assert client.ping()
+
+
+def test_sentinels_over_tls_lead_to_the_primary_before_and_after_a_failover(
+    server: TLSServer, authority: Authority, tls: dict[str, Any], tmp_path: Path
+) -> None:
+    certificate, key = authority.certificate("member")
+    options = ("--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", authority.ca)
+    with SentinelGroup(tmp_path, tls_options=[*map(str, options)]) as group:
+        broker = BrokerSettings(**group.settings(), **tls)
+        with RedisEndpoint(broker, broker.url).client() as client:
+            assert client.role()[0] == b"master"  # type: ignore[no-untyped-call]
+        old = group.primary()
+        old.kill()
+        group.wait_for_failover(old)
+
+        async def by_link() -> Any:
+            link = RedisLink(broker, broker.url)
+            reply = await link.execute("ROLE")
+            await link.close()
+            return reply[0]
+
+        assert asyncio.run(by_link()) == b"master"
 
 
 def refused_by_all(settings: Settings) -> str:

@@ -22,7 +22,7 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import ConflictError, StorageError, StorageUnavailableError
-from storage.driver_errors import translated
+from storage.driver_errors import is_refusal, translated
 from storage.engine import Database
 from storage.fixed_statement import FixedStatement
 from storage.migrate import upgrade
@@ -385,6 +385,18 @@ async def test_connections_cut_at_rest_are_replaced_without_an_error(
     await asyncio.gather(*(leases.names(database) for _ in range(20)))
     proxy.cut()
     assert await asyncio.gather(*(leases.names(database) for _ in range(20))) == [[]] * 20
+
+
+async def test_a_connection_that_the_server_ends_says_nothing_about_its_statement(
+    migrated_copy: Any, tmp_path: Path
+) -> None:
+    database = Database(migrated_copy("postgres"), tmp_path)
+    with pytest.raises(StorageUnavailableError) as caught:
+        async with database.begin() as tx:
+            await tx.connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+    await database.dispose()
+    assert getattr(caught.value.__cause__, "sqlstate", None) == "57P01"
+    assert not is_refusal(caught.value)
 
 
 async def test_one_connection_that_broke_makes_the_others_suspect(
