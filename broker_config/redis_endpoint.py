@@ -229,6 +229,12 @@ class _LoopConnection:
             self.host, self.port = await asyncio.to_thread(self._sentinels.primary)
         await super()._connect()  # type: ignore[misc]
 
+    async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
+        except RuntimeError as exc:  # uvloop, when the server reset the connection a moment before
+            raise redis.ConnectionError(f"the connection to Redis broke: {exc}") from exc
+
     async def connect_check_health(self, *args: Any, **kwargs: Any) -> None:
         try:
             await super().connect_check_health(*args, **kwargs)  # type: ignore[misc]

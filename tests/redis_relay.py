@@ -86,7 +86,11 @@ class RedisRelay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(writer, is_mute=self.is_mute, mute_at=self.mute_at)
         self.clients.append(client)
-        up_reader, client.upstream = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            up_reader, client.upstream = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:  # there is no Redis at the moment
+            client.reset()
+            return
         for pump in (client.pump_up(reader), client.pump_down(up_reader)):
             task = asyncio.create_task(pump)
             self._pumps.add(task)
@@ -112,6 +116,8 @@ class Client:
             self.upstream.close()
 
     def reset(self) -> None:
+        if self.writer.is_closing():
+            return
         peer = self.writer.get_extra_info("socket")
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.writer.transport.abort()
