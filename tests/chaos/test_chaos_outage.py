@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos_world import Account, accepted, call, opened, times
+from cut_proxy import CutProxy
 from waiting import eventually
 from worker_fleet import Fleet
-
-sys.path.append(str(Path(__file__).parent.parent / "storage"))
-
-from cut_proxy import CutProxy
 
 MakeChaos = Callable[..., Fleet]
 CALLS = 30

@@ -1,0 +1,175 @@
+"""What a run left behind: lines of methods, lines of callers, rows of the database, times of the faults."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fault_plan import CallKind, CallPlan, FaultKind
+from fleet_probes import ROUND_FAULTS, ask
+
+from storage.engine import Database
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """A method (``call_id``) or a job (``job <name>``) began or ended. Times are seconds since the epoch."""
+
+    call_id: str
+    name: str
+    event: str
+    pid: int
+    at: float
+
+
+@dataclass(kw_only=True)
+class Call:
+    """A call as its caller saw it."""
+
+    plan: CallPlan
+    sent_at: float
+    deadline: float
+    #: None: its caller wrote nothing more.
+    told_at: float | None = None
+    #: ``ok``, ``cancelled``, ``none`` after a long wait, or the class of an error.
+    outcome: str | None = None
+    #: The value, or the error's text.
+    detail: str = ""
+    #: Whether its caller was killed.
+    is_orphan: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A recorded call as the database has it."""
+
+    id: str
+    type: str
+    state: str
+    error_type: str | None
+    #: Texts in the chat's history that its outcome left.
+    observations: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """When a fault began and was over."""
+
+    kind: FaultKind
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """A promise that was not kept."""
+
+    rule: str
+    #: A call's id, or what else it is about.
+    subject: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"VIOLATION {self.rule} {self.subject}: {self.detail}"
+
+
+@dataclass(kw_only=True)
+class Evidence:
+    """All of it; ``promises.violations`` judges."""
+
+    calls: dict[str, Call] = field(default_factory=dict)
+    effects: dict[str, list[Effect]] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
+    #: Ids of people's messages.
+    messages: set[str] = field(default_factory=set)
+    #: Names that plugins stored.
+    stored: set[str] = field(default_factory=set)
+    #: States of the jobs, by name.
+    jobs: dict[str, list[str]] = field(default_factory=dict)
+    #: How many rounds are in which state.
+    rounds: dict[str, int] = field(default_factory=dict)
+    faults: list[Span] = field(default_factory=list)
+    #: What the run itself has noticed.
+    noticed: list[Violation] = field(default_factory=list)
+
+    def times(self, call_id: str, event: str) -> list[float]:
+        """When a method or job began (``start``) or ended (``end``), the earliest first."""
+        return sorted(effect.at for effect in self.effects.get(call_id, ()) if effect.event == event)
+
+
+def _lines(path: Path) -> Iterable[dict[str, Any]]:
+    if path.exists():
+        yield from map(json.loads, path.read_text().splitlines())
+
+
+def read_effects(path: Path) -> dict[str, list[Effect]]:
+    """Read the log that plugin methods write, by call."""
+    found = defaultdict(list)
+    for line in _lines(path):
+        found[line["call_id"]].append(Effect(**line))
+    return dict(found)
+
+
+def read_calls(logs: dict[Path, bool]) -> dict[str, Call]:
+    """Read the logs of callers.
+
+    Args:
+        logs: whether its caller was killed, by log.
+    """
+    calls: dict[str, Call] = {}
+    names = [item.name for item in fields(CallPlan)]
+    for path, was_killed in logs.items():
+        for line in _lines(path):
+            if line["event"] == "sent":
+                plan = CallPlan(**{name: line[name] for name in names} | {"kind": CallKind(line["kind"])})
+                call = Call(plan=plan, sent_at=line["at"], deadline=line["deadline"], is_orphan=was_killed)
+                calls[plan.call_id] = call
+            elif line["event"] == "told":
+                call = calls[line["call_id"]]
+                call.told_at, call.outcome, call.detail = line["at"], line["outcome"], line["detail"]
+    return calls
+
+
+_CALLS = """
+    SELECT c.id, c.type, c.state, c.error_type, (
+        SELECT count(*) FROM messages m WHERE m.once_key = 'observation:' || c.id
+    ) AS observations FROM calls c"""
+#: What is open, by its table; nothing is once a run has become quiet.
+OPEN = {
+    "calls": "SELECT id FROM calls WHERE state IN ('queued', 'running')",
+    "rounds": "SELECT id FROM rounds WHERE state IN ('requested', 'running')",
+    "jobs": "SELECT task_id FROM jobs WHERE state IN ('queued', 'running')",
+}
+
+
+async def open_rows(database: Database) -> list[Violation]:
+    """What has not ended."""
+    found = {table: await ask(database, query) for table, query in OPEN.items()}
+    return [
+        Violation(rule="left-open", subject=row[0], detail=f"still open in table {table}")
+        for table, rows in found.items()
+        for row in rows
+    ]
+
+
+async def read_ledger(evidence: Evidence, database: Database) -> None:
+    """Add what the database says."""
+    for row in await ask(database, _CALLS):
+        evidence.rows[row.id] = Row(**row._mapping)
+    evidence.messages = _first(await ask(database, "SELECT id FROM messages WHERE kind = 'user'"))
+    evidence.stored = _first(await ask(database, "SELECT store_key FROM plugin_values"))
+    for task_id, state in await ask(database, "SELECT task_id, state FROM jobs"):
+        evidence.jobs.setdefault(task_id, []).append(state)
+    evidence.rounds = dict(await ask(database, "SELECT state, count(*) FROM rounds GROUP BY state"))
+    for fault, query in ROUND_FAULTS.items():
+        # A round fails when the database is lost at the wrong moment; what is open is found otherwise.
+        for row in await ask(database, query) if fault != "a round that is not over" else ():
+            evidence.noticed.append(Violation(rule="rounds", subject=str(row[0]), detail=f"{fault}: {row}"))
+
+
+def _first(rows: Sequence[Any]) -> set[str]:
+    return {row[0] for row in rows}

@@ -1,0 +1,124 @@
+"""A caller in a process of its own: ``python fault_caller.py LOG NUMBER OPTIONS_JSON``.
+
+Settings come from the environment. It writes ``ready`` into its log, reads from standard input when to
+stop (seconds since the epoch), and then writes what it sends and what it is answered, a line each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from fault_plan import CallKind, CallPlan, FaultKind, Options, call_plans
+
+from broker_config.settings import Settings
+from codec.values import decode_value, encode_arguments
+from workers.composition import Services
+from workers.dispatch import CallScope
+
+ERRORS = "nekro_agent.errors"
+#: How long after its deadline a call may remain without an answer before its caller leaves.
+HANG_SECONDS = 20.0
+#: Pause of each line of calls between two of them, where time ends the run.
+PAUSE_SECONDS = 0.05
+
+
+class Caller:
+    """Makes the calls of a plan, some at a time."""
+
+    def __init__(self, services: Services, options: Options, number: int, log: Path) -> None:
+        self._services, self._options = services, options
+        self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._scopes: dict[str, CallScope] = {}
+        self._plans: Iterator[CallPlan] = call_plans(options, number)
+        if options.calls:
+            self._plans = itertools.islice(self._plans, options.calls // options.callers)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append a line to the log; a SIGKILL loses none of the lines before."""
+        os.write(self._log, f"{json.dumps({'event': event, 'at': time.time(), **fields})}\n".encode())
+
+    async def run(self, until: float) -> None:
+        """Call until then, or until the plan is done; what is under way goes on to its end."""
+        await asyncio.gather(*(self._line(until) for _ in range(self._options.at_once)))
+
+    async def _line(self, until: float) -> None:
+        for plan in self._plans:
+            if not self._options.calls and time.time() >= until:
+                return
+            await self._one(plan)
+            await asyncio.sleep(0 if self._options.calls else PAUSE_SECONDS)
+
+    async def _one(self, plan: CallPlan) -> None:
+        deadline = datetime.now(UTC) + timedelta(seconds=plan.limit_seconds)
+        self.write("sent", deadline=deadline.timestamp(), **asdict(plan))
+        task = asyncio.create_task(self._perform(plan, deadline))
+        if plan.cancel_after_seconds is not None:
+            await asyncio.wait({task}, timeout=plan.cancel_after_seconds)
+            task.cancel()
+        await asyncio.wait({task}, timeout=plan.limit_seconds + HANG_SECONDS)
+        if not task.done():
+            self.write("told", call_id=plan.call_id, outcome="none", detail="")
+            task.cancel()
+            return
+        outcome, detail = "ok", ""
+        try:
+            detail = str(await task)
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+        except Exception as exc:
+            outcome, detail = _public_name(exc), str(exc)
+        self.write("told", call_id=plan.call_id, outcome=outcome, detail=detail[:300])
+
+    async def _perform(self, plan: CallPlan, deadline: datetime) -> object:
+        if plan.kind is CallKind.PERSON:
+            return await self._services.receive_message(
+                plan.chat_key, f"please do R{plan.call_id}", user_id="u", user_name="U"
+            )
+        envelope = await self._services.dispatcher.invoke(
+            self._services.registry.find(plan.kind.value),
+            encode_arguments((plan.call_id, plan.work_seconds), {}),
+            await self._scope(plan.chat_key),
+            call_id=plan.call_id,
+            deadline=deadline,
+        )
+        return decode_value(envelope.value_bytes(), max_bytes=1 << 20) if envelope.value else envelope.text
+
+    async def _scope(self, chat_key: str) -> CallScope:
+        if chat_key not in self._scopes:
+            chat = await self._services.chat(chat_key)
+            self._scopes[chat_key] = CallScope(chat=chat, user_id=None)
+        return self._scopes[chat_key]
+
+
+def _public_name(error: Exception) -> str:
+    """The class that a caller can name in an ``except``."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ in (ERRORS, "builtins"))
+
+
+async def main() -> None:
+    """Start, say so, call, close."""
+    log, number, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+    options["faults"] = tuple(map(FaultKind, options["faults"]))
+    options["lanes"] = tuple(options["lanes"])
+    services = Services.load(Settings.load(env_file=None), role="cli")
+    await services.start()
+    try:
+        caller = Caller(services, Options(**options), number, log)
+        caller.write("ready")
+        await caller.run(float(await asyncio.to_thread(sys.stdin.readline)))
+    finally:
+        await services.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,57 @@
+"""The command line of the harness."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fault_plan import DATABASES, FaultKind, Options
+
+ABOUT = "Load a real fleet, break its parts, and check the promises of docs/reliability.md from outside."
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read the words of a command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=ABOUT)
+    parser.add_argument("--seed", type=int, help="decides the calls and the faults; default: a random one")
+    parser.add_argument("--database", choices=[*DATABASES, "both"], default="both")
+    parser.add_argument("--seconds", type=float, default=30, help="how long to call and to break things")
+    parser.add_argument("--faults", type=_faults, default="all", help=f"all, none, or of {_NAMES}")
+    parser.add_argument(
+        "--lanes", type=_words, default=Options.lanes, help="one worker for each, comma-separated"
+    )
+    parser.add_argument("--callers", type=int, default=2, help="processes that call")
+    parser.add_argument("--at-once", type=int, default=20, help="calls under way in each of them")
+    parser.add_argument("--calls", type=int, default=0, help="calls in total; 0: as many as fit in --seconds")
+    parser.add_argument("--cancels", type=float, default=0.1, help="share of calls that are given up")
+    parser.add_argument(
+        "--redis", type=Path, help="a redis-server instead of the one on PATH or in the wheel"
+    )
+    parser.add_argument("--keep", type=Path, help="write logs here; default: kept only after a violation")
+    return parser.parse_args(words)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+_NAMES = ",".join(FaultKind)
+
+
+def _faults(text: str) -> tuple[FaultKind, ...]:
+    if text == "none":
+        return ()
+    return tuple(FaultKind) if text == "all" else tuple(map(FaultKind, text.split(",")))
+
+
+def options_of(given: argparse.Namespace, *, seed: int) -> list[Options]:
+    """The runs of a command line, one for each database."""
+    databases = DATABASES if given.database == "both" else (given.database,)
+    return [
+        Options(
+            seed=seed, database=database, seconds=given.seconds, faults=given.faults, lanes=given.lanes,
+            callers=given.callers, at_once=given.at_once, calls=given.calls, cancels=given.cancels,
+        )
+        for database in databases
+    ]  # fmt: skip

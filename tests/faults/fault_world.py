@@ -1,0 +1,223 @@
+"""One system under test in processes of its own: Redis, a database, workers, callers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cut_proxy import CutProxy
+from evidence import Evidence, Violation, open_rows, read_calls, read_effects, read_ledger
+from fault_caller import HANG_SECONDS
+from fault_plan import LEASE_SECONDS, LIMIT_SECONDS, FaultKind, Options
+from fleet_probes import client_of, left_in_lane
+from postgres_process import PostgresServer
+from redis_process import RedisServer
+from redis_relay import RedisRelay
+from waiting import wait_until
+from worker_crew import Crew
+from worker_fleet import Fleet, build_fleet
+
+from broker_config.settings import DatabaseSettings
+from cli.environment import environment_of
+from storage.areas import DataAreas
+
+HERE = Path(__file__).parent
+#: How long everything may take to end once the faults are over.
+QUIET_SECONDS = 90.0
+LOOK_SECONDS = 0.3
+#: The model of the rounds: a person's message leads to calls, whatever else to a word.
+SCRIPT = """
+- when: 'wake (R[\\w-]+)'
+  anywhere: true
+  answer: |
+    ```python
+    # noted
+    ```
+- when: '(?s).*please do (R[\\w-]+)'
+  anywhere: true
+  answer: |
+    ```python
+    work("${1}")
+    effect("${1}")
+    wake("wake ${1}")
+    ```
+- when: ''
+  answer: |
+    ```python
+    # noted
+    ```
+"""
+
+
+class CallerProcess:
+    """One caller; see `fault_caller`."""
+
+    def __init__(self, fleet: Fleet, options: Options, number: int, directory: Path) -> None:
+        self.log = directory / f"caller-{number}.jsonl"
+        self.was_killed = False
+        arguments = [str(self.log), str(number), json.dumps(asdict(options))]
+        environment = environment_of(fleet.settings) | {"PYTHONPATH": str(HERE.parent)}
+        with (directory / f"caller-{number}.log").open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "fault_caller.py"), *arguments], env=environment, text=True,
+                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def wait_ready(self) -> None:
+        """Wait until it can call, or has ended."""
+        wait_until(lambda: self.log.exists() or self.process.poll() is not None, what=f"{self.log.stem}")
+
+    def begin(self, until: float) -> None:
+        """Have it call until then."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{until}\n")
+            self.process.stdin.close()
+
+    def kill(self) -> None:
+        """SIGKILL and reap."""
+        self.was_killed = True
+        self.process.kill()
+        self.process.wait()
+
+
+class World:
+    """The parts that `Nemesis` breaks; made by `world`."""
+
+    def __init__(
+        self,
+        options: Options,
+        directory: Path,
+        fleet: Fleet,
+        redis: RedisServer,
+        relay: RedisRelay,
+        postgres: PostgresServer | None,
+        proxy: CutProxy | None,
+    ) -> None:
+        self.options, self.directory, self.fleet = options, directory, fleet
+        self.redis, self.relay, self.postgres, self.proxy = redis, relay, postgres, proxy
+        self.crew = Crew(fleet.settings, directory, concurrency=20, least_running=2)
+        self.callers: list[CallerProcess] = []
+        self.until = 0.0
+        self.evidence = Evidence()
+
+    async def start(self) -> None:
+        """Start workers and callers; returns when all are under way."""
+        callers = [self._add_caller() for _ in range(self.options.callers)]
+        await asyncio.gather(
+            *(self.crew.start(lane) for lane in self.options.lanes),
+            *(asyncio.to_thread(caller.wait_ready) for caller in callers),
+        )
+        self.until = time.time() + self.options.seconds
+        for caller in callers:
+            caller.begin(self.until)
+
+    async def replace_caller(self) -> None:
+        """Start another caller, with calls of its own."""
+        caller = self._add_caller()
+        await asyncio.to_thread(caller.wait_ready)
+        caller.begin(self.until)
+
+    def _add_caller(self) -> CallerProcess:
+        self.callers.append(CallerProcess(self.fleet, self.options, len(self.callers), self.directory))
+        return self.callers[-1]
+
+    def notice(self, rule: str, subject: str, detail: str) -> None:
+        """Note what only this process sees."""
+        self.evidence.noticed.append(Violation(rule=rule, subject=subject, detail=detail))
+
+    async def finish(self) -> Evidence:
+        """Wait for the callers and for what is open, read everything, and stop the workers."""
+        await asyncio.gather(*(self._finish_caller(caller) for caller in self.callers))
+        services = self.fleet.services()
+        try:
+            await self._become_quiet(services.database)
+            await read_ledger(self.evidence, services.database)
+        finally:
+            await services.close()
+        await self._stop_workers()
+        log = DataAreas(self.fleet.settings.data_dir).plugin_dir("tests.effects") / "effects.jsonl"
+        self.evidence.effects = read_effects(log)
+        self.evidence.calls = read_calls({caller.log: caller.was_killed for caller in self.callers})
+        return self.evidence
+
+    async def _finish_caller(self, caller: CallerProcess) -> None:
+        seconds = None if self.options.calls else LIMIT_SECONDS + 2 * HANG_SECONDS
+        try:
+            async with asyncio.timeout(seconds):
+                while caller.process.poll() is None:
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            self.notice("caller", caller.log.stem, "did not end after its calls")
+            caller.kill()
+        if caller.process.returncode and not caller.was_killed:
+            self.notice("caller", caller.log.stem, f"ended with status {caller.process.returncode}")
+
+    async def _become_quiet(self, database: Any) -> None:
+        end = time.monotonic() + QUIET_SECONDS
+        while left := await open_rows(database) or await asyncio.to_thread(self._left_in_lanes):
+            if time.monotonic() > end:
+                self.evidence.noticed += left
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _left_in_lanes(self) -> list[Violation]:
+        with client_of(self.fleet) as client:
+            found = {lane: left_in_lane(self.fleet, client, lane) for lane in sorted(set(self.options.lanes))}
+        return [
+            Violation(rule="left-queued", subject=lane, detail=str(left)[:500])
+            for lane, left in found.items()
+            if left
+        ]
+
+    async def _stop_workers(self) -> None:
+        self.crew.collect_deserters()
+        for deserter in self.crew.deserters:
+            self.notice("worker-ended", deserter.partition(" ")[0], deserter)
+        await self.crew.stop()
+
+
+@contextlib.asynccontextmanager
+async def world(options: Options, directory: Path, postgres: PostgresServer | None) -> AsyncIterator[World]:
+    """Build the system of a run; everything that it started ends with it."""
+    redis_directory = directory / "redis"
+    redis_directory.mkdir(parents=True)
+    (directory / "script.yaml").write_text(SCRIPT)
+    redis = RedisServer(redis_directory)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(redis.kill)
+        await asyncio.to_thread(redis.start)
+        relay = await stack.enter_async_context(RedisRelay(redis.port))
+        is_relayed = bool({FaultKind.CUT, FaultKind.LOSE} & set(options.faults))
+        url, proxy = f"sqlite:///{directory / 'nekro.db'}", None
+        if postgres is not None:
+            proxy = CutProxy(DatabaseSettings(url=await asyncio.to_thread(postgres.create_database)))
+            url = str((await proxy.start()).url)
+            stack.push_async_callback(proxy.stop)
+        fleet = await asyncio.to_thread(
+            build_fleet,
+            directory,
+            relay.url if is_relayed else redis.url,
+            url,
+            broker={"visibility_timeout_seconds": LEASE_SECONDS, "max_deliveries": 100},
+            agent={
+                "sweep_seconds": 1, "lease_seconds": 3, "unclaimed_seconds": 3,
+                # Rounds end with their workers here, again and again.
+                "max_attempts": 1000, "rounds_per_turn": 50,
+            },
+            plugins={"dirs": (HERE / "fault_plugins",)},
+            llm={"script": directory / "script.yaml"},
+            workers={"drain_seconds": 8},
+        )  # fmt: skip
+        made = World(options, directory, fleet, redis, relay, postgres, proxy)
+        stack.push_async_callback(made.crew.stop)
+        stack.callback(lambda: [caller.kill() for caller in made.callers])
+        yield made

@@ -1,0 +1,232 @@
+"""The promises of docs/reliability.md, judged by what callers were told, what ran and what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
+
+from evidence import Call, Evidence, Violation
+from fault_plan import LEASE_SECONDS, LIMIT_SECONDS, CallKind, FaultKind
+
+#: Told so, a call has not run and will not run.
+DID_NOT_RUN: Final = {"BrokerUnavailableError", "StorageUnavailableError", "OverloadedError"}
+#: What else the engine may tell around a fault.
+IN_DOUBT: Final = {"OutcomeUnknownError"}
+#: How long after its deadline a caller may hear of it.
+TOLD_SECONDS: Final = 10.0
+#: How long after its deadline a method may still begin: from the check until its first line.
+START_SECONDS: Final = 2.0
+#: How long a worker takes to hear of a call that was given up.
+STOP_SECONDS: Final = 2.0
+#: How long the consequences of a fault last at most: leases, retries of records, connections.
+AFTERMATH_SECONDS: Final = 30.0
+#: After these a TOOL call may run again: its worker is dead, or appears to be, or Redis has lost data.
+REPEATS_TOOLS: Final = {
+    FaultKind.KILL,
+    FaultKind.FREEZE,
+    FaultKind.REDIS_ROLLBACK,
+    FaultKind.REDIS_EMPTY,
+}
+
+Found = Iterator[tuple[str, str]]
+
+
+def violations(evidence: Evidence) -> list[Violation]:
+    """Every promise that was broken, those that the run noticed itself among them."""
+    found = list(evidence.noticed)
+    if not any(call.outcome == "ok" for call in evidence.calls.values()):
+        found.append(Violation(rule="no-call", subject="run", detail="not one call was answered"))
+    for rule, judge in _RULES.items():
+        found += [Violation(rule=rule, subject=subject, detail=detail) for subject, detail in judge(evidence)]
+    return found
+
+
+def overlaps(
+    evidence: Evidence,
+    began: float,
+    ended: float,
+    *,
+    kinds: Collection[FaultKind] = frozenset(FaultKind),
+    aftermath_seconds: float = AFTERMATH_SECONDS,
+) -> bool:
+    """Whether a fault, or what follows from it, falls into a time."""
+    return any(
+        span.kind in kinds and span.began <= ended and span.ended + aftermath_seconds >= began
+        for span in evidence.faults
+    )
+
+
+def is_calm(evidence: Evidence, call: Call) -> bool:
+    """Whether no fault was near while a call was under way."""
+    return not overlaps(evidence, call.sent_at, call.told_at or call.deadline)
+
+
+def methods(evidence: Evidence) -> Iterator[tuple[str, Call]]:
+    """The calls of methods."""
+    for call_id, call in evidence.calls.items():
+        if call.plan.kind is not CallKind.PERSON:
+            yield call_id, call
+
+
+def doubled_effects(evidence: Evidence) -> Found:
+    """Recorded calls and jobs begin once, also those that a round made."""
+    for call_id in evidence.effects:
+        starts = evidence.times(call_id, "start")
+        call, row = evidence.calls.get(call_id), evidence.rows.get(call_id)
+        is_once = call is not None and call.plan.kind is not CallKind.TOOL
+        is_once |= call_id.startswith("job ") or (row is not None and row.type != "tool")
+        if is_once and len(starts) > 1:
+            yield call_id, f"began {len(starts)} times, {starts[-1] - starts[0]:.1f} s apart"
+
+
+def repeated_tools(evidence: Evidence) -> Found:
+    """A TOOL call runs again only when its worker died or Redis lost its data."""
+    for call_id, call in methods(evidence):
+        starts = evidence.times(call_id, "start")
+        if call.plan.kind is not CallKind.TOOL or len(starts) < 2:
+            continue
+        licence = {"kinds": REPEATS_TOOLS, "aftermath_seconds": 2 * LEASE_SECONDS}
+        if not overlaps(evidence, call.sent_at, starts[-1], **licence):  # type: ignore[arg-type]
+            yield call_id, f"began {len(starts)} times and no worker died"
+
+
+def foreign_answers(evidence: Evidence) -> Found:
+    """An answer, or what a method raised, belongs to its call."""
+    for call_id, call in methods(evidence):
+        if call.outcome == "ok" and call.detail != call_id:
+            yield call_id, f"was answered {call.detail!r}"
+        is_own_error = call.plan.kind is CallKind.FAIL and call.outcome == "MethodFailedError"
+        if is_own_error and call_id not in call.detail:
+            yield call_id, f"raised what it did not raise: {call.detail!r}"
+
+
+def denied_effects(evidence: Evidence) -> Found:
+    """What was told not to run has not run."""
+    for call_id, call in methods(evidence):
+        starts = evidence.times(call_id, "start")
+        if call.outcome in DID_NOT_RUN and starts:
+            yield call_id, f"told {call.outcome} ({call.detail[:120]}) and began at {starts[0]:.2f}"
+
+
+def missing_effects(evidence: Evidence) -> Found:
+    """What was answered has run to its end, and what it left is recorded."""
+    for call_id, call in evidence.calls.items():
+        if call.outcome != "ok":
+            continue
+        if call.plan.kind is CallKind.PERSON:
+            if call.detail not in evidence.messages:
+                yield call_id, f"message {call.detail} is not recorded"
+            continue
+        if not evidence.times(call_id, "end"):
+            yield call_id, "was answered and has not run to its end"
+        if call.plan.kind is CallKind.KEEP and call_id not in evidence.stored:
+            yield call_id, "was answered and its value is not stored"
+        if call.plan.kind is CallKind.JOB and call_id not in evidence.jobs:
+            yield call_id, "was answered and its job is not recorded"
+        if call.plan.kind is not CallKind.TOOL and _state(evidence, call_id) != "done":
+            yield call_id, f"was answered and its row is {_state(evidence, call_id)}"
+
+
+def wrong_errors(evidence: Evidence) -> Found:
+    """An error has its cause: a fault, a close deadline, a caller that gave up, a method that fails."""
+    for call_id, call in evidence.calls.items():
+        if call.outcome in (None, "none") or call.outcome in _expected(evidence, call):
+            continue
+        near = "near a fault" if not is_calm(evidence, call) else "without a fault"
+        yield call_id, f"told {call.outcome} {near}: {call.detail[:200]}"
+
+
+def _expected(evidence: Evidence, call: Call) -> set[str]:
+    expected = {"MethodFailedError"} if call.plan.kind is CallKind.FAIL else {"ok"}
+    if call.plan.cancel_after_seconds is not None:
+        expected |= {"cancelled"}
+    if call.plan.limit_seconds < LIMIT_SECONDS or not is_calm(evidence, call):
+        # A deadline that passes while a failure is compared with its row leaves a doubt.
+        expected |= {"CallTimeoutError"} | IN_DOUBT
+    if not is_calm(evidence, call):
+        expected |= DID_NOT_RUN | IN_DOUBT
+        # What the method itself needs of the database may fail inside it, and so may its job.
+        if call.plan.kind in (CallKind.KEEP, CallKind.JOB):
+            expected |= {"MethodFailedError"}
+    return expected
+
+
+def late_answers(evidence: Evidence) -> Found:
+    """Each call is answered, soon after its deadline at the latest."""
+    for call_id, call in evidence.calls.items():
+        if call.told_at is None or call.outcome == "none":
+            if not call.is_orphan:
+                yield call_id, f"was told nothing until {TOLD_SECONDS:g} s after its deadline"
+        elif call.told_at > call.deadline + TOLD_SECONDS:
+            yield call_id, f"was told {call.outcome} {call.told_at - call.deadline:.1f} s after its deadline"
+
+
+def late_starts(evidence: Evidence) -> Found:
+    """No call begins after its deadline; a worker that was frozen at that moment goes on where it was."""
+    for call_id, call in methods(evidence):
+        for start in evidence.times(call_id, "start"):
+            is_frozen = overlaps(
+                evidence, call.deadline, start, kinds={FaultKind.FREEZE}, aftermath_seconds=START_SECONDS
+            )
+            if start > call.deadline + START_SECONDS and not is_frozen:
+                yield call_id, f"began {start - call.deadline:.1f} s after its deadline"
+
+
+def runs_on(evidence: Evidence) -> Found:
+    """What its caller gave up does not begin any more, and stops."""
+    for call_id, call in methods(evidence):
+        if call.outcome != "cancelled" or call.told_at is None or not is_calm(evidence, call):
+            continue
+        events = evidence.times(call_id, "start") + evidence.times(call_id, "end")
+        if events and max(events) > call.told_at + STOP_SECONDS:
+            yield call_id, f"went on {max(events) - call.told_at:.1f} s after it was given up"
+
+
+def wrong_rows(evidence: Evidence) -> Found:
+    """A row and the history agree with what ran."""
+    for call_id, row in evidence.rows.items():
+        starts, ends = evidence.times(call_id, "start"), evidence.times(call_id, "end")
+        if row.state == "done" and not ends:
+            yield call_id, "its row is done and it has not run to its end"
+        if row.type != "tool" and row.observations != (row.state == "done"):
+            yield call_id, f"its row is {row.state} and its chat has {row.observations} texts of it"
+        if row.state == "failed" and row.error_type == "CallTimeoutError" and starts and not ends:
+            # The sweep ends only what no worker has claimed.
+            yield call_id, "its row says that it did not start"
+
+
+def wrong_jobs(evidence: Evidence) -> Found:
+    """A job that succeeded has run, and one name stands for one job."""
+    for name, states in evidence.jobs.items():
+        if len(states) > 1:
+            yield name, f"has {len(states)} jobs: {states}"
+        if "succeeded" in states and not evidence.times(f"job {name}", "end"):
+            yield name, "succeeded and has not run to its end"
+
+
+def failed_rounds(evidence: Evidence) -> Found:
+    """A round fails only where the database was lost."""
+    for state in ("failed", "cancelled"):
+        if state in evidence.rounds and not any(span.kind.startswith("db") for span in evidence.faults):
+            yield "rounds", f"{evidence.rounds[state]} are {state}"
+
+
+def _state(evidence: Evidence, call_id: str) -> str:
+    row = evidence.rows.get(call_id)
+    return "not there" if row is None else row.state
+
+
+_RULES: Final[dict[str, Callable[[Evidence], Found]]] = {
+    "doubled-effect": doubled_effects,
+    "repeated-tool": repeated_tools,
+    "foreign-answer": foreign_answers,
+    "denied-effect": denied_effects,
+    "missing-effect": missing_effects,
+    "wrong-error": wrong_errors,
+    "late-answer": late_answers,
+    "late-start": late_starts,
+    "runs-on": runs_on,
+    "wrong-row": wrong_rows,
+    "wrong-job": wrong_jobs,
+    "failed-round": failed_rounds,
+}

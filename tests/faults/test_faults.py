@@ -1,0 +1,104 @@
+"""Short runs of the harness on both databases; `make faults` runs longer ones."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_command import options_of, parse
+from fault_plan import DATABASES, FaultKind, Options, call_plans, fault_schedule
+from fault_run import Report, figures_of, run
+from leftovers import adopting_orphans, descendants, left_over
+
+#: Quick ones: nothing that a worker has to be started for.
+SHORT = (FaultKind.CUT, FaultKind.LOSE, FaultKind.REDIS_RESTART, FaultKind.REDIS_EMPTY)
+DATABASE_FAULTS = (FaultKind.DB_LOCK, FaultKind.DB_AWAY, FaultKind.DB_LOSE)
+
+
+def carry_out(request: pytest.FixtureRequest, directory: Path, options: Options) -> Report:
+    """Run on the session's PostgreSQL, or on a SQLite of its own."""
+    is_postgres = options.database == "postgres"
+    report = run(options, directory, request.getfixturevalue("postgres_server") if is_postgres else None)
+    print(*report.lines(), sep="\n")
+    return report
+
+
+@pytest.mark.parametrize(("database", "seed"), [("sqlite", 4), ("postgres", 2)])
+def test_promises_hold_under_the_faults_of_a_seed(
+    request: pytest.FixtureRequest, tmp_path: Path, database: str, seed: int
+) -> None:
+    options = Options(
+        seed=seed, database=database, seconds=3, faults=SHORT + DATABASE_FAULTS,
+        lanes=("methods",), callers=1,
+    )  # fmt: skip
+    report = carry_out(request, tmp_path, options)
+    assert report.violations == []
+    assert report.evidence.faults
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("database", DATABASES)
+def test_promises_hold_under_all_faults(
+    request: pytest.FixtureRequest, tmp_path: Path, database: str
+) -> None:
+    options = Options(seed=time.time_ns() % (1 << 32), database=database, seconds=60)
+    print(f"seed {options.seed}")
+    assert carry_out(request, tmp_path, options).violations == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("database", DATABASES)
+def test_5000_terminated_calls_of_20000_do_not_disturb_the_others(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    database: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    options = Options(seed=5, database=database, faults=(), calls=20_000, cancels=0.25)
+    report = carry_out(request, tmp_path, options)
+    figures = figures_of(report.evidence)
+    record_property("figures", figures)
+    given_up = [call for call in report.evidence.calls.values() if call.plan.cancel_after_seconds is not None]
+    assert len(report.evidence.calls) == 20_000
+    assert len(given_up) > 4_500
+    assert report.violations == []
+
+
+def test_a_seed_decides_calls_and_faults() -> None:
+    def plan(seed: int) -> tuple[Any, Any]:
+        options = Options(seed=seed, database="postgres")
+        calls = call_plans(options, 0)
+        return fault_schedule(options), [next(calls) for _ in range(100)]
+
+    assert plan(1) == plan(1)
+    assert plan(1)[0] != plan(2)[0]
+    assert plan(1)[1] != plan(2)[1]
+
+
+def test_the_command_of_a_run_repeats_it() -> None:
+    options = Options(seed=7, database="sqlite", seconds=2.5, faults=SHORT, lanes=("methods",), cancels=0.3)
+    words = shlex.split(options.command())
+    assert words[:3] == ["python", "-m", "tests.faults"]
+    assert [options] == options_of(parse(words[3:]), seed=7)
+
+
+def test_processes_that_outlive_their_parents_are_found() -> None:
+    leave_one = "from subprocess import *; print(Popen(['sleep', '60'], stdout=DEVNULL, stderr=DEVNULL).pid)"
+    with adopting_orphans():
+        before = descendants()
+        done = subprocess.run([sys.executable, "-c", leave_one], capture_output=True, text=True, check=True)
+        left = left_over(before, seconds=0)
+        assert left == {int(done.stdout): "sleep 60 "}
+        os.kill(int(done.stdout), signal.SIGKILL)
+        os.waitpid(int(done.stdout), 0)
+        assert left_over(before) == {}

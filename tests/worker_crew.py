@@ -1,0 +1,95 @@
+"""Workers of several lanes that tests kill, stop and freeze, and that are replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from worker_fleet import Worker
+
+from broker_config.settings import Settings
+from cli.environment import environment_of
+
+#: How often a worker is started that ends before it is ready: it may meet a database that is away.
+STARTS = 6
+
+
+class Crew:
+    """Worker processes; those that were taken are not touched until they come back or are replaced."""
+
+    def __init__(
+        self, settings: Settings, directory: Path, *, concurrency: int | None = None, least_running: int = 1
+    ) -> None:
+        """Prepare.
+
+        Args:
+            least_running: with fewer than this none can be taken.
+        """
+        self._settings, self._directory = settings, directory
+        self._concurrency, self._least_running = concurrency, least_running
+        self._starting: set[Worker] = set()
+        self._started = 0
+        self._is_over = False
+        self.running: list[Worker] = []
+        #: Workers that ended although nothing ended them, and how.
+        self.deserters: list[str] = []
+
+    async def start(self, lane: str) -> None:
+        """Start one worker; returns when it consumes, or when the crew has been stopped.
+
+        Raises:
+            AssertionError: it ended before it was ready, again and again.
+        """
+        for attempt in range(1, STARTS + 1):
+            self._started += 1
+            log = self._directory / f"{lane}-{self._started}.log"
+            worker = Worker(
+                self._settings,
+                log,
+                lane=lane,
+                concurrency=self._concurrency,
+                environment=environment_of(self._settings),
+            )
+            self._starting.add(worker)
+            try:
+                await asyncio.to_thread(worker.wait_ready)
+                self.running.append(worker)
+                return
+            except AssertionError:
+                worker.kill()
+                if self._is_over:
+                    return
+                if attempt == STARTS:
+                    raise
+            finally:
+                self._starting.discard(worker)
+
+    def take(self, choice: float) -> Worker | None:
+        """Take a worker out of those that run; None while there are too few.
+
+        Args:
+            choice: which one, from 0 to 1.
+        """
+        if len(self.running) < self._least_running:
+            return None
+        return self.running.pop(min(int(choice * len(self.running)), len(self.running) - 1))
+
+    def collect_deserters(self) -> list[str]:
+        """Take out those that have ended by themselves, and note them; returns their lanes."""
+        ended = [worker for worker in self.running if worker.process.poll() is not None]
+        for worker in ended:
+            self.running.remove(worker)
+            last = worker.log.read_text().splitlines()[-1:]
+            self.deserters.append(f"{worker.log.stem} with status {worker.process.returncode}: {last}")
+            worker.kill()
+        return [worker.lane for worker in ended]
+
+    async def stop(self) -> None:
+        """Stop all that run or start."""
+        self._is_over = True
+        workers = [*self.running, *self._starting]
+        for worker in workers:
+            worker.thaw()
+            worker.process.terminate()
+        for worker in workers:
+            await asyncio.to_thread(worker.stop)
