@@ -35,11 +35,12 @@ def run_one(options: Options, keep: Path | None) -> int:
     """Run and print; returns the number of violations."""
     directory = Path(tempfile.mkdtemp(prefix="nekro-faults-")) if keep is None else keep / options.database
     began = time.monotonic()
+    print(f"{options.database}: {options.command()}", flush=True)
     with contextlib.ExitStack() as stack:
         is_postgres = options.database == "postgres"
         postgres = stack.enter_context(PostgresServer.temporary()) if is_postgres else None
         report = run(options, directory, postgres)
-    print(f"{options.database}: {time.monotonic() - began:.0f} s", *report.lines(), sep="\n", flush=True)
+    print(f"after {time.monotonic() - began:.0f} s", *report.lines(), sep="\n", flush=True)
     if report.violations or keep is not None:
         print(f"logs: {directory}")
     else:

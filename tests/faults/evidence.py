@@ -6,13 +6,17 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fault_plan import CallKind, CallPlan, FaultKind
 from fleet_probes import ROUND_FAULTS, ask
 
 from storage.engine import Database
+
+#: How long the consequences of a fault last at most: leases, retries of records, connections.
+AFTERMATH_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,17 @@ class Evidence:
     faults: list[Span] = field(default_factory=list)
     #: What the run itself has noticed.
     noticed: list[Violation] = field(default_factory=list)
+
+    @cached_property
+    def disturbed(self) -> list[tuple[float, float]]:
+        """Times in which a fault, or what follows from it, may be felt; they do not overlap."""
+        merged: list[tuple[float, float]] = []
+        for span in sorted(self.faults, key=lambda span: span.began):
+            began, ended = span.began, span.ended + AFTERMATH_SECONDS
+            if merged and merged[-1][1] >= began:
+                began, ended = merged[-1][0], max(ended, merged.pop()[1])
+            merged.append((began, ended))
+        return merged
 
     def times(self, call_id: str, event: str) -> list[float]:
         """When a method or job began (``start``) or ended (``end``), the earliest first."""

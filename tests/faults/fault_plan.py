@@ -154,7 +154,8 @@ _WEIGHTS: Final = {
 _LANES: Final = {CallKind.AGENT: "rounds", CallKind.PERSON: "rounds", CallKind.JOB: "long"}
 #: How long a method works, in seconds, and how often of 100.
 _WORK: Final = ((0, 50), (0.01, 20), (0.1, 20), (0.5, 7), (2, 3))
-_LONG_WORK: Final = (0.1, 0.5, 2)
+#: For calls that are given up: the last is far from its end then, unless it is not stopped.
+_LONG_WORK: Final = (0.1, 0.5, 6)
 #: Share of calls whose deadline is close.
 _SHORT_SHARE: Final = 0.08
 _CHATS: Final = 20

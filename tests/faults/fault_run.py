@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evidence import Evidence, Violation
 from fault_plan import LIMIT_SECONDS, CallKind, Options, fault_schedule
-from fault_world import World, world
+from fault_world import world
 from leftovers import adopting_orphans, descendants, left_over
 from nemesis import Nemesis
 from postgres_process import PostgresServer
@@ -49,16 +49,8 @@ def run(options: Options, directory: Path, postgres: PostgresServer | None) -> R
 async def _run(options: Options, directory: Path, postgres: PostgresServer | None) -> Evidence:
     async with world(options, directory, postgres) as made:
         await made.start()
-        nemesis = asyncio.create_task(Nemesis(made).run(fault_schedule(options)))
-        await _until(made)
-        await nemesis
+        await Nemesis(made).run(fault_schedule(options))
         return await made.finish()
-
-
-async def _until(made: World) -> None:
-    """Wait until the callers have made their calls; without faults they alone say when that is."""
-    if made.options.calls == 0:
-        await asyncio.sleep(made.options.seconds)
 
 
 def figures_of(evidence: Evidence) -> dict[str, object]:
@@ -72,14 +64,19 @@ def figures_of(evidence: Evidence) -> dict[str, object]:
         if call.told_at is not None and call.plan.cancel_after_seconds is None
         and call.plan.limit_seconds == LIMIT_SECONDS and call.plan.kind is not CallKind.PERSON
     )  # fmt: skip
-    tools = [name for name in evidence.effects if len(evidence.times(name, "start")) > 1]
+    waited = [
+        call.plan.call_id for call in calls
+        if call.outcome == "CallTimeoutError" and call.plan.limit_seconds == LIMIT_SECONDS
+    ]  # fmt: skip
+    repeated = [name for name in evidence.effects if len(evidence.times(name, "start")) > 1]
     return {
         "calls": len(evidence.calls),
         "told": dict(Counter(str(call.outcome) for call in calls).most_common()),
         "given up": f"{len(given_up)}, of which {len(stopped)} while their method ran",
         "faults": dict(Counter(span.kind.value for span in evidence.faults).most_common()),
         "methods begun": sum(len(evidence.times(name, "start")) for name in evidence.effects),
-        "begun more than once": len(tools),
+        "begun more than once": len(repeated),
+        "no answer within the whole limit": len(waited),
         "rows": dict(Counter(row.state for row in evidence.rows.values()).most_common()),
         "rounds": evidence.rounds,
         "seconds beside the method's own": _quantiles(seconds),

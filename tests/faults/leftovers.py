@@ -49,7 +49,16 @@ def left_over(before: dict[int, str], *, seconds: float = _END_SECONDS) -> dict[
         if time.monotonic() > end:
             break
         time.sleep(0.1)
+    _reap(before)
     return left
+
+
+def _reap(before: dict[int, str]) -> None:
+    """Take leave of adopted processes that have ended."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and int(entry.name) not in before and _stat(entry)[2] == os.getpid():
+                os.waitpid(int(entry.name), os.WNOHANG)
 
 
 def _stat(entry: Path) -> tuple[str, str, int]:

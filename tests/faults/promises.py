@@ -17,9 +17,7 @@ TOLD_SECONDS: Final = 10.0
 #: How long after its deadline a method may still begin: from the check until its first line.
 START_SECONDS: Final = 2.0
 #: How long a worker takes to hear of a call that was given up.
-STOP_SECONDS: Final = 2.0
-#: How long the consequences of a fault last at most: leases, retries of records, connections.
-AFTERMATH_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 3.0
 #: After these a TOOL call may run again: its worker is dead, or appears to be, or Redis has lost data.
 REPEATS_TOOLS: Final = {
     FaultKind.KILL,
@@ -46,10 +44,10 @@ def overlaps(
     began: float,
     ended: float,
     *,
-    kinds: Collection[FaultKind] = frozenset(FaultKind),
-    aftermath_seconds: float = AFTERMATH_SECONDS,
+    kinds: Collection[FaultKind],
+    aftermath_seconds: float,
 ) -> bool:
-    """Whether a fault, or what follows from it, falls into a time."""
+    """Whether a fault of some kinds, or what follows from it, falls into a time."""
     return any(
         span.kind in kinds and span.began <= ended and span.ended + aftermath_seconds >= began
         for span in evidence.faults
@@ -58,7 +56,8 @@ def overlaps(
 
 def is_calm(evidence: Evidence, call: Call) -> bool:
     """Whether no fault was near while a call was under way."""
-    return not overlaps(evidence, call.sent_at, call.told_at or call.deadline)
+    ended = call.told_at or call.deadline
+    return not any(began <= ended and over >= call.sent_at for began, over in evidence.disturbed)
 
 
 def methods(evidence: Evidence) -> Iterator[tuple[str, Call]]:

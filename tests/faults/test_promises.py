@@ -112,7 +112,7 @@ BROKEN: list[tuple[str, str, list[Callable[[Evidence], Any]]]] = [
     ("late-answer", "T", [tell("T", "none", told_at=DEADLINE + 20)]),
     ("late-answer", "T", [tell("T", "CallTimeoutError", told_at=DEADLINE + 11), fault(FaultKind.CUT)]),
     ("late-start", "T", [add("T", "start", DEADLINE + 3), fault(FaultKind.KILL)]),
-    ("runs-on", "C", [add("C", "end", TOLD + 3)]),
+    ("runs-on", "C", [add("C", "end", TOLD + 4)]),
     ("wrong-row", "C", [row("C", state="done", observations=1), lambda evidence: evidence.effects.pop("C")]),
     ("wrong-row", "E", [row("E", observations=0)]),
     ("wrong-row", "E", [row("E", observations=2)]),
