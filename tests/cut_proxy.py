@@ -52,10 +52,12 @@ class CutProxy:
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool = False
     ) -> None:
-        while data := await reader.read(65536):
-            if not (self.frozen.is_set() or (is_answer and self.is_deaf)):
-                writer.write(data)
-        writer.close()
+        try:
+            while data := await reader.read(65536):
+                if not (self.frozen.is_set() or (is_answer and self.is_deaf)):
+                    writer.write(data)
+        finally:  # also after a reset: the server would keep the connection
+            writer.close()
 
     def cut(self) -> None:
         """Close every connection as a restarting server does."""

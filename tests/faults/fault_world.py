@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cut_proxy import CutProxy
 from evidence import Evidence, Violation, open_rows, read_calls, read_effects, read_ledger
 from fault_caller import HANG_SECONDS
@@ -182,7 +183,10 @@ class World:
         self.crew.collect_deserters()
         for deserter in self.crew.deserters:
             self.notice("worker-ended", deserter.partition(" ")[0], deserter)
-        await self.crew.stop()
+        try:
+            await self.crew.stop()
+        except pytest.fail.Exception as exc:
+            self.notice("worker-stop", "the last", str(exc)[:300])
 
 
 @contextlib.asynccontextmanager
@@ -199,7 +203,9 @@ async def world(options: Options, directory: Path, postgres: PostgresServer | No
         is_relayed = bool({FaultKind.CUT, FaultKind.LOSE} & set(options.faults))
         url, proxy = f"sqlite:///{directory / 'nekro.db'}", None
         if postgres is not None:
-            proxy = CutProxy(DatabaseSettings(url=await asyncio.to_thread(postgres.create_database)))
+            url = await asyncio.to_thread(postgres.create_database)
+        if postgres is not None and {FaultKind.DB_AWAY, FaultKind.DB_LOSE} & set(options.faults):
+            proxy = CutProxy(DatabaseSettings(url=url))
             url = str((await proxy.start()).url)
             stack.push_async_callback(proxy.stop)
         fleet = await asyncio.to_thread(

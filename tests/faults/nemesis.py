@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+import pytest
 from evidence import Span
 from fault_plan import FaultKind, PlannedFault
 from fault_world import World
@@ -91,9 +92,13 @@ class Nemesis:
         worker = self._world.crew.take(fault.choice)
         if worker is None:
             return False
-        status = await asyncio.to_thread(worker.stop)
-        if status:
-            self._world.notice("worker-stop", worker.log.stem, f"SIGTERM ended it with status {status}")
+        try:
+            status = await asyncio.to_thread(worker.stop)
+        except pytest.fail.Exception:  # it was killed then
+            self._world.notice("worker-stop", worker.log.stem, "SIGTERM did not end it")
+        else:
+            if status:
+                self._world.notice("worker-stop", worker.log.stem, f"SIGTERM ended it with status {status}")
         await self._world.crew.start(worker.lane)
         return True
 
