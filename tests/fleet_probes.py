@@ -53,7 +53,8 @@ ROUND_FAULTS = {
         WHERE r.trigger_kind = 'call' AND c.id IS NULL""",
     "a round that is not over": "SELECT id, state, error FROM rounds WHERE state NOT IN ('done', 'merged')",
     "a trigger that went along with nothing": """
-        SELECT r.id FROM rounds r LEFT JOIN rounds into_ ON into_.id = r.merged_into AND into_.state = 'done'
+        SELECT r.id FROM rounds r LEFT JOIN rounds into_
+        ON into_.id = r.merged_into AND into_.state IN ('done', 'failed')
         WHERE r.state = 'merged' AND into_.id IS NULL""",
     # A later round of a chat began before an earlier one had ended: out of order, or two at once.
     "two rounds of a chat at once or out of order": """

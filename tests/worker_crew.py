@@ -52,17 +52,18 @@ class Crew:
             )
             self._starting.add(worker)
             try:
-                await asyncio.to_thread(worker.wait_ready)
-                self.running.append(worker)
-                return
+                await asyncio.to_thread(worker.wait_ready)  # when this is cancelled, `stop` stops it
             except AssertionError:
+                self._starting.discard(worker)
                 worker.kill()
                 if self._is_over:
                     return
                 if attempt == STARTS:
                     raise
-            finally:
-                self._starting.discard(worker)
+                continue
+            self._starting.discard(worker)
+            self.running.append(worker)
+            return
 
     def take(self, choice: float) -> Worker | None:
         """Take a worker out of those that run; None while there are too few.
