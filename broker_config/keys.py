@@ -18,8 +18,9 @@
     sorted set (offer → until when), gone a minute after the last offer: places for one message in
     workers that wait. Beside it, channels: ``<prefix>handed:<id>`` of a worker, and of a caller the
     name of its reply list.
-``<prefix>unacked.<lane>``, ``…_index``, ``…_mutex``
-    hash, sorted set, string, written by the transport: deliveries that workers of a lane hold.
+``<prefix>unacked.<lane>``, ``…_index``, ``…_mutex``, ``…_index_seen``
+    hash, sorted set, string, hash, written by the transport: deliveries that workers of a lane hold, and
+    when a worker of the lane reached Redis last.
 
 Keys of Celery and kombu themselves (results, bindings, queues) carry the same prefix through
 their ``global_keyprefix`` options.

@@ -21,7 +21,7 @@ from celery.worker import state
 
 from broker_config.metrics import metrics
 from broker_config.redis_endpoint import RedisEndpoint
-from broker_config.transport import LOST, ClaimChannel, held_keys
+from broker_config.transport import LOOK, LOST, ClaimChannel, held_keys, seen_key
 
 __all__ = ["ACK_SECONDS", "RENEW", "Ack", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
 
@@ -40,10 +40,11 @@ CLOSE_SECONDS: Final = 5
 #: Time beyond a task's hard limit for which its delivery is still renewed.
 LIMIT_GRACE_SECONDS: Final = 30
 
-#: Renews leases. KEYS: index. ARGV: seconds of a lease, tags. Returns the tags that are not held any more.
-RENEW: Final = """
-local now = redis.call('TIME')
-local score, lost = now[1] + now[2] / 1000000 + ARGV[1], {}
+#: Renews leases. KEYS: index, seen (see ``LOOK``). ARGV: seconds of a lease, tags. Returns the tags that are
+#: not held any more.
+RENEW: Final = f"""{LOOK}
+local now = look(KEYS[2], tonumber(ARGV[1]))
+local score, lost = now + ARGV[1], {{}}
 for i = 2, #ARGV do
     local tag = ARGV[i]
     if redis.call('ZSCORE', KEYS[1], tag) then
@@ -311,10 +312,11 @@ class LeaseKeeper:
                 for tag, message in held.items()
                 if (only is None or tag in only) and self._may_renew(tag, message)
             ]
-            if not tags:
+            if only is not None and not tags:
                 continue
+            # Also without tags: that workers look regularly shows when Redis was away.
             key, _ = held_keys(channel)
-            lost: Any = self._client.eval(RENEW, 1, key, str(self._lease_seconds), *tags)
+            lost: Any = self._client.eval(RENEW, 2, key, seen_key(key), str(self._lease_seconds), *tags)
             # What was acknowledged while Redis was asked is not held any more, and not lost.
             held = channel.qos.held()
             for tag in ({raw.decode() for raw in lost} & held.keys()) - self._lost - self._acknowledged():

@@ -26,7 +26,7 @@ from broker_config.leases import ACK_SECONDS, RENEW, Ack, LeaseKeeper, ack_comma
 from broker_config.metrics import metrics
 from broker_config.offers import HANDOFF_SECONDS
 from broker_config.redis_link import RedisLink
-from broker_config.transport import held_keys
+from broker_config.transport import held_keys, seen_key
 
 if TYPE_CHECKING:
     from broker_config.settings import BrokerSettings
@@ -296,7 +296,7 @@ class LoopIntake:
         index, _ = held_keys(self._channel)
         try:
             lost = await self._taking.execute(
-                "EVAL", RENEW, 1, index, float(self._channel.visibility_timeout), tag
+                "EVAL", RENEW, 2, index, seen_key(index), float(self._channel.visibility_timeout), tag
             )
         except (redis.RedisError, OSError) as exc:  # nobody renews it, so it comes back by itself
             logger.warning("delivery %s is left alone: %s", tag, exc)

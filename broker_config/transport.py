@@ -46,6 +46,7 @@ __all__ = [
     "ClaimChannel",
     "ClaimTransport",
     "held_keys",
+    "seen_key",
     "uncompressed",
 ]
 
@@ -86,6 +87,28 @@ for q = 1, queues do
     end
 end
 return taken
+"""
+
+#: Lua function ``look(seen, lease)``: records that a worker reached Redis. Returns the time of Redis, and
+#: whether a lease that has ended proves that its holder is gone. It does not while Redis, or the way to it,
+#: was away for long enough that holders could not renew: workers look three times per lease, so a gap of
+#: 0.4 leases shows that, and holders get half a lease to renew. ``seen`` is a hash: ``at``, when a worker
+#: looked last; ``trust_from``, when ends of leases count again.
+LOOK: Final = """
+local function look(seen, lease)
+    local time = redis.call('TIME')
+    local now = time[1] + time[2] / 1000000
+    local at = tonumber(redis.call('HGET', seen, 'at') or now)
+    if now - at > 0.4 * lease then redis.call('HSET', seen, 'trust_from', now + 0.5 * lease) end
+    redis.call('HSET', seen, 'at', now)
+    return now, now >= tonumber(redis.call('HGET', seen, 'trust_from') or 0)
+end
+"""
+#: Returns the tags whose leases have ended. KEYS: index, seen. ARGV: seconds of a lease, longest list.
+ENDED: Final = f"""{LOOK}
+local now, is_trusted = look(KEYS[2], tonumber(ARGV[1]))
+if not is_trusted then return {{}} end
+return redis.call('ZRANGEBYSCORE', KEYS[1], 0, now, 'LIMIT', 0, ARGV[2])
 """
 
 #: Content type given to what was compressed; nothing accepts it.
@@ -166,19 +189,21 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
         self._on_collect.cancel()
 
     def restore_visible(self, start: int = 0, num: int | None = None, interval: int = 1) -> None:
-        """Put back deliveries that nobody renewed, by the clock of Redis."""
+        """Put back deliveries whose leases ended although their holders could renew them."""
+        index, _ = held_keys(self.channel)
         with self.channel.conn_or_acquire() as client:
-            seconds, microseconds = client.time()
-            now = seconds + microseconds / 1e6
             try:
                 with stock.Mutex(client, self.unacked_mutex_key, self.unacked_mutex_expire):
-                    tags = client.zrange(
-                        self.unacked_index_key, 0, now, byscore=True, offset=0, num=num or MAX_RESTORE
-                    )
-                    for tag in tags:
+                    for tag in self._ended(client, index, most=num or MAX_RESTORE):
                         self.restore_by_tag(bytes_to_str(tag), client, is_lost=True)
             except stock.MutexHeld:
                 pass
+
+    def _ended(self, client: Any, index: str, *, most: int) -> list[bytes]:
+        # By a client that adds no prefix to keys.
+        keys = (index, seen_key(index))
+        tags: list[bytes] = client.execute_command("EVAL", ENDED, 2, *keys, self.visibility_timeout, most)
+        return tags
 
     def restore_by_tag(
         self, tag: str, client: Any = None, leftmost: bool = False, *, is_lost: bool = False
@@ -216,6 +241,11 @@ def held_keys(channel: Any) -> tuple[str, str]:
     """Keys of a channel's held messages: index and held, see ``CLAIM``."""
     prefix = channel.global_keyprefix
     return f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}"
+
+
+def seen_key(index: str) -> str:
+    """Key of what ``LOOK`` records beside an index."""
+    return f"{index}_seen"
 
 
 def deliveries(headers: Any) -> int:

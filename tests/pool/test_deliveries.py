@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +19,9 @@ from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
-from broker_config.leases import ack_commands
+from broker_config.leases import RENEW, ack_commands
 from broker_config.settings import Settings
-from broker_config.transport import DELIVERIES_HEADER
+from broker_config.transport import DELIVERIES_HEADER, held_keys, seen_key
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
@@ -103,6 +105,34 @@ def test_worker_killed_while_it_acknowledges_leaves_no_record_behind(
         channel.qos.restore_visible()
     assert not client.exists(held, index)
     assert client.llen(f"{prefix}methods") == (0 if sent else 1)
+
+
+def test_deliveries_whose_leases_ended_while_redis_was_away_stay_with_their_holder(
+    send: Send, client: Any, settings: Settings
+) -> None:
+    send("t.wait", 0)
+    short = {"broker": settings.broker.model_copy(update={"visibility_timeout_seconds": 1.0})}
+    worker_app = create_app(settings.model_copy(update=short), lane="methods")
+    with contextlib.closing(worker_app), worker_app.connection_for_read() as connection:
+        channel = connection.default_channel
+        index, held = held_keys(channel)
+        _, tag, _ = client.execute_command(*channel.claim_command(["methods"], 1))
+        channel.qos.restore_visible()
+        server = client.info("server")["process_id"]
+        os.kill(server, signal.SIGSTOP)
+        try:
+            time.sleep(1.2)  # longer than the lease
+        finally:
+            os.kill(server, signal.SIGCONT)
+        channel.qos.restore_visible()
+        assert client.hlen(held) == 1, "its holder could not renew it"
+        assert client.eval(RENEW, 2, index, seen_key(index), 1.0, tag) == []
+
+        def is_restored() -> bool:
+            channel.qos.restore_visible()
+            return bool(client.llen(f"{settings.broker.key_prefix}methods") == 1)
+
+        wait_until(is_restored, what="the delivery of a holder that could renew and did not")
 
 
 @pytest.mark.slow
