@@ -10,6 +10,7 @@ does not read cannot make the host keep more than the answers of the calls in fl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -116,6 +117,7 @@ class Bridge:
         self._last_call_id = 0
         self._refusals = 0
         self._sandbox_is_gone = False
+        self._is_silent = False
         self._exit: ExitReport | None = None
         #: Calls that the sandbox made, refused ones included.
         self.calls = 0
@@ -162,6 +164,7 @@ class Bridge:
             await self._send(FrameKind.RUN, payload)
             while (frame := await self._frames.read()) is not None:
                 await self._take(frame)
+            self._fall_silent()
             self._end(BridgeOutcome(exit=self._exit))
         except ConnectionError:
             self._end(BridgeOutcome(exit=self._exit))
@@ -183,6 +186,12 @@ class Bridge:
     def _end(self, outcome: BridgeOutcome) -> None:
         if not self._ended.done():
             self._ended.set_result(outcome)
+
+    def _fall_silent(self) -> None:
+        """Close our side: code that left calls unanswered waits for that before its process ends."""
+        self._is_silent = True
+        with contextlib.suppress(OSError, RuntimeError):  # it is closed
+            self._writer.write_eof()
 
     def _fail(self, exc: Exception) -> None:
         logger.opt(exception=exc).error("sandbox.bridge_failed")
@@ -310,7 +319,7 @@ class Bridge:
                 self._unread.done()
 
     def _write(self, data: bytes) -> None:
-        if self._writer.is_closing():  # event loops differ in what writing to it raises
+        if self._is_silent or self._writer.is_closing():  # event loops differ in what writing to it raises
             raise ConnectionResetError("the sandbox closed the socket")
         self._writer.write(data)
 

@@ -107,6 +107,10 @@ class Channel:
         self._role_lock = RLock()
         self._waiters: dict[int, Waiter] = {}
         self._last_id = 0
+        #: Answers read, of that many calls.
+        self._answered = 0
+        #: How the process ends when the host closes its side.
+        self._exit_code = 1
         #: Thread that reads; 0 when nobody does.
         self._reader = 0
         self._stopped = False
@@ -266,9 +270,9 @@ class Channel:
             except BlockingIOError:
                 continue
             except (OSError, ValueError):  # the code has closed it
-                os._exit(1)
+                os._exit(self._exit_code)
             if not data:
-                os._exit(1)
+                os._exit(self._exit_code)
             begin = 0
             while (end := end_of_frame(data, begin)) <= len(data):
                 _, kind, call_id = HEADER.unpack_from(data, begin)
@@ -285,7 +289,7 @@ class Channel:
         try:
             self._hand_out(*self.receive(), mine)
         except (EOFError, OSError):
-            os._exit(1)
+            os._exit(self._exit_code)
         finally:
             pthread_sigmask(SIG_SETMASK, before)
 
@@ -293,6 +297,7 @@ class Channel:
         if kind == STOP:
             self._stop(mine)
             return
+        self._answered += 1
         waiter = self._waiters.pop(call_id, None)
         if waiter is not None:
             waiter.payload = payload
@@ -349,9 +354,13 @@ class Channel:
             except Exception:  # noqa: S110 - the code may have closed or replaced it
                 pass
         if os.getpid() == self.owner:
+            self._exit_code = code  # of a thread that still waits for an answer
             try:
                 self._socket.shutdown(SHUT_WR)  # the kernel closes it late, after the memory is taken down
-                while self._stopped and self.lingers and self._socket.recv(PEEK_BYTES):
+                # The host closes its side when it has read all. An answer that it writes to a process that is
+                # gone would end its connection, and with it what it has not read yet.
+                lingers = self.lingers if self._stopped else self._answered < self._last_id
+                while lingers and self._socket.recv(PEEK_BYTES):
                     pass
             except OSError:  # the code has closed it
                 pass

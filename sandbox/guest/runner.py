@@ -21,6 +21,7 @@ import gc
 import os
 import resource
 import sys
+import time
 from _json import encode_basestring_ascii
 from _signal import SIGKILL, SIGUSR1, signal  # type: ignore[import-not-found]
 from _struct import pack
@@ -48,6 +49,8 @@ PROTOCOL = 2
 CODE_NAME = "<code>"
 TRACEBACK_FRAMES = 20
 EXIT_TEXT_CHARS = 4000
+#: Time for the code's process to end by itself when the host has closed its side.
+HOST_GONE_SECONDS = 0.5
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 #: Error numbers of operating system errors that point at a limit.
 LIMIT_ERRORS = {11: "pids", 12: "memory", 24: "open_files", 27: "file_size", 28: "disk", 122: "disk"}
@@ -288,6 +291,7 @@ def end_with_host(has_socket: bool) -> NoReturn:
     else:
         gone.register(1, 0)
     gone.poll()
+    time.sleep(HOST_GONE_SECONDS)
     os._exit(128 + SIGKILL)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -93,7 +94,7 @@ print(sorted(map(str, seen)))
 """
     )
     expected = sorted([*map(str, range(5)), *["next"] * 5, "thread"])
-    assert (result.stop_type, result.output) == (StopType.NORMAL, f"{expected}\n")
+    assert (result.stop_type, result.output) == (StopType.NORMAL, f"{expected}\n"), result.error
 
 
 async def test_a_signals_handler_may_call_while_the_main_thread_waits(box: Lab) -> None:
@@ -181,3 +182,30 @@ print(rung == list(range(20)))
         wall_seconds=20,
     )
     assert (result.stop_type, result.output) == (StopType.NORMAL, "True\n"), result
+
+
+async def test_an_answer_to_code_that_has_ended_does_not_hide_how_it_ended(box: Lab) -> None:
+    is_waiting, is_over = asyncio.Event(), asyncio.Event()
+
+    async def unanswered() -> str:
+        is_waiting.set()
+        await is_over.wait()
+        return "late"
+
+    def hold_the_loop() -> None:
+        time.sleep(0.5)  # the code ends meanwhile; the late answer is written before anything is read
+        is_over.set()
+
+    async def last() -> None:
+        await is_waiting.wait()
+        asyncio.get_running_loop().call_soon(hold_the_loop)
+
+    box.handlers |= {"unanswered": unanswered, "last": last}
+    result = await box.run(
+        """
+import threading
+threading.Thread(target=unanswered, daemon=True).start()
+last()
+"""
+    )
+    assert (result.stop_type, result.exit_code, result.error) == (StopType.NORMAL, 0, None)

@@ -9,6 +9,8 @@ import pytest
 from worker_fleet import Fleet
 
 STUCK = Path(__file__).parent / "stuck_plugins"
+#: Workers with variables of their own are not forked: how an interpreter ends is what is tested.
+OWN_INTERPRETER = {"PYTHONUNBUFFERED": "1"}
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
@@ -26,7 +28,7 @@ def call(fleet: Fleet, method: str) -> None:
 
 
 def test_a_thread_that_never_ends_does_not_keep_a_stopping_worker(fleet: Fleet) -> None:
-    (worker,) = fleet.start("methods")
+    (worker,) = fleet.start("methods", variables=OWN_INTERPRETER)
     call(fleet, "leave_thread")
     assert worker.stop() == 0
     log = worker.log.read_text()
@@ -35,7 +37,7 @@ def test_a_thread_that_never_ends_does_not_keep_a_stopping_worker(fleet: Fleet) 
 
 
 def test_a_cleanup_hook_that_blocks_the_loop_cuts_the_shutdown_short(fleet: Fleet) -> None:
-    (worker,) = fleet.start("methods")
+    (worker,) = fleet.start("methods", variables=OWN_INTERPRETER)
     call(fleet, "block_cleanup")
     assert worker.stop() == 1
     assert "shutdown_cut_short" in worker.log.read_text()
