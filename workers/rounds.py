@@ -16,7 +16,7 @@ from loguru import logger
 from agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
 from broker_config.settings import AgentSettings
 from broker_config.tracing import span
-from nekro_agent.errors import FencedError, NekroError
+from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
 from storage.engine import Database
 from storage.rounds import ClaimedRound
 from workers.chat_lease import ChatLease
@@ -94,6 +94,9 @@ class RoundDrain:
                     await self._run_rounds(lease)
         except FencedError:
             logger.bind(chat_key=chat_key, fence=lease.fence).warning("chat_lease_lost")
+        except StorageUnavailableError as exc:
+            # The round stays as a dead worker leaves it: started again, or ended if its code may have run.
+            logger.bind(chat_key=chat_key, error=str(exc)).warning("round_interrupted")
         finally:
             self._held.discard(chat_key)
         # Also where the lease was lost: who was turned away meanwhile may have come for a new round.
@@ -164,7 +167,7 @@ class RoundDrain:
             )
             attempt.view.round_ended(ended, calls)
             return following
-        if isinstance(error, FencedError):
+        if isinstance(error, FencedError | StorageUnavailableError):
             raise error
         if isinstance(error, NekroError):
             await self._ledger.fail(claimed, error, calls, fence=fence)

@@ -208,3 +208,28 @@ async def test_the_end_of_a_round_is_written_although_the_database_was_busy(open
     logger.remove(sink)
     rounds = await bench.rounds("chat")
     assert [(item.state.value, item.stop_type) for item in rounds] == [("done", StopType.NORMAL)]
+
+
+async def test_a_round_that_lost_its_database_is_started_again(open_bench: OpenBench) -> None:
+    bench = await open_bench("sqlite", database={"busy_timeout_seconds": 0.1})
+    await bench.say("chat", "hello")
+    interrupted = asyncio.Event()
+    sink = logger.add(lambda line: interrupted.set() if "round_interrupted" in line else None)
+    writer = sqlite3.connect(str(bench.database.url.database), isolation_level=None)
+
+    async def answer(_: LLMRequest) -> str:
+        writer.execute("BEGIN IMMEDIATE")  # the answer cannot be recorded
+        return f"```python\n{SAY}\n```"
+
+    drain = await begun(bench, "chat", Model(answer))
+    async with asyncio.timeout(WAIT_SECONDS):
+        await interrupted.wait()
+    writer.execute("ROLLBACK")
+    writer.close()
+    await asyncio.gather(drain, return_exceptions=True)
+    logger.remove(sink)
+    assert states(await bench.rounds("chat")) == ["running"]
+    await bench.let_leases_run_out()
+    rounds = await bench.play("chat", bench.drain(Model(SAY), owner="w2"))
+    assert [(item.state.value, item.attempt) for item in rounds] == [("done", 2)]
+    assert [message.text for message in await bench.messages("chat")] == ["hello", "done"]
