@@ -80,11 +80,6 @@ def row(call_id: str, **changes: Any) -> Callable[[Evidence], None]:
     return lambda evidence: evidence.rows.update({call_id: replace(evidence.rows[call_id], **changes)})
 
 
-def fail_a_round(evidence: Evidence) -> None:
-    """Have a round fail."""
-    evidence.rounds["failed"] = 1
-
-
 BROKEN: list[tuple[str, str, list[Callable[[Evidence], Any]]]] = [
     ("doubled-effect", "E", [add("E", "start"), fault(FaultKind.KILL)]),
     ("doubled-effect", "job J", [add("job J", "start"), fault(FaultKind.KILL)]),
@@ -132,7 +127,7 @@ BROKEN: list[tuple[str, str, list[Callable[[Evidence], Any]]]] = [
     (
         "failed-round",
         "rounds",
-        [lambda evidence: evidence.rounds.update({"failed": 1}), fault(FaultKind.CUT)],
+        [lambda evidence: evidence.rounds.update({"failed": 1}), fault(FaultKind.DB_AWAY)],
     ),
     ("no-call", "run", [lambda evidence: evidence.calls.clear()]),
 ]
@@ -156,7 +151,6 @@ KEPT: list[list[Callable[[Evidence], Any]]] = [
     [tell("E", "OutcomeUnknownError"), fault(FaultKind.DB_AWAY)],
     [tell("T", None, told_at=None, is_orphan=True)],
     [add("T", "start", DEADLINE + 3), fault(FaultKind.FREEZE, SENT, DEADLINE + 2.9)],
-    [fail_a_round, fault(FaultKind.DB_AWAY)],
     [tell("K", "MethodFailedError", detail="StorageUnavailableError"), fault(FaultKind.DB_AWAY)],
 ]
 
