@@ -65,7 +65,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def run(block: str, folder: Path, environment: dict[str, str], **options: Any) -> str:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=WAIT_SECONDS, **options,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=2.5 * WAIT_SECONDS, **options,
     )  # fmt: skip
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -216,15 +216,22 @@ async def test_a_stop_in_a_later_round_of_a_drain_ends_it(bench: Bench) -> None:
 async def test_nothing_follows_a_round_that_was_asked_to_stop_before_its_end_was_written(
     bench: Bench,
 ) -> None:
-    async def stop(_: LLMRequest) -> str:
+    async def begin_anew() -> None:
         async with bench.database.begin() as tx:
             await tx.rounds.cancel("chat", reason="enough")
         await bench.say("chat", "a new beginning")
+
+    begun: list[asyncio.Task[None]] = []
+
+    async def stop(_: LLMRequest) -> str:
+        begun.append(asyncio.create_task(begin_anew()))
+        await asyncio.shield(begun[0])  # the stop may be noticed before it has ended
         return "1 / 0"
 
     await bench.say("chat", "hello")
     drain = bench.drain(Model(stop, SAY), slots=2)
     await drain.drain("chat")
+    await begun[0]
     assert states(await bench.rounds("chat")) == ["cancelled", "requested"]
     assert states(await bench.play("chat", drain)) == ["cancelled", "done"]
 

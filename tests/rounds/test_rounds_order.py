@@ -165,8 +165,8 @@ async def test_another_worker_sweeps_when_the_one_that_did_is_dead(bench: Bench)
 
         return sweep
 
-    first = sweeper(bench, note("w1"), seconds=0.2, owner="w1")
-    second = sweeper(bench, note("w2"), seconds=0.2, owner="w2")
+    first = sweeper(bench, note("w1"), seconds=1, owner="w1")
+    second = sweeper(bench, note("w2"), seconds=1, owner="w2")
     async with asyncio.timeout(WAIT_SECONDS):
         first.start()
         await swept["w1"].wait()
