@@ -42,7 +42,13 @@ _NAMES = ",".join(FaultKind)
 def _faults(text: str) -> tuple[FaultKind, ...]:
     if text == "none":
         return ()
-    return tuple(FaultKind) if text == "all" else tuple(map(FaultKind, text.split(",")))
+    if text == "all":
+        return tuple(FaultKind)
+    if unknown := sorted(set(text.split(",")) - set(FaultKind)):
+        raise argparse.ArgumentTypeError(
+            f"no fault is called {', '.join(unknown)}; choose of {', '.join(FaultKind)}, or all or none"
+        )
+    return tuple(map(FaultKind, text.split(",")))
 
 
 def options_of(given: argparse.Namespace, *, seed: int) -> list[Options]:
