@@ -16,11 +16,11 @@ from cli.checks import Check, Verdict
 from nekro_agent.errors import NekroError, SettingsError, StorageError
 from storage.database_clock import follow_database_clock, read_database_clock
 from storage.engine import Database
+from workers.clock_watch import WARN_SECONDS
 
 __all__ = ["clock_checks", "clock_offsets", "follow_shared_time"]
 
-#: Differences between clocks that an operator should know of, and those that show an unsynchronised host.
-_WARN_SECONDS: Final = 1.0
+#: A difference that shows an unsynchronised host.
 _FAIL_SECONDS: Final = 10.0
 
 
@@ -52,8 +52,8 @@ async def clock_checks(settings: Settings) -> list[Check]:
 
 def _check(name: str, ahead_seconds: float) -> Check:
     off = abs(ahead_seconds)
-    if off <= _WARN_SECONDS:
-        return Check(name=name, verdict=Verdict.OK, detail=f"within {_WARN_SECONDS:g} s of this host's")
+    if off <= WARN_SECONDS:
+        return Check(name=name, verdict=Verdict.OK, detail=f"within {WARN_SECONDS:g} s of this host's")
     side = "ahead of" if ahead_seconds > 0 else "behind"
     return Check(
         name=name,

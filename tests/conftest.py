@@ -15,6 +15,7 @@ import redis
 from left_out import pytest_terminal_summary as pytest_terminal_summary
 from postgres_process import PostgresServer
 from redis_process import RedisServer, use_server
+from sentinel_group import SentinelGroup
 from sqlalchemy import event
 from waiting import WAIT_SECONDS
 
@@ -67,6 +68,15 @@ def postgres_server() -> Iterator[PostgresServer]:
     """One PostgreSQL for the whole test process."""
     with PostgresServer.temporary() as server:
         yield server
+
+
+@pytest.fixture
+def sentinel_group(tmp_path: Path) -> Iterator[SentinelGroup]:
+    """A primary, two replicas and three Sentinels."""
+    directory = tmp_path / "group"
+    directory.mkdir()
+    with SentinelGroup(directory) as group:
+        yield group
 
 
 def patient_database(url: str) -> DatabaseSettings:

@@ -17,12 +17,12 @@ from storage.engine import Database
 from workers.background import BackgroundLoop
 from workers.keeping import survived
 
-__all__ = ["ClockWatch"]
+__all__ = ["WARN_SECONDS", "ClockWatch"]
 
 #: How often the clocks are compared.
 _PERIOD_SECONDS: Final = 30.0
-#: A difference that is logged: beyond it the doctor warns, too.
-_WARN_SECONDS: Final = 1.0
+#: Difference beyond which the log and the doctor warn.
+WARN_SECONDS: Final = 1.0
 
 
 class ClockWatch:
@@ -70,7 +70,7 @@ class ClockWatch:
     def _report(self, peer: str, reading: Reading) -> None:
         seconds = reading.ahead_seconds
         metrics().clock_offset_seconds.labels(peer).set(seconds)
-        is_off = abs(seconds) - reading.uncertain_seconds > _WARN_SECONDS
+        is_off = abs(seconds) - reading.uncertain_seconds > WARN_SECONDS
         if is_off and not self._is_off:
             logger.bind(peer=peer, ahead_seconds=round(seconds, 3)).warning("host_clock_off")
         self._is_off = is_off

@@ -6,9 +6,8 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from chaos_world import Account, call, opened, until_quiet
@@ -26,15 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 RATE = float(os.environ.get("NEKRO_TEST_SENTINEL_RATE", "100"))
 #: For how long the load runs before the primary is cut off from its replicas, and until it ends.
 BEFORE_SECONDS, LAG_SECONDS, AFTER_SECONDS = 3.0, 1.0, 10.0
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[SentinelGroup]:
-    """A primary, two replicas and three Sentinels."""
-    directory = tmp_path / "group"
-    directory.mkdir()
-    with SentinelGroup(directory) as group:
-        yield group
 
 
 class Load:
@@ -73,9 +63,9 @@ class Load:
 
 @pytest.mark.parametrize("end", ["killed", "frozen"])
 async def test_failover_to_a_lagging_replica_loses_no_call_and_doubles_none(
-    make_chaos: Callable[..., Fleet], group: SentinelGroup, end: str
+    make_chaos: Callable[..., Fleet], sentinel_group: SentinelGroup, end: str
 ) -> None:
-    fleet = make_chaos(broker=group.settings())
+    fleet = make_chaos(broker=sentinel_group.settings())
     fleet.start("methods", "methods", concurrency=32)
     account = Account()
     async with opened(fleet) as services:
@@ -84,11 +74,11 @@ async def test_failover_to_a_lagging_replica_loses_no_call_and_doubles_none(
         load = Load(services, account, [CallScope(chat=chat, user_id=None) for chat in chats])
         running = asyncio.create_task(load.run())
         await asyncio.sleep(BEFORE_SECONDS)
-        old = await asyncio.to_thread(group.cut_off)
+        old = await asyncio.to_thread(sentinel_group.cut_off)
         await asyncio.sleep(LAG_SECONDS)
         ended_at = time.monotonic()
-        old.kill() if end == "killed" else group.freeze(old)
-        await asyncio.to_thread(group.wait_for_failover, old)
+        old.kill() if end == "killed" else sentinel_group.freeze(old)
+        await asyncio.to_thread(sentinel_group.wait_for_failover, old)
         promoted_at = time.monotonic()
         await asyncio.sleep(AFTER_SECONDS)
         load.stop()

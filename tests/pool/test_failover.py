@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from sentinel_group import SentinelGroup
@@ -21,18 +20,9 @@ from nekro_agent.methods import Lane
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[SentinelGroup]:
-    """A primary, two replicas and three Sentinels."""
-    directory = tmp_path / "group"
-    directory.mkdir()
-    with SentinelGroup(directory) as group:
-        yield group
-
-
-@pytest.fixture
-def settings(make_settings: Callable[..., Settings], group: SentinelGroup) -> Settings:
+def settings(make_settings: Callable[..., Settings], sentinel_group: SentinelGroup) -> Settings:
     """Settings that name the Sentinels."""
-    return make_settings(broker=group.settings() | {"visibility_timeout_seconds": 4})
+    return make_settings(broker=sentinel_group.settings() | {"visibility_timeout_seconds": 4})
 
 
 def invocation() -> Invocation:
@@ -46,7 +36,7 @@ def invocation() -> Invocation:
 
 @pytest.mark.timeout(150)
 async def test_calls_that_a_promoted_replica_lacks_are_published_again(
-    settings: Settings, group: SentinelGroup, start_worker: Callable[..., WorkerProcess]
+    settings: Settings, sentinel_group: SentinelGroup, start_worker: Callable[..., WorkerProcess]
 ) -> None:
     worker = start_worker("asyncio")
     lost = [invocation() for _ in range(5)]
@@ -54,12 +44,12 @@ async def test_calls_that_a_promoted_replica_lacks_are_published_again(
     async with MethodCaller(app, settings) as caller:
         await caller.call(invocation(), lane=Lane.METHODS)
         worker.send(signal.SIGSTOP)
-        old = await asyncio.to_thread(group.cut_off)
+        old = await asyncio.to_thread(sentinel_group.cut_off)
         tasks = [asyncio.create_task(caller.call(call, lane=Lane.METHODS)) for call in lost]
         while sum(pending.place is not None for pending in caller._pending.values()) < len(lost):
             await asyncio.sleep(0.01)
         old.kill()
-        await asyncio.to_thread(group.wait_for_failover, old)
+        await asyncio.to_thread(sentinel_group.wait_for_failover, old)
         worker.send(signal.SIGCONT)
         answers = await asyncio.gather(*tasks)
         assert (await caller.call(invocation(), lane=Lane.METHODS)).call_id

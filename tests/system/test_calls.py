@@ -10,12 +10,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from late_call import check_refusal
 from waiting import WAIT_SECONDS
 
-from broker_config.call_messages import CallMessage
-from broker_config.embedded import resolve_signing_key
-from broker_config.wire import Envelope, Signer, new_id
-from codec.values import decode_value, encode_arguments
+from broker_config.wire import Envelope
+from codec.values import decode_value
 from nekro_agent.errors import (
     ArgumentError,
     MethodAbortedError,
@@ -27,7 +26,6 @@ from sandbox.models import StopType
 from storage.messages import MessageRepository
 from storage.rounds import RoundRepository
 from workers.composition import Services
-from workers.dispatch import CallScope, invocation_of
 
 CHAT = "platform:群/1"
 
@@ -116,21 +114,7 @@ async def test_arguments_beyond_the_limit_are_refused_with_both_sizes(fleet: Any
 
 async def test_a_call_that_comes_out_of_the_queue_too_late_is_answered_and_not_run(fleet: Any) -> None:
     async with opened(fleet) as services:
-        entry, scope = (
-            services.registry.find("journal"),
-            CallScope(chat=await services.chat(CHAT), user_id=None),
-        )
-        late = invocation_of(
-            entry, encode_arguments((-7,), {}), scope, call_id=new_id(), deadline=datetime.now(UTC)
-        )
-        signer = Signer.from_text(resolve_signing_key(services.settings).get_secret_value())
-        message = CallMessage.of(late, signer=signer, lane="methods", reply_to=None)
-        assert await services.publisher.calls_lost([message]) == 1
-        answer = services.app.AsyncResult(late.call_id)
-        with pytest.raises(Exception, match=r"deadline of call .* passed in the queue"):
-            await asyncio.to_thread(answer.get, timeout=WAIT_SECONDS)
-        journal = services.areas.plugin_dir("tests.probe") / "journal.txt"
-    assert not journal.exists() or "-7" not in journal.read_text().splitlines()
+        await check_refusal(services, chat_key=CHAT, deadline=datetime.now(UTC))
 
 
 async def test_a_secret_in_an_error_stays_on_the_host(fleet: Any) -> None:

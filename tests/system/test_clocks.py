@@ -15,20 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from late_call import check_refusal
 from redis_process import free_port
 from shifted_clock import shifted_clock
 from waiting import WAIT_SECONDS, eventually, wait_until
 
-from broker_config.call_messages import CallMessage
-from broker_config.embedded import resolve_signing_key
-from broker_config.wire import Signer, new_id
-from codec.values import decode_value, encode_arguments
+from codec.values import decode_value
 from storage.calls import CallRepository
 from storage.messages import MessageRepository
 from storage.rounds import RoundRepository
 from storage.states import FINAL_ROUND_STATES, RoundState
 from workers.composition import Services
-from workers.dispatch import CallScope, invocation_of
 
 CHAT = "platform:group/1"
 HOUR = 3600
@@ -103,20 +100,7 @@ async def test_a_worker_with_a_wrong_clock_runs_calls(services: Services) -> Non
 
 
 async def test_a_worker_with_a_wrong_clock_starts_no_late_call(services: Services) -> None:
-    entry, scope = (
-        services.registry.find("journal"),
-        CallScope(chat=await services.chat(CHAT), user_id=None),
-    )
-    deadline = datetime.now(UTC) - timedelta(seconds=1)
-    late = invocation_of(entry, encode_arguments((-7,), {}), scope, call_id=new_id(), deadline=deadline)
-    signer = Signer.from_text(resolve_signing_key(services.settings).get_secret_value())
-    message = CallMessage.of(late, signer=signer, lane="methods", reply_to=None)
-    assert await services.publisher.calls_lost([message]) == 1
-    answer = services.app.AsyncResult(late.call_id)
-    with pytest.raises(Exception, match=r"deadline of call .* passed in the queue"):
-        await asyncio.to_thread(answer.get, timeout=WAIT_SECONDS)
-    journal = services.areas.plugin_dir("tests.probe") / "journal.txt"
-    assert not journal.exists() or "-7" not in journal.read_text().splitlines()
+    await check_refusal(services, chat_key=CHAT, deadline=datetime.now(UTC) - timedelta(seconds=1))
 
 
 async def test_a_worker_with_a_wrong_clock_hears_signed_commands(services: Services) -> None:

@@ -1,0 +1,31 @@
+"""A call that a worker receives after its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+import pytest
+from waiting import WAIT_SECONDS
+
+from broker_config.call_messages import CallMessage
+from broker_config.embedded import resolve_signing_key
+from broker_config.wire import Signer, new_id
+from codec.values import encode_arguments
+from workers.composition import Services
+from workers.dispatch import CallScope, invocation_of
+
+
+async def check_refusal(services: Services, *, chat_key: str, deadline: datetime) -> None:
+    """Send a call of ``journal`` with a deadline that has passed; it is refused and does not begin."""
+    entry = services.registry.find("journal")
+    scope = CallScope(chat=await services.chat(chat_key), user_id=None)
+    late = invocation_of(entry, encode_arguments((-7,), {}), scope, call_id=new_id(), deadline=deadline)
+    signer = Signer.from_text(resolve_signing_key(services.settings).get_secret_value())
+    message = CallMessage.of(late, signer=signer, lane="methods", reply_to=None)
+    assert await services.publisher.calls_lost([message]) == 1
+    answer = services.app.AsyncResult(late.call_id)
+    with pytest.raises(Exception, match=r"deadline of call .* passed in the queue"):
+        await asyncio.to_thread(answer.get, timeout=WAIT_SECONDS)
+    journal = services.areas.plugin_dir("tests.probe") / "journal.txt"
+    assert not journal.exists() or "-7" not in journal.read_text().splitlines()
