@@ -8,8 +8,11 @@ from typing import Final
 
 __all__ = ["LARGE_CHARS", "WAITS", "ChatPace"]
 
-#: Arguments of more characters count as large: below, a call costs little more than any other.
-LARGE_CHARS: Final = 4 << 10
+#: Messages with more characters of arguments are spaced out by their sender. Checking and parsing a shorter
+#: one holds a worker's loop for less than an ordinary call does.
+LARGE_CHARS: Final = 64 << 10
+#: Work of less than this is not counted: it delays other calls no more than an ordinary call does.
+_FREE_SECONDS: Final = 0.0005
 #: A chat's next large call waits so many times as long as the last ones held the process. Each large
 #: call delays two or three of another chat's calls; it must be fewer than one in a hundred of them.
 WAITS: Final = 50
@@ -55,7 +58,9 @@ class ChatPace:
             await asyncio.sleep(min(seconds, _LOOK_SECONDS))
 
     def spent(self, chat_key: str, seconds: float) -> None:
-        """Count time for which a large call held the process."""
+        """Count time for which a large call held the process; less than 0.5 ms count as none."""
+        if seconds < _FREE_SECONDS:
+            return
         now = time.monotonic()
         if len(self._free_at) > 1000:
             self._free_at = {chat: at for chat, at in self._free_at.items() if at > now}

@@ -104,8 +104,11 @@ def _dict(payload: Any, meter: Meter) -> object:
 def _bytes(payload: Any, meter: Meter) -> bytes:
     _require(type(payload) is str, "a text expected")
     meter.charge(len(payload) >> 10, len(payload))
-    # Otherwise the decoder skips what is no base64.
-    return a2b_base64(payload, strict_mode=True)
+    # The decoder skips what is no base64. Its strict mode takes almost twice as long as this count does.
+    data = a2b_base64(payload)
+    padding = payload[-2:].count("=")
+    _require(len(payload) % 4 == 0 and len(data) == len(payload) // 4 * 3 - padding, "no base64")
+    return data
 
 
 def _bytearray(payload: Any, meter: Meter) -> object:

@@ -13,11 +13,10 @@ from _signal import (  # type: ignore[import-not-found]
     pthread_sigmask,
     valid_signals,
 )
-from _socket import MSG_DONTWAIT, MSG_PEEK, SHUT_WR, socket
+from _socket import MSG_PEEK, SHUT_WR, SO_RCVTIMEO, SOL_SOCKET, socket
 from _struct import Struct
 from _thread import RLock, allocate_lock, get_ident, start_new_thread
 from _thread import _count as count_threads
-from select import select
 from typing import TYPE_CHECKING
 
 from codec.tagged import NotPlainError, TooLongError, write_arguments
@@ -47,8 +46,8 @@ ALL_SIGNALS = valid_signals()
 CHANNEL = 3
 #: Largest frame that is handed out before it is taken from the socket.
 PEEK_BYTES = 1 << 16
-#: How long one look at the socket takes, at most.
-LOOK_SECONDS = 1.0
+#: How long one read of the socket waits, at most: a second.
+READ_TIMEOUT = Struct("ll").pack(1, 0)
 #: After STOP, how long clean-up code (``finally``, ``with``) may still run.
 STOP_GRACE_SECONDS = 0.1
 
@@ -122,6 +121,8 @@ class Channel:
         self.owner = os.getpid()
         self.argument_bytes = 0
         self._socket = socket(fileno=CHANNEL)
+        # The kernel's own limit: a select before each read would be a call more.
+        self._socket.setsockopt(SOL_SOCKET, SO_RCVTIMEO, READ_TIMEOUT)
         # A forked child shares the socket and would mix its frames with its parent's.
         os.register_at_fork(after_in_child=self._leave)
 
@@ -149,7 +150,10 @@ class Channel:
     def _exactly(self, count: int) -> bytes:
         parts = bytearray()
         while len(parts) < count:
-            data = os.read(CHANNEL, min(count - len(parts), 1 << 20))
+            try:
+                data = os.read(CHANNEL, min(count - len(parts), 1 << 20))
+            except BlockingIOError:
+                continue
             if not data:
                 raise EOFError
             parts += data
@@ -265,8 +269,7 @@ class Channel:
         while not mine.kind:
             # With an end, because a call of a signal's handler may take the answer that is waited for.
             try:
-                select([CHANNEL], [], [], LOOK_SECONDS)
-                data = self._socket.recv(PEEK_BYTES, MSG_PEEK | MSG_DONTWAIT)
+                data = self._socket.recv(PEEK_BYTES, MSG_PEEK)
             except BlockingIOError:
                 continue
             except (OSError, ValueError):  # the code has closed it
@@ -360,11 +363,17 @@ class Channel:
                 # The host closes its side when it has read all. An answer that it writes to a process that is
                 # gone would end its connection, and with it what it has not read yet.
                 lingers = self.lingers if self._stopped else self._answered < self._last_id
-                while lingers and self._socket.recv(PEEK_BYTES):
+                while lingers and self._reads_more():
                     pass
             except OSError:  # the code has closed it
                 pass
         os._exit(code)
+
+    def _reads_more(self) -> bool:
+        try:
+            return bool(self._socket.recv(PEEK_BYTES))
+        except BlockingIOError:
+            return True
 
 
 def end_of_frame(data: bytes, begin: int) -> int:

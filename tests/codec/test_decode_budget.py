@@ -14,7 +14,7 @@ import pytest
 
 from codec import decode_pool
 from codec.budget import MEMORY_FACTOR, Budget, Meter
-from codec.decode_pool import INLINE_BYTES, DecodePool
+from codec.decode_pool import INLINE_CHARS, DecodePool
 from codec.parser import SLICE_STEPS, load_in_slices
 from codec.values import arguments_in_slices, encode_arguments
 from nekro_agent.errors import ArgumentError
@@ -124,30 +124,40 @@ def test_a_spent_clock_ends_the_reading() -> None:
             pass
 
 
-async def test_small_arguments_are_read_at_once_and_large_ones_on_a_thread_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_only_what_one_slice_does_not_read_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call with 16 KiB of text had been sent to the thread, which took longer than the call itself."""
     threads: list[str] = []
 
     def noted(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        threads.append(threading.current_thread().name)
-        return (yield from arguments_in_slices(*args, **kwargs))
+        slices = arguments_in_slices(*args, **kwargs)
+        while True:
+            threads.append(threading.current_thread().name)
+            try:
+                yield next(slices)
+            except StopIteration as end:
+                return end.value
 
     monkeypatch.setattr(decode_pool, "arguments_in_slices", noted)
-    pool = DecodePool()
-    small, large = encode_arguments((1,), {}), encode_arguments(("x" * INLINE_BYTES,), {"k": 1})
-    assert await pool.read(small, chat_key="c", max_bytes=MIB) == ((1,), {})
-    assert threads == []
-    assert await pool.read(large, chat_key="c", max_bytes=MIB) == (("x" * INLINE_BYTES,), {"k": 1})
-    assert threads == ["nekro-decode"]
+    pool, me = DecodePool(), threading.current_thread().name
+
+    async def read_by(*args: Any) -> set[str]:
+        threads.clear()
+        assert await pool.read(encode_arguments(args, {}), chat_key="c", max_bytes=MIB) == (args, {})
+        return set(threads)
+
+    assert await read_by(1) == set(), "short texts have a reader of their own"
+    assert await read_by("x" * (INLINE_CHARS - 100)) == {me}
+    assert await read_by(b"x" * (INLINE_CHARS // 2)) == {me}
+    assert await read_by([{}] * 2000) == {me, "nekro-decode"}
+    assert await read_by("x" * INLINE_CHARS) == {"nekro-decode"}
 
 
 async def test_a_refused_text_is_refused_by_the_thread_and_the_next_one_is_read() -> None:
     pool = DecodePool()
     with pytest.raises(ArgumentError, match="malformed"):
-        await pool.read("[" * 60 + "x" * INLINE_BYTES, chat_key="c", max_bytes=MIB)
-    text = encode_arguments(([0] * INLINE_BYTES,), {})
-    assert await pool.read(text, chat_key="c", max_bytes=MIB) == (([0] * INLINE_BYTES,), {})
+        await pool.read("[" * 60 + "x" * INLINE_CHARS, chat_key="c", max_bytes=MIB)
+    text = encode_arguments(([0] * INLINE_CHARS,), {})
+    assert await pool.read(text, chat_key="c", max_bytes=MIB) == (([0] * INLINE_CHARS,), {})
 
 
 async def test_the_garbage_collector_rests_while_a_text_is_read_and_runs_again_afterwards(
@@ -173,7 +183,7 @@ async def test_the_garbage_collector_rests_while_a_text_is_read_and_runs_again_a
 
 async def test_a_process_without_room_for_a_thread_refuses_large_texts_and_reads_the_next_one() -> None:
     """It had waited for good for a thread that never began, with every large call behind it."""
-    pool, text = DecodePool(), encode_arguments(("x" * INLINE_BYTES,), {})
+    pool, text = DecodePool(), encode_arguments(("x" * INLINE_CHARS,), {})
     usual = threading.stack_size(1 << 47)  # more than there are addresses
     try:
         with pytest.raises(RuntimeError, match="thread"):
@@ -181,7 +191,7 @@ async def test_a_process_without_room_for_a_thread_refuses_large_texts_and_reads
     finally:
         threading.stack_size(usual)
     again = pool.read(text, chat_key="c", max_bytes=MIB)
-    assert await asyncio.wait_for(again, 20) == (("x" * INLINE_BYTES,), {})
+    assert await asyncio.wait_for(again, 20) == (("x" * INLINE_CHARS,), {})
 
 
 async def test_a_chat_with_many_large_arguments_does_not_stand_before_another_chats() -> None:
@@ -195,13 +205,13 @@ async def test_a_chat_with_many_large_arguments_does_not_stand_before_another_ch
 
     attack = [asyncio.create_task(read("heavy", costly)) for _ in range(20)]
     await asyncio.sleep(0)
-    await read("light", f"[[{repeated('[]', 2 * INLINE_BYTES)}],{{}}]")
+    await read("light", f"[[{repeated('[]', 2 * INLINE_CHARS)}],{{}}]")
     assert ended == ["light"]
     for task in attack:
         task.cancel()
     await asyncio.gather(*attack, return_exceptions=True)
     # Cancelled readings are dropped at their next turn, so the thread is free for others again.
-    await read("light", encode_arguments(("x" * INLINE_BYTES,), {}))
+    await read("light", encode_arguments(("x" * INLINE_CHARS,), {}))
 
 
 async def test_the_loop_runs_between_slices() -> None:

@@ -24,6 +24,7 @@ from workers.registry import Registry
 KEY = "test-signing-key"
 METHOD = "tests.p.length"
 LARGE = "x" * (8 << 10)
+COSTLY: list[object] = [{}] * 20_000
 LONG = "x" * (256 << 10)
 
 
@@ -60,7 +61,7 @@ async def executor(make_settings: Callable[..., Settings], signer: NotingSigner)
     return executor
 
 
-def body(text: str, chat_key: str) -> dict[str, Any]:
+def body(text: object, chat_key: str) -> dict[str, Any]:
     now = datetime.now(UTC)
     return Signer.from_text(KEY).sign(
         Invocation(
@@ -75,7 +76,7 @@ def body(text: str, chat_key: str) -> dict[str, Any]:
     )
 
 
-async def call(executor: MethodExecutor, text: str, chat_key: str) -> object:
+async def call(executor: MethodExecutor, text: object, chat_key: str) -> object:
     answer = await executor.execute(body(text, chat_key), task_name=METHOD)
     return decode_value(answer["value"], max_bytes=100)
 
@@ -94,8 +95,10 @@ async def test_a_large_call_waits_for_its_chats_last_ones_and_no_other_call_does
     await asyncio.wait({waiting})
 
 
-async def test_large_calls_are_charged_to_their_chat_and_small_ones_are_not(executor: MethodExecutor) -> None:
-    await call(executor, LARGE, "heavy")
+async def test_costly_calls_are_charged_to_their_chat_and_small_ones_are_not(
+    executor: MethodExecutor,
+) -> None:
+    await call(executor, COSTLY, "heavy")
     await call(executor, "small", "light")
     assert set(executor._pace._free_at) == {"heavy"}
 
