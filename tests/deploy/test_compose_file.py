@@ -8,6 +8,7 @@ import re
 import stat
 import subprocess
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,21 @@ def test_the_delegating_entrypoint_becomes_the_images_user_for_good() -> None:
     for option in (f"--reuid={user}", f"--regid={user}", "--clear-groups", "--bounding-set=-all"):
         assert option in script
     assert "--inh-caps=-all" in script and "--no-new-privs" in script
+
+
+def test_the_image_is_built_of_every_package_and_its_context_holds_what_it_copies() -> None:
+    image = (ROOT / "Dockerfile").read_text("utf-8")
+    sent = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE)
+    copied = {
+        source
+        for line in re.findall(r"^COPY (?!--from)(.+) \S+$", image, re.MULTILINE)
+        for source in line.split()
+    }
+    assert copied == set(sent)
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
+    assert set(packages["targets"]["wheel"]["packages"]) <= copied
+    # Wheels are optional: a build with an index has none.
+    assert [name for name in copied if not (ROOT / name).exists()] in ([], ["deploy/wheels"])
 
 
 @pytest.mark.root

@@ -176,3 +176,20 @@ async def test_a_rate_limit_set_in_flower_holds(fleet: Any, flower: Flower) -> N
         with pytest.raises(NekroError, match=r"deadline|time"):
             await call(services, "who", seconds=0.7)
         await call(services, "add", 1, 2)
+
+
+def test_flower_sends_no_command_that_workers_refuse() -> None:
+    """It had asked every worker to publish events, each 5 seconds: an error in every log each time."""
+    import flower.options  # noqa: F401 - declares the options
+    from tornado.options import options
+
+    from cli.commands.flower import flower_arguments
+
+    before = options.as_dict()
+    try:
+        options.parse_command_line(flower_arguments(address="127.0.0.1", port=5555))
+        assert options.enable_events is False
+    finally:
+        for name, value in before.items():
+            if name != "help":
+                setattr(options, name, value)
