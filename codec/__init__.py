@@ -1,9 +1,9 @@
 """Values between sandboxed code and workers: plain data as tagged JSON text.
 
-The format. A value is one JSON text in UTF-8 without blanks outside of strings. ``null``, ``true``,
+Format: a value is one JSON text in UTF-8 without whitespace outside of strings. ``null``, ``true``,
 ``false``, numbers, strings and arrays are None, bool, int or float, str and list; a number with a
-point or an exponent is a float, any other one an int. An object is a dict whose keys are texts, none
-of which begins with ``$``. Everything else is an object of exactly one key, its tag:
+point or an exponent is a float, any other number is an int. An object is a dict whose keys are
+strings that do not begin with ``$``. Everything else is an object with exactly one key, its tag:
 
     {"$tuple":[…]}  {"$set":[…]}  {"$frozenset":[…]}      the items
     {"$dict":[key,value,…]}                               a dict with other keys, or with ``$`` keys
@@ -23,18 +23,18 @@ of which begins with ``$``. Everything else is an object of exactly one key, its
     {"$path":"/app/shared/x"}  {"$purepath":"a/b"}        a worker makes a str of it
     {"$pickle":[reason,"base64"]}                         results only, see below
 
-Arguments are ``[[positional,…],{name:value,…}]``. A value that is referred to twice is written twice.
+Arguments are ``[[positional,…],{name:value,…}]``. A value that is referenced twice is written twice.
 
-Trust. Text from a sandbox is read by ``codec.parser``: it checks steps, bytes, depth and time
-while it runs, refuses what is not of this form (an unknown tag, a wrong payload, a key twice, blanks,
-a fraction that is not in lowest terms) and can build the types above and nothing else. ``$pickle`` is how a
-worker returns an instance of a class that has no tag: the whole value is an ordinary pickle, which
-only the sandbox opens; ``reason`` names the class for people. The host refuses it.
+Trust: text from a sandbox is read by ``codec.parser``, which limits steps, bytes, depth and time
+while it runs. It refuses any other form (an unknown tag, a wrong payload, a duplicate key, whitespace,
+a fraction that is not in lowest terms) and can build only the types above. ``$pickle`` returns an
+instance of a class that has no tag: the whole value is an ordinary pickle, which only the sandbox
+loads; ``reason`` names the class for people. The host refuses it.
 
     tagged.py        writes the text; standard library only, because the sandbox's runner contains it
     parser.py        reads it within a budget; budget.py and constructors.py hold limits and types
-    short_texts.py   reads most short texts as the parser would, by C code; leaves the others to it
+    short_texts.py   reads most short texts with C code, with the same result as the parser
     values.py        arguments and results
-    returned_*.py    what may leave a worker, and in which form
-    decode_pool.py   reads large arguments on a thread, in turns between chats
+    returned_*.py    which values may be returned by a worker, and in which form
+    decode_pool.py   reads large arguments on a thread, round-robin between chats
 """

@@ -1,4 +1,4 @@
-"""What a decoded value may consist of, and what reading it may cost."""
+"""Allowed types of a decoded value and limits on the cost of decoding it."""
 
 from __future__ import annotations
 
@@ -23,50 +23,51 @@ _LEAVES: Final = frozenset(
         *(datetime, date, time_of_day, timedelta, timezone, ZoneInfo, Decimal, Fraction, UUID),
     }
 )
-#: Every type that a decoded value can consist of.
+#: Every type that a decoded value can contain.
 PLAIN_TYPES: Final = _CONTAINERS | _LEAVES
 
-#: The memory of a decoded value is at most so many times the bytes of its text (objects of one empty
-#: key inside each other come closest), and at most ``Budget.built_bytes``.
+#: A decoded value takes at most this many times the bytes of its text (nested objects with one empty
+#: key come closest), and at most ``Budget.built_bytes``.
 MEMORY_FACTOR: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What reading one text may cost, beside its length."""
+    """Limits on the cost of decoding one text; the length of the text is limited elsewhere."""
 
-    #: A value or key costs one step; types that are built in Python cost more, by the size of what
-    #: is built. A step takes about half a microsecond.
+    #: A value or key costs one step; types that are built in Python cost more, in proportion to their
+    #: size. A step takes about half a microsecond.
     steps: int = 200_000
-    #: Memory of all that is built.
+    #: Memory of all objects that are built.
     built_bytes: int = 32 << 20
-    #: CPU time of the reading thread.
+    #: CPU time of the decoding thread.
     seconds: float = 2.0
-    #: Containers inside containers.
+    #: Levels of nested containers.
     depth: int = 64
-    #: Keys and members of sets whose hash the sender can choose: all but text and bytes, which Python salts.
+    #: Dict keys and set members whose hash the sender can choose: all but str and bytes, whose hashes
+    #: Python salts.
     chosen_keys: int = 10_000
 
 
 class Meter:
-    """What one reading has cost so far; each method raises ``ArgumentError`` beyond the budget."""
+    """Cost of one decoding so far; each method raises ``ArgumentError`` beyond the budget."""
 
     __slots__ = ("_began_at", "budget", "built_bytes", "chosen_keys", "steps")
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.steps = self.built_bytes = self.chosen_keys = 0
-        #: None before the first look at the clock: most texts end before it.
+        #: None until the clock is first read; most texts end before that.
         self._began_at: float | None = None
 
     def charge(self, steps: int, built_bytes: int) -> None:
-        """Count steps and bytes, before or while they are spent."""
+        """Add steps and bytes, before or while they are used."""
         self.steps += steps
         self.built_bytes += built_bytes
         self.check()
 
     def check(self) -> None:
-        """Compare what was counted with the budget."""
+        """Compare the counters with the budget."""
         if self.steps > self.budget.steps:
             raise ArgumentError(
                 f"the value takes more than {self.budget.steps} steps to read; send less, or a file's path"
@@ -78,7 +79,7 @@ class Meter:
             )
 
     def check_time(self) -> None:
-        """Compare the thread's CPU time with the budget; call it on the thread that reads."""
+        """Compare the thread's CPU time with the budget; call it on the decoding thread."""
         self.check()
         now = time.thread_time()
         if self._began_at is None:
@@ -93,19 +94,20 @@ _SALTED: Final = frozenset({str, bytes})
 _NUMBERS: Final = frozenset({bool, int, float, type(None)})
 _KEY_TYPES: Final = _LEAVES - {bytearray} | {tuple, frozenset}
 _KEY_DEPTH: Final = 4
-#: Integers hash modulo 2**61 - 1; of 64 bits only a few share a hash.
+#: Integers hash modulo 2**61 - 1; only a few integers of 64 bits share a hash.
 _KEY_BITS: Final = 64
-#: Keys of one container with one hash: -1 and -2 share theirs, and so do tuples that hold them.
+#: Keys of one container with the same hash: -1 and -2 share one, and so do tuples that contain them.
 _SAME_HASH: Final = 16
 
 
 def check_keys(keys: list[Any], meter: Meter) -> None:
-    """Refuse keys that are slow to hash or chosen to collide, before anything hashes them.
+    """Refuse keys that are slow to hash or chosen to collide, before they are hashed.
 
-    A dict of keys that all collide takes quadratic time.
+    Building a dict whose keys all collide takes quadratic time.
 
     Raises:
-        ArgumentError: a type that cannot be a key, or too many, too deep, too alike.
+        ArgumentError: a key has a type that cannot be a key or is nested too deeply, or too many keys
+            are sent or share one hash.
     """
     counts: dict[int, int] = {}
     for key in keys:
@@ -114,7 +116,7 @@ def check_keys(keys: list[Any], meter: Meter) -> None:
         meter.chosen_keys += 1
         if meter.chosen_keys > meter.budget.chosen_keys:
             raise ArgumentError(
-                f"more than {meter.budget.chosen_keys} keys and members of sets that are no text; "
+                f"more than {meter.budget.chosen_keys} dict keys and set members that are not strings; "
                 "send a list of pairs"
             )
         _check_key(key, meter, depth=0)
@@ -130,7 +132,7 @@ def _check_key(key: Any, meter: Meter, *, depth: int) -> None:
         raise ArgumentError(f"an integer of more than {_KEY_BITS} bits cannot be a key or a member of a set")
     if kind is tuple or kind is frozenset:
         if depth == _KEY_DEPTH:
-            raise ArgumentError(f"keys and members of sets can be nested {_KEY_DEPTH} levels deep, no deeper")
+            raise ArgumentError(f"keys and members of sets can be nested at most {_KEY_DEPTH} levels deep")
         meter.charge(len(key), 0)
         for part in key:
             if type(part) not in _SALTED:

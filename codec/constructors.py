@@ -1,9 +1,9 @@
-"""What each tag builds, from parts that are checked here.
+"""Builds the value of each tag from its payload, after checking the payload.
 
 The real constructors accept more than the writers ever send (``Fraction("1e999999999")`` never
 returns, ``ZoneInfo`` opens a file by name), so every part is checked for its exact type, size and
-range first. A builder charges the meter before it spends: by size, in steps of half a microsecond.
-What fails raises an ordinary ``ValueError``, ``TypeError`` or ``ArithmeticError``, which the parser reports.
+range first. A builder charges the meter before it builds: by size, in steps of half a microsecond.
+A failure raises an ordinary ``ValueError``, ``TypeError`` or ``ArithmeticError``, which the parser reports.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _require(condition: bool, problem: str) -> None:
 
 def _text(payload: Any, most_chars: int) -> str:
     _require(
-        type(payload) is str and len(payload) <= most_chars, f"a text of {most_chars} characters at most"
+        type(payload) is str and len(payload) <= most_chars, f"a string of {most_chars} characters at most"
     )
     return str(payload)
 
@@ -80,7 +80,7 @@ def _set(payload: Any, meter: Meter) -> object:
     check_keys(items, meter)
     meter.charge(len(items), 200 + 64 * len(items))
     members = set(items)
-    _require(len(members) == len(items), "a member twice")
+    _require(len(members) == len(items), "a duplicate member")
     return members
 
 
@@ -97,17 +97,17 @@ def _dict(payload: Any, meter: Meter) -> object:
     check_keys(keys, meter)
     meter.charge(len(keys), 200 + 64 * len(keys))
     mapping = dict(zip(keys, items[1::2], strict=True))
-    _require(len(mapping) == len(keys), "a key twice")
+    _require(len(mapping) == len(keys), "a duplicate key")
     return mapping
 
 
 def _bytes(payload: Any, meter: Meter) -> bytes:
-    _require(type(payload) is str, "a text expected")
+    _require(type(payload) is str, "a string expected")
     meter.charge(len(payload) >> 10, len(payload))
-    # The decoder skips what is no base64. Its strict mode takes almost twice as long as this count does.
+    # The decoder skips characters that are not base64. Its strict mode takes almost twice as long as this.
     data = a2b_base64(payload)
     padding = payload[-2:].count("=")
-    _require(len(payload) % 4 == 0 and len(data) == len(payload) // 4 * 3 - padding, "no base64")
+    _require(len(payload) % 4 == 0 and len(data) == len(payload) // 4 * 3 - padding, "not base64")
     return data
 
 
@@ -129,9 +129,9 @@ def _state_and_zone(payload: Any, meter: Meter) -> tuple[str, int, tzinfo | None
     meter.charge(4, 64)
     if type(payload) is str:
         return payload, 0, None
-    _require(type(payload) is list and len(payload) == 3, "a text, or a text, fold and zone")
+    _require(type(payload) is list and len(payload) == 3, "a string, or a string, fold and zone, expected")
     text, fold, zone = payload
-    _require(type(text) is str, "a text expected")
+    _require(type(text) is str, "a string expected")
     _require(type(fold) is int and fold in (0, 1), "a fold of 0 or 1 expected")
     _require(zone is None or type(zone) in (timezone, ZoneInfo), "an unknown kind of time zone")
     return text, fold, zone
@@ -141,7 +141,7 @@ def _numbers(pattern: re.Pattern[str], text: str) -> list[int]:
     _require(len(text) <= 26, "a time expected")
     match = pattern.fullmatch(text)
     if match is None:
-        raise ValueError("not in the form that is written")
+        raise ValueError("not in the format of isoformat()")
     return [int(part or 0) for part in match.groups()]
 
 
@@ -191,13 +191,13 @@ def _zone_info(payload: Any, meter: Meter) -> object:
 
 @cache
 def _zone_names() -> frozenset[str]:
-    """The zones of this machine; read once per process, because it walks directories."""
+    """The zones of this machine; read once per process, because reading them lists directories."""
     return frozenset(available_timezones())
 
 
 @cache
 def _zone(name: str) -> ZoneInfo:
-    """Kept for good: ``ZoneInfo`` itself forgets all but a few and would read the file again."""
+    """Cached without limit: the cache of ``ZoneInfo`` keeps only a few zones and would reread the file."""
     return ZoneInfo(name)
 
 
@@ -206,7 +206,7 @@ def _decimal(payload: Any, meter: Meter) -> object:
     meter.charge(3 + (len(text) >> 5), 104 + len(text) // 2)
     _require(_DECIMAL.fullmatch(text) is not None, "a decimal number expected")
     number = Decimal(text)
-    # int() of a larger one would write out all its digits.
+    # int() of a number with a larger exponent would write out all its digits.
     _require(
         not number.is_finite() or abs(number.adjusted()) <= _MAX_DECIMAL_EXPONENT,
         f"an exponent beyond {_MAX_DECIMAL_EXPONENT}",
@@ -216,7 +216,7 @@ def _decimal(payload: Any, meter: Meter) -> object:
 
 def _fraction(payload: Any, meter: Meter) -> object:
     numerator, denominator = _integers(payload, 2)
-    # The greatest common divisor takes time by the product of both lengths.
+    # The greatest common divisor takes time in proportion to the product of both lengths.
     bits = max(numerator.bit_length(), denominator.bit_length())
     meter.charge(6 + (bits * bits >> 15), 64)
     _require(denominator > 0, "a denominator above zero expected")
@@ -238,7 +238,7 @@ def _path(payload: Any, meter: Meter) -> object:
     return str(PurePosixPath(text))
 
 
-#: By tag; every other tag is refused.
+#: Builders by tag; every other tag is refused.
 BUILDERS: Final[dict[str, Builder]] = {
     "$tuple": _tuple,
     "$set": _set,

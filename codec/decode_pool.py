@@ -1,11 +1,11 @@
-"""Reads costly arguments on a thread of its own, in turns between chats.
+"""Decodes costly arguments on a separate thread, round-robin between chats.
 
-Short texts, and the first slice of those of medium length, are read on the caller's event loop: most
-end there, and a thread would take longer. What is left would block a shared event loop, so one thread
-per process reads all of it, in turns: one slice of each chat's first text. A chat with two hundred
-costly calls delays another chat's costly call by its own slices only. Between slices the thread
-sleeps, because a thread that computes releases the interpreter's lock only every 5 ms, and the loop
-needs it several times per call.
+Short texts, and the first slice of those of medium length, are decoded on the caller's event loop: most
+end there, and a thread would take longer. The rest would block a shared event loop, so one thread per
+process decodes it: one slice of each chat's first text in turn. A chat with two hundred costly calls
+delays another chat's costly call by one slice per turn only. The thread sleeps between slices, because
+a computing thread releases the interpreter's lock only every 5 ms, and the event loop needs the lock
+several times per call.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from codec.values import Arguments, arguments_in_slices, decode_arguments
 
 __all__ = ["INLINE_CHARS", "DecodePool"]
 
-#: Of texts up to this length the first slice is read on the event loop. It takes about 0.3 ms, also when all
-#: of the text is one string or one value of bytes.
+#: The first slice of a text up to this length is decoded on the event loop. It takes about 0.3 ms, even if
+#: the whole text is one string or one bytes value.
 INLINE_CHARS: Final = 64 << 10
-#: Between slices of about 0.3 ms, at least: long enough for a waiting thread to take the interpreter's lock.
+#: Minimum pause between slices of about 0.3 ms: long enough for a waiting thread to take the
+#: interpreter's lock.
 _PAUSE_SECONDS: Final = 0.0002
-#: Slices after which the garbage collector may run although no text was read to its end.
+#: Slices after which the garbage collector may run although no text is complete.
 _UNCOLLECTED_SLICES: Final = 1000
 
 
 class _Reading:
-    """One text that is being read."""
+    """One text that is being decoded."""
 
     def __init__(self, slices: Generator[None, None, Arguments]) -> None:
         self._slices = slices
-        #: CPU time that it took so far.
+        #: CPU time used so far.
         self.seconds = 0.0
         self.result: Future[Arguments] = Future()
 
     def go_on(self) -> bool:
-        """Read one slice; whether more is left."""
+        """Decode one slice; return whether more slices remain."""
         if self.result.cancelled():
             self._slices.close()
             return False
@@ -59,14 +60,14 @@ class _Reading:
         except StopIteration as end:
             self._settle(end.value)
         except Exception as exc:
-            # Its frames hold all that was built.
+            # The frames of the traceback would keep everything that was built alive.
             self._settle(exc.with_traceback(None))
         else:
             return True
         return False
 
     def fail(self, error: Exception) -> None:
-        """Give up before the first slice."""
+        """Fail before the first slice."""
         self._settle(error)
 
     def _settle(self, outcome: Arguments | Exception) -> None:
@@ -79,29 +80,29 @@ class _Reading:
 
 
 class DecodePool:
-    """Reads arguments for all event loops of a process."""
+    """Decodes arguments for all event loops of a process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: By chat, in the order of their turns.
+        #: Texts by chat, in the order of the chats' turns.
         self._waiting: OrderedDict[str, deque[_Reading]] = OrderedDict()
         self._is_running = False
 
     def is_large(self, text: str) -> bool:
-        """Whether reading a text can take longer than the rest of an ordinary call."""
+        """Whether decoding a text can take longer than the rest of an ordinary call."""
         return len(text) > SHORT_CHARS
 
     async def read(
         self, text: str, *, chat_key: str, max_bytes: int, spent: Callable[[float], None] | None = None
     ) -> Arguments:
-        """Read arguments; a cancelled call is read no further.
+        """Decode arguments; cancellation stops the decoding.
 
         Args:
-            spent: called with the seconds of CPU time that a large text took, refused or not.
+            spent: called with the seconds of CPU time that a large text took, also if it is refused.
 
         Raises:
             ArgumentError: as ``decode_arguments``.
-            RuntimeError: the process may start no more threads just now.
+            RuntimeError: the process cannot start another thread at present.
         """
         if not self.is_large(text):
             return decode_arguments(text, max_bytes=max_bytes)
@@ -123,7 +124,7 @@ class DecodePool:
             self._is_running = True
         try:
             threading.Thread(target=self._read_all, name="nekro-decode", daemon=True).start()
-        except RuntimeError as exc:  # no more threads; the next text tries again
+        except RuntimeError as exc:  # no thread could be started; the next text tries again
             self._fail_all(exc)
 
     def _fail_all(self, error: Exception) -> None:
@@ -135,13 +136,13 @@ class DecodePool:
             reading.fail(error)
 
     def _read_all(self) -> None:
-        """Read until nothing waits; the next text begins a new thread."""
+        """Decode until no text is waiting; the next text starts a new thread."""
         slices = 0
         try:
             while (turn := self._next()) is not None:
                 chat_key, reading = turn
-                # What is read holds no cycles, but its allocations would have all of it looked through
-                # time and again, up to 25 ms each, in which no thread goes on.
+                # Decoded values contain no cycles, but their allocations would trigger repeated garbage
+                # collections of up to 25 ms each, which stop every thread.
                 gc.disable()
                 before, slices = reading.seconds, slices + 1
                 if reading.go_on():
@@ -151,13 +152,13 @@ class DecodePool:
                     slices = 0
                 if slices % _UNCOLLECTED_SLICES == 0:
                     gc.enable()
-                # At most half of the interpreter's time.
+                # The thread takes at most half of the interpreter's time.
                 time.sleep(max(_PAUSE_SECONDS, reading.seconds - before))
         finally:
             gc.enable()
 
     def _next(self) -> tuple[str, _Reading] | None:
-        """Take the first text of the chat whose turn it is; the chat goes to the end of the line."""
+        """Take the first text of the next chat; the chat moves to the end of the order."""
         with self._lock:
             if not self._waiting:
                 self._is_running = False

@@ -1,9 +1,9 @@
-"""Reads tagged JSON text, whoever wrote it, within a budget.
+"""Parses untrusted tagged JSON text within a budget.
 
-The parser keeps a stack of its own instead of calling itself, so that no text is too deep for it, and
-stops after each slice of steps, so that whoever runs it can do something else meanwhile. The C
-scanner of ``json`` reads strings and short runs of scalars, no more: it cannot be stopped, and it
-keeps the last of two equal keys.
+The parser keeps an explicit stack instead of recursing, so that deep nesting cannot exhaust Python's
+stack, and yields after each slice of steps, so that its caller can do other work in between. The C
+scanner of ``json`` reads only strings and short runs of scalars, because it cannot be interrupted and
+silently keeps the last of two equal keys.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from nekro_agent.errors import ArgumentError
 
 __all__ = ["SLICE_STEPS", "load", "load_in_slices"]
 
-#: Steps between two looks at the clock; 1 step is about half a microsecond.
+#: Steps between two checks of the clock; 1 step is about half a microsecond.
 SLICE_STEPS: Final = 512
 
 _NUMBER: Final = re.compile(
     r"(-?(?:0|[1-9][0-9]{0,1299}))((?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,5})?)", re.ASCII
 )
 _MAX_FLOAT_CHARS: Final = 48
-#: Items of an array that need no check but this one: short numbers, constants, and short strings
-#: without escapes.
+#: Items of an array that need no further check: short numbers, constants, and short strings without
+#: escapes.
 _RUN: Final = re.compile(
     r"(?:(?:-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?(?:e[+-]?[0-9]{1,2})?"
     r'|"[^"\\\x00-\x1f]{0,120}"|true|false|null),){4,256}',
@@ -37,10 +37,10 @@ _scan: Final[Callable[[str, int], tuple[list[Any], int]]] = JSONDecoder().scan_o
 _CONSTANTS: Final = {"n": ("null", None), "t": ("true", True), "f": ("false", False)}
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _SHOWN_CHARS: Final = 40
-#: Tags whose text is checked by what it is decoded with.
+#: Tags whose string is checked by its decoder.
 _BASE64: Final = frozenset({"$bytes", "$bytearray"})
 
-#: Memory of what CPython builds, a little above what ``sys.getsizeof`` says.
+#: Memory of CPython's objects, a little above the figures of ``sys.getsizeof``.
 _LIST_BYTES: Final = 64
 _ITEM_BYTES: Final = 24
 _DICT_BYTES: Final = 72
@@ -48,15 +48,15 @@ _PAIR_BYTES: Final = 168
 
 
 class _Open:
-    """An array, object or tag whose end has not come."""
+    """An array, object or tag that is not closed yet."""
 
     __slots__ = ("items", "keys", "tag")
 
     def __init__(self, *, keys: list[str] | None = None, tag: str = "") -> None:
         self.items: list[Any] = []
-        #: None when it is an array.
+        #: None for an array.
         self.keys = keys
-        #: "" when it is an array or an object of keys.
+        #: "" for an array or an ordinary object.
         self.tag = tag
 
 
@@ -64,7 +64,7 @@ def load(text: str, budget: Budget) -> object:
     """Read one value.
 
     Raises:
-        ArgumentError: it is malformed, holds anything but plain values, or exceeds the budget.
+        ArgumentError: the text is malformed, contains anything but plain values, or exceeds the budget.
     """
     slices = load_in_slices(text, Meter(budget))
     while True:
@@ -91,7 +91,7 @@ def load_in_slices(text: str, meter: Meter) -> Generator[None, None, object]:
 
 
 class _Parser:
-    """Reads one text once."""
+    """Parses one text once."""
 
     __slots__ = ("_at", "_depth", "_has_escapes", "_in_run", "_meter", "_open", "_text")
 
@@ -101,14 +101,14 @@ class _Parser:
         #: Position of the next character.
         self._at = 0
         self._depth = 0
-        #: Whether an array has begun in which nothing but runs of scalars has come.
+        #: Whether the innermost array has contained only runs of scalars so far.
         self._in_run = False
         self._open: list[_Open] = []
-        #: Only an escape can make half a surrogate pair: the text itself was UTF-8.
+        #: Only an escape can produce a lone surrogate, because the text itself was UTF-8.
         self._has_escapes = "\\" in text and "\\u" in text
 
     def run(self) -> Generator[None, None, object]:
-        """Read to the end of the text; returns the value."""
+        """Parse to the end of the text; returns the value."""
         text, meter = self._text, self._meter
         next_stop = meter.steps + SLICE_STEPS
         while True:
@@ -144,7 +144,7 @@ class _Parser:
                 return value
 
     def _takes_run(self) -> bool:
-        """Append some items of an array at once; False when the next one has to be looked at."""
+        """Append several items of an array at once; False when the next item needs a full check."""
         match = _RUN.match(self._text, self._at)
         if match is None:
             self._in_run = False
@@ -158,14 +158,14 @@ class _Parser:
 
     def _finish(self) -> None:
         if self._at != len(self._text):
-            raise ValueError("something follows the value")
+            raise ValueError("extra data after the value")
         self._meter.check()
 
     def _is_base64(self) -> bool:
         return bool(self._open) and self._open[-1].tag in _BASE64
 
     def _base64(self) -> str:
-        """Read the text of bytes whose opening quote was passed; what decodes it looks at each character."""
+        """Read a base64 string after its opening quote; its decoder checks each character."""
         begin = self._at
         end = self._text.index('"', begin)
         value = self._text[begin:end]
@@ -176,7 +176,7 @@ class _Parser:
         return value
 
     def _string(self) -> str:
-        """Read a string whose opening quote was passed."""
+        """Read a string after its opening quote."""
         begin = self._at
         value: str
         value, self._at = scanstring(self._text, begin, True)
@@ -185,7 +185,7 @@ class _Parser:
             return value
         self._meter.built_bytes += 4 * len(value) + 80
         if self._has_escapes and _SURROGATE.search(value):
-            raise ArgumentError("a text is no Unicode (a lone surrogate?)")
+            raise ArgumentError("a string is not valid Unicode (a lone surrogate?)")
         return value
 
     def _scalar(self, char: str) -> Any:
@@ -208,7 +208,7 @@ class _Parser:
     def _integer(self, digits: str) -> int:
         if len(digits) < 19:
             return int(digits)
-        # Reading digits takes time by the square of their number.
+        # Parsing digits takes time in proportion to the square of their number.
         self._meter.charge(len(digits) * len(digits) >> 16, len(digits) // 2)
         value = int(digits)
         if value.bit_length() > MAX_INT_BITS or self._text[self._at : self._at + 1].isdigit():
@@ -230,7 +230,7 @@ class _Parser:
             raise ArgumentError(f"the value is nested deeper than {self._meter.budget.depth} levels")
 
     def _begins(self, char: str) -> bool:
-        """Pass the begin of an array or object, or all of an empty one; whether something is in it."""
+        """Read the start of an array or object, or all of an empty one; return whether it has items."""
         return self._begins_array() if char == "[" else self._begins_object()
 
     def _begins_array(self) -> bool:
@@ -257,7 +257,7 @@ class _Parser:
         self._key(container)
         if container.tag:
             if self._text[self._at] not in '["':
-                raise ValueError("a tag is followed by an array or a text")
+                raise ValueError("a tag must be followed by an array or a string")
         else:
             self._check_depth()
             self._depth += 1
@@ -265,10 +265,10 @@ class _Parser:
         return True
 
     def _key(self, container: _Open) -> None:
-        """Pass a key and its colon."""
+        """Read a key and its colon."""
         keys = container.keys
         if keys is None:
-            raise ValueError("a tag is the only key of its object")
+            raise ValueError("a tag must be the only key of its object")
         if self._text[self._at] != '"':
             raise ValueError("a key expected")
         self._at += 1
@@ -285,9 +285,9 @@ class _Parser:
         container.tag, container.keys = key, None
 
     def _closed(self, container: _Open, char: str) -> Any:
-        """Return what a container becomes whose end is ``char``."""
+        """Return the value of a container that ``char`` closes."""
         if char != ("]" if container.keys is None and not container.tag else "}"):
-            raise ValueError(f"{char!r} is no end of what was begun")
+            raise ValueError(f"{char!r} does not close the open array or object")
         self._open.pop()
         meter, items = self._meter, container.items
         if container.tag:
@@ -300,7 +300,7 @@ class _Parser:
         meter.built_bytes += _DICT_BYTES + _PAIR_BYTES * len(items)
         mapping = dict(zip(keys, items, strict=True))
         if len(mapping) != len(keys):
-            raise ValueError("a key twice")
+            raise ValueError("a duplicate key")
         return mapping
 
     def _built(self, tag: str, payload: Any) -> object:

@@ -1,7 +1,7 @@
-"""What becomes of a value on its way from a worker into a sandbox, decided by its class.
+"""Decides by class how a returned value is converted for the sandbox, or that it must not be returned.
 
-Classes of other packages go by name: importing SQLAlchemy or Celery to compare with their
-classes would cost every process that encodes a value.
+Classes of other packages are identified by name, because importing SQLAlchemy or Celery to compare
+with their classes would slow the start of every process that encodes a value.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ __all__ = ["Shape", "Treatment", "is_of_standard_library", "treatment_of"]
 
 
 class Shape(Enum):
-    """How a class is taken apart."""
+    """How instances of a class are converted."""
 
-    #: Crosses as it is.
+    #: Returned unchanged.
     WHOLE = "whole"
-    #: A container of the standard library: keeps its class, its items are looked at.
+    #: A container of the standard library: keeps its class, its items are converted.
     REFILLED = "refilled"
     MODEL = "model"
     DATACLASS = "dataclass"
     MEMBER = "member"
     #: A subclass of a plain type becomes the plain type.
     SUBCLASS = "subclass"
-    #: Becomes what a function makes of it.
+    #: Replaced by the result of a conversion function.
     CAST = "cast"
-    #: A class that only the plugin knows: crosses, and the sandbox shows its attributes.
+    #: A class that only the plugin has: returned as it is, and the sandbox shows its attributes.
     FOREIGN = "foreign"
-    #: A function or class; may be part of how another value is pickled.
+    #: A function or class; may be part of another value's pickle.
     CODE = "code"
     #: Must not leave the worker.
     KEPT = "kept"
@@ -50,12 +50,12 @@ class Shape(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Treatment:
-    """What becomes of the instances of one class."""
+    """How the instances of one class are converted."""
 
     shape: Shape
-    #: SUBCLASS: the plain type. CAST: the function. REFILLED: unused.
+    #: SUBCLASS: makes the plain type. CAST: the conversion function. Other shapes: None.
     cast: Callable[[Any], Any] | None = None
-    #: CODE and KEPT: what it is, for the error.
+    #: CODE and KEPT: description for the error message.
     words: str = ""
 
 
@@ -104,7 +104,7 @@ _KEPT: Final[dict[str, str]] = {
     "builtins.generator": "a generator; return a list of its items",
     "builtins.module": "a module",
 }
-#: Packages whose objects all are, or hold, handles.
+#: Packages all of whose objects are, or contain, handles.
 _KEPT_PACKAGES: Final[dict[str, str]] = {
     "aiosqlite": _DATABASE,
     "celery": _BROKER,
@@ -117,7 +117,7 @@ _CASTS: Final[dict[str, Callable[[Any], Any]]] = {
     "builtins.dict_items": list,
     "builtins.dict_keys": list,
     "builtins.dict_values": list,
-    # A defaultdict's factory is code, and mostly a lambda, which no pickle can hold.
+    # A defaultdict's factory is code, mostly a lambda, which cannot be pickled.
     "collections.defaultdict": dict,
     "numpy.generic": lambda scalar: scalar.item(),
     "pydantic.networks._BaseMultiHostUrl": str,
@@ -135,7 +135,7 @@ _WHOLE_TYPES: Final = (
     *(PosixPath, PurePosixPath, BytesIO, StringIO),
 )
 _CONTAINER_TYPES: Final = (list, dict, tuple, set, frozenset, deque)
-#: How each plain type makes a plain value of a subclass's, whatever the subclass overrides.
+#: Converts an instance of a subclass to its plain type without calling methods that the subclass overrides.
 _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
     str: str.__str__,
     int: int.__int__,
@@ -149,7 +149,7 @@ _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
 }
 
-#: Classes that are never unloaded; a plugin's are, when it is loaded anew.
+#: Classes that are never unloaded; a plugin's classes are, when the plugin is reloaded.
 _permanent: Final[dict[type, Treatment]] = {
     **dict.fromkeys(_WHOLE_TYPES, _WHOLE),
     **dict.fromkeys(_CONTAINER_TYPES, _REFILLED),
@@ -158,7 +158,7 @@ _known: WeakKeyDictionary[type, Treatment] = WeakKeyDictionary()
 
 
 def treatment_of(cls: type) -> Treatment:
-    """Say what becomes of instances of a class."""
+    """Return how instances of a class are converted."""
     treatment = _permanent.get(cls) or _known.get(cls)
     if treatment is None:
         treatment = _known[cls] = _decide(cls)
@@ -166,7 +166,7 @@ def treatment_of(cls: type) -> Treatment:
 
 
 def is_of_standard_library(module: object) -> bool:
-    """Whether a module (by name) is one that a sandbox has."""
+    """Whether a module name belongs to the standard library, which every sandbox has."""
     return isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names
 
 
@@ -195,7 +195,7 @@ def _kept(cls: type) -> str:
 
 
 def _undeclared(cls: type) -> Treatment:
-    """Decide on a class that does not say how its instances are taken apart."""
+    """Decide for a class that is neither an Enum, a model nor a dataclass."""
     for base in cls.__mro__:
         cast = _CASTS.get(f"{base.__module__}.{base.__qualname__}")
         if cast is not None:

@@ -1,7 +1,7 @@
-"""Writes what a plugin method returned, so that a sandbox can open it.
+"""Encodes the return value of a plugin method for the sandbox.
 
-Most values are plain and are written at once. When one has to be taken apart, a copy of plain values
-is made and written instead; what then still has no tagged form is pickled as a whole.
+Most values are plain and are written directly. Otherwise a copy with plain values is made and written;
+if the copy still contains a class without a tagged form, the whole copy is pickled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_REASON_CHARS: Final = 300
 
 
 class _RefusedError(Exception):
-    """Something in the value cannot cross; ``written`` adds where it is."""
+    """Part of the value cannot be returned; ``written`` adds its location."""
 
     def __init__(self, found: object, reason: str) -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class _RefusedError(Exception):
 
 
 class _Sink:
-    """Takes a pickle's parts and counts them; keeps no more than the limit."""
+    """Collects the parts of a pickle and counts their bytes; stores at most the limit."""
 
     def __init__(self, limit: int) -> None:
         self.size = 0
@@ -56,9 +56,9 @@ class _Sink:
 
 
 class _AnyPickler(pickle.Pickler):
-    """Pickles instances of any class, but nothing that must stay on the worker."""
+    """Pickles instances of any class except those that must stay on the worker."""
 
-    #: The object that was met last: at an error, the one that failed.
+    #: The object that was pickled last; after an error, the object that failed.
     last: object = None
 
     def reducer_override(self, obj: Any) -> Any:
@@ -70,17 +70,17 @@ class _AnyPickler(pickle.Pickler):
 
 
 class _Copier:
-    """Copies a value with models, dataclasses and the like as plain values; keeps what is shared shared."""
+    """Copies a value with models, dataclasses and similar as plain values; preserves shared references."""
 
     def __init__(self) -> None:
-        #: By id: the original, which keeps its id, and its copy.
+        #: By id: the original, referenced so that its id is not reused, and its copy.
         self._copies: dict[int, tuple[object, object]] = {}
 
     def plain(self, value: Any) -> Any:
-        """Return a plain value for ``value``; instances of foreign classes stay.
+        """Return a plain value for ``value``; instances of foreign classes stay as they are.
 
         Raises:
-            _RefusedError: something in it cannot cross.
+            _RefusedError: part of the value cannot be returned.
         """
         cls = type(value)
         if cls in _LEAVES:
@@ -103,7 +103,7 @@ class _Copier:
             case Shape.KEPT:
                 raise _kept(value, treatment)
             case Shape.CODE if not is_of_standard_library(getattr(value, "__module__", None)):
-                raise _RefusedError(value, f"cannot leave the worker: {treatment.words} is no value")
+                raise _RefusedError(value, f"cannot leave the worker: {treatment.words} is not a value")
         return value
 
     def _keep(self, value: object, plain: Any) -> Any:
@@ -127,7 +127,7 @@ class _Copier:
                 mapping[plain] = self.plain(item)
             except TypeError:
                 raise _RefusedError(
-                    key, f"cannot be a key: it becomes a {type(plain).__name__}; use a text"
+                    key, f"cannot be a key: it becomes a {type(plain).__name__}; use a string"
                 ) from None
         return mapping
 
@@ -151,7 +151,7 @@ class _Copier:
         return plain
 
     def _model(self, value: BaseModel) -> Any:
-        # model_dump would flatten a context or settings before anyone could see their class.
+        # model_dump would flatten a context or settings object before its class is checked.
         for name, field in type(value).model_fields.items():
             if not field.exclude:
                 self.plain(getattr(value, name, None))
@@ -167,7 +167,8 @@ def written(value: object, *, max_bytes: int) -> bytes:
     """Write a value as tagged text; models, dataclasses and Enum members in it become plain values.
 
     Raises:
-        ResultError: it is too large, holds what must stay on the worker, or cannot be pickled.
+        ResultError: the value is too large, contains something that must stay on the worker, or cannot
+            be pickled.
     """
     text, _ = _tagged(value, max_bytes)
     if text is None:
@@ -178,15 +179,15 @@ def written(value: object, *, max_bytes: int) -> bytes:
 
 
 def _tagged(value: object, max_bytes: int) -> tuple[bytes | None, str]:
-    """Return the text, or None and what has no tagged form."""
+    """Return the text, or None and the reason why there is no tagged form."""
     try:
         return write_text(value, max_bytes).encode(), ""
     except NotPlainError as exc:
         return None, str(exc)
     except TooLongError:
-        return None, "it refers to the same large values again and again"
+        return None, "it references the same large values repeatedly"
     except UnicodeEncodeError:
-        return None, "a text is no Unicode (a lone surrogate?)"
+        return None, "a string is not valid Unicode (a lone surrogate?)"
 
 
 def _written_carefully(value: object, max_bytes: int) -> bytes:
@@ -201,7 +202,7 @@ def _written_carefully(value: object, max_bytes: int) -> bytes:
     except _RefusedError as exc:
         raise ResultError(f"{_located(exc.found, value)} {exc.reason}") from exc.__cause__
     except RecursionError:
-        raise ResultError("the value is nested too deep, or holds itself; return a flat list") from None
+        raise ResultError("the value is nested too deeply or contains itself; return a flat list") from None
     except Exception as exc:
         found = _located(pickler.last, value)
         words = str(exc)[:_MAX_REASON_CHARS]

@@ -1,9 +1,9 @@
-"""Reads short texts with the C scanner of ``json``, where it provably reads what the parser would.
+"""Decodes short texts with the C scanner of ``json`` where its result provably equals the parser's.
 
-``codec.parser`` defines the format. It takes a step of Python per value, which for most calls is more
-than the rest of the call's decoding. The C scanner accepts more than that parser (blanks, equal keys,
-any nesting, long numbers, half surrogate pairs), so whatever might be one of these is left to the
-parser, and so is every text that fails here: one place decides what is refused, and with which words.
+``codec.parser`` defines the format. It runs Python code per value, which for most calls costs more than
+the rest of the decoding. The C scanner accepts more than the parser (whitespace, duplicate keys, any
+nesting, long numbers, lone surrogates), so every text that may contain one of these goes to the parser.
+So does every text that fails here: the parser alone decides what is refused and composes the errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nekro_agent.errors import ArgumentError
 
 __all__ = ["SHORT_CHARS", "Undecided", "load_short"]
 
-#: Longest text. The scanner cannot be stopped; no text of this length is near any limit of ``Budget``.
+#: Maximum length. The scanner cannot be interrupted; no text of this length is near a limit of ``Budget``.
 SHORT_CHARS: Final = 4 << 10
 
 _BUDGET: Final = Budget()
@@ -28,29 +28,29 @@ _BRACKETS: Final = bytes.maketrans(b"[{]}", b"(())")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_DIGITS: Final = b"0" * 19
-#: Exponents that could make a float infinite, or that the parser does not take at all.
+#: Exponents that could make a float infinite, or that the parser does not accept.
 _LONG_EXPONENT: Final = re.compile(rb"e[+-]?000")
-#: Tags whose value is a text, which could then pass for the text that another tag expects.
+#: Tags whose value is a str, which an outer tag would accept as if it had been a plain string.
 _TEXT_TAGS: Final = frozenset({"$path", "$purepath"})
 
 _MALFORMED: Final = (ValueError, TypeError, LookupError, ArithmeticError)
 
 
 class Undecided(Exception):
-    """The parser has to read this text."""
+    """The parser must decode this text."""
 
 
 def load_short(text: str) -> object:
-    """Read one value of at most ``SHORT_CHARS`` characters.
+    """Decode one value of at most ``SHORT_CHARS`` characters.
 
     Raises:
-        Undecided: the text is longer, malformed, or holds something that the parser has to look at.
+        Undecided: the text is longer, malformed, or contains something that the parser must check.
     """
     if len(text) > SHORT_CHARS:
         raise Undecided
     try:
         _check_outside(_outside_of_strings(text).encode("ascii"))
-        # A key can hold the mark of a tag only if the text shows it, or an escape.
+        # A key can begin with "$" only if the text contains '"$' or an escape.
         scan = _scan_tagged if '"$' in text or "\\u" in text else _scan
         value, end = scan(text, 0)
     except (*_MALFORMED, ArgumentError, StopIteration, RecursionError):
@@ -61,20 +61,20 @@ def load_short(text: str) -> object:
 
 
 def _outside_of_strings(text: str) -> str:
-    """Return what stands outside of strings, if the text is well formed."""
+    """Return the characters outside of strings, if the text is well formed."""
     if "\\" in text:
-        if "\\ud" in text or "\\uD" in text:  # half of a surrogate pair, or both
+        if "\\ud" in text or "\\uD" in text:  # an escaped surrogate
             raise Undecided
         text = text.replace("\\\\", "").replace('\\"', "")
     return "".join(text.split('"')[::2])
 
 
 def _check_outside(outside: bytes) -> None:
-    if outside.split() != [outside]:  # blanks
+    if outside.split() != [outside]:  # whitespace
         raise Undecided
     brackets = outside.translate(_BRACKETS, _NO_BRACKETS)
     levels = 0
-    # Each round takes away the innermost pairs. Tags count as a level here, and not for the parser.
+    # Each iteration removes the innermost pairs. Tags count as a level here, but not in the parser.
     while brackets:
         brackets, before = brackets.replace(b"()", b""), brackets
         levels += 1
@@ -114,7 +114,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 class _Options:
-    """What the scanner asks for."""
+    """The attributes that the C scanner reads."""
 
     strict = True
     object_hook = None

@@ -1,7 +1,7 @@
 """Writes plain data as tagged JSON text; ``codec`` describes the format.
 
-Standard library only, and of that the C modules: this module is part of the program that runs in
-the sandbox, where each import is paid at every start.
+This module uses only C modules of the standard library: it is part of the program that runs in the
+sandbox, where each import delays every start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_LEVELS", "NotPlainError", "TooLongError", "write_arguments", "write_text"]
 
-#: Containers inside containers.
+#: Levels of nested containers.
 MOST_LEVELS = 64
 MOST_INT_BITS = 4096
 SEND_PLAIN = "send plain values (dict, list, str, int, …)"
@@ -30,7 +30,7 @@ TAGS_OF_CONTAINERS: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: 
 
 
 class NotPlainError(TypeError):
-    """The value holds something that has no tagged form; the message names it."""
+    """The value contains something that has no tagged form; the message names it."""
 
 
 class TooLongError(ValueError):
@@ -38,7 +38,7 @@ class TooLongError(ValueError):
 
 
 def refuse_type(value: Any) -> Any:
-    """Refuse what the C encoder does not know; the walk before it lets none of these pass."""
+    """Refuse types that the C encoder cannot encode; ``is_json`` has already excluded them."""
     raise NotPlainError(type(value).__name__)
 
 
@@ -49,7 +49,7 @@ def write_text(value: Any, most_chars: int) -> str:
     """Write a value.
 
     Raises:
-        NotPlainError: it holds something without a tagged form, is nested too deeply or holds itself.
+        NotPlainError: it contains something without a tagged form or itself, or is nested too deeply.
         TooLongError: the text would have more than ``most_chars`` characters.
     """
     text = written_plainly([value], value, most_chars)
@@ -58,7 +58,7 @@ def write_text(value: Any, most_chars: int) -> str:
 
 def write_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], most_chars: int) -> str:
     """Write the arguments of a call; raises as ``write_text`` does."""
-    # Most calls need no look inside of anything; the C encoder writes a tuple as an array.
+    # Most calls have only scalar arguments; the C encoder writes a tuple as an array.
     if SCALARS.issuperset(map(type, args)) and not kwargs:
         text = encoded((args, kwargs))
     else:
@@ -76,11 +76,11 @@ def check_length(text: str, most_chars: int) -> str:
 
 
 def written_plainly(items: list[Any], value: Any, most_chars: int, *, levels: int = 0) -> str | None:
-    """Write a value of JSON's own types at once; None when it needs tags, or something is wrong with it.
+    """Write a value of JSON's own types in one step; None when it needs tags or is invalid.
 
     Args:
-        items: what of the value has to be looked at.
-        levels: how many containers stand around the items.
+        items: the parts of the value that must be checked.
+        levels: number of containers around the items.
     """
     return encoded(value) if is_json(items, most_chars, levels) else None
 
@@ -91,14 +91,14 @@ def encoded(value: Any) -> str | None:
         text = "".join(write_json(value, 0))
     except (ValueError, RecursionError):  # NaN, a long integer
         return None
-    # The mark of a tag is nowhere: no key can be taken for one. One character is found much faster than two.
+    # Without '"$' no key can be mistaken for a tag. Searching for one character is much faster than for two.
     return None if "$" in text and '"$' in text else text
 
 
 def is_json(items: list[Any], most_chars: int, levels: int) -> bool:
-    """Whether items consist of JSON's own types; shared parts count as often as they stand there.
+    """Whether items consist of JSON's own types; shared parts count once per reference.
 
-    All containers of a level are looked at together, by C code.
+    All containers of a level are checked together, by C code.
     """
     chars = 0
     while True:
@@ -127,13 +127,13 @@ def is_json(items: list[Any], most_chars: int, levels: int) -> bool:
 
 
 class Tagger:
-    """Writes values with tags, part by part; counts what the text will have at least."""
+    """Writes values with tags, part by part; counts the minimum length of the text."""
 
     def __init__(self, most_chars: int) -> None:
         self.left = most_chars + 2
 
     def text(self, value: Any, level: int) -> str:
-        """Return the text of one value that stands inside ``level`` containers."""
+        """Return the text of one value inside ``level`` containers."""
         kind = type(value)
         self.charge(2)
         if kind is str:
@@ -155,7 +155,7 @@ class Tagger:
         return self.leaf(value, kind)
 
     def charge(self, chars: int) -> None:
-        """Take characters from what is left."""
+        """Subtract characters from the remaining limit."""
         self.left -= chars
         if self.left < 0:
             raise TooLongError
@@ -163,7 +163,7 @@ class Tagger:
     def container(self, value: Any, kind: type, level: int) -> str:
         """Return the text of a built-in container."""
         if level > MOST_LEVELS:
-            raise NotPlainError(f"the value is nested deeper than {MOST_LEVELS} levels, or holds itself")
+            raise NotPlainError(f"the value is nested deeper than {MOST_LEVELS} levels or contains itself")
         if kind is list:
             return self.array(value, level)
         tag = TAGS_OF_CONTAINERS.get(kind)
@@ -182,7 +182,7 @@ class Tagger:
         return f"[{','.join([self.text(item, level) for item in items])}]"
 
     def pairs(self, value: Any, level: int) -> str:
-        """Return the text of keys and values in turn."""
+        """Return the text of alternating keys and values."""
         return self.array([part for pair in value.items() for part in pair], level)
 
     def leaf(self, value: Any, kind: type) -> str:
@@ -209,37 +209,37 @@ class Tagger:
 
 
 def is_ordered(kind: type) -> bool:
-    """Whether it is the class OrderedDict, which code that has one has imported."""
+    """Whether it is the class OrderedDict; a caller that has one has imported ``collections``."""
     return kind.__name__ == "OrderedDict" and kind is getattr(
         sys.modules.get("collections"), "OrderedDict", None
     )
 
 
 def write_bytes(tagger: Tagger, value: Any) -> str:
-    """Bytes and bytearrays."""
+    """Write bytes or a bytearray."""
     from binascii import b2a_base64
 
     tagger.charge(4 * len(value) // 3)
-    # Base64 needs no escapes: the encoder would look at each character for nothing.
+    # Base64 needs no escapes, so the string encoder is skipped.
     return f'{{"${type(value).__name__}":"{b2a_base64(value, newline=False).decode()}"}}'
 
 
 def write_timezone(tagger: Tagger, value: Any) -> str:
-    """A fixed offset."""
+    """Write a fixed offset."""
     offset, *name = value.__getinitargs__()
     microseconds = (offset.days * 86400 + offset.seconds) * 1_000_000 + offset.microseconds
     return f'{{"$timezone":{tagger.array([microseconds, *name], 0)}}}'
 
 
 def write_zone(tagger: Tagger, value: Any) -> str:
-    """A zone of the time zone database."""
+    """Write a zone of the time zone database."""
     if value.key is None:
         raise NotPlainError("a ZoneInfo without a key cannot cross the sandbox boundary")
     return f'{{"$zone":{tagger.text(value.key, 0)}}}'
 
 
 def write_path(tagger: Tagger, value: Any) -> str:
-    """A path."""
+    """Write a path."""
     tag = "$path" if type(value).__name__ == "PosixPath" else "$purepath"
     return f'{{"{tag}":{tagger.text(str(value), 0)}}}'
 

@@ -1,4 +1,4 @@
-"""Says where inside a value something is, for errors: ``value['rows'][3].session``."""
+"""Locates an object inside a value, for error messages: ``value['rows'][3].session``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def path_to(wanted: object, value: object) -> str:
         wanted: an object inside ``value``, or the class of one.
 
     Returns:
-        ``something in the value`` when it cannot be found, as where it was made while pickling.
+        ``something in the value`` when it is not found, for instance because pickling created it.
     """
     pending = deque([("value", value)])
     seen: set[int] = set()
@@ -59,7 +59,7 @@ def _attributes(item: Any) -> Iterator[tuple[str, object]]:
     for name in names:
         try:
             part = getattr(item, name)
-        except Exception:  # noqa: S112 - an attribute that cannot be read holds nothing to point at
+        except Exception:  # noqa: S112 - an attribute that cannot be read cannot be searched
             continue
         yield f".{name}", part
 

@@ -1,4 +1,4 @@
-"""Arguments and results as tagged text; ``codec`` describes the format and who may read it."""
+"""Arguments and results as tagged text; ``codec`` describes the format and the trust in it."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ __all__ = [
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 _ARGUMENT_SETTING: Final = "NEKRO_SANDBOX__ARGUMENT_BYTES"
-_NOT_ARGUMENTS: Final = "the value is something else than positional and named arguments"
+_NOT_ARGUMENTS: Final = "the value is not a pair of positional and named arguments"
 _ARGUMENT_BUDGET: Final = Budget()
-#: A worker's own value may be long; still it comes by way of the broker.
+#: A worker's own value may be large, but it passes through the broker and is still limited.
 _VALUE_BUDGET: Final = Budget(steps=4_000_000, built_bytes=512 << 20, seconds=30, chosen_keys=50_000)
-#: Our own arguments are written whatever their length: the worker says what its limit is.
+#: Arguments of trusted callers; far above the worker's own limit, which is the one that is reported.
 _MOST_CHARS: Final = 64 << 20
 _PICKLE: Final = '{"$pickle":['
 _CONTROL: Final = bytes(range(32))
 
 
 def decode_arguments(data: bytes | str, *, max_bytes: int) -> Arguments:
-    """Read ``(args, kwargs)`` as a sandbox wrote them; builds plain values, whatever ``data`` holds.
+    """Decode ``(args, kwargs)`` from a sandbox; builds only plain values, even from hostile ``data``.
 
     Raises:
-        ArgumentError: a type that may not cross, malformed text, or too much of anything.
+        ArgumentError: the text is malformed, contains a type that is not allowed, or exceeds a limit.
     """
     text = _text(data, max_bytes, setting=_ARGUMENT_SETTING)
     try:
@@ -52,27 +52,28 @@ def decode_arguments(data: bytes | str, *, max_bytes: int) -> Arguments:
 
 
 def arguments_text(data: bytes) -> str:
-    """Return what a sandbox sent as a text that a message can carry; its content is not looked at.
+    """Return the bytes from a sandbox as a string for a message, without parsing them.
 
     Raises:
-        ArgumentError: it is no UTF-8, or holds control characters, which JSON would make six times as long.
+        ArgumentError: they are not UTF-8, or contain control characters, which JSON escapes would make six
+            times as long.
     """
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise ArgumentError("the value is malformed: it is no UTF-8") from None
+        raise ArgumentError("the value is malformed: it is not UTF-8") from None
     if len(data.translate(None, _CONTROL)) != len(data):
-        raise ArgumentError("the value is malformed: it holds a control character outside of an escape")
+        raise ArgumentError("the value is malformed: it contains an unescaped control character")
     return text
 
 
 def arguments_in_slices(
     data: bytes | str, *, max_bytes: int, meter: Meter | None = None
 ) -> Generator[None, None, Arguments]:
-    """Do what ``decode_arguments`` does; yields after each slice of work, of about 0.3 ms.
+    """Decode as ``decode_arguments`` does, and yield after each slice of work of about 0.3 ms.
 
     Args:
-        meter: counts what it costs, for measurements.
+        meter: counts the cost, for measurements; None uses a new meter with the default budget.
     """
     text = _text(data, max_bytes, setting=_ARGUMENT_SETTING)
     return _arguments((yield from load_in_slices(text, meter or Meter(_ARGUMENT_BUDGET))))
@@ -88,33 +89,35 @@ def _arguments(value: Any) -> Arguments:
 
 
 def decode_value(data: bytes | str, *, max_bytes: int) -> object:
-    """Read a method's value outside the sandbox, to show it; paths come as text.
+    """Decode a method's return value outside the sandbox, to show it; paths become str.
 
     Raises:
-        ArgumentError: it holds a class of the plugin's, or anything else that is no plain value.
+        ArgumentError: it contains an instance of a plugin's class or anything else that is not plain.
     """
     text = _text(data, max_bytes, setting="NEKRO_SANDBOX__RETURN_BYTES")
     if (reason := pickled_for(text)) is not None:
-        raise ArgumentError(f"the value opens in a sandbox only: {reason}")
+        raise ArgumentError(f"the value can be opened in a sandbox only: {reason}")
     return load(text, _VALUE_BUDGET)
 
 
 def pickled_for(text: str) -> str | None:
-    """Why ``encode_value`` had to write a value as a pickle; None when it did not."""
+    """Return why ``encode_value`` wrote a value as a pickle; None when it did not."""
     return str(json.loads(text)["$pickle"][0]) if text.startswith(_PICKLE) else None
 
 
 def encode_arguments(args: tuple[Any, ...] | list[Any], kwargs: dict[str, Any]) -> str:
-    """Write arguments as sandboxed code would.
+    """Encode arguments as sandboxed code would.
 
     Raises:
-        ArgumentError: a worker would refuse them, but for their size.
+        ArgumentError: a worker would refuse them; the worker's size limit is not checked.
     """
     try:
         text = write_arguments(tuple(args), kwargs, _MOST_CHARS)
         text.encode()
     except UnicodeEncodeError:
-        raise ArgumentError("an argument cannot be sent: a text is no Unicode (a lone surrogate?)") from None
+        raise ArgumentError(
+            "an argument cannot be sent: a string is not valid Unicode (a lone surrogate?)"
+        ) from None
     except TooLongError:
         raise ArgumentError(
             f"the arguments have more than {_MOST_CHARS} characters; send a file's path"
@@ -125,14 +128,14 @@ def encode_arguments(args: tuple[Any, ...] | list[Any], kwargs: dict[str, Any]) 
 
 
 def encode_value(value: object, *, max_bytes: int) -> bytes:
-    """Write what a method returned, for the sandbox to open.
+    """Encode the return value of a method for the sandbox.
 
     Pydantic models and dataclasses become dicts, Enum members their values, at any depth of
-    containers. When it holds an instance of a class without a tagged form, the whole value crosses as
-    a pickle; where the sandbox lacks the class, code there sees its attributes.
+    containers. When it contains an instance of a class without a tagged form, the whole value is sent
+    as a pickle; if the sandbox lacks the class, code there sees the instance's attributes.
 
     Raises:
-        ResultError: it is too large, holds something that must stay on the worker (a context,
+        ResultError: it is too large, contains something that must stay on the worker (a context,
             settings, a session, an open file), or cannot be pickled; the message names what and where.
     """
     return written(value, max_bytes=max_bytes)

@@ -192,9 +192,9 @@ def test_unusual_but_plain_arguments_arrive(value: Any) -> None:
         (print, "type builtin_function_or_method cannot cross"),
         (2**4096, "an integer of more than 4096 bits cannot cross"),
         (Decimal("1e500"), "this decimal cannot cross the sandbox boundary: an exponent beyond 400"),
-        ("\ud800", "a text is no Unicode"),
+        ("\ud800", "a string is not valid Unicode"),
         ({2**64: 1}, "an integer of more than 64 bits cannot be a key or a member of a set"),
-        (set(range(20_000)), "more than 10000 keys and members of sets that are no text; send a list"),
+        (set(range(20_000)), "more than 10000 dict keys and set members that are not strings; send a list"),
         ([None] * 200_001, "the value takes more than 200000 steps to read; send less"),
     ],
 )
@@ -378,7 +378,7 @@ def test_an_unknown_class_crosses_and_the_sandbox_sees_its_attributes(
     assert isinstance(box, Opaque)
     assert vars(box)["a"] == 1
     assert vars(box)["inner"][0].b == 2
-    with pytest.raises(ArgumentError, match=r"opens in a sandbox only: type test_codec.Box cannot"):
+    with pytest.raises(ArgumentError, match=r"can be opened in a sandbox only: type test_codec.Box cannot"):
         decode_value(data, max_bytes=MIB)
 
 
@@ -477,13 +477,13 @@ def test_rows_that_are_bound_to_a_session_are_refused() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ([crossed], "value[0] (function) cannot leave the worker: a function is no value"),
-        ({"model": Page}, "value['model'] (class Page) cannot leave the worker: a class is no value"),
+        ([crossed], "value[0] (function) cannot leave the worker: a function is not a value"),
+        ({"model": Page}, "value['model'] (class Page) cannot leave the worker: a class is not a value"),
         ({"a": threading.Lock()}, "value['a'] (lock) cannot be pickled: cannot pickle '_thread.lock' object"),
         (Box(a=Box(lock=threading.Lock())), "value.a.lock (lock) cannot be pickled"),
         ([1, type("Local", (), {})()], "value[1] (class Local) cannot be pickled"),
         ([socket.AF_INET, Unwilling()], "value[1] (Unwilling) cannot be returned, its model_dump() fails"),
-        ({Cell(1): 2}, "(Cell) cannot be a key: it becomes a dict; use a text"),
+        ({Cell(1): 2}, "(Cell) cannot be a key: it becomes a dict; use a string"),
     ],
 )
 def test_what_cannot_be_returned_is_named_with_its_place(value: Any, words: str) -> None:
@@ -493,7 +493,7 @@ def test_what_cannot_be_returned_is_named_with_its_place(value: Any, words: str)
 def test_endless_models_are_refused() -> None:
     page = Page()
     page.next = page
-    assert "nested too deep, or holds itself" in refusal(page)
+    assert "nested too deeply or contains itself" in refusal(page)
 
 
 def test_large_values_name_size_limit_setting_and_a_way_out() -> None:

@@ -126,5 +126,5 @@ def test_short_arguments_are_not_read_in_steps(monkeypatch: pytest.MonkeyPatch) 
     text = encode_arguments(({"rows": [1, 2.5, "x"]}, (1,)), {"k": b"x"})
     assert decode_arguments(text, max_bytes=MIB) == (({"rows": [1, 2.5, "x"]}, (1,)), {"k": b"x"})
     monkeypatch.undo()
-    with pytest.raises(ArgumentError, match="a key twice"):
+    with pytest.raises(ArgumentError, match="a duplicate key"):
         decode_arguments('[[{"a":1,"a":2}],{}]', max_bytes=MIB)
