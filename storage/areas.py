@@ -13,7 +13,7 @@ from storage.upload_areas import UploadAreas
 
 __all__ = ["DataAreas"]
 
-#: What `ChatRepository.ensure` and `layout.default_container_key` give out, and names of their kind.
+#: Matches the keys of `ChatRepository.ensure` and `layout.default_container_key`, and similar plain names.
 _CONTAINER_KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.%~-]{0,255}")
 
 
@@ -23,25 +23,25 @@ class DataAreas:
     def __init__(self, data_dir: Path, *, uploads: UploadAreas | None = None) -> None:
         """
         Args:
-            uploads: names the directories of uploads; None, where there is no database, calls them
-                by the chat's encoded key.
+            uploads: maps chats to their upload directories; None (without a database) names the
+                directories after the encoded chat key.
         """
         self._root = data_dir.absolute()
         self._uploads = uploads
 
     def uploads_dir(self, chat_key: str) -> Path:
-        """Directory that the chat's sandboxes see, read-only, as ``/app/uploads``."""
+        """Return the directory that is mounted read-only as ``/app/uploads`` in the chat's sandboxes."""
         directory = layout.uploads_dir(self._root, chat_key)
         if self._uploads is not None:
             directory = directory.with_name(self._uploads.name(chat_key))
         return _made(directory, passable=True)
 
     def shared_dir(self, container_key: str) -> Path:
-        """Directory that the sandbox sees as ``/app/shared``.
+        """Return the directory that is mounted as ``/app/shared`` in the sandbox.
 
         Raises:
-            InvalidValueError: the key is not a plain name. Container keys come from the host
-                alone, so another one is a mistake or an attack and gets no directory.
+            InvalidValueError: the key is not a plain name. Only the host creates container keys, so
+                any other key is a mistake or an attack.
         """
         if not _CONTAINER_KEY.fullmatch(container_key):
             raise InvalidValueError(
@@ -51,7 +51,7 @@ class DataAreas:
         return _made(layout.shared_dir(self._root, container_key), passable=True)
 
     def plugin_dir(self, plugin_key: str) -> Path:
-        """The plugin's own directory."""
+        """Return the plugin's own directory."""
         return _made(layout.plugin_dir(self._root, plugin_key))
 
 

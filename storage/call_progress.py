@@ -1,7 +1,7 @@
-"""Progress of method calls, shown among the jobs: one row per call that reports any.
+"""Progress of method calls, stored as rows of ``jobs``: one per call that reports progress.
 
-Such a row belongs to no job function. Nobody claims it and its ``args`` are NULL; it ends with its
-call, or when its lease runs out because the call's worker died.
+Such a row has no job function: it is never claimed and its ``args`` are NULL. It ends with its call,
+or when its lease expires because the call's worker died.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["CallProgress", "CallProgressRepository"]
 
 @dataclass(frozen=True, kw_only=True)
 class CallProgress:
-    """How far a call is."""
+    """The progress of a call."""
 
-    #: Nobody claims such a row; this is its token for ``JobRepository``.
+    #: Fencing token for ``JobRepository``; constant, because the row is never claimed.
     fence: ClassVar[int] = 1
 
     call_id: str
@@ -38,20 +38,20 @@ class CallProgress:
     #: 0 to 100.
     percent: int
     message: str
-    #: How long the row may stand without another report.
+    #: How long the row stays open without another report.
     lease_seconds: float
 
 
 class CallProgressRepository(Repository):
-    """Rows of ``jobs`` that show calls."""
+    """Rows of ``jobs`` that represent calls."""
 
     async def begin(self, progress: CallProgress) -> None:
-        """Record that a call runs; one that has reported already stays as it is."""
+        """Record that a call runs; an existing row is not changed."""
         new = self._insert(progress)
         await self._connection.execute(new.on_conflict_do_nothing(index_elements=[JobRow.id]))
 
     async def show(self, progress: CallProgress) -> None:
-        """Record how far a call is; a call that has ended stays as it is."""
+        """Record the progress of a call; the row of a call that has ended is not changed."""
         new = self._insert(progress)
         newer = {
             name: new.excluded[name] for name in ("percent", "message", "worker", "lease_until", "updated_at")
@@ -83,11 +83,11 @@ class CallProgressRepository(Repository):
         )
 
     async def end(self, progress: CallProgress, *, state: JobState) -> None:
-        """Record the end of a call; a call that has ended stays as it is."""
+        """Record the end of a call; the row of a call that has ended is not changed."""
         await self.show(progress)
         try:
             await JobRepository(self._connection).finish(
                 progress.call_id, fence=progress.fence, state=state, message=progress.message
             )
-        except FencedError:  # it has ended, by another delivery or because its lease ran out
+        except FencedError:  # it has ended, by another delivery or because its lease expired
             return

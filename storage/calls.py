@@ -1,12 +1,12 @@
 """Calls of plugin methods: claimed before they run, so that each has at most one effect.
 
     QUEUED ──claim──▶ RUNNING ──finish──▶ DONE      ──fail──▶ FAILED
-       │                 ├──(lease ran out)──▶ UNKNOWN, or RUNNING again if it is repeatable
+       │                 ├──(lease expired)──▶ UNKNOWN, or RUNNING again if it is repeatable
        ├─────────────────┴──cancel──▶ CANCELLED
        └──expire──▶ FAILED
 
-A claim without a row makes one: only calls that must survive the loss of the broker are
-enqueued before they are published.
+A claim inserts the row if there is none: only calls that must survive the loss of the broker are
+recorded before they are published.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from storage.upsert import insert
 __all__ = ["Call", "CallRepository", "CallRequest", "Claim", "ClaimVerdict"]
 
 _OPEN: Final = (CallState.QUEUED, CallState.RUNNING)
-#: Added to how long ago a claim was first asked for: the time that a statement takes to the database.
+#: Added to the age of the first claim attempt: the time that a statement takes to reach the database.
 _ASK_MARGIN_SECONDS: Final = 1.0
-#: Later than any start: nothing was asked for before.
+#: Later than any start: there was no earlier attempt.
 _NEVER_SECONDS: Final = 1e6
 _UNKNOWN_MESSAGE: Final = "its worker died inside it; the effect may or may not have happened"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallRequest:
-    """A call as its caller asked for it."""
+    """A call as its caller requested it."""
 
     id: str
     method: str
@@ -50,7 +50,7 @@ class CallRequest:
     chat_key: str
     round_id: str | None = None
     lane: str | None = None
-    #: Whether it may run again when its worker died inside it.
+    #: Whether it may run again when its worker died while running it.
     repeatable: bool = False
     deadline: datetime | None = None
     #: The message's body, to publish it again; None when the broker's copy is enough.
@@ -68,32 +68,32 @@ class Call(CallRequest):
     lease_until: datetime | None
     requested_at: datetime
     published_at: datetime | None
-    #: Since when nobody waits for the result; it goes to the chat instead.
+    #: Since when the caller no longer waits for the result, which goes to the chat; None while it waits.
     detached_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
-    #: What the first delivery returned, for repeated ones.
+    #: Result of the first delivery, for repeated deliveries.
     outcome: dict[str, Any] | None
     error_type: str | None
     error_message: str | None
 
 
 class ClaimVerdict(StrEnum):
-    """What a worker that got a delivery is to do."""
+    """What a worker must do with a delivery."""
 
     #: Run the method, then ``finish`` or ``fail`` with the claim's fence.
     GRANTED = "granted"
-    #: It ended before: answer with what the call holds.
+    #: The call has ended: answer with its recorded outcome.
     ENDED = "ended"
-    #: Another delivery of it is running: leave it alone.
+    #: Another delivery of the call is running: do nothing.
     BUSY = "busy"
-    #: A worker died inside it: answer "outcome unknown".
+    #: A worker died while running the call: answer "outcome unknown".
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The answer to a claim."""
+    """The result of a claim attempt."""
 
     verdict: ClaimVerdict
     #: Fencing token when granted, else 0.
@@ -110,7 +110,7 @@ class CallRepository(Repository):
         return await self._scalar(_enqueue_statement, _values(request)) is not None
 
     async def keep_message(self, call_id: str, invocation: dict[str, Any]) -> None:
-        """Store the message of an open call, to publish it again."""
+        """Store the message of an open call, so that it can be published again."""
         await self._count(
             update(CallRow)
             .where(CallRow.id == call_id, is_one_of(CallRow.state, *_OPEN))
@@ -125,15 +125,15 @@ class CallRepository(Repository):
         lease_seconds: float,
         since_seconds: float | None = None,
     ) -> Claim:
-        """Ask for the right to run a call; of all deliveries of one id at most one holds it.
+        """Claim the right to run a call; at most one delivery of a call id holds it.
 
-        One statement when it is granted, so ``Database.autocommit`` is the place to call it.
+        A granted claim takes one statement, so call it in ``Database.autocommit``.
 
         Args:
             lease_seconds: how long the claim lasts without ``renew``; the time to the call's
-                deadline if nobody renews.
-            since_seconds: how long ago this worker first asked, None now; a claim of its own since then
-                is one whose confirmation was lost, and is granted again.
+                deadline if it is not renewed.
+            since_seconds: how long ago this worker first tried to claim; None for a first attempt. A
+                claim by this worker since then is one whose confirmation was lost; it is granted again.
         """
         asked_seconds = _NEVER_SECONDS if since_seconds is None else -since_seconds - _ASK_MARGIN_SECONDS
         values = {
@@ -156,7 +156,7 @@ class CallRepository(Repository):
         return Claim(verdict=_verdict(call.state), call=call)
 
     async def renew(self, fences: Mapping[str, int], *, lease_seconds: float) -> set[str]:
-        """Prolong many claims at once; returns the ids of those that are lost.
+        """Renew many claims with one statement; returns the ids of those that are lost.
 
         Args:
             fences: fencing token of each call id.
@@ -176,7 +176,7 @@ class CallRepository(Repository):
         return set(fences).difference(kept)
 
     async def finish(self, call_id: str, *, fence: int, outcome: dict[str, Any] | None) -> Call:
-        """Record what the method returned; belongs into one transaction with its effects in SQL.
+        """Record what the method returned; call it in the same transaction as its effects in SQL.
 
         Raises:
             FencedError: the claim was lost, or the call was cancelled; roll back.
@@ -194,10 +194,10 @@ class CallRepository(Repository):
         )
 
     async def detach(self, call_id: str) -> Call:
-        """Say that nobody waits for the result any more; returns the call as it is now.
+        """Record that the caller no longer waits for the result; returns the call's current row.
 
-        If it has ended meanwhile its caller can have the result after all; if not, whoever ends
-        it sees ``detached_at`` and brings the result to the chat. Nothing falls in between.
+        If the call has ended meanwhile, its caller can still use the result. Otherwise the worker that
+        ends it sees ``detached_at`` and delivers the result to the chat, so no result is lost.
 
         Raises:
             NotFoundError: the call has no row.
@@ -211,10 +211,10 @@ class CallRepository(Repository):
         return await self._one_or_none(Call, statement) or await self.get(call_id)
 
     async def withdraw(self, request: CallRequest, *, reason: str) -> Call:
-        """Cancel a call that no worker has claimed, also before it is recorded; returns it as it is now.
+        """Cancel a call that no worker has claimed, even before it is recorded; returns its current row.
 
-        A row is left in any case, so that what is still under way (the statement that records the call,
-        its message) does not start it.
+        A row exists afterwards in any case, so that a message or an INSERT that is still in flight does
+        not start the call.
         """
         cancelled = _cancelled(reason)
         new = insert(self._dialect, CallRow).values(**_values(request), **cancelled, requested_at=now())
@@ -224,18 +224,20 @@ class CallRepository(Repository):
         return await self._one_or_none(Call, statement) or await self.get(request.id)
 
     async def cancel(self, call_id: str, *, reason: str) -> Call | None:
-        """End an open call as cancelled, so that nothing it still does is recorded; None if none is open."""
+        """Cancel an open call, so that its later results are refused; None if the call is not open."""
         statement = update(CallRow).where(CallRow.id == call_id, is_one_of(CallRow.state, *_OPEN))
         return await self._one_or_none(Call, statement.values(**_cancelled(reason)).returning(CallRow))
 
     async def cancel_round(self, round_id: str, *, reason: str) -> list[Call]:
-        """Cancel the open calls of a round; returns them, to be revoked."""
+        """Cancel the open calls of a round; returns them so that the caller can revoke them."""
         statement = update(CallRow).where(CallRow.round_id == round_id, is_one_of(CallRow.state, *_OPEN))
         return await self._all(Call, statement.values(**_cancelled(reason)).returning(CallRow))
 
     async def take_unclaimed(self, *, waiting_seconds: float, limit: int) -> list[Call]:
-        """Take calls to publish again: nobody claimed them since ``waiting_seconds``, or their worker
-        died and they are repeatable. The next sweep leaves them alone for as long."""
+        """Take calls to publish again: unclaimed for ``waiting_seconds``, or repeatable with a dead worker.
+
+        Later sweeps skip them for another ``waiting_seconds``.
+        """
         is_stale = and_(
             CallRow.state == CallState.QUEUED, CallRow.published_at < seconds_from_now(-waiting_seconds)
         )
@@ -250,12 +252,12 @@ class CallRepository(Repository):
         return await self._update_chosen(chosen, {"published_at": now()})
 
     async def sweep_lost(self, *, limit: int) -> list[Call]:
-        """End calls whose worker died inside them as UNKNOWN; returns them, so that chats can be told."""
+        """End calls whose worker died as UNKNOWN; returns them, so that their chats can be notified."""
         chosen = _open_calls(and_(_is_orphan(), ~CallRow.repeatable), limit)
         return await self._update_chosen(chosen, _unknown())
 
     async def sweep_expired(self, *, limit: int) -> list[Call]:
-        """End calls that nobody claimed before their deadline; they will not start any more."""
+        """Fail calls that were not claimed before their deadline; they will not start any more."""
         chosen = _open_calls(and_(CallRow.state == CallState.QUEUED, CallRow.deadline < now()), limit)
         error = {"error_type": "CallTimeoutError", "error_message": "it did not start before its deadline"}
         return await self._update_chosen(chosen, {"state": CallState.FAILED, "finished_at": now(), **error})
@@ -265,7 +267,7 @@ class CallRepository(Repository):
         return await self._one_or_none(Call, select(CallRow).where(CallRow.id == call_id))
 
     async def find_all(self, call_ids: Collection[str]) -> dict[str, Call]:
-        """Return the calls that there are, by id."""
+        """Return the existing calls by id."""
         if not call_ids:
             return {}
         found = await self._all(Call, _listed_statement(), {"ids": list(call_ids)})
@@ -390,7 +392,7 @@ def _is_orphan() -> ColumnElement[bool]:
 
 
 def _open_calls(condition: ColumnElement[bool], limit: int) -> Any:
-    """SQL: ids of open calls, the oldest first; rows that another sweep works on are left to it."""
+    """SQL: ids of open calls, oldest first; rows that another sweep has locked are skipped."""
     return (
         select(CallRow.id)
         .where(is_one_of(CallRow.state, *_OPEN), condition)

@@ -1,4 +1,4 @@
-"""Chats: what is known of them, who runs their rounds, and when their sandbox area was used."""
+"""Chats: their platform data, the lease on their rounds, and the last use of their sandbox area."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _KNOWN = ("adapter_key", "channel_id", "channel_name", "channel_type")
 class ChatRepository(Repository):
     """Rows of chats.
 
-    Whoever adds messages or rounds to a chat, or writes to its rounds, takes the chat's row first:
-    that makes a chat's sequence its order. So that no two transactions wait for each other, write
-    to a call, a job or a timer before anything of a chat, and to one chat per transaction.
+    A transaction that adds messages or rounds to a chat, or writes to its rounds, locks the chat's row
+    first; therefore the sequence within a chat is the order of commits. To avoid deadlocks, write to a
+    call, job or timer before anything of a chat, and to one chat per transaction.
     """
 
     async def ensure(
@@ -37,8 +37,8 @@ class ChatRepository(Repository):
     ) -> ChatInfo:
         """Return the chat, created with a random container key when it is new.
 
-        A field that is not None replaces what was known; None keeps it. Concurrent calls for a
-        new chat agree on one container key.
+        A field that is not None replaces the stored value; None keeps it. Concurrent calls for a
+        new chat get the same container key.
         """
         known = {
             "adapter_key": adapter_key,
@@ -80,7 +80,7 @@ class ChatRepository(Repository):
         return await self._all(ChatInfo, statement)
 
     async def reset(self, chat_key: str) -> None:
-        """Begin a new conversation: ``MessageRepository.newest`` no longer shows what is there now.
+        """Begin a new conversation: ``MessageRepository.newest`` no longer returns the present messages.
 
         Raises:
             NotFoundError: there is no such chat.
@@ -94,10 +94,10 @@ class ChatRepository(Repository):
         await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(history_after=newest))
 
     async def lock(self, chat_key: str, *, create: bool = False) -> None:
-        """Keep every other writer of the chat waiting until this transaction ends.
+        """Lock the chat's row against other writers until this transaction ends.
 
         Args:
-            create: whether a chat that is new gets its row.
+            create: whether to create the row of a new chat.
 
         Raises:
             NotFoundError: there is no such chat.
@@ -114,9 +114,9 @@ class ChatRepository(Repository):
         self._connection.locked_chats[chat_key] = None
 
     async def acquire_lease(self, chat_key: str, *, owner: str, lease_seconds: float) -> int | None:
-        """Become the one that runs the chat's rounds; returns the fencing token.
+        """Acquire the lease to run the chat's rounds; returns the fencing token.
 
-        None when somebody holds the lease (the same owner, too) or there is no such chat.
+        None when the lease is held, even by the same owner, or when there is no such chat.
         """
         statement = (
             update(ChatRow)
@@ -124,12 +124,12 @@ class ChatRepository(Repository):
             .values(**take_values(ChatRow, owner=owner, lease_seconds=lease_seconds))
             .returning(ChatRow.fence)
         )
-        self._connection.locked_chats.pop(chat_key, None)  # by which lease is not so any more
+        self._connection.locked_chats.pop(chat_key, None)  # the remembered fence is out of date
         fence: int | None = await self._scalar(statement)
         return fence
 
     async def renew_lease(self, chat_key: str, *, fence: int, lease_seconds: float) -> bool:
-        """Prolong the lease from now on; False when it passed to somebody else: stop working."""
+        """Renew the lease from now on; False when another holder has it: stop working."""
         statement = (
             update(ChatRow)
             .where(ChatRow.chat_key == chat_key, is_held_by(ChatRow, fence))
@@ -138,7 +138,7 @@ class ChatRepository(Repository):
         return await self._count(statement) > 0
 
     async def release_lease(self, chat_key: str, *, fence: int) -> bool:
-        """Give the lease back at once; False when it passed to somebody else."""
+        """Release the lease; False when another holder has it."""
         self._connection.locked_chats.pop(chat_key, None)
         statement = (
             update(ChatRow)
@@ -148,10 +148,10 @@ class ChatRepository(Repository):
         return await self._count(statement) > 0
 
     async def hold(self, chat_key: str, *, fence: int) -> None:
-        """Lock the chat, as its lease's holder, until this transaction ends.
+        """Lock the chat's row, as the holder of its lease, until this transaction ends.
 
         Raises:
-            FencedError: the lease was released or passed to somebody else.
+            FencedError: the lease was released or passed to another holder.
         """
         if self._connection.locked_chats.get(chat_key) == fence:
             return
@@ -164,7 +164,7 @@ class ChatRepository(Repository):
 
         Raises:
             NotFoundError: there is no such round.
-            FencedError: as above.
+            FencedError: as for ``hold``.
         """
         chat_key = await self._scalar(_hold_of_round_statement, {"of_round": round_id, "of_fence": fence})
         if chat_key is not None:
@@ -176,21 +176,21 @@ class ChatRepository(Repository):
         raise _fenced(chat_key, fence)
 
     async def find_lease(self, chat_key: str) -> Lease | None:
-        """Return the chat's lease while somebody holds it."""
+        """Return the chat's lease; None while it is free."""
         statement = select(
             ChatRow.chat_key.label("name"), ChatRow.owner, ChatRow.lease_until, ChatRow.fence
         ).where(ChatRow.chat_key == chat_key, ~is_free(ChatRow))
         return await self._one_or_none(Lease, statement)
 
     async def touch_shared(self, chat_key: str) -> None:
-        """Record that a sandbox of the chat uses ``/app/shared`` now."""
+        """Record that a sandbox of the chat is using ``/app/shared``."""
         await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(shared_used_at=now()))
 
     async def take_idle_shared(self, *, idle_seconds: float, limit: int) -> list[ChatInfo]:
-        """Claim chats whose ``/app/shared`` nobody used for ``idle_seconds``, to empty it.
+        """Claim chats whose ``/app/shared`` has been unused for ``idle_seconds``, to empty it.
 
-        Each is given out once; the next ``touch_shared`` starts its time anew. Move the
-        directories away inside the transaction, when no sandbox of theirs can be starting, and
+        Each chat is returned once; the next ``touch_shared`` restarts its idle time. Move the
+        directories away inside the transaction, while no sandbox of these chats can be starting, and
         delete them after it.
         """
         idle = (

@@ -1,7 +1,7 @@
-"""The database's clock, as SQL: the one clock that all workers of a fleet share.
+"""The database's clock as SQL expressions: the clock that all workers of a fleet share.
 
-Leases and due times are compared with it, so a host whose own clock is wrong neither takes over
-what is alive nor keeps what is dead.
+Leases and due times are compared with it, so a worker on a host with a wrong clock neither takes over
+live leases nor keeps expired ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["now", "seconds_from_now", "seconds_parameter"]
 
 
 class now(FunctionElement[datetime]):
-    """When the statement began."""
+    """The time at which the statement began."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -40,18 +40,18 @@ def seconds_from_now(seconds: float | BindParameter[float]) -> ColumnElement[dat
 
 
 def seconds_parameter(name: str) -> BindParameter[float]:
-    """A parameter for ``seconds_from_now`` in a statement that is built once."""
+    """A parameter for ``seconds_from_now`` in a prepared statement."""
     return bindparam(name, type_=_Seconds())
 
 
 class _Seconds(TypeDecorator[float]):
-    """Milliseconds are the finest, because SQLite knows no finer ones and reads no exponents."""
+    """Seconds rounded to milliseconds: SQLite has no finer resolution and parses no exponents."""
 
     impl = Float
     cache_ok = True
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
-        """Round."""
+        """Round to milliseconds."""
         return None if value is None else round(float(value), 3)
 
 
@@ -62,7 +62,7 @@ def _now_postgresql(_element: now, _compiler: SQLCompiler, **_options: Any) -> s
 
 @compiles(now, "sqlite")
 def _now_sqlite(_element: now, _compiler: SQLCompiler, **_options: Any) -> str:
-    # The format that SQLAlchemy writes, so that texts compare as times do.
+    # The format that SQLAlchemy writes, so that comparing the strings compares the times.
     return "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')"
 
 

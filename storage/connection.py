@@ -1,7 +1,7 @@
 """A database connection on an event loop.
 
-SQLAlchemy's own ``AsyncConnection`` makes a new greenlet for each step (connect, execute, close), which
-costs tens of microseconds. This one's are kept for the next step.
+SQLAlchemy's ``AsyncConnection`` creates a new greenlet for each step (connect, execute, close), which
+costs tens of microseconds. This connection reuses its greenlets.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ T = TypeVar("T")
 
 
 class LoopConnection:
-    """What storage uses of ``AsyncConnection``, under the same names.
+    """The subset of ``AsyncConnection`` that storage uses, under the same names.
 
-    A cancellation ends what is awaited and throws the connection away. However many follow, whoever
-    awaits it goes on only when the connection is closed: one that is closed by halves and used again
-    fails the statements of others and may crash SQLite's driver.
+    A cancellation stops the awaited step and discards the connection. Even after repeated cancellations
+    the caller resumes only when the connection is closed: a half-closed connection that is used again
+    fails other callers' statements and may crash SQLite's driver.
     """
 
     def __init__(
         self, engine: AsyncEngine, endings: set[asyncio.Task[Any]], *, autocommit: bool = False
     ) -> None:
-        """Open nothing yet.
+        """Store the options; ``start`` opens the connection.
 
         Args:
-            endings: the pool's; holds what is running to close or give back a connection.
-            autocommit: the driver makes each statement a transaction of its own.
+            endings: the pool's set of running tasks that close or return a connection.
+            autocommit: the driver commits each statement separately.
         """
         self._engine = engine
         self._autocommit = autocommit
         self._endings = endings
         self._started: Connection | None = None
-        #: By ``time.monotonic``; for whoever keeps it between uses.
+        #: ``time.monotonic`` at the end of the last use; set by a caller that keeps the connection.
         self.rests_since = 0.0
         #: As in ``storage.repository.StatementRunner``; a connection object serves one transaction.
         self.locked_chats: dict[str, int | None] = {}
 
     @property
     def dialect(self) -> Dialect:
-        """Which database it is."""
+        """The SQL dialect of the database."""
         return self._engine.dialect
 
     @property
     def sync_connection(self) -> Connection:
-        """The connection below, for use inside ``run_sync``.
+        """The underlying SQLAlchemy connection, for use inside ``run_sync``.
 
         Raises:
             RuntimeError: ``start`` has not been called.
@@ -69,12 +69,12 @@ class LoopConnection:
 
     @property
     def closed(self) -> bool:
-        """Whether it is back in its pool."""
+        """Whether it was returned to its pool."""
         return self.sync_connection.closed
 
     @property
     def invalidated(self) -> bool:
-        """Whether it broke and is not used again."""
+        """Whether it is broken and must not be used again."""
         return self.sync_connection.invalidated
 
     @property
@@ -83,7 +83,7 @@ class LoopConnection:
         return self.sync_connection.connection.driver_connection
 
     async def start(self) -> None:
-        """Take a connection from the pool; opens one where there is room. Keeps none when it raises."""
+        """Take a connection from the pool, or open one if the pool is not full; keeps none when it raises."""
         try:
             await spawn_cleanly(self._start)
         except BaseException:
@@ -93,19 +93,19 @@ class LoopConnection:
     def _start(self) -> None:
         self._started = self._engine.sync_engine.connect()
         if self._autocommit:
-            # Not by an option of the engine: its ``connect`` loses the connection when this step fails.
+            # Not an option of the engine: its ``connect`` would leak the connection if this step fails.
             self._started.execution_options(isolation_level="AUTOCOMMIT")
 
     async def execute(
         self, statement: Executable, parameters: Mapping[str, Any] | None = None, /
     ) -> CursorResult[*tuple[Any, ...]]:
-        """Run a statement; its rows have been read when this returns."""
+        """Run a statement; all rows have been fetched when this returns."""
         return await spawn_cleanly(self.sync_connection.execute, statement, parameters)
 
     async def run(self, statement: FixedStatement, values: Mapping[str, Any]) -> Sequence[Row]:
-        """Run a statement on the driver itself; returns its rows, none where it returns no rows.
+        """Run a statement directly on the driver; returns its rows, empty if it returns none.
 
-        In ``Database.begin`` only after SQLAlchemy's ``begin``, which alone makes it commit.
+        Inside ``Database.begin``, SQLAlchemy's ``begin`` must come first, because only that causes a commit.
         """
         on_driver = statement.compiled(self.dialect)
         parameters = on_driver.parameters(values)
@@ -115,13 +115,13 @@ class LoopConnection:
         except self.dialect.loaded_dbapi.Error as exc:
             raise await self._refused(exc) from exc
         except BaseException:
-            # How far the statement came is not known.
+            # The state of the statement is not known.
             await self.invalidate()
             raise
         return on_driver.rows(rows)
 
     async def _refused(self, error: Any) -> NekroError:
-        """Return our error for a driver's; where the connection broke SQLAlchemy learns of it."""
+        """Return our error for a driver's error; lets SQLAlchemy detect a broken connection."""
         if self.dialect.is_disconnect(error, self.sync_connection.connection.dbapi_connection, None):
             with contextlib.suppress(NekroError):
                 await self.exec_driver_sql("SELECT 1")
@@ -130,11 +130,11 @@ class LoopConnection:
     async def exec_driver_sql(
         self, statement: str, parameters: Any = None, /
     ) -> CursorResult[*tuple[Any, ...]]:
-        """Run SQL text as it is; parameters in the driver's own style."""
+        """Run SQL text unchanged; parameters use the driver's own style."""
         return await spawn_cleanly(self.sync_connection.exec_driver_sql, statement, parameters)
 
     async def run_sync(self, function: Callable[[Connection], T]) -> T:
-        """Run a function that works on the connection below."""
+        """Run a function on the underlying SQLAlchemy connection."""
         return await spawn_cleanly(function, self.sync_connection)
 
     async def commit(self) -> None:
@@ -146,16 +146,16 @@ class LoopConnection:
         await spawn_cleanly(self.sync_connection.rollback)
 
     async def invalidate(self) -> None:
-        """Throw the connection away instead of giving it back; a cancellation waits until that is done."""
+        """Discard the connection instead of returning it; a cancellation waits until that is done."""
         await complete(spawn(self.sync_connection.invalidate), among=self._endings)
 
     async def throw_away(self) -> None:
-        """Invalidate it and give its place back to the pool; does nothing before ``start``."""
+        """Discard the connection and free its slot in the pool; does nothing before ``start``."""
         if self._started is not None:
             await self.invalidate()
             await self.close()
 
     async def close(self) -> None:
-        """Give it back to its pool, as ``invalidate`` does; does nothing before ``start``."""
+        """Return the connection to its pool; a cancellation waits. Does nothing before ``start``."""
         if self._started is not None:
             await complete(spawn(self._started.close), among=self._endings)

@@ -1,4 +1,4 @@
-"""Reading the clock of the database, and following it."""
+"""Reads the database's clock and makes it the shared time of this process."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ async def follow_database_clock(database: Database) -> Reading | None:
     """Read the database's clock and make it the shared time of this process.
 
     Returns:
-        None on SQLite: the database has the clock of this host, and nothing was read.
+        None on SQLite: the database uses the clock of this host, and nothing was read.
 
     Raises:
-        StorageUnavailableError: the database does not answer; the shared time goes on as before.
+        StorageUnavailableError: the database does not answer; the shared time is not changed.
     """
     if database.is_sqlite:
         return None

@@ -1,7 +1,7 @@
-"""Calls that nobody waits for any more: their results go to the chat.
+"""Detached calls: their callers no longer wait, so their results go to the chat.
 
-Caller and worker meet in one row, by one statement each. Whoever comes second sees the other: the
-caller that the call has ended, or the worker that its result is to go to the chat.
+Caller and worker each update the same row with one statement, and the second one sees the first: either
+the caller sees that the call has ended, or the worker sees that the result must go to the chat.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _OPEN: Final = (CallState.QUEUED, CallState.RUNNING)
 
 
 class DetachedCallRepository(Repository):
-    """Rows of ``calls`` that were detached, or may be."""
+    """Rows of ``calls`` that are detached or may become so."""
 
     async def detach(self, request: CallRequest, *, runs_seconds: float | None = None) -> Call:
-        """Say that nobody waits for the result; returns the call as it is now, which may be ended.
+        """Record that the caller no longer waits; returns the call's current row, which may have ended.
 
         Args:
-            request: with ``invocation``, which says whom to tell; it becomes a row if it is none.
-            runs_seconds: for a call that no worker claims: how long it may run.
+            request: the call with its ``invocation``, which names the chat to notify; inserted if it has
+                no row.
+            runs_seconds: how long a call that no worker claims may run; None for a call that is claimed.
         """
         claimless = runs_seconds is not None
         new = insert(self._dialect, CallRow).values(
@@ -46,7 +47,7 @@ class DetachedCallRepository(Repository):
             index_elements=[CallRow.id],
             set_={
                 "detached_at": func.coalesce(CallRow.detached_at, now()),
-                # A recorded call holds its whole message, which the sweep sends again.
+                # A recorded call already has its complete message, which the sweep publishes again.
                 "invocation": func.coalesce(CallRow.invocation, new.excluded.invocation),
             },
             where=is_one_of(CallRow.state, *_OPEN),
@@ -66,7 +67,7 @@ class DetachedCallRepository(Repository):
         error_type: str | None = None,
         error_message: str | None = None,
     ) -> Call | None:
-        """Record the end of a call that no worker claims and that may be detached; None if it has ended."""
+        """Record the end of an unclaimed call that may be detached; None if it has ended already."""
         values = {
             "state": state,
             "outcome": outcome,

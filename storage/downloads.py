@@ -1,7 +1,7 @@
-"""Downloads: one per target across the fleet, with what the others who want the file are to see.
+"""Downloads: at most one per target across the fleet, with progress for other callers that want the file.
 
-The newest download to a target is a row. It runs while its lease is held; when its worker dies the
-next one that asks takes the lease and goes on with what is on disk.
+The newest download to a target is a row. It runs while its lease is held; when its worker dies, the
+next caller acquires the lease and resumes from the data on disk.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["DownloadRecord", "DownloadRepository"]
 class DownloadRecord:
     """The newest download to a target."""
 
-    #: Path of the file; below the data directory it is relative to that.
+    #: Path of the file; relative if it is below the data directory.
     target: str
-    #: What decides the outcome; see ``nekro_agent.ports.DownloadStatus``.
+    #: The parameters that determine the outcome; see ``nekro_agent.ports.DownloadStatus``.
     request: str
     fence: int
     owner: str | None
     lease_until: datetime | None
     done_bytes: int
     whole_bytes: int | None
-    #: How it ended; None while it runs and when its worker died or left it.
+    #: How it ended; None while it runs and when its worker died or abandoned it.
     report: dict[str, Any] | None
     updated_at: datetime
 
@@ -52,9 +52,9 @@ class DownloadRepository(Repository):
     async def claim(
         self, target: str, *, request: str, owner: str, lease_seconds: float
     ) -> tuple[int, DownloadRecord | None] | None:
-        """Take the right to download; None when somebody has it. Belongs into one transaction.
+        """Claim a target; None when its lease is held. Must run in a transaction.
 
-        Returns the fencing token, and the download before this one.
+        Returns the fencing token and the previous download, if any.
         """
         locked = select(DownloadRow).where(DownloadRow.digest == _digest(target)).with_for_update()
         previous = await self._one_or_none(DownloadRecord, locked)
@@ -80,10 +80,10 @@ class DownloadRepository(Repository):
     async def keep(
         self, target: str, *, fence: int, lease_seconds: float, done_bytes: int, whole_bytes: int | None
     ) -> None:
-        """Prolong a claim, and record how far the download is.
+        """Renew a claim and record the progress of the download.
 
         Raises:
-            FencedError: the claim passed to somebody else.
+            FencedError: another holder has the claim.
         """
         values = {
             "lease_until": seconds_from_now(lease_seconds),
@@ -94,17 +94,17 @@ class DownloadRepository(Repository):
         await self._write(target, fence, values)
 
     async def end(self, target: str, *, fence: int, report: dict[str, Any] | None) -> None:
-        """Give a claim back with the outcome; None when the download is to be taken up again.
+        """Release a claim and record the outcome; a report of None means that the download can be resumed.
 
         Raises:
-            FencedError: the claim passed to somebody else.
+            FencedError: another holder has the claim.
         """
         await self._write(
             target, fence, {"report": report, "owner": None, "lease_until": None, "updated_at": now()}
         )
 
     async def idle(self, *, idle_seconds: float, limit: int) -> list[DownloadRecord]:
-        """List downloads that nobody works on since ``idle_seconds``, the oldest first."""
+        """List downloads that have been inactive for ``idle_seconds``, oldest first."""
         statement = (
             select(DownloadRow)
             .where(is_free(DownloadRow), DownloadRow.updated_at < seconds_from_now(-idle_seconds))
@@ -114,7 +114,7 @@ class DownloadRepository(Repository):
         return await self._all(DownloadRecord, statement)
 
     async def forget(self, record: DownloadRecord) -> bool:
-        """Delete a row, unless somebody claimed the target meanwhile."""
+        """Delete a row, unless the target was claimed meanwhile; returns whether it was deleted."""
         statement = delete(DownloadRow).where(
             DownloadRow.digest == _digest(record.target),
             DownloadRow.fence == record.fence,
@@ -133,5 +133,5 @@ class DownloadRepository(Repository):
 
 
 def _digest(target: str) -> bytes:
-    """Key of a target: a path may be longer than an index entry."""
+    """Return the key of a target; a path itself may be too long for an index entry."""
     return hashlib.sha256(target.encode("utf-8", "surrogateescape")).digest()

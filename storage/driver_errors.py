@@ -1,7 +1,7 @@
-"""The one border where errors of SQLAlchemy and the drivers become ours.
+"""Translates errors of SQLAlchemy and the drivers into ours; this is the only place that does.
 
 The engine calls :func:`translated` for every error that a driver raises, while connecting as
-well as inside statements, so no caller ever meets a driver's class.
+well as inside statements, so callers never see a driver's exception class.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ __all__ = ["is_refusal", "translated", "translated_from_driver"]
 
 #: SQLSTATEs of an undefined table, column and schema.
 _SCHEMA_STATES: Final = frozenset({"42P01", "42703", "3F000"})
-#: What SQLite says instead of an SQLSTATE.
+#: SQLite's error text for the same faults; it has no SQLSTATE.
 _SCHEMA_WORDS: Final = re.compile(r"no such (table|column)|has no column named")
-#: How SQLSTATEs begin that end a connection.
+#: Prefixes of SQLSTATEs that end a connection.
 _ENDING_CLASSES: Final = ("08", "57P")
 _UNAVAILABLE: Final = (sa.OperationalError, sa.InterfaceError, sa.InternalError, sa.TimeoutError)
 
 
 def translated(error: BaseException) -> NekroError:
-    """Return our error for one of SQLAlchemy's; raise it ``from`` the driver's.
+    """Return our error for an error of SQLAlchemy; raise it ``from`` the driver's error.
 
-    ConflictError for a broken constraint, StorageUnavailableError for what may succeed later or
-    after ``nekro db upgrade``, StorageError for the rest: a value or a statement is wrong.
+    ConflictError for a violated constraint, StorageUnavailableError for a statement that may succeed
+    later or after ``nekro db upgrade``, StorageError for the rest: a value or a statement is wrong.
     """
     cause = error.orig if isinstance(error, sa.StatementError) and error.orig is not None else error
     if isinstance(cause, NekroError):
-        # A column type refused a value; SQLAlchemy only wrapped that.
+        # A column type refused a value; SQLAlchemy only wrapped the error.
         return cause
     words = _first_line(cause)
     if isinstance(error, sa.IntegrityError):
         return ConflictError(f"the database refused a row: {words}")
     if _is_schema_error(cause):
         return StorageUnavailableError(
-            f"the database schema is not the one this version needs ({words}); run `nekro db upgrade`"
+            f"the database schema does not match this version ({words}); run `nekro db upgrade`"
         )
     if isinstance(error, _UNAVAILABLE) or getattr(error, "connection_invalidated", False):
-        return StorageUnavailableError(f"the database did not do it: {words}")
+        return StorageUnavailableError(f"the database did not run the statement: {words}")
     return StorageError(f"the database refused a statement: {words}")
 
 
 def translated_from_driver(error: Exception, dialect: Dialect) -> NekroError:
-    """Return our error for a driver's that did not pass SQLAlchemy."""
+    """Return our error for a driver's error that did not pass through SQLAlchemy."""
     return translated(sa.DBAPIError.instance(None, None, error, dialect.loaded_dbapi.Error, dialect=dialect))
 
 
 def is_refusal(error: StorageUnavailableError) -> bool:
-    """Whether the database itself said that it did not do it; else it may have done it unheard.
+    """Whether the database itself reported that it did not run the statement; otherwise it may have run.
 
-    A connection that broke, and a time limit that passed, say nothing about the statement.
+    After a broken connection or an expired time limit the outcome is unknown.
     """
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):
@@ -73,6 +73,6 @@ def _is_schema_error(cause: BaseException) -> bool:
 
 
 def _first_line(cause: BaseException) -> str:
-    """The first line only: PostgreSQL adds rows' values below it, which may be private."""
+    """Return the first line only: PostgreSQL adds values of rows below it, which may be private."""
     text = str(cause).strip().partition("\n")[0]
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__

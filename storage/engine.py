@@ -1,13 +1,14 @@
 """The database of a process: engines, transactions, time limits.
 
-``Database.begin()`` is the one way to write and ``Database.read()`` the one way to read; both
-give a :class:`~storage.transaction.Transaction` with the repositories. ``Database.run()`` is the
-short way for single statements that run too often for either.
+``Database.begin()`` opens a transaction for writing, ``Database.autocommit()`` a connection for writes
+of one statement and ``Database.read()`` one for reading; all yield a
+:class:`~storage.transaction.Transaction` with the repositories. ``Database.run()`` is a faster path for
+frequent single statements.
 
-What "committed" means. On PostgreSQL a commit is on disk. On SQLite the write-ahead log runs with
+Durability: on PostgreSQL a commit is on disk. On SQLite the write-ahead log runs with
 ``synchronous=NORMAL``: a commit survives the death of any process, SIGKILL included, but the last
 commits may be missing (never torn, never out of order) after a power loss or a kernel crash.
-``NEKRO_DATABASE__SQLITE_SYNCHRONOUS=full`` closes that too, for one fsync per commit.
+``NEKRO_DATABASE__SQLITE_SYNCHRONOUS=full`` prevents that at the cost of one fsync per commit.
 """
 
 from __future__ import annotations
@@ -48,19 +49,19 @@ logger = logging.getLogger(__name__)
 
 
 class SingleRunner(Protocol):
-    """Runs statements that are transactions of their own on a driver's connections."""
+    """Runs single statements in autocommit mode directly on a driver's connections."""
 
     async def fetch_one(self, sql: str, parameters: Any, *, writes: bool) -> tuple[Any, ...] | None:
-        """Run a statement; returns its first row. The driver's errors pass as they are."""
+        """Run a statement; returns its first row. The driver's errors are not translated."""
         ...
 
     async def close(self) -> None:
-        """Close connections of its own."""
+        """Close the runner's own connections."""
         ...
 
 
 class _LoopEngine:
-    """What one event loop has of the database."""
+    """Engine, pool and single-statement runner of one event loop."""
 
     def __init__(self, settings: DatabaseSettings, data_dir: Path) -> None:
         url = async_url(settings, data_dir)
@@ -79,12 +80,12 @@ class _LoopEngine:
         )
 
     def refuse_second_writer(self) -> None:
-        """Raise RuntimeError when the current task writes already: it would wait for itself."""
+        """Raise RuntimeError when the current task is already in a write transaction (a deadlock)."""
         if self.writers and asyncio.current_task() in self.writers:
-            raise RuntimeError("this task is inside a write transaction already; pass that one along")
+            raise RuntimeError("this task is already inside a write transaction; use that transaction")
 
     async def dispose(self) -> None:
-        """Close the connections; to be called on the loop. A cancellation waits until that is done."""
+        """Close the connections; call it on the loop. A cancellation waits until that is done."""
         await complete(self._dispose())
 
     async def _dispose(self) -> None:
@@ -103,10 +104,10 @@ class Database:
         """Check the URL; nothing is opened.
 
         Args:
-            data_dir: where the SQLite file lies when ``settings.url`` is None.
+            data_dir: directory of the SQLite file when ``settings.url`` is None.
 
         Raises:
-            SettingsError: the URL is not one of PostgreSQL or of a SQLite file.
+            SettingsError: the URL does not name PostgreSQL or a SQLite file.
         """
         self.url = async_url(settings, data_dir)
         self.settings = settings
@@ -118,21 +119,21 @@ class Database:
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether rows live in a SQLite file (else: PostgreSQL)."""
+        """Whether the database is a SQLite file (otherwise PostgreSQL)."""
         return self.url.get_backend_name() == "sqlite"
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Transaction]:
         """Open a write transaction; commit when the block ends, roll back when it raises.
 
-        Callbacks given to ``Transaction.after_commit`` run after the commit. Keep the block short and free of
-        anything but SQL: on SQLite it holds, from its first statement on, the only write lock there is.
+        Callbacks given to ``Transaction.after_commit`` run after the commit. Keep the block short and do
+        nothing but SQL in it: on SQLite it holds the only write lock from its first statement on.
 
         Raises:
             StorageUnavailableError: no connection or no write lock within the limits of the
                 settings, or the transaction took longer than ``transaction_timeout_seconds``.
-            ConflictError: a row breaks a constraint.
-            RuntimeError: the task is inside ``begin()`` already; it would wait for itself.
+            ConflictError: a row violates a constraint.
+            RuntimeError: the task is already inside ``begin()`` and would deadlock.
         """
         local = self._local()
         async with AsyncExitStack() as stack:
@@ -140,7 +141,7 @@ class Database:
             connection = await stack.enter_async_context(self._connected(local))
             if local.is_sqlite:
                 stack.enter_context(_begun_with_next(connection.driver_connection))
-            # Statements that go to the driver itself would not make SQLAlchemy begin, nor commit.
+            # Statements that bypass SQLAlchemy would not make it begin or commit a transaction.
             connection.sync_connection.begin()
             transaction = Transaction(connection)
             try:
@@ -154,9 +155,9 @@ class Database:
 
     @asynccontextmanager
     async def autocommit(self) -> AsyncIterator[Transaction]:
-        """Open a connection on which each statement is a transaction of its own.
+        """Open a connection on which each statement is committed separately.
 
-        For writes of one statement: it spares the round trips of BEGIN and COMMIT.
+        For writes of one statement: it saves the round trips of BEGIN and COMMIT.
         """
         local = self._local()
         async with AsyncExitStack() as stack:
@@ -169,7 +170,7 @@ class Database:
     async def read(self) -> AsyncIterator[Transaction]:
         """Open a connection for reading; never waits for writers.
 
-        Each statement sees what was committed when it began.
+        Each statement sees the data that was committed when it began.
         """
         local = self._local()
         limit = limited(self.settings.transaction_timeout_seconds)
@@ -177,10 +178,10 @@ class Database:
             yield Transaction(connection)
 
     async def run(self, statement: SingleStatement, values: Mapping[str, Any]) -> Any:
-        """Run one statement that is a transaction of its own, by the shortest way there is.
+        """Run one statement as a transaction of its own, directly on the driver.
 
         Returns:
-            What the statement gives; None when it gives no row.
+            The first column of the first row; None when there is no row.
 
         Raises:
             StorageUnavailableError, ConflictError, RuntimeError: as from ``begin``.
@@ -207,8 +208,8 @@ class Database:
     async def dispose(self) -> None:
         """Close the connections of every loop of the process.
 
-        Loops of other threads close their own while they run; what belongs to a loop that has
-        ended without ``dispose_loop`` is dropped.
+        Running loops of other threads close their own connections; those of a loop that has ended without
+        ``dispose_loop`` are dropped.
         """
         await self.dispose_loop()
         with self._lock:
@@ -261,7 +262,7 @@ class Database:
 async def _dispose_there(local: _LoopEngine, loop: asyncio.AbstractEventLoop) -> None:
     future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(local.dispose(), loop))
     if not (await asyncio.wait({future}, timeout=_DISPOSE_SECONDS))[0]:
-        logger.warning("a loop that blocks keeps its database connections; left behind")
+        logger.warning("the database connections of a blocked event loop were not closed; abandoned")
         future.cancel()
         return
     future.result()
@@ -269,7 +270,7 @@ async def _dispose_there(local: _LoopEngine, loop: asyncio.AbstractEventLoop) ->
 
 @contextmanager
 def _begun_with_next(driver: StepConnection) -> Iterator[None]:
-    """Begin a transaction with the block's first statement: a call to the thread by itself costs as much."""
+    """Send BEGIN together with the block's first statement, which saves a call to the driver's thread."""
     driver.precede = "BEGIN IMMEDIATE"
     try:
         yield
@@ -281,10 +282,10 @@ async def _roll_back(connection: LoopConnection, *, is_sqlite: bool) -> None:
     if connection.invalidated or connection.closed:
         return
     if is_sqlite and not connection.driver_connection.in_transaction:
-        return  # it failed to begin, or had no reason to
+        return  # BEGIN failed, or no statement was run
     try:
-        # SQLAlchemy skips the rollback of a driver in autocommit, which SQLite's always is.
+        # SQLAlchemy skips the rollback of a driver in autocommit mode, and SQLite's driver always is.
         await (connection.exec_driver_sql("ROLLBACK") if is_sqlite else connection.rollback())
     except NekroError:
-        # The error that led here is the one to report; a connection in doubt is not used again.
+        # The original error is the one to report; a connection in an unknown state is not used again.
         await connection.invalidate()

@@ -1,4 +1,4 @@
-"""Hooks the translation of driver errors into an engine."""
+"""Installs the translation of driver errors on an engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["install"]
 
 
 def install(engine: Engine) -> None:
-    """Let every error of the engine's driver leave it as one of ours, raised ``from`` the driver's."""
+    """Make the engine raise our error, ``from`` the driver's, for every error of its driver."""
 
     @event.listens_for(engine, "handle_error")
     def translate(context: ExceptionContext) -> BaseException | None:
-        # None: not a database error (a cancellation, say), which passes as it is.
+        # None: not a database error (for example a cancellation), which is not translated.
         error = context.sqlalchemy_exception
         return None if error is None else translated(error)

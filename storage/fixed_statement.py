@@ -1,7 +1,7 @@
-"""Statements whose text never varies, in the words of a driver.
+"""Fixed statements: SQL whose text never varies, compiled once and run directly on the driver.
 
-SQLAlchemy takes several times as long to run a statement as the database does. Those that run for every call,
-round or value of a plugin are built and compiled once and given to the driver itself.
+SQLAlchemy takes several times as long as the database to run a statement. Statements that run for every
+call, round or plugin value therefore bypass it.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _Processor = Callable[[Any], Any]
 
 
 class DriverStatement(NamedTuple):
-    """SQL text for one driver, and how column types change what goes in and comes out."""
+    """SQL text for one driver, with the conversions of its parameters and results."""
 
     sql: str
-    #: The parameters in the driver's order, each with its column type's way to change it.
+    #: The parameters in the driver's order, each with the conversion of its column type, if any.
     parameters_of: tuple[tuple[str, _Processor | None], ...]
-    #: The parameters that the statement itself gives, as the driver takes them.
+    #: Parameters with a value fixed by the statement, already converted for the driver.
     constants: dict[str, Any]
     by_name: bool
-    #: Names of what it returns; empty when it returns no rows.
+    #: Names of the returned columns; empty when it returns no rows.
     columns: tuple[str, ...]
-    #: Positions of the columns whose types change what comes out, and how.
+    #: Positions of the columns whose types convert results, with the conversion.
     results_of: tuple[tuple[int, _Processor], ...]
 
     def parameters(self, values: Mapping[str, Any]) -> tuple[Any, ...] | dict[str, Any]:
-        """Return the values as the driver takes them.
+        """Return the values in the form that the driver accepts.
 
         Raises:
-            InvalidValueError: a column type refuses one.
+            InvalidValueError: a column type refuses a value.
         """
         given = {**self.constants, **values} if self.constants else values
         if self.by_name:
@@ -53,7 +53,7 @@ class DriverStatement(NamedTuple):
         )
 
     def rows(self, raw: Sequence[Row]) -> Sequence[Row]:
-        """Return the driver's rows as the column types want them."""
+        """Return the driver's rows, converted by their column types."""
         if not self.results_of:
             return raw
         changed = []
@@ -68,20 +68,20 @@ class DriverStatement(NamedTuple):
 class FixedStatement:
     """A statement that is built and compiled once per process and database.
 
-    Its parameters are ``bindparam``; lists of varying length cannot be among them.
+    Its parameters are ``bindparam``; lists of varying length are not supported.
     """
 
     def __init__(self, build: Callable[[str], Executable]) -> None:
-        """Build nothing yet; also a decorator of the function that builds.
+        """Store the builder; the class can be used as a decorator of the function.
 
         Args:
-            build: gets the name of the dialect.
+            build: builds the statement for the name of a dialect; called at the first use.
         """
         self._build = build
         self._compiled: dict[str, DriverStatement] = {}
 
     def compiled(self, dialect: Dialect) -> DriverStatement:
-        """Return what the driver gets."""
+        """Return the compiled statement for a dialect."""
         known = self._compiled.get(dialect.name)
         if known is None:
             known = self._compiled[dialect.name] = _compile(self._build(dialect.name), dialect)
@@ -89,10 +89,10 @@ class FixedStatement:
 
 
 class SingleStatement(FixedStatement):
-    """One for ``Database.run``: a transaction of its own that gives one column of one row, or no row."""
+    """A statement for ``Database.run``: its own transaction, returning one column of at most one row."""
 
     def __init__(self, build: Callable[[str], Executable], *, writes: bool) -> None:
-        """As ``FixedStatement``; ``writes`` says whether it has to wait for other writers."""
+        """As ``FixedStatement``; ``writes`` means that the statement must wait for other writers."""
         super().__init__(build)
         self.writes = writes
 
@@ -100,11 +100,11 @@ class SingleStatement(FixedStatement):
 def _compile(statement: Executable, dialect: Dialect) -> DriverStatement:
     assert isinstance(statement, ClauseElement)  # noqa: S101 - every statement that SQLAlchemy builds is one
     compiled = statement.compile(dialect=dialect)
-    assert isinstance(compiled, SQLCompiler)  # noqa: S101 - nobody runs DDL so
+    assert isinstance(compiled, SQLCompiler)  # noqa: S101 - DDL is never run this way
     binds = {name: bind for bind, name in compiled.bind_names.items()}
     change_in = {name: _on_driver(bind.type, dialect).bind_processor(dialect) for name, bind in binds.items()}
     given = {name: bind.value for name, bind in binds.items() if not bind.required}
-    # SQLAlchemy would put these in when it runs the statement.
+    # SQLAlchemy would add these defaults when it runs the statement.
     given |= {str(column.key): _default(column) for column in compiled.insert_prefetch}
     columns: dict[str, ColumnElement[Any]] = {}
     if isinstance(statement, ReturnsRows):
@@ -128,13 +128,13 @@ def _on_driver(kind: TypeEngine[Any], dialect: Dialect) -> TypeEngine[Any]:
 
 def _result_processor(kind: TypeEngine[Any], dialect: Dialect) -> _Processor | None:
     if isinstance(kind, Float):
-        # Both drivers give floats; SQLAlchemy would ask which of the numbers of psycopg it was.
+        # Both drivers return floats; SQLAlchemy's processor would inspect psycopg's type code.
         return None
     return _on_driver(kind, dialect).result_processor(dialect, None)
 
 
 def _default(column: Column[Any]) -> Any:
-    assert isinstance(column.default, ScalarElementColumnDefault)  # noqa: S101 - no model computes one
+    assert isinstance(column.default, ScalarElementColumnDefault)  # noqa: S101 - no model has a computed default
     return column.default.arg
 
 

@@ -1,8 +1,8 @@
-"""Signals that jobs are given, and who waits for them: rows, so that any process can signal or cancel.
+"""Signals to jobs and the waits for them, stored as rows so that any process can signal or cancel.
 
-A signal lies in ``job_signals`` under ``data:<key>``, a wait under ``wait:<key>`` with the name of
-its waiter. Whoever cancels deletes the wait, whoever waits anew replaces it, and
-the waiter learns it when it looks next. All of a job's rows go when the job ends.
+A signal is a row of ``job_signals`` with the key ``data:<key>``, a wait a row ``wait:<key>`` with the name
+of its waiter. Cancelling deletes the wait and a new wait replaces it; the waiter notices either at its
+next poll. All rows of a job are deleted when the job ends.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _DATA: Final = "data:"
 
 
 class WaitState(StrEnum):
-    """What a waiter finds when it looks."""
+    """The state of a wait when its waiter polls."""
 
-    #: Nothing came yet.
+    #: No signal has arrived yet.
     WAITING = "waiting"
-    #: The signal is there, to be taken.
+    #: The signal has arrived and can be taken.
     READY = "ready"
-    #: Somebody cancelled the wait, waits in this one's place, or the job has ended.
+    #: The wait was cancelled or replaced by another one, or the job has ended.
     CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignalView:
-    """What ``take`` brought; ``data`` means something when the state is READY."""
+    """The result of ``take``; ``data`` is valid only when the state is READY."""
 
     state: WaitState
     data: Any | None = None
@@ -48,7 +48,7 @@ class JobSignalRepository(Repository):
     """Signals of jobs and the waits for them."""
 
     async def signal(self, job_id: str, *, key: str, data: Any | None) -> None:
-        """Leave data for a job, whether or not somebody waits for it yet; replaces what was left before.
+        """Store data for a job, whether or not there is a wait yet; replaces an earlier signal of the key.
 
         Raises:
             ConflictError: there is no such job.
@@ -56,7 +56,7 @@ class JobSignalRepository(Repository):
         await self._put(job_id, _DATA + key, data)
 
     async def begin(self, job_id: str, *, key: str, waiter: str) -> None:
-        """Register a wait; it takes the place of another one for the same key.
+        """Register a wait; it replaces another wait for the same key.
 
         Raises:
             ConflictError: there is no such job.
@@ -64,7 +64,7 @@ class JobSignalRepository(Repository):
         await self._put(job_id, _WAIT + key, waiter)
 
     async def look(self, job_id: str, *, key: str, waiter: str) -> WaitState:
-        """Say how a wait stands; reads only, so that waiting costs no writes."""
+        """Return the state of a wait; reads only, so that polling causes no writes."""
         statement = select(JobSignalRow.key, JobSignalRow.data).where(
             JobSignalRow.job_id == job_id, JobSignalRow.key.in_((_WAIT + key, _DATA + key))
         )
@@ -74,7 +74,7 @@ class JobSignalRepository(Repository):
         return WaitState.READY if _DATA + key in rows else WaitState.WAITING
 
     async def take(self, job_id: str, *, key: str, waiter: str) -> SignalView:
-        """Take the signal and end the wait; it stays for the other one when the wait is another's by now."""
+        """Take the signal and end the wait; if another waiter replaced the wait, the signal stays for it."""
         wait = aliased(JobSignalRow)
         is_mine = exists().where(wait.job_id == job_id, wait.key == _WAIT + key, wait.data == waiter)
         statement = (
@@ -89,7 +89,7 @@ class JobSignalRepository(Repository):
         return SignalView(state=WaitState.READY, data=row.data)
 
     async def end(self, job_id: str, *, key: str, waiter: str) -> None:
-        """Forget a wait that its waiter gave up; another one for the same key stays."""
+        """Delete a wait that its waiter gave up; another waiter's wait for the same key stays."""
         await self._count(
             delete(JobSignalRow).where(
                 JobSignalRow.job_id == job_id,
@@ -99,7 +99,7 @@ class JobSignalRepository(Repository):
         )
 
     async def waiting_keys(self, job_id: str, *, key: str | None = None) -> list[str]:
-        """List the keys that somebody waits for, or the one given if somebody does."""
+        """List the keys that are waited for; only ``key`` when it is not None."""
         statement = select(JobSignalRow.key).where(*self._waits(job_id, key)).order_by(JobSignalRow.key)
         found = (await self._connection.execute(statement)).scalars()
         return [name.removeprefix(_WAIT) for name in found]
@@ -109,7 +109,7 @@ class JobSignalRepository(Repository):
         return await self._count(delete(JobSignalRow).where(*self._waits(job_id, key)))
 
     async def clear(self, job_id: str) -> None:
-        """Forget all signals and cancel all waits of a job that ends."""
+        """Delete all signals and waits of a job that ends."""
         await self._count(delete(JobSignalRow).where(JobSignalRow.job_id == job_id))
 
     async def _put(self, job_id: str, key: str, data: Any | None) -> None:

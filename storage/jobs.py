@@ -1,14 +1,14 @@
-"""Background jobs: once at a time, with visible progress, taken over when their worker dies.
+"""Background jobs: one worker runs each at a time and reports progress; a dead worker's job is recovered.
 
     QUEUED ──claim──▶ RUNNING ──finish──▶ SUCCEEDED | FAILED | CANCELLED
-       │                 ├──claim (lease ran out, it restarts)──▶ RUNNING
-       │                 └──fail_orphans (lease ran out, it does not)──▶ FAILED | CANCELLED
+       │                 ├──claim (lease expired, it restarts)──▶ RUNNING
+       │                 └──fail_orphans (lease expired, it does not)──▶ FAILED | CANCELLED
        └──request_cancel──▶ CANCELLED
 
-A job restarts if its policy says so, nobody asked it to stop, and fewer than ``MAX_ATTEMPTS``
-workers died of it.
+A job restarts if its crash policy allows it, no cancellation was requested, and it has been started
+fewer than ``MAX_ATTEMPTS`` times.
 
-Every write of a worker names its fencing token and is its sign of life.
+Every write of a worker carries its fencing token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from storage.upsert import insert
 __all__ = ["MAX_ATTEMPTS", "Job", "JobRepository", "NewJob"]
 
 _OPEN: Final = (JobState.QUEUED, JobState.RUNNING)
-#: How often a job is started before it fails: its worker died each time.
+#: How often a job is started before it fails because its worker died each time.
 MAX_ATTEMPTS: Final = 3
 
 
@@ -43,7 +43,7 @@ class NewJob:
     task_id: str
     plugin_key: str
     chat_key: str
-    #: Plain JSON data: what the task function is called with.
+    #: Plain JSON data: the arguments of the task function.
     args: Any | None = None
     on_crash: CrashPolicy = CrashPolicy.RESTART
     id: str = field(default_factory=new_id)
@@ -58,7 +58,7 @@ class Job(NewJob):
     percent: int
     message: str
     data: Any | None
-    #: How often it was started.
+    #: How many times it was started.
     attempt: int
     fence: int
     worker: str | None
@@ -89,9 +89,9 @@ class JobRepository(Repository):
         return found(await self._one_or_none(Job, statement), "job", job.id)
 
     async def claim(self, job_id: str, *, worker: str, lease_seconds: float) -> Job | None:
-        """Start a job that waits, or whose worker died and that restarts; None when it is neither.
+        """Start a queued job, or restart one whose worker died; None when the job allows neither.
 
-        The job's ``fence`` is the token for everything that follows.
+        The returned job's ``fence`` is the fencing token for all later writes.
         """
         may_start = or_(JobRow.state == JobState.QUEUED, and_(_is_orphan(), _restarts()))
         statement = (
@@ -111,10 +111,10 @@ class JobRepository(Repository):
         return await self._one_or_none(Job, statement)
 
     async def heartbeat(self, job_id: str, *, fence: int, lease_seconds: float) -> Job:
-        """Prolong the claim; the job that comes back says whether its cancellation was asked for.
+        """Renew the claim; the returned job shows whether its cancellation was requested.
 
         Raises:
-            FencedError: the claim passed to another worker, or the job has ended: stop.
+            FencedError: another worker has the claim, or the job has ended: stop.
         """
         return await self._write(job_id, fence, {"lease_until": seconds_from_now(lease_seconds)})
 
@@ -128,11 +128,11 @@ class JobRepository(Repository):
         message: str,
         data: Any | None = None,
     ) -> Job:
-        """Record how far a job is; also prolongs the claim.
+        """Record the progress of a job and renew the claim.
 
         Args:
-            percent: put between 0 and 100 if it is outside.
-            data: None keeps what was recorded.
+            percent: clamped to 0..100.
+            data: None keeps the recorded data.
 
         Raises:
             FencedError: as for ``heartbeat``.
@@ -148,7 +148,7 @@ class JobRepository(Repository):
     async def finish(
         self, job_id: str, *, fence: int, state: JobState, message: str, data: Any | None = None
     ) -> Job:
-        """End a job as SUCCEEDED, FAILED or CANCELLED; tell its chat in the same transaction.
+        """End a job as SUCCEEDED, FAILED or CANCELLED; notify its chat in the same transaction.
 
         Raises:
             FencedError: as for ``heartbeat``; nothing was written.
@@ -164,7 +164,7 @@ class JobRepository(Repository):
         return await self._write(job_id, fence, {**values, **times})
 
     async def request_cancel(self, job_id: str, *, reason: str) -> Job:
-        """Cancel a job that waits, or ask its worker to stop; returns it as it is now.
+        """Cancel a queued job, or request its worker to stop; returns the job's current row.
 
         Raises:
             NotFoundError: there is no such job.
@@ -187,12 +187,12 @@ class JobRepository(Repository):
     async def take_orphans(
         self, *, waiting_seconds: float, limit: int, queued_seconds: float | None = None
     ) -> list[Job]:
-        """Take jobs to publish again: nobody claimed them, or their worker died and they restart.
+        """Take jobs to publish again: unclaimed ones, and those that restart because their worker died.
 
         Args:
-            waiting_seconds: how long the next sweeps leave a taken job alone.
-            queued_seconds: the same for jobs that nobody claimed, which may just stand in a long
-                queue; None means ``waiting_seconds``.
+            waiting_seconds: how long later sweeps skip a job that was taken.
+            queued_seconds: the same for unclaimed jobs, which may only be waiting in a long queue;
+                None means ``waiting_seconds``.
         """
         queued = waiting_seconds if queued_seconds is None else queued_seconds
         needs = or_(
@@ -202,9 +202,9 @@ class JobRepository(Repository):
         return await self._update_open(needs, limit, {"published_at": now()})
 
     async def fail_orphans(self, *, limit: int) -> list[Job]:
-        """End jobs whose worker died and that do not restart; returns them, so that chats can be told.
+        """End jobs whose worker died and that do not restart; returns them, so that chats can be notified.
 
-        Those that were asked to stop are CANCELLED, the others FAILED.
+        Jobs with a requested cancellation become CANCELLED, the others FAILED.
         """
         is_cancelled = JobRow.cancel_requested_at.is_not(None)
         values = {
@@ -240,7 +240,7 @@ class JobRepository(Repository):
             JobRow.plugin_key == plugin_key, JobRow.type == job_type, JobRow.task_id == task_id
         )
         is_open = is_one_of(JobRow.state, *_OPEN)
-        # The open one first: two jobs of one millisecond may carry the same time.
+        # The open job first: two jobs created in the same millisecond have equal times.
         newest = statement.order_by(is_open.desc(), JobRow.created_at.desc()).limit(1)
         return await self._one_or_none(Job, newest)
 

@@ -1,8 +1,8 @@
-"""Single statements on PostgreSQL: on connections that stay checked out from one to the next.
+"""Runs single statements on PostgreSQL on connections that stay checked out between statements.
 
-Taking a connection from SQLAlchemy's pool, putting it in autocommit and giving it back costs about as much as
-it takes PostgreSQL to read a value. What is kept here counts among the pool's connections all the time, and
-goes back as soon as anybody else needs it.
+Taking a connection from SQLAlchemy's pool, setting autocommit and returning it costs about as much as
+reading a value in PostgreSQL. A kept connection still counts towards the size of the pool, and is
+returned as soon as another caller needs it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from storage.loop_pool import LoopPool
 
 __all__ = ["KeptConnections"]
 
-#: How long a connection may take to answer whether it still works.
+#: How long a connection may take to answer a ping.
 _PING_SECONDS: Final = 5.0
 
 
@@ -34,14 +34,14 @@ class KeptConnections:
         self._pool = pool
         self._settings = settings
         self._driver_error = pool.engine.dialect.loaded_dbapi.Error
-        # To queue here costs a statement less than to queue at SQLAlchemy's pool.
+        # Waiting here is cheaper for a statement than waiting in SQLAlchemy's pool.
         self._places = asyncio.Semaphore(pool.size)
         self._doubted_at = 0.0
         self._closed = False
         event.listen(pool.engine.sync_engine, "invalidate", self._doubt)
 
     async def fetch_one(self, sql: str, parameters: Any, *, writes: bool) -> tuple[Any, ...] | None:
-        """Run a statement; returns its first row. The driver's errors pass as they are.
+        """Run a statement; returns its first row. The driver's errors are not translated.
 
         Raises:
             StorageUnavailableError: no connection was free in time.
@@ -56,7 +56,7 @@ class KeptConnections:
             self._places.release()
 
     async def close(self) -> None:
-        """Keep nothing from now on; what rests is the pool's to close."""
+        """Keep no more connections; the pool closes those that are idle."""
         self._closed = True
 
     async def _fetch_one(
@@ -96,7 +96,7 @@ class KeptConnections:
         return since > self._doubted_at and not postgresql.has_rested_long(since)
 
     async def _answers(self, connection: LoopConnection) -> bool:
-        """Ask through SQLAlchemy, which throws a broken connection away and distrusts all of its age."""
+        """Ping through SQLAlchemy, which discards a broken connection and recycles all others of its age."""
         cut = postgresql.cut_later(connection.driver_connection, _PING_SECONDS)
         try:
             await connection.exec_driver_sql("SELECT 1")

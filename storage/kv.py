@@ -21,7 +21,7 @@ __all__ = ["DELETE", "GET", "SET", "SqlKeyValueStore"]
 
 
 _pack_length: Final = struct.Struct(">Q").pack
-#: Plugins use the same keys again and again, and a digest takes as long as a tenth of reading a value.
+#: Size of the digest cache: plugins reuse keys, and a digest takes a tenth of the time of reading a value.
 _KNOWN_DIGESTS: Final = 4096
 _SCOPE: Final = ("plugin_key", "chat_key", "user_key", "store_key")
 
@@ -29,8 +29,8 @@ _SCOPE: Final = ("plugin_key", "chat_key", "user_key", "store_key")
 class SqlKeyValueStore:
     """Implements ``nekro_agent.ports.KeyValueStore``; each call is one statement and one transaction.
 
-    Any string is a legal key part or value and comes back as it was, NUL and lone surrogates
-    included. Lengths are limited by ``StoreSettings`` only.
+    Any string is a legal key part or value and is returned unchanged, including NUL and lone
+    surrogates. Only ``StoreSettings`` limits lengths.
     """
 
     def __init__(self, database: Database, limits: StoreSettings) -> None:
@@ -48,9 +48,9 @@ class SqlKeyValueStore:
         return value
 
     async def set(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str, value: str) -> bool:
-        """Store durably before returning; True when the key is new, False when it was there.
+        """Store a value durably; True when the key is new, False when a value was replaced.
 
-        Of any number of concurrent calls for a new key exactly one gets True.
+        Of concurrent calls for a new key exactly one returns True.
 
         Raises:
             InvalidValueError: a key or the value is longer than the limit.
@@ -69,7 +69,7 @@ class SqlKeyValueStore:
         return revision == 1
 
     async def delete(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str) -> bool:
-        """True when a value was deleted, False when there was none.
+        """Delete a value; True when there was one.
 
         Raises:
             InvalidValueError: a key is longer than the limit.
@@ -78,7 +78,7 @@ class SqlKeyValueStore:
         return await self._database.run(DELETE, {"of_digest": digest}) is not None
 
     async def count(self, plugin_key: str) -> int:
-        """Return how many values a plugin has."""
+        """Return the number of values that a plugin has."""
         statement = select(func.count()).where(PluginValueRow.plugin_key == plugin_key)
         async with self._database.read() as tx:
             return int((await tx.connection.execute(statement)).scalar_one())
@@ -104,7 +104,7 @@ class SqlKeyValueStore:
 
 @lru_cache(_KNOWN_DIGESTS)
 def _digest_of(max_chars: int, *keys: str) -> bytes:
-    """SHA-256 of the four keys, each after its length, so that no two scopes look alike."""
+    """Return SHA-256 of the four keys, each after its length, so that no two scopes are encoded alike."""
     parts: list[bytes] = []
     for name, key in zip(_SCOPE, keys, strict=True):
         if len(key) > max_chars:
@@ -147,9 +147,9 @@ def _set(dialect: str) -> Executable:
     ).returning(PluginValueRow.revision)
 
 
-#: The value of a digest.
+#: Returns the value of a digest.
 GET: Final = SingleStatement(_get, writes=False)
-#: Writes a row; gives its revision.
+#: Writes a row; returns its revision.
 SET: Final = SingleStatement(_set, writes=True)
-#: Deletes the row of a digest; gives its revision.
+#: Deletes the row of a digest; returns its revision.
 DELETE: Final = SingleStatement(_delete, writes=True)

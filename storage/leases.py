@@ -1,7 +1,7 @@
-"""Leases: one holder in the fleet for as long as it gives signs of life.
+"""Leases: one holder in the fleet for as long as it renews.
 
-A lease ends by the database's clock. Each acquisition raises the fencing token; a write that
-names an old token is refused, so a holder that froze and thaws can do no harm.
+A lease expires by the database's clock. Each acquisition increments the fencing token and writes with
+an old token are refused, so a holder that was suspended and resumes cannot corrupt state.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["Lease", "LeaseRepository", "is_free", "is_held_by", "release_values"
 
 
 def is_free(row: type[LeaseColumns]) -> ColumnElement[bool]:
-    """SQL: nobody holds the lease, or its holder gave no sign of life for too long."""
+    """SQL: the lease is not held, or it has expired."""
     return or_(row.lease_until.is_(None), row.lease_until < now())
 
 
 def is_held_by(row: type[LeaseColumns], fence: int | BindParameter[int]) -> ColumnElement[bool]:
-    """SQL: nobody took the lease since ``fence`` was given out, and it was not released.
+    """SQL: the lease was neither released nor acquired again since ``fence`` was issued.
 
-    A lease that ran out is still its holder's until another one takes it.
+    An expired lease stays with its holder until another one acquires it.
     """
     return (row.fence == fence) & row.lease_until.is_not(None)
 
@@ -54,12 +54,12 @@ class Lease:
 
 
 class LeaseRepository(Repository):
-    """Leases by name: the sweeper, owners of pinned plugins, initialisations, downloads."""
+    """Leases by name: for the sweep, pinned plugins and initialisations."""
 
     async def acquire(self, name: str, *, owner: str, lease_seconds: float) -> int | None:
-        """Take a free lease; returns its fencing token, None when somebody holds it.
+        """Acquire a free lease; returns its fencing token, None when the lease is held.
 
-        A holder that asks again gets None too: it is another task of the same owner.
+        A second attempt by the holder returns None too: it is another task of the same owner.
         """
         new = insert(self._dialect, LeaseRow).values(
             name=name, owner=owner, lease_until=seconds_from_now(lease_seconds), fence=1
@@ -73,7 +73,7 @@ class LeaseRepository(Repository):
         return fence
 
     async def renew(self, name: str, *, fence: int, lease_seconds: float) -> bool:
-        """Prolong a lease from now on; False when it passed to somebody else."""
+        """Renew a lease from now on; False when another holder has it."""
         statement = (
             update(LeaseRow)
             .where(LeaseRow.name == name, is_held_by(LeaseRow, fence))
@@ -82,7 +82,7 @@ class LeaseRepository(Repository):
         return await self._count(statement) > 0
 
     async def release(self, name: str, *, fence: int) -> bool:
-        """Give a lease back; False when it passed to somebody else."""
+        """Release a lease; False when another holder has it."""
         statement = (
             update(LeaseRow)
             .where(LeaseRow.name == name, is_held_by(LeaseRow, fence))
@@ -91,12 +91,12 @@ class LeaseRepository(Repository):
         return await self._count(statement) > 0
 
     async def find(self, name: str) -> Lease | None:
-        """Return the lease while somebody holds it."""
+        """Return the lease; None while it is free."""
         statement = select(LeaseRow).where(LeaseRow.name == name, ~is_free(LeaseRow))
         return await self._one_or_none(Lease, statement)
 
     async def held(self, *, prefix: str, limit: int) -> list[Lease]:
-        """List the leases that somebody holds and whose names begin with ``prefix``, by name."""
+        """List the held leases whose names begin with ``prefix``, ordered by name."""
         statement = (
             select(LeaseRow)
             .where(LeaseRow.name.startswith(prefix, autoescape=True), ~is_free(LeaseRow))

@@ -1,4 +1,4 @@
-"""Bounded waits of tasks."""
+"""Time limits for waits and transactions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from nekro_agent.errors import StorageUnavailableError
 
 __all__ = ["acquire", "limited", "took_too_long"]
 
-#: How much later than its connection a transaction's own task is stopped.
+#: How much later than its connection a transaction's task is stopped.
 _GRACE_SECONDS: Final = 1.0
 
 
 @asynccontextmanager
 async def limited(seconds: float) -> AsyncIterator[None]:
-    """Stop a block that outlives the cut of its connection, because it waits for something else.
+    """Stop a block that waits for something other than its connection, which has its own time limit.
 
     Raises:
-        StorageUnavailableError: it did.
+        StorageUnavailableError: the block took longer than ``seconds`` and a grace period.
     """
     try:
         async with asyncio.timeout(seconds + _GRACE_SECONDS) as limit:
@@ -32,7 +32,7 @@ async def limited(seconds: float) -> AsyncIterator[None]:
 
 
 def took_too_long(seconds: float) -> StorageUnavailableError:
-    """Return what is raised when a transaction is not over in time."""
+    """Return the error for a transaction that exceeded its time limit."""
     return StorageUnavailableError(
         f"a transaction took longer than {seconds} s (NEKRO_DATABASE__TRANSACTION_TIMEOUT_SECONDS)"
     )
@@ -41,7 +41,7 @@ def took_too_long(seconds: float) -> StorageUnavailableError:
 async def acquire(
     gate: asyncio.Lock | asyncio.Semaphore, seconds: float, error: Callable[[], StorageUnavailableError]
 ) -> None:
-    """Take a place at a gate; ``error`` makes what is raised when none is free in time."""
+    """Acquire a lock or semaphore within ``seconds``; raises what ``error`` returns when that fails."""
     if not gate.locked():
         await gate.acquire()
         return

@@ -1,4 +1,4 @@
-"""The connections of one event loop: those of asyncio drivers belong to the loop that opened them."""
+"""The connection pool of one event loop: asyncio connections belong to the loop that opened them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from storage.driver_errors import translated
 
 __all__ = ["LoopPool"]
 
-#: How long ``dispose`` waits for connections that are being closed or rolled back, and for the others.
+#: How long ``dispose`` waits for connections that are being closed or rolled back (``ENDING_SECONDS``),
+#: and for the engine to close the others (``CLOSE_SECONDS``).
 ENDING_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 3.0
 
@@ -25,31 +26,31 @@ logger = logging.getLogger(__name__)
 
 
 class LoopPool:
-    """SQLAlchemy's pool, and connections that are checked out of it although nobody uses them now."""
+    """SQLAlchemy's pool, and idle connections that stay checked out of it."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
-        #: Connections at rest that whoever appends them may take again; the pool gets them when it is empty.
+        #: Idle connections that ``KeptConnections`` reuses; returned to the pool when it is exhausted.
         self.resting: list[LoopConnection] = []
-        #: What is running to close, roll back or give back a connection.
+        #: Running tasks that close, roll back or return a connection.
         self.endings: set[asyncio.Task[Any]] = set()
         self._callers = 0
 
     @property
     def size(self) -> int:
-        """How many connections there may be."""
+        """Maximum number of connections."""
         return self._pool.size()
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for a connection."""
+        """Whether a caller is waiting for a connection."""
         return self._callers > 0
 
     async def connect(self, *, autocommit: bool) -> LoopConnection:
         """Take a connection; the caller closes it.
 
         Args:
-            autocommit: each statement is to be a transaction of its own.
+            autocommit: whether each statement is committed separately.
 
         Raises:
             StorageUnavailableError: none was free in time, or the database does not answer.
@@ -69,7 +70,7 @@ class LoopPool:
         return connection
 
     def none_free(self) -> StorageUnavailableError:
-        """Return what is raised when there is no connection in time."""
+        """Return the error for a connection that did not become free in time."""
         return StorageUnavailableError(
             f"no database connection was free within {self._pool.timeout()} s; "
             "raise NEKRO_DATABASE__POOL_SIZE or lower the worker's concurrency"
@@ -78,8 +79,8 @@ class LoopPool:
     async def dispose(self) -> None:
         """Close the connections that are not in use, and wait for those that are being closed.
 
-        What cannot be closed in time is left behind and logged: a statement that waits for SQLite's lock
-        ends first, and closing may meet a driver that does not answer.
+        Connections that cannot be closed in time are abandoned with a warning: a statement that waits for
+        SQLite's lock must end first, and a driver may not respond.
         """
         await self._within(ENDING_SECONDS, self._end_connections())
         await self._within(CLOSE_SECONDS, self.engine.dispose())
@@ -96,18 +97,18 @@ class LoopPool:
             return task.result()
         count = len(self.endings)
         logger.warning(
-            "database connections (%d at their end) not closed in %g s; left behind", count, seconds
+            "database connections (%d still closing) were not closed within %g s; abandoned", count, seconds
         )
         task.cancel()
 
     def abandon(self) -> None:
-        """Forget the connections of a loop that has ended; nothing on it can be closed any more."""
+        """Drop the connections of a loop that has ended, on which nothing can be closed any more."""
         while self.resting:
-            # Else the pool would complain of a connection that nobody gave back.
+            # Otherwise the pool would warn about a connection that was not returned.
             self.resting.pop().sync_connection.detach()
         self.engine.sync_engine.dispose(close=False)
 
     @property
     def _pool(self) -> QueuePool:
-        # Another one after each `dispose`.
+        # `dispose` replaces the engine's pool.
         return cast("QueuePool", self.engine.pool)

@@ -1,4 +1,4 @@
-"""Methods that were sent to another lane, by the watchdog or by a person."""
+"""Lane overrides of methods, set by the watchdog or by an operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MethodMark", "MethodMarkRepository"]
 
 @dataclass(frozen=True, kw_only=True)
 class MethodMark:
-    """Where a method runs, and why."""
+    """The lane on which a method runs, and the reason."""
 
     #: Task name ``author.module.function``.
     method: str
@@ -30,22 +30,22 @@ class MethodMark:
 
 
 class MethodMarkRepository(Repository):
-    """Rows of marks, one per method."""
+    """Rows of lane overrides, at most one per method."""
 
     async def mark_blocking(self, method: str, *, lane: Lane, reason: str) -> bool:
-        """Record what the watchdog saw; False when an operator's mark stands, which is left alone."""
+        """Record an override by the watchdog; False when an operator's override exists, which is kept."""
         return await self._write(method, lane, reason, MarkSource.WATCHDOG)
 
     async def pin(self, method: str, *, lane: Lane, reason: str) -> None:
-        """Record an operator's decision, which the watchdog does not change."""
+        """Record an operator's override, which the watchdog does not change."""
         await self._write(method, lane, reason, MarkSource.OPERATOR)
 
     async def clear(self, method: str) -> bool:
-        """Remove a method's mark; False when it has none."""
+        """Remove a method's override; False when it has none."""
         return await self._count(delete(MethodMarkRow).where(MethodMarkRow.method == method)) > 0
 
     async def all(self) -> list[MethodMark]:
-        """List every mark, by method; there are at most as many as methods."""
+        """List every override, ordered by method; at most one per method."""
         return await self._all(MethodMark, select(MethodMarkRow).order_by(MethodMarkRow.method))
 
     async def _write(self, method: str, lane: Lane, reason: str, source: MarkSource) -> bool:

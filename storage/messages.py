@@ -36,8 +36,8 @@ class NewMessage:
     call_id: str | None = None
     round_id: str | None = None
     plugin_key: str | None = None
-    #: What the message may exist once for, such as ``observation:<call id>`` or a platform's
-    #: message id; None for messages that may repeat.
+    #: Deduplication key, such as ``observation:<call id>`` or a platform's message id; None for
+    #: messages that may repeat.
     once_key: str | None = None
 
 
@@ -58,14 +58,14 @@ class MessageRepository(Repository):
 
         Raises:
             NotFoundError: the chat has no row.
-            ConflictError: the id or the ``once_key`` is there already.
+            ConflictError: the id or the ``once_key`` exists already.
         """
         await ChatRepository(self._connection).lock(message.chat_key)
         statement = _append_statement(once=False)
         return found(await self._one_or_none(Message, statement, _values(message)), "message", message.id)
 
     async def append_once(self, message: NewMessage) -> tuple[Message, bool]:
-        """Add a message unless its id or ``once_key`` is there; returns what is there, and whether it is new.
+        """Add a message unless its id or ``once_key`` exists; returns the stored message, and True if new.
 
         Raises:
             NotFoundError: the chat has no row.
@@ -105,9 +105,9 @@ class MessageRepository(Repository):
         """List the newest messages of a chat, the oldest of them first.
 
         Args:
-            since: only the message with this sequence and younger ones.
-            before: only messages with a smaller sequence; for paging.
-            with_past: also those from before the last ``ChatRepository.reset``.
+            since: only the message with this sequence and later ones.
+            before: only messages with a smaller sequence, for paging; None does not limit.
+            with_past: also messages from before the last ``ChatRepository.reset``.
         """
         values: dict[str, Any] = {"of_chat": chat_key, "most": limit, "since": since}
         if before is not None:
@@ -116,8 +116,10 @@ class MessageRepository(Repository):
         return (await self._all(Message, statement, values))[::-1]
 
     async def after(self, chat_key: str, *, sequence: int, limit: int) -> list[Message]:
-        """List what follows ``sequence`` in a chat, in order; a reader that continues from the last
-        one's sequence misses none and sees none twice."""
+        """List the messages after ``sequence`` in a chat, in order.
+
+        A reader that continues from the last message's sequence misses none and sees none twice.
+        """
         statement = (
             select(MessageRow)
             .where(MessageRow.chat_key == chat_key, MessageRow.sequence > sequence)
@@ -127,7 +129,7 @@ class MessageRepository(Repository):
         return await self._all(Message, statement)
 
     async def of_call(self, call_id: str) -> list[Message]:
-        """List what a call sent or left as an observation, in order."""
+        """List the messages and observations of a call, in order."""
         statement = select(MessageRow).where(MessageRow.call_id == call_id).order_by(MessageRow.sequence)
         return await self._all(Message, statement)
 

@@ -1,4 +1,4 @@
-"""Brings a database to the schema of this version, and says which one it has."""
+"""Migrates a database to the schema of this version, and reports which schema it has."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOCK_KEY: Final = int.from_bytes(b"nekro", "big")
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseStatus:
-    """What ``check`` found."""
+    """The result of ``check``."""
 
     #: The URL without its password.
     url: str
@@ -49,19 +49,19 @@ class DatabaseStatus:
 
     @property
     def migrated(self) -> bool:
-        """Whether the schema is the one that this version needs, or a newer one, which is as good."""
+        """Whether the schema is the one that this version needs, or a newer one, which is compatible."""
         return self.revision == self.head or self.is_newer
 
     @property
     def is_newer(self) -> bool:
-        """Whether a later version migrated it."""
+        """Whether a later version migrated the database."""
         return is_newer(self.revision)
 
 
 async def upgrade(settings: DatabaseSettings, data_dir: Path, *, revision: str = "head") -> None:
-    """Create or migrate the schema; does nothing when it is there.
+    """Create or migrate the schema; does nothing when it is up to date.
 
-    Any number of processes may call this at once: one migrates, the others wait for it.
+    Several processes may call this concurrently: one migrates, the others wait for it.
 
     Raises:
         StorageUnavailableError: the database does not answer, or was migrated by a newer version.
@@ -76,7 +76,7 @@ async def upgrade(settings: DatabaseSettings, data_dir: Path, *, revision: str =
 
 
 async def check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
-    """Say whether the database is reachable and migrated; a missing SQLite file is reachable."""
+    """Report whether the database is reachable and migrated; a missing SQLite file is created."""
     return await asyncio.to_thread(_check, settings, data_dir)
 
 
@@ -106,7 +106,7 @@ def _unreachable(status: DatabaseStatus) -> StorageUnavailableError:
 def head_revision() -> str:
     """Return the revision that this version needs."""
     head = _scripts().get_current_head()
-    assert head is not None  # noqa: S101 - the package holds its migrations
+    assert head is not None  # noqa: S101 - the package contains its migrations
     return head
 
 
@@ -139,7 +139,7 @@ def _upgrade(settings: DatabaseSettings, data_dir: Path, revision: str) -> None:
         current = _revision(connection)
         if is_newer(current):
             raise StorageUnavailableError(
-                f"the database has schema {current}, which this version does not know: "
+                f"the database has schema {current}, which is unknown to this version: "
                 "a newer version migrated it; upgrade this installation"
             )
         command.upgrade(configuration(connection), revision)

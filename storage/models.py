@@ -1,6 +1,6 @@
-"""The tables. Repositories read and write them; nothing else does.
+"""The tables of the database.
 
-Rows of a chat are ordered by ``sequence``. A transaction takes the chat's row before it adds
+Rows of a chat are ordered by ``sequence``. A transaction locks the chat's row before it adds
 one (``ChatRepository.lock``), so within a chat a larger sequence was committed later.
 """
 
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _Sequence = BigInteger().with_variant(Integer, "sqlite")
-#: SQLite: never give a sequence number again after the newest row was deleted.
+#: SQLite: never reuse a sequence number after the newest row was deleted.
 _ORDERED = {"sqlite_autoincrement": True}
 
 
@@ -82,7 +82,7 @@ def _sequence() -> Mapped[int]:
 
 
 class LeaseColumns:
-    """Who holds a row, until when, and how many have held it: the number is the holder's fencing token."""
+    """Columns of a lease: holder, expiry and fencing token, which each acquisition increments."""
 
     owner: Mapped[str | None]
     lease_until: Mapped[datetime | None]
@@ -101,14 +101,14 @@ class PluginValueRow(Base):
     user_key: Mapped[str]
     store_key: Mapped[str]
     value: Mapped[str]
-    #: 1 when created, one more with each ``set``: how one statement tells the two apart.
+    #: 1 when created, incremented by each ``set``; lets one statement distinguish the two.
     revision: Mapped[int] = mapped_column(BigInteger())
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 
 
 class ChatRow(LeaseColumns, Base):
-    """A chat, the lease of the worker that runs its rounds, and its sandbox area."""
+    """A chat, with the lease of the worker that runs its rounds and its sandbox area."""
 
     __tablename__ = "chats"
 
@@ -141,7 +141,7 @@ class MessageRow(Base):
     call_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
     round_id: Mapped[str | None]
     plugin_key: Mapped[str | None]
-    #: What this message may exist once for, such as ``observation:<call id>``.
+    #: Deduplication key, such as ``observation:<call id>``.
     once_key: Mapped[str | None] = mapped_column(KeyText(), unique=True)
     created_at: Mapped[datetime] = mapped_column(index=True)
 
@@ -151,7 +151,7 @@ class MessageRow(Base):
 class CallRow(Base):
     """A call that must have at most one effect, or must not be lost.
 
-    No foreign key to its chat: every claim would pay for the check.
+    There is no foreign key to the chat, because every claim would have to check it.
     """
 
     __tablename__ = "calls"
@@ -163,21 +163,21 @@ class CallRow(Base):
     round_id: Mapped[str | None] = mapped_column(KeyText(), index=True)
     lane: Mapped[str | None]
     state: Mapped[CallState]
-    #: Whether it may run again when its worker died inside it.
+    #: Whether it may run again when its worker died while running it.
     repeatable: Mapped[bool]
     #: Claims so far; a claim's number is its fencing token.
     fence: Mapped[int] = mapped_column(BigInteger(), default=0)
     worker: Mapped[str | None]
     lease_until: Mapped[datetime | None]
     requested_at: Mapped[datetime]
-    #: When the message was last handed to the broker.
+    #: When the message was last published to the broker.
     published_at: Mapped[datetime | None]
     deadline: Mapped[datetime | None]
-    #: Since when nobody waits for the result any more; it goes to the chat instead.
+    #: Since when the caller no longer waits for the result, which goes to the chat instead.
     detached_at: Mapped[datetime | None]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
-    #: The message's body, to publish it again; None for calls that are not published again.
+    #: The message's body, for publishing it again; None for calls that are not published again.
     invocation: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
     outcome: Mapped[dict[str, Any] | None] = mapped_column(JsonText())
     error_type: Mapped[str | None]
@@ -195,7 +195,7 @@ class CallRow(Base):
 
 
 class RoundRow(Base):
-    """One round of the LLM: what asked for it, what it did, how it ended."""
+    """One round of the LLM: its trigger, its progress and its outcome."""
 
     __tablename__ = "rounds"
 
@@ -237,7 +237,7 @@ class RoundRow(Base):
     __table_args__ = (
         Index("uq_rounds_trigger_kind_trigger_id", "trigger_kind", "trigger_id", unique=True),
         Index("ix_rounds_chat_key_sequence", "chat_key", "sequence"),
-        # The promise "one round at a time per chat", kept by the database itself.
+        # The database itself enforces at most one running round per chat.
         Index(
             "uq_rounds_running",
             "chat_key",
@@ -333,7 +333,7 @@ class JobRow(Base):
 
 
 class JobSignalRow(Base):
-    """Data that somebody gave a job with ``notify`` and that it has not waited for yet."""
+    """A signal to a job that it has not taken yet, or the job's wait for one; see ``storage.job_signals``."""
 
     __tablename__ = "job_signals"
 
@@ -346,7 +346,7 @@ class JobSignalRow(Base):
 
 
 class MethodMarkRow(Base):
-    """A method that the watchdog or an operator sent to another lane."""
+    """A lane override of a method, set by the watchdog or an operator."""
 
     __tablename__ = "method_marks"
 
@@ -366,14 +366,14 @@ class LeaseRow(LeaseColumns, Base):
 
 
 class DownloadRow(LeaseColumns, Base):
-    """The newest download to a file, and who is at it."""
+    """The newest download to a file, with its lease."""
 
     __tablename__ = "downloads"
 
     #: SHA-256 of ``target``, which may be longer than an index entry.
     digest: Mapped[bytes] = mapped_column(primary_key=True)
     target: Mapped[str]
-    #: What decides the outcome: who asks for the same may share it.
+    #: The parameters that determine the outcome; callers with the same request share the download.
     request: Mapped[str]
     done_bytes: Mapped[int] = mapped_column(BigInteger(), default=0)
     whole_bytes: Mapped[int | None] = mapped_column(BigInteger())
@@ -386,7 +386,7 @@ class UploadAreaRow(Base):
 
     __tablename__ = "upload_areas"
 
-    #: ``layout.encode_key`` of the chat key: never longer than an index entry.
+    #: ``layout.encode_key`` of the chat key, which always fits into an index entry.
     chat_name: Mapped[str] = mapped_column(primary_key=True)
     directory: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime]

@@ -1,4 +1,4 @@
-"""How much work waits and runs in the whole fleet: figures for operators, each from an index."""
+"""Counts of waiting and running work in the whole fleet, for operators; each is read from an index."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class OpenWork:
 
     waiting: int
     running: int
-    #: How long the one that waits longest has been due; 0 when none waits.
+    #: How long the oldest waiting item has been due; 0 when none is waiting.
     oldest_seconds: float
 
 
 class OverviewRepository(Repository):
-    """Counts what is open."""
+    """Counts open work."""
 
     async def rounds(self) -> OpenWork:
-        """Rounds that are due, and those that run."""
+        """Count due and running rounds."""
         is_due = and_(RoundRow.state == RoundState.REQUESTED, RoundRow.not_before <= now())
         return await self._open(
             RoundRow.state,
@@ -44,7 +44,7 @@ class OverviewRepository(Repository):
         )
 
     async def jobs(self) -> OpenWork:
-        """Background jobs."""
+        """Count queued and running background jobs."""
         return await self._open(
             JobRow.state,
             waiting=JobRow.state == JobState.QUEUED,

@@ -1,4 +1,4 @@
-"""How PostgreSQL is opened: psycopg, bounded waits, stale connections found before use."""
+"""Engines for PostgreSQL: psycopg, with time limits and detection of stale connections before use."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from storage.error_hook import install
 __all__ = ["create", "create_sync", "cut_later", "has_rested_long"]
 
 _CONNECT_SECONDS: Final = 5
-#: The same of each of several servers, which are tried in turn; libpq's shortest.
+#: The limit per server when several are tried in turn; the shortest that libpq accepts.
 _CONNECT_IN_TURN_SECONDS: Final = 2
-#: A connection that rested longer is asked for a sign of life before it is used.
+#: A connection that was idle for longer is pinged before it is used.
 _TRUST_SECONDS: Final = 1.0
 _APPLICATION_NAME: Final = "nekro"
 
@@ -45,7 +45,7 @@ def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
 def create_sync(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -> Engine:
     """Build a blocking engine: without a pool for migrations, with one for repeated reading.
 
-    Migrations have no time limit on their statements: a large table takes what it takes.
+    Migrations have no time limit on their statements, because a large table may need long.
     """
     arguments = _connect_arguments(url, settings)
     if not pooled:
@@ -63,17 +63,17 @@ def create_sync(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -
 def cut_later(driver_connection: Any, seconds: float) -> asyncio.TimerHandle:
     """Shut the connection's socket down after ``seconds``, unless the returned handle is cancelled.
 
-    The server's own limits cannot help when the server is frozen or the network swallows packets,
-    and a driver that waits for an answer has no limit of its own. A closed socket ends its wait.
+    The server's limits have no effect when the server hangs or the network drops packets, and the driver
+    waits for a response without a limit. Shutting the socket down ends its wait.
     """
     return asyncio.get_running_loop().call_later(seconds, _shut_down, driver_connection.pgconn)
 
 
 def has_rested_long(rests_since: float) -> bool:
-    """Whether a connection has to give a sign of life before it is used.
+    """Whether a connection must be pinged before it is used.
 
     Args:
-        rests_since: by ``time.monotonic``.
+        rests_since: ``time.monotonic`` at the end of its last use.
     """
     return time.monotonic() - rests_since >= _TRUST_SECONDS
 
@@ -81,7 +81,7 @@ def has_rested_long(rests_since: float) -> bool:
 def _shut_down(pgconn: Any) -> None:
     try:
         descriptor = os.dup(pgconn.socket)
-    except Exception:  # psycopg's own classes: the connection is closed already, which is what we want
+    except Exception:  # psycopg's error classes: the connection is closed already
         return
     with socket.socket(fileno=descriptor) as duplicate:
         try:
@@ -93,7 +93,7 @@ def _shut_down(pgconn: Any) -> None:
 def _connect_arguments(url: URL, settings: DatabaseSettings) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "connect_timeout": _CONNECT_SECONDS if _has_one_server(url) else _CONNECT_IN_TURN_SECONDS,
-        # Of several servers the primary; a single one that was demoted is refused instead of used.
+        # Of several servers, use the primary; refuse a single server that was demoted.
         "target_session_attrs": "read-write",
         "application_name": _APPLICATION_NAME,
         "keepalives_idle": 10,
@@ -101,7 +101,7 @@ def _connect_arguments(url: URL, settings: DatabaseSettings) -> dict[str, Any]:
         "keepalives_count": 3,
     }
     if "options" not in url.query:
-        # A worker that freezes inside a transaction must not hold its row locks for ever.
+        # A worker that hangs inside a transaction must not hold its row locks forever.
         limit = int(settings.transaction_timeout_seconds * 1000)
         arguments["options"] = f"-c statement_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
     return {name: value for name, value in arguments.items() if name not in url.query}
@@ -113,10 +113,10 @@ def _has_one_server(url: URL) -> bool:
 
 
 def _ping_after_rest(engine: Engine) -> None:
-    """Find connections that died while they rested (a restarted server, a dropped NAT entry).
+    """Detect connections that broke while idle (a restarted server, a dropped NAT entry).
 
-    Cheaper than SQLAlchemy's ``pool_pre_ping``, which asks before every use: a busy connection
-    is not asked at all.
+    Cheaper than SQLAlchemy's ``pool_pre_ping``, which pings before every use: a busy connection
+    is not pinged at all.
     """
 
     @event.listens_for(engine, "checkin")

@@ -1,4 +1,4 @@
-"""Rows as plugins of the reference query them: across chats and plugins."""
+"""Read-only queries across chats and plugins, as plugins of Nekro Agent make them through its models."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["RecordRepository"]
 
 
 class RecordRepository(Repository):
-    """The queries of ``nekro_agent.ports.Records``; they read only."""
+    """The read-only queries of ``nekro_agent.ports.Records``."""
 
     async def messages(
         self, *, chat_key: str | None, since: datetime | None, limit: int
     ) -> list[StoredMessage]:
-        """Return the newest messages, newest first; of all chats when ``chat_key`` is None."""
+        """Return the newest messages, newest first; a filter of None matches all."""
         statement = select(MessageRow, ChatRow.adapter_key).join(
             ChatRow, ChatRow.chat_key == MessageRow.chat_key
         )
@@ -30,7 +30,7 @@ class RecordRepository(Repository):
         return await self._all(StoredMessage, statement.order_by(MessageRow.sequence.desc()).limit(limit))
 
     async def chats(self, *, chat_key: str | None, limit: int) -> list[ChatInfo]:
-        """Return chats, newest first; only that one when ``chat_key`` is given."""
+        """Return chats, newest first; a filter of None matches all."""
         statement = select(ChatRow)
         if chat_key is not None:
             statement = statement.where(ChatRow.chat_key == chat_key)
@@ -40,7 +40,7 @@ class RecordRepository(Repository):
     async def plugin_values(
         self, *, plugin_key: str | None, store_key: str | None, chat_key: str | None, limit: int
     ) -> list[PluginValue]:
-        """Return stored values, oldest first; None does not narrow."""
+        """Return stored values, oldest first; a filter of None matches all."""
         statement = select(PluginValueRow)
         if plugin_key is not None:
             statement = statement.where(PluginValueRow.plugin_key == plugin_key)

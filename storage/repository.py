@@ -1,7 +1,7 @@
-"""What all repositories share: a connection, and the way from rows to frozen values.
+"""Base class of all repositories: a connection, and the conversion of rows to frozen values.
 
-Statements that run for every call of a plugin or every round are a ``FixedStatement`` each: to build and run
-one takes SQLAlchemy longer than it takes the database.
+Statements that run for every plugin call or every round are a ``FixedStatement``, because SQLAlchemy
+takes longer to build and run one than the database.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def new_id() -> str:
 
 
 class StatementRunner(Protocol):
-    """What repositories need of a connection; ``storage.connection.LoopConnection`` has it."""
+    """The part of a connection that repositories use; ``storage.connection.LoopConnection`` implements it."""
 
     @property
     def dialect(self) -> Dialect:
-        """Which database it is."""
+        """The SQL dialect of the database."""
         ...
 
     @property
     def locked_chats(self) -> dict[str, int | None]:
-        """Chats whose rows the transaction has locked, and by which lease if by one.
+        """Chats whose rows the transaction has locked, with the lease's fencing token or None.
 
-        To lock one again would be a round trip for nothing.
+        It saves the round trip of locking a row again.
         """
         ...
 
@@ -64,7 +64,7 @@ class StatementRunner(Protocol):
 
 
 class Repository:
-    """Holds the connection of one transaction; neither commits nor logs."""
+    """Works on the connection of one transaction; neither commits nor logs."""
 
     def __init__(self, connection: StatementRunner) -> None:
         self._connection = connection
@@ -73,7 +73,7 @@ class Repository:
     async def _one_or_none(
         self, value: type[_Value], statement: AnyStatement, values: Mapping[str, Any] | None = None
     ) -> _Value | None:
-        """The value of the one row, of which there are none or one by a key."""
+        """Return the value of a statement that returns at most one row."""
         return next(iter(await self._all(value, statement, values)), None)
 
     async def _all(
@@ -84,14 +84,14 @@ class Repository:
         return [read(row) for row in rows]
 
     async def _scalar(self, statement: AnyStatement, values: Mapping[str, Any] | None = None) -> Any:
-        """The one column of the one row; None without a row."""
+        """Return the first column of the first row; None without a row."""
         _, rows = await self._rows(statement, values)
         return rows[0][0] if rows else None
 
     async def _rows(
         self, statement: AnyStatement, values: Mapping[str, Any] | None
     ) -> tuple[tuple[str, ...], Sequence[Row]]:
-        """The columns' names, and the rows."""
+        """Return the column names and the rows."""
         if isinstance(statement, FixedStatement):
             rows = await self._connection.run(statement, values or {})
             return statement.compiled(self._connection.dialect).columns, rows
@@ -99,14 +99,14 @@ class Repository:
         return tuple(result.keys()), result.all()
 
     async def _count(self, statement: Executable) -> int:
-        """How many rows an UPDATE or DELETE touched; an INSERT's drivers count differently."""
+        """Return how many rows an UPDATE or DELETE changed; for INSERT the drivers differ."""
         return (await self._connection.execute(statement)).rowcount
 
 
 def is_one_of(column: InstrumentedAttribute[Any], *states: StrEnum) -> ColumnElement[bool]:
-    """SQL: the row is in one of the states, written out as words and not as parameters.
+    """SQL: the row is in one of the states, written as literals instead of parameters.
 
-    A partial index fits a query only if the database can see that it does, whatever the values.
+    The database uses a partial index only if the query implies the index's condition for any parameters.
     """
     return column.in_([literal_column(f"'{state.value}'") for state in states])
 
@@ -115,7 +115,7 @@ def found(value: _Value | None, noun: str, key: str) -> _Value:
     """Return ``value``.
 
     Raises:
-        NotFoundError: it is None; the message names what was looked for.
+        NotFoundError: it is None; the message contains ``noun`` and ``key``.
     """
     if value is None:
         raise NotFoundError(f"there is no {noun} {key!r}")
@@ -124,9 +124,9 @@ def found(value: _Value | None, noun: str, key: str) -> _Value:
 
 @cache
 def _reader(value: type[_Value], columns: tuple[str, ...]) -> Callable[[Row], _Value]:
-    """Return what makes a value of a row with these columns.
+    """Return a function that converts a row with these columns to a value.
 
-    By position: to look a column up by its name takes longer than all else that is done for it.
+    It picks columns by position, because looking them up by name would take longer than everything else.
     """
     names = [field.name for field in dataclasses.fields(value)]
     pick = itemgetter(*(columns.index(name) for name in names))

@@ -1,4 +1,4 @@
-"""Deletes what ended long ago, in small transactions that hold up nobody."""
+"""Deletes rows that ended long ago, in small transactions that do not block other writers for long."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class _Rule:
 async def delete_expired(
     database: Database, retention: RetentionSettings, *, batch: int = 500
 ) -> dict[str, int]:
-    """Delete rows that ended longer ago than the settings keep them; returns how many per table.
+    """Delete rows whose retention period is over; returns the number of rows per table.
 
-    What is open is never deleted, nor are chats, plugin values and recurring timers.
+    Open rows, chats, plugin values and recurring timers are never deleted.
 
     Args:
         batch: rows per transaction.

@@ -1,4 +1,4 @@
-"""What a round is, as plain frozen values."""
+"""Frozen values that describe rounds: request, report, recorded round and claimed round."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRequest"]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRequest:
-    """What asks for a round."""
+    """A request for a round."""
 
     chat_key: str
     trigger_kind: TriggerKind
-    #: Unique for its kind: the second request of one trigger is the first one's round.
+    #: Unique per kind: a second request with the same trigger returns the first one's round.
     trigger_id: str
     id: str = field(default_factory=new_id)
-    #: The turn that the round continues; None begins one, named after the round.
+    #: The turn that the round continues; None begins a new turn with the round's id.
     turn_id: str | None = None
     #: Position in its turn, from 1.
     number: int = 1
-    #: Platform id of the user who began the turn; None if nobody did.
+    #: Platform id of the user who began the turn; None if no user did.
     user_id: str | None = None
-    #: What the LLM is to see of an AGENT call's result.
+    #: The part of an AGENT call's result that the LLM sees.
     observation: str | None = None
     #: Content parts of a MULTIMODAL_AGENT call's result.
     segments: list[dict[str, Any]] | None = None
@@ -37,7 +37,7 @@ class RoundRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What is known of a round so far; None means "not known" and keeps what was recorded."""
+    """The data of a round so far; None means "not known" and keeps the recorded value."""
 
     prompt_chars: int | None = None
     model: str | None = None
@@ -49,14 +49,14 @@ class RoundReport:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cost: float | None = None
-    #: The calls of its code, as JSON data; what ``nekro history --trace`` shows of them.
+    #: The calls of its code as JSON data, shown by ``nekro history --trace``.
     calls: list[dict[str, Any]] | None = None
     error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round(RoundReport):
-    """One round, whole."""
+    """One recorded round."""
 
     #: Position among all rounds; within a chat, a larger one was requested later.
     sequence: int
@@ -67,11 +67,11 @@ class Round(RoundReport):
     trigger_kind: TriggerKind
     trigger_id: str
     state: RoundState
-    #: How often it was started.
+    #: How many times it was started.
     attempt: int
     fence: int
     worker: str | None
-    #: Id of the round that took this one along.
+    #: Id of the round that this one was merged into.
     merged_into: str | None
     requested_at: datetime
     not_before: datetime
@@ -86,17 +86,17 @@ class Round(RoundReport):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedRound:
-    """A round to run now, with the younger ones that it takes along, in order."""
+    """A round to run now, with the later rounds that were merged into it, in order."""
 
     round: Round
     merged: tuple[Round, ...]
 
     @property
     def triggers(self) -> tuple[Round, ...]:
-        """Everything that this round answers, in order."""
+        """All requests that this round answers, in order."""
         return (self.round, *self.merged)
 
     @property
     def user_id(self) -> str | None:
-        """The first user among those who caused it; None if nobody did."""
+        """The first user among its triggers; None if no user caused it."""
         return next((trigger.user_id for trigger in self.triggers if trigger.user_id is not None), None)

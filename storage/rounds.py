@@ -3,11 +3,11 @@
     REQUESTED ──claim_next──▶ RUNNING ──finish──▶ DONE | FAILED | CANCELLED
         │  ▲                     │
         │  └──────take_over──────┤ (its worker lost the chat's lease before the LLM answered)
-        │                        ├──take_over──▶ FAILED (too often), CANCELLED (asked to stop)
+        │                        ├──take_over──▶ FAILED (too many attempts), CANCELLED (requested)
         ├──claim_next of an older one──▶ MERGED
         └──cancel──▶ CANCELLED
 
-Who runs a chat's rounds holds the chat's lease; each write of theirs names its fencing token.
+The worker that runs a chat's rounds holds the chat's lease; each of its writes carries the fencing token.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class RoundRepository(Repository):
         ), False
 
     async def claim_next(self, chat_key: str, *, fence: int, worker: str) -> ClaimedRound | None:
-        """Start the chat's oldest requested round; the ones that follow it are merged into it.
+        """Start the chat's oldest requested round and merge the later requested ones into it.
 
-        Once one of them is due all go along, those that would wait longer too: the prompt shows
-        what they are about. None when nothing is due.
+        As soon as one of them is due, all are merged, including those that are due later, because the
+        prompt already shows their content. None when no round is due.
 
         Raises:
             FencedError: the caller does not hold the chat's lease.
@@ -90,16 +90,16 @@ class RoundRepository(Repository):
             )
         values = {"of_round": ids[0], "new_fence": fence, "new_worker": worker}
         started = found(await self._one_or_none(Round, _start_statement, values), "round", ids[0])
-        # Read anew: an earlier attempt, whose worker died, may have taken others along.
+        # Read from the table: an earlier attempt, whose worker died, may have merged other rounds.
         may_have_merged = bool(ids[1:]) or started.attempt > 1
         merged = await self.merged_into(ids[0]) if may_have_merged else []
         return ClaimedRound(round=started, merged=tuple(merged))
 
     async def record(self, round_id: str, *, fence: int, report: RoundReport) -> Round:
-        """Add what is known by now to a running round.
+        """Add the known data to a running round.
 
         Raises:
-            FencedError: the round does not run under this lease any more.
+            FencedError: the round no longer runs under this lease.
         """
         at = None if report.answer is None else "answered_at"
         return await self._write(round_id, fence=fence, values=_known(report), at=at)
@@ -107,10 +107,10 @@ class RoundRepository(Repository):
     async def finish(
         self, round_id: str, *, fence: int, state: RoundState = RoundState.DONE, report: RoundReport
     ) -> Round:
-        """End a running round as DONE, FAILED or CANCELLED; as CANCELLED if it was asked to stop.
+        """End a running round as DONE, FAILED or CANCELLED; always CANCELLED if that was requested.
 
         Raises:
-            FencedError: the round does not run under this lease any more; nothing was written.
+            FencedError: the round no longer runs under this lease; nothing was written.
         """
         if state not in FINAL_ROUND_STATES or state is RoundState.MERGED:
             raise ValueError(f"a round does not finish as {state.value!r}")
@@ -121,10 +121,10 @@ class RoundRepository(Repository):
     async def take_over(self, chat_key: str, *, fence: int, max_attempts: int) -> list[Round]:
         """Take over running rounds whose worker lost the lease; call it after each acquisition.
 
-        One that the LLM had not answered is requested again, or FAILED when it was started
-        ``max_attempts`` times; one that was asked to stop is CANCELLED. One that the LLM had
-        answered goes on as RUNNING under the caller's lease, who has to ``finish`` it: its code may
-        have run, and must not run again. Returns all as they are now.
+        A round without an answer of the LLM becomes REQUESTED again, or FAILED when it was started
+        ``max_attempts`` times; one with a requested cancellation becomes CANCELLED. A round with an
+        answer stays RUNNING under the caller's lease, and the caller must ``finish`` it: its code may
+        have run, and must not run again. Returns the current rows of all of them.
 
         Raises:
             FencedError: the caller does not hold the chat's lease.
@@ -159,7 +159,7 @@ class RoundRepository(Repository):
         return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
 
     async def cancel(self, chat_key: str, *, reason: str) -> list[Round]:
-        """Cancel what waits and ask what runs to stop; returns both, in order.
+        """Cancel the requested rounds and request the running one to stop; returns all of them in order.
 
         Raises:
             NotFoundError: there is no such chat.
@@ -180,21 +180,21 @@ class RoundRepository(Repository):
         return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
 
     async def is_cancel_requested(self, round_id: str) -> bool:
-        """Whether somebody asked the round to stop."""
+        """Whether cancellation of the round was requested."""
         return await self._scalar(_cancel_statement, {"of_round": round_id}) is not None
 
     async def cancel_requested(self, round_ids: Collection[str]) -> set[str]:
-        """Return those of the rounds that were asked to stop."""
+        """Return the ids of the rounds whose cancellation was requested."""
         statement = select(RoundRow.id).where(
             RoundRow.id.in_(round_ids), RoundRow.cancel_requested_at.is_not(None)
         )
         return set((await self._connection.execute(statement)).scalars())
 
     async def due_chats(self, *, limit: int, waiting_seconds: float = 0) -> list[str]:
-        """List chats that need a worker, those that waited longest first.
+        """List chats that need a worker, ordered by their oldest open round.
 
-        A chat needs one when nobody holds its lease and a requested round has been due for
-        ``waiting_seconds`` (0: at all), or a round says that it runs.
+        A chat needs a worker when its lease is free and a requested round has been due for at least
+        ``waiting_seconds`` (0: is due), or one of its rounds is RUNNING.
         """
         needs = or_(
             and_(
@@ -214,7 +214,7 @@ class RoundRepository(Repository):
         return list((await self._connection.execute(statement)).scalars())
 
     async def seconds_until_due(self, chat_key: str) -> float | None:
-        """Return how long until the chat's next requested round is due, 0 when one is; None: none waits."""
+        """Return the seconds until the chat's next requested round is due, 0 if one is; None without one."""
         statement = select(func.min(RoundRow.not_before), now()).where(
             _is_open(chat_key), RoundRow.state == RoundState.REQUESTED
         )
@@ -222,9 +222,9 @@ class RoundRepository(Repository):
         return None if due is None else max(0.0, float((due - time).total_seconds()))
 
     async def seconds_until_orphaned(self) -> float | None:
-        """Return how long until the first lease on a running round runs out if nobody renews it.
+        """Return the seconds until the first lease of a running round expires unless it is renewed.
 
-        None when no round runs under a lease that still holds.
+        None when no round runs under a valid lease.
         """
         statement = (
             select(func.min(ChatRow.lease_until), now())
@@ -261,13 +261,13 @@ class RoundRepository(Repository):
         return await self._one_or_none(Round, statement)
 
     async def merged_into(self, round_id: str) -> list[Round]:
-        """List what a round took along, in order."""
+        """List the rounds that were merged into a round, in order."""
         return await self._all(Round, _merged_statement, {"of_round": round_id})
 
     async def rounds_of_turns(self, *turn_ids: str) -> list[Round]:
-        """List the rounds of turns of one chat, and what they took along of other turns, in order."""
+        """List the rounds of turns of one chat, and the merged rounds of other turns, in order."""
         rounds = await self._all(Round, _turns_statement(), {"turns": turn_ids})
-        # What a round took along of its own turn is there twice.
+        # A round that was merged into one of its own turn is returned twice.
         return sorted({item.id: item for item in rounds}.values(), key=lambda item: item.sequence)
 
     async def newest(self, chat_key: str, *, limit: int) -> list[Round]:
@@ -277,10 +277,10 @@ class RoundRepository(Repository):
         return newest[::-1]
 
     async def _write(self, round_id: str, *, fence: int, values: dict[str, Any], at: str | None) -> Round:
-        """One guarded UPDATE, under the lock of a chat whose lease is still the caller's.
+        """Run one guarded UPDATE under the lock of a chat whose lease the caller still holds.
 
         Args:
-            at: column that is set to the time of the database.
+            at: column that is set to the database's time, or None.
         """
         await ChatRepository(self._connection).hold_of_round(round_id, fence=fence)
         statement = _write_statement(tuple(sorted(values)), at)
@@ -294,7 +294,7 @@ class RoundRepository(Repository):
 
 
 def _is_open(chat_key: str | BindParameter[str]) -> ColumnElement[bool]:
-    """SQL: an open round of the chat; however long the chat's past is, these are few and indexed."""
+    """SQL: an open round of the chat; there are few of them and a partial index covers them."""
     return and_(RoundRow.chat_key == chat_key, is_one_of(RoundRow.state, *_OPEN))
 
 
@@ -325,7 +325,7 @@ def _start_statement(_dialect: str) -> Executable:
 
 @cache
 def _write_statement(names: tuple[str, ...], at: str | None) -> FixedStatement:
-    """UPDATE of a running round; its end is CANCELLED, whatever ``new_state`` is, if it was asked to stop."""
+    """UPDATE of a running round; if cancellation was requested, the new state is always CANCELLED."""
     values: dict[str, Any] = {
         name: bindparam(f"new_{name}", type_=RoundRow.__table__.c[name].type) for name in names
     }
@@ -359,7 +359,7 @@ def _merged_statement(_dialect: str) -> Executable:
 
 @cache
 def _turns_statement() -> Executable:
-    # Two queries in one, because no database finds the rows of "of the turn or merged into it" by index.
+    # A union of two queries, because neither database uses indexes for "of the turn or merged into it".
     taker = aliased(RoundRow)
     turns: BindParameter[Any] = bindparam("turns", expanding=True)
     merged = select(RoundRow).join(taker, RoundRow.merged_into == taker.id)

@@ -1,8 +1,8 @@
-"""Whether a database has the schema that this version needs; without Alembic, since every worker asks.
+"""Checks whether a database has the schema that this version needs.
 
-A newer schema is as good: a release only adds to the schema that the release before works
-with, and what nobody uses any more goes in a later one (docs/operations.md). So workers of
-two versions run side by side, before and after the migration.
+It does not import Alembic, because every worker makes this check. A newer schema is accepted: a release
+only adds to the schema of the previous release, and unused parts are removed in a later one
+(docs/operations.md). Therefore workers of two versions run side by side, before and after the migration.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VERSIONS: Final = Path(__file__).parent / "migrations" / "versions"
 
 @cache
 def known_revisions() -> tuple[str, ...]:
-    """Revisions of this version, oldest first: the numbers that its files begin with."""
+    """Return the revisions of this version, oldest first: the leading numbers of the migration files."""
     return tuple(sorted(path.name.partition("_")[0] for path in _VERSIONS.glob("[0-9]*_*.py")))
 
 
@@ -38,8 +38,8 @@ async def require_schema(database: Database) -> None:
     """Return when the schema is the one that this version needs, or a newer one.
 
     Raises:
-        StorageUnavailableError: it is older or there is none, the database does not answer, or a
-            connection pooler lends its connections for one transaction at a time.
+        StorageUnavailableError: the schema is older or missing, the database does not answer, or a
+            connection pooler runs in transaction mode.
     """
     async with database.read() as transaction:
         revision = await transaction.connection.run_sync(_revision)
@@ -58,7 +58,7 @@ async def require_schema(database: Database) -> None:
 async def _refuse_transaction_pooling(database: Database, transaction: Transaction) -> None:
     """Raise if another connection is served by the same server process while this one is open.
 
-    Never wrong when it raises; it misses a pooler whose connections are in use at this moment.
+    There are no false positives; a pooler whose connections are all in use at the moment is not detected.
     """
     ours = await _server_process(transaction)
     other = Database(database.settings, Path())
@@ -69,8 +69,8 @@ async def _refuse_transaction_pooling(database: Database, transaction: Transacti
         await other.dispose()
     if ours == theirs:
         raise StorageUnavailableError(
-            f"{database.url.render_as_string(hide_password=True)} leads to a pooler that lends a connection "
-            "for one transaction (pgbouncer: pool_mode=transaction); prepared statements and time limits "
+            f"{database.url.render_as_string(hide_password=True)} is a connection pooler in transaction mode "
+            "(pgbouncer: pool_mode=transaction); prepared statements and time limits "
             "need a session: connect to PostgreSQL itself, or set pool_mode=session"
         )
 

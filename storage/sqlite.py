@@ -1,7 +1,7 @@
-"""How SQLite is opened: write-ahead log, explicit transactions, bounded waits.
+"""Engines for SQLite: write-ahead log, explicit transactions, time limits.
 
-One writer at a time on one machine, on a local disk. A process that is frozen (SIGSTOP, a debugger)
-inside a write transaction holds up all writers until it goes on or dies; they fail after
+SQLite allows one writer at a time, on one machine and a local disk. A process that is suspended (SIGSTOP,
+a debugger) inside a write transaction blocks all writers until it resumes or dies; they fail after
 ``busy_timeout_seconds``. PostgreSQL ends such a transaction itself.
 """
 
@@ -24,9 +24,9 @@ from storage.error_hook import install
 
 __all__ = ["create", "create_sync"]
 
-#: More connections would only wait for the one writer and for Python's one interpreter.
+#: More connections would only wait for the single writer and for Python's interpreter lock.
 _MOST_CONNECTIONS: Final = 4
-#: Size that the log file shrinks to after a checkpoint; without it, it keeps its largest size for ever.
+#: Size to which the log file is truncated after a checkpoint; otherwise it never shrinks.
 _WAL_LIMIT_BYTES: Final = 32 << 20
 
 
@@ -39,7 +39,7 @@ def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
         max_overflow=0,
         pool_timeout=settings.pool_timeout_seconds,
         connect_args={"async_creator_fn": sqlite_driver.connect},
-        # Rolling back what `begin()` already ended would be one more call to the connection's thread.
+        # A rollback after `begin()` has ended would be an unnecessary call to the connection's thread.
         skip_autocommit_rollback=True,
     )
     _prepare(engine.sync_engine, settings)
@@ -52,7 +52,7 @@ def create_sync(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -
     engine = create_engine(
         url,
         poolclass=QueuePool if pooled else NullPool,
-        connect_args={"check_same_thread": False},  # one is opened on a thread for the loop
+        connect_args={"check_same_thread": False},  # opened on a thread, used on the loop
     )
     _prepare(engine, settings)
     return engine
@@ -63,7 +63,7 @@ def _prepare(engine: Engine, settings: DatabaseSettings) -> None:
 
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _record: Any) -> None:
-        # The driver's own transactions begin late and deferred; ours begin with an explicit BEGIN.
+        # The driver's implicit transactions begin late and deferred; ours begin with an explicit BEGIN.
         connection.isolation_level = None
         cursor = connection.cursor()
         try:
@@ -80,17 +80,17 @@ def _prepare(engine: Engine, settings: DatabaseSettings) -> None:
 
 
 def _make_file(url: URL) -> None:
-    """Create directory and file, readable by the owner only: chats and plugins' data are in it."""
+    """Create directory and file, readable by the owner only, because they contain chats and plugin data."""
     path = Path(url.database or "")
     try:
         make_directory(path.parent)
-        # SQLite gives its log files the permissions of this one. One that exists must not be opened
-        # here: closing it would drop the locks of every connection that this process has to it, and
-        # another process could then take the log away from under them.
+        # SQLite creates its log files with the permissions of this file. An existing file must not be
+        # opened here: closing it would drop the POSIX locks of every connection of this process, and
+        # another process could then remove the log while it is in use.
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError as exc:
         if not path.is_file() or not os.access(path, os.R_OK | os.W_OK):
-            raise _cannot_open(path, "it is no file that this user may write") from exc
+            raise _cannot_open(path, "it is not a file that this user may write") from exc
     except OSError as exc:
         raise _cannot_open(path, exc.strerror) from exc
 

@@ -1,9 +1,8 @@
-"""aiosqlite with one step per statement, and none for those that need not wait.
+"""aiosqlite with one thread call per statement, and none for short statements that need not wait.
 
-aiosqlite hands every call to the connection's thread and waits for it. A statement is four calls
-(cursor, execute, fetch, close), of which one does the work; here the thread does all four at once.
-What is known to be little work (``storage.fixed_statement``) runs where it is called, as long as
-nothing keeps it waiting.
+aiosqlite passes every call to the connection's thread and waits for it. A statement takes four calls
+(cursor, execute, fetch, close), of which one does the work; here the thread does all four in one call.
+Short statements (``storage.fixed_statement``) run on the calling thread unless they must wait for a lock.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ import aiosqlite
 
 __all__ = ["StepConnection", "connect", "is_busy"]
 
-#: Whether SQLite was built so that several threads may use a connection.
+#: Whether SQLite was built so that several threads may share a connection.
 _IS_SERIALIZED: Final = sqlite3.threadsafety == 3
-#: The part of SQLite's error numbers that says what kind it is; the rest says why.
+#: Mask of the primary result code in SQLite's extended result codes.
 _PRIMARY_CODE: Final = 0xFF
 
 
 class StepConnection(aiosqlite.Connection):
-    """A connection whose cursors need no call to the thread but for their statement."""
+    """A connection whose cursors call the thread only for their statement."""
 
-    #: A statement without rows that goes before the next one, in the same call to the thread.
+    #: A statement without rows that runs before the next one, in the same call to the thread.
     precede: str | None = None
     _is_stopped = False
 
     def stop(self) -> asyncio.Future[None] | None:
-        """End the thread, once; None outside of an event loop.
+        """End the thread, once; returns None outside of an event loop.
 
-        ``close`` waits for what this returns. A second order would come after the one that ends the
-        thread, and whoever closes a connection while another does would wait for ever.
+        ``close`` waits for the returned future. A second stop request would be queued after the thread has
+        ended, so a second concurrent ``close`` would wait forever.
         """
         if not self._is_stopped:
             self._is_stopped = True
@@ -47,17 +46,17 @@ class StepConnection(aiosqlite.Connection):
         ended.set_result(None)
         return ended
 
-    def cursor(self) -> StepCursor:  # type: ignore[override]  # SQLAlchemy asks for no more than this one has
+    def cursor(self) -> StepCursor:  # type: ignore[override]  # has everything that SQLAlchemy uses
         """Return a cursor for one statement."""
         return StepCursor(self)
 
-    async def execute(  # type: ignore[override]  # what aiosqlite returns is a cursor of its own
+    async def execute(  # type: ignore[override]  # aiosqlite returns its own cursor class
         self, statement: str, parameters: Sequence[Any] = ()
     ) -> StepCursor:
-        """Run a statement of little work on the calling thread, or on the other where it has to wait.
+        """Run a short statement on the calling thread, or on the connection's thread if it must wait.
 
-        To call a thread and be called back takes several times as long as such a statement, more so
-        where a processor fell asleep meanwhile. The caller waits neither for a lock nor for a commit.
+        A round trip to a thread takes several times as long as such a statement, and longer if a processor
+        went idle meanwhile. The calling thread waits neither for a lock nor for a commit.
         """
         cursor = StepCursor(self)
         if not (_IS_SERIALIZED and self._runs_here(cursor, statement, parameters)):
@@ -65,17 +64,17 @@ class StepConnection(aiosqlite.Connection):
         return cursor
 
     async def commit(self) -> None:
-        """Commit, if anything has begun."""
+        """Commit, if a transaction is open."""
         if self._conn.in_transaction:
             await super().commit()
 
     async def rollback(self) -> None:
-        """Roll back, if anything has begun."""
+        """Roll back, if a transaction is open."""
         if self._conn.in_transaction:
             await super().rollback()
 
     def _runs_here(self, cursor: StepCursor, statement: str, parameters: Sequence[Any]) -> bool:
-        """Run a statement here if nothing keeps it; returns whether it ran."""
+        """Run a statement on the calling thread if it need not wait; returns whether it ran."""
         connection, precede = self._conn, self.precede
 
         def run(on: sqlite3.Cursor) -> None:
@@ -85,7 +84,7 @@ class StepConnection(aiosqlite.Connection):
             cursor.run(run)
             return True
         if precede is None and not statement.startswith("SELECT"):
-            return False  # it would commit by itself
+            return False  # in autocommit mode it would wait for the commit
         limit = self._busy_milliseconds
         connection.execute("PRAGMA busy_timeout = 0")
         try:
@@ -106,7 +105,7 @@ class StepConnection(aiosqlite.Connection):
 
 
 class StepCursor:
-    """As much of a cursor as SQLAlchemy uses; holds a statement's rows once it ran."""
+    """The part of a cursor that SQLAlchemy uses; holds all rows of its statement."""
 
     arraysize = 1
 
@@ -124,7 +123,7 @@ class StepCursor:
         pass
 
     async def execute(self, statement: str, parameters: Sequence[Any] = ()) -> None:
-        """Run a statement and take all of its rows."""
+        """Run a statement and fetch all of its rows."""
         await self._step(lambda cursor: cursor.execute(statement, parameters))
 
     async def executemany(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
@@ -132,18 +131,18 @@ class StepCursor:
         await self._step(lambda cursor: cursor.executemany(statement, parameters))
 
     async def fetchall(self) -> list[Any]:
-        """Hand the rows out, once."""
+        """Return the rows; a second call returns none."""
         rows, self._rows = self._rows, []
         return rows
 
     async def close(self) -> None:
-        """Do nothing: what was open was closed by the step."""
+        """Do nothing: ``run`` closed the cursor."""
 
     async def _step(self, run: Callable[[sqlite3.Cursor], object]) -> None:
         await self._connection._execute(partial(self.run, run))  # type: ignore[no-untyped-call]
 
     def run(self, run: Callable[[sqlite3.Cursor], object]) -> None:
-        """Run a statement on the calling thread, and what precedes it, and take all of its rows."""
+        """Run ``precede`` and a statement on the calling thread, and fetch all rows."""
         cursor = self._connection._conn.cursor()
         precede, self._connection.precede = self._connection.precede, None
         try:
@@ -152,24 +151,24 @@ class StepCursor:
             run(cursor)
             self.description = cursor.description
             self._rows = cursor.fetchall() if cursor.description else []
-            # Counted when the last row was read: that is when RETURNING has written all.
+            # Read after the last row: only then a statement with RETURNING has written all rows.
             self.rowcount, self.lastrowid = cursor.rowcount, cursor.lastrowid
         finally:
             cursor.close()
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether a statement was refused because somebody else holds a lock."""
-    code: int = getattr(error, "sqlite_errorcode", 0)  # errors of the module itself have none
+    """Whether a statement was refused because another connection holds a lock."""
+    code: int = getattr(error, "sqlite_errorcode", 0)  # errors raised by the sqlite3 module itself have none
     return code & _PRIMARY_CODE == sqlite3.SQLITE_BUSY
 
 
 def connect(database: str, **options: Any) -> StepConnection:
-    """Return a connection to await; options are those of ``sqlite3.connect``."""
-    # Two threads use it in turn, never at once.
+    """Return an awaitable connection; options are those of ``sqlite3.connect``."""
+    # Two threads use it alternately, never concurrently.
     connect_to = partial(sqlite3.connect, database, **{**options, "check_same_thread": False})
     connection = StepConnection(connect_to, 64)
-    # Its thread must not keep the process alive. Before version 0.22 the connection was the thread.
+    # Its thread must not keep the process alive. Before aiosqlite 0.22 the connection was the thread.
     thread: Any = getattr(connection, "_thread", connection)
     thread.daemon = True
     return connection

@@ -1,10 +1,9 @@
-"""Single statements on SQLite: connections of a loop that no transaction uses.
+"""Runs single statements on SQLite on up to three connections per loop, apart from the pool.
 
-One reads on the loop itself, where a value is found in less time than a thread is called. Two live on a
-thread each, which takes statements in the order they come: one for what is written, one for what is read
-while something keeps readers waiting. Any number of statements is under way at once, each for one visit;
-nobody needs a connection alone, since a single statement leaves nothing behind on it. They are no
-connections of the pool, as they would never go back to it.
+One connection reads on the event loop itself, because finding a value takes less time than a thread call.
+The other two have a thread each, which runs statements in order: one for writes, one for reads that must
+wait for a lock. Concurrent callers share these connections, since a single statement keeps no state on
+its connection. They are not taken from the pool, because they would never be returned to it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from storage.write_gate import WriteGate
 
 __all__ = ["SqliteLanes"]
 
-#: How long ``close`` waits for the statement that a thread is at.
+#: How long ``close`` waits for the statement that a thread is running.
 CLOSE_SECONDS: Final = 2.0
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class SqliteLanes:
         self._writer: _Lane | None = None
 
     async def fetch_one(self, sql: str, parameters: Any, *, writes: bool) -> Row | None:
-        """Run a statement; returns its first row. One that nobody waits for any more is not begun."""
+        """Run a statement; returns its first row. A statement whose caller was cancelled is not started."""
         if not writes:
             try:
                 return await self._read_here(sql, parameters)
@@ -69,7 +68,7 @@ class SqliteLanes:
             opened = await asyncio.to_thread(self._connect_here)
             if self._here is None:
                 self._here = opened
-            else:  # somebody was faster
+            else:  # another caller was faster
                 opened.close()
         return _fetch_one(self._here.connection.driver_connection, sql, parameters)
 
@@ -79,7 +78,7 @@ class SqliteLanes:
         return connection
 
     async def close(self) -> None:
-        """Close all of them."""
+        """Close all connections."""
         if self._here is not None:
             self._here.close()
             self._here = None
@@ -99,21 +98,21 @@ class _Job(NamedTuple):
 
 
 class _Lane:
-    """One connection on a thread of its own."""
+    """One connection with its own thread."""
 
     def __init__(self, connect: Callable[[], Connection], limit_seconds: float) -> None:
         self._limit_seconds = limit_seconds
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = Thread(target=_work, args=(connect, self._jobs), name="sqlite-lane", daemon=True)
         self._thread.start()
-        # The thread knows neither lane nor loop, so one that nobody closed ends with its last user.
+        # The thread references neither lane nor loop, so an unclosed lane is collected and ends its thread.
         self._stop = weakref.finalize(self, self._jobs.put, None)
 
     async def fetch_one(self, sql: str, parameters: Any) -> Row | None:
-        """Run a statement in its turn; returns its first row."""
+        """Run a statement after those queued before it; returns its first row."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Row | None] = loop.create_future()
-        # A timer costs a third of what `asyncio.timeout` does.
+        # A timer costs a third of `asyncio.timeout`.
         alarm = loop.call_later(self._limit_seconds, _give_up, answer, self._limit_seconds)
         self._jobs.put(_Job(sql, parameters, answer))
         try:
@@ -122,13 +121,11 @@ class _Lane:
             alarm.cancel()
 
     async def close(self) -> None:
-        """Run what is queued, then close the connection; a thread that takes too long is left behind."""
+        """Run queued statements, then close the connection; a thread that takes too long is abandoned."""
         self._stop()
         await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
         if self._thread.is_alive():
-            logger.warning(
-                "thread %s does not end within %g s; left behind", self._thread.name, CLOSE_SECONDS
-            )
+            logger.warning("thread %s did not end within %g s; abandoned", self._thread.name, CLOSE_SECONDS)
 
 
 def _work(connect: Callable[[], Connection], jobs: SimpleQueue[_Job | None]) -> None:
@@ -143,20 +140,20 @@ def _work(connect: Callable[[], Connection], jobs: SimpleQueue[_Job | None]) -> 
                         connection = connect()
                         driver = connection.connection.driver_connection
                     row = _fetch_one(driver, job.sql, job.parameters)
-                except Exception as exc:  # whatever it is, who asked gets it
+                except Exception as exc:  # any error goes to the caller
                     error = exc
                 job.answer.get_loop().call_soon_threadsafe(_answer, job.answer, row, error)
                 del row, error
-            del job  # its future holds the loop
+            del job  # its future references the loop
     except RuntimeError:
-        return  # the loop has ended, and with it whoever waited
+        return  # the loop is closed, and no caller waits any more
     finally:
         if connection is not None:
             connection.close()
 
 
 def _fetch_one(driver: Any, sql: str, parameters: Any) -> Row | None:
-    # All rows, or the statement would stay open and its transaction with it.
+    # Fetch all rows; otherwise the statement and its transaction would stay open.
     return next(iter(driver.execute(sql, parameters).fetchall()), None)
 
 

@@ -1,4 +1,4 @@
-"""The states that rows go through, and which are final. Transitions are the repositories' methods."""
+"""States of rows, and which of them are final; the methods of the repositories are the transitions."""
 
 from __future__ import annotations
 
@@ -22,67 +22,67 @@ __all__ = [
 
 
 class CallState(StrEnum):
-    """Where a call of a plugin method is."""
+    """State of a call of a plugin method."""
 
     #: Recorded, not claimed by a worker yet.
     QUEUED = "queued"
-    #: A worker holds the claim and may be inside the method.
+    #: A worker holds the claim and may be running the method.
     RUNNING = "running"
     #: The method returned; the outcome is kept for repeated deliveries.
     DONE = "done"
     #: The method raised, or its result could not be used.
     FAILED = "failed"
-    #: The worker died inside the method: its effect may or may not have happened.
+    #: The worker died while running the method, whose effect may or may not have happened.
     UNKNOWN = "unknown"
-    #: Cancelled on purpose before it ended.
+    #: Cancelled on request before it ended.
     CANCELLED = "cancelled"
 
 
 class RoundState(StrEnum):
-    """Where a round of the LLM is."""
+    """State of a round of the LLM."""
 
-    #: Waits for its chat.
+    #: Requested, not started yet.
     REQUESTED = "requested"
-    #: The holder of the chat's lease works on it; at most one per chat.
+    #: The holder of the chat's lease runs it; at most one per chat.
     RUNNING = "running"
-    #: Ended by itself, whatever the code's exit was.
+    #: Completed, with any exit code.
     DONE = "done"
     #: Could not be carried out (no LLM, no sandbox, too many crashes).
     FAILED = "failed"
-    #: Stopped by a person.
+    #: Cancelled on request.
     CANCELLED = "cancelled"
-    #: Taken along by the round that ``merged_into`` names.
+    #: Answered by the round that ``merged_into`` names.
     MERGED = "merged"
 
 
 class TriggerKind(StrEnum):
-    """What asked for a round; together with its id it is unique."""
+    """What caused a round; kind and trigger id together are unique."""
 
-    #: A person's or the system's message; the id is the message's.
+    #: A message of a user or the system; the trigger id is the message id.
     MESSAGE = "message"
-    #: An AGENT or MULTIMODAL_AGENT call; the id is the call's.
+    #: An AGENT or MULTIMODAL_AGENT call; the trigger id is the call id.
     CALL = "call"
-    #: A timer or cron job; the id names the firing.
+    #: A timer or cron job; the trigger id names the firing.
     TIMER = "timer"
-    #: The round before, which ended in an error, a timeout or by hand; the id is that round's.
+    #: The previous round, which ended with an error, a timeout or a manual stop; the trigger id is its id.
     ROUND = "round"
     #: A background job that reported to the agent.
     JOB = "job"
-    #: A person at the command line.
+    #: A command of an operator.
     MANUAL = "manual"
 
 
 class CrashPolicy(StrEnum):
-    """What becomes of a job whose worker died."""
+    """What happens to a job whose worker died."""
 
     #: Another worker starts it again.
     RESTART = "restart"
-    #: It fails, and says why.
+    #: It fails, with the reason in its message.
     FAIL = "fail"
 
 
 class TimerState(StrEnum):
-    """Where a one-time timer is."""
+    """State of a one-time timer."""
 
     WAITING = "waiting"
     FIRED = "fired"
@@ -90,11 +90,11 @@ class TimerState(StrEnum):
 
 
 class MarkSource(StrEnum):
-    """Who sent a method to another lane."""
+    """Origin of a method's lane override."""
 
-    #: The watchdog saw it block an event loop.
+    #: The watchdog detected that the method blocks the event loop.
     WATCHDOG = "watchdog"
-    #: A person decided; the watchdog does not change that.
+    #: An operator set it; the watchdog does not change it.
     OPERATOR = "operator"
 
 

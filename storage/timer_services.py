@@ -1,4 +1,4 @@
-"""The SDK's timers on SQL, and the sweep that fires them."""
+"""Implements the SDK's timers on SQL, and the sweep that fires them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Firing:
     text: str
 
 
-#: Writes what a firing causes, inside the transaction that takes the firing: both happen or neither.
+#: Writes the effects of a firing in the transaction that takes the firing, so that both commit or neither.
 OnFire = Callable[[Transaction, Firing], Awaitable[object]]
-#: When a job fires next, counted from now: times that passed while nobody swept are fired once.
+#: Returns when a job fires next, from now on: firings that were missed while no sweep ran are fired once.
 NextFireAt = Callable[[CronJob], datetime | None]
 
 
 async def fire_due(database: Database, *, on_fire: OnFire, next_fire_at: NextFireAt, limit: int) -> int:
-    """Fire the timers and recurring timers that are due; returns how many.
+    """Fire the one-time and recurring timers that are due; returns how many.
 
-    Any number of processes may do this at once; each firing is one of theirs. A firing has a
-    transaction of its own, so one that fails holds up no other for longer than its own time.
+    Several processes may run this concurrently; each firing is taken by one of them. Each firing has its
+    own transaction.
 
     Args:
-        limit: most firings of this sweep.
+        limit: maximum number of firings of this sweep.
     """
     fired = 0
     while fired < limit:
@@ -73,10 +73,10 @@ class SqlTimers:
         self._database = database
 
     async def add(self, chat_key: str, *, fire_at: datetime, description: str, temporary: bool) -> TimerInfo:
-        """Keep a timer; a temporary one takes the place of the chat's other one in the same step."""
+        """Add a timer; a temporary one atomically replaces the chat's other temporary one."""
         async with self._database.begin() as tx:
             await tx.chats.ensure(chat_key)
-            # Of two temporary timers at once, the second must see the first to replace it.
+            # Of two concurrent temporary timers, the second must see the first to replace it.
             await tx.chats.lock(chat_key)
             return await tx.timers.add(
                 chat_key, fire_at=fire_at, description=description, temporary=temporary
@@ -101,7 +101,7 @@ class SqlCronJobs:
         self._on_fire = on_fire
 
     async def add(self, job: CronJob) -> bool:
-        """Keep a job; False, and nothing kept, when the id is taken."""
+        """Add a job; False, without a change, when the id is taken."""
         async with self._database.begin() as tx:
             await tx.chats.ensure(job.chat_key)
             return await tx.cron_jobs.add(job)
@@ -112,12 +112,12 @@ class SqlCronJobs:
             return await tx.cron_jobs.find(job_id)
 
     async def replace(self, job: CronJob) -> bool:
-        """Take over everything but ``last_fired_at`` and ``created_at``; False when there is no such job."""
+        """Replace everything but ``last_fired_at`` and ``created_at``; False when there is no such job."""
         async with self._database.autocommit() as tx:
             return await tx.cron_jobs.replace(job)
 
     async def delete(self, job_id: str) -> bool:
-        """True when there was such a job."""
+        """Delete a job; True when there was one."""
         async with self._database.autocommit() as tx:
             return await tx.cron_jobs.delete(job_id)
 
@@ -127,7 +127,7 @@ class SqlCronJobs:
             return await tx.cron_jobs.of_chat(chat_key)
 
     async def run_now(self, job_id: str) -> bool:
-        """Fire once, apart from the schedule; False when there is no such job."""
+        """Fire a job once, independently of its schedule; False when there is no such job."""
         async with self._database.begin() as tx:
             job = await tx.cron_jobs.find(job_id)
             if job is None:

@@ -1,7 +1,7 @@
-"""Timers of chats, once and recurring: each firing is handed out once in the whole fleet.
+"""One-time and recurring timers of chats: each firing is taken once in the whole fleet.
 
-The sweep takes what is due and requests the round in the same transaction, so a firing is
-neither lost nor doubled when its worker dies.
+The sweep takes a due firing and requests the round in the same transaction, so a firing is
+neither lost nor duplicated when its worker dies.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ class TimerRepository(Repository):
         """Cancel the chat's waiting timers; returns how many.
 
         Args:
-            temporary: only the temporary one, or only the other ones; None means all.
+            temporary: True cancels only the temporary one, False only the others, None all.
         """
         chosen = select(TimerRow.id).where(
             TimerRow.chat_key == chat_key, TimerRow.state == TimerState.WAITING
         )
         if temporary is not None:
             chosen = chosen.where(TimerRow.temporary.is_(temporary))
-        # One that fires at this moment fires: waiting for it here, perhaps under the lock of the
-        # chat that its firing needs, would never end.
+        # A timer that is firing at this moment is skipped: waiting for it here, possibly while holding
+        # the chat's lock that its firing needs, would deadlock.
         ids = chosen.with_for_update(skip_locked=True).scalar_subquery()
         return await self._count(
             update(TimerRow).where(TimerRow.id.in_(ids)).values(state=TimerState.CANCELLED)
         )
 
     async def fire_due(self, *, limit: int) -> list[TimerInfo]:
-        """Take the timers that are due, the most overdue first; nobody gets them again.
+        """Take the timers that are due, the most overdue first; each is returned only once.
 
         Request their rounds in the same transaction.
         """
@@ -96,13 +96,13 @@ class TimerRepository(Repository):
         return sorted(await self._all(TimerInfo, statement), key=lambda timer: (timer.fire_at, timer.id))
 
     async def seconds_until_next(self) -> float | None:
-        """Return how long until the next timer is due, 0 when one is; None: none waits."""
+        """Return the seconds until the next timer is due, 0 if one is; None without a waiting timer."""
         statement = select(func.min(TimerRow.fire_at), now()).where(TimerRow.state == TimerState.WAITING)
         return _pause(*(await self._connection.execute(statement)).one())
 
 
 class CronJobRepository(Repository):
-    """Rows of recurring timers; what a cron expression means is the caller's to know."""
+    """Rows of recurring timers; the caller interprets cron expressions."""
 
     async def add(self, job: CronJob) -> bool:
         """Add a job; False when the id is taken.
@@ -119,7 +119,7 @@ class CronJobRepository(Repository):
         return await self._scalar(statement) is not None
 
     async def replace(self, job: CronJob) -> bool:
-        """Take over everything but ``last_fired_at`` and ``created_at``; False when there is no such job."""
+        """Replace everything but ``last_fired_at`` and ``created_at``; False when there is no such job."""
         values = _values(job)
         for kept in ("job_id", "last_fired_at", "created_at"):
             del values[kept]
@@ -140,7 +140,7 @@ class CronJobRepository(Repository):
         return await self._all(CronJob, statement.order_by(CronJobRow.created_at, CronJobRow.job_id))
 
     async def due(self, *, limit: int) -> list[CronJob]:
-        """List the jobs that are due and keep them from other sweeps until this transaction ends.
+        """List the jobs that are due and lock them against other sweeps until this transaction ends.
 
         ``advance`` each and request its round in the same transaction.
         """
@@ -154,7 +154,7 @@ class CronJobRepository(Repository):
         return await self._all(CronJob, statement)
 
     async def advance(self, job: CronJob, *, next_fire_at: datetime | None) -> bool:
-        """Record the firing that ``job.next_fire_at`` announced; False when it is recorded already."""
+        """Record the firing at ``job.next_fire_at``; False when it is recorded already."""
         statement = (
             update(CronJobRow)
             .where(CronJobRow.job_id == job.job_id, CronJobRow.next_fire_at == job.next_fire_at)
@@ -163,7 +163,7 @@ class CronJobRepository(Repository):
         return await self._count(statement) > 0
 
     async def seconds_until_next(self) -> float | None:
-        """Return how long until the next job is due, 0 when one is; None: none waits."""
+        """Return the seconds until the next job is due, 0 if one is; None without a scheduled job."""
         statement = select(func.min(CronJobRow.next_fire_at), now())
         return _pause(*(await self._connection.execute(statement)).one())
 

@@ -1,4 +1,4 @@
-"""One transaction: its connection, the repositories on it, and what is to happen after the commit."""
+"""One transaction: its connection, the repositories on it, and its callbacks after the commit."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["Repositories", "Transaction"]
 
 
 class Repositories:
-    """Every repository, on one connection."""
+    """All repositories on one connection."""
 
     def __init__(self, connection: StatementRunner) -> None:
         self._runner = connection
 
     @cached_property
     def call_progress(self) -> CallProgressRepository:
-        """Progress of calls, among the jobs."""
+        """Progress of calls, stored as jobs."""
         return CallProgressRepository(self._runner)
 
     @cached_property
@@ -54,7 +54,7 @@ class Repositories:
 
     @cached_property
     def detached_calls(self) -> DetachedCallRepository:
-        """Calls that nobody waits for."""
+        """Calls whose callers no longer wait."""
         return DetachedCallRepository(self._runner)
 
     @cached_property
@@ -79,7 +79,7 @@ class Repositories:
 
     @cached_property
     def marks(self) -> MethodMarkRepository:
-        """Methods sent to another lane."""
+        """Lane overrides of methods."""
         return MethodMarkRepository(self._runner)
 
     @cached_property
@@ -104,7 +104,7 @@ class Repositories:
 
 
 class Transaction(Repositories):
-    """What ``Database.begin()``, ``autocommit()`` and ``read()`` give; never build one yourself."""
+    """Yielded by ``Database.begin()``, ``autocommit()`` and ``read()``; do not construct it directly."""
 
     def __init__(self, connection: LoopConnection) -> None:
         super().__init__(connection)
@@ -112,10 +112,10 @@ class Transaction(Repositories):
         self._callbacks: list[Callable[[], Awaitable[object]]] = []
 
     def after_commit(self, callback: Callable[[], Awaitable[object]]) -> None:
-        """Run ``callback`` once the transaction is committed; never if it is rolled back.
+        """Run ``callback`` after the transaction is committed; never if it is rolled back.
 
-        Callbacks run in the order given. One that raises is logged and does not undo anything:
-        what it was to announce is a row by then, and the sweep finds rows that nobody announced.
+        Callbacks run in the order of registration. An error is logged and undoes nothing: the row that
+        the callback should have announced is committed, and the sweep finds unannounced rows.
         """
         self._callbacks.append(callback)
 
@@ -124,5 +124,5 @@ class Transaction(Repositories):
         for callback in self._callbacks:
             try:
                 await callback()
-            except Exception:  # the edge of the transaction: see `after_commit`
+            except Exception:  # the transaction is committed; see `after_commit`
                 logger.exception("after_commit_callback_failed")

@@ -16,7 +16,8 @@ from nekro_agent.errors import InvalidValueError
 
 __all__ = ["MAX_KEY_BYTES", "FaithfulText", "JsonText", "KeyText", "StateText", "UtcDateTime"]
 
-#: Longest text in an indexed column. PostgreSQL ends an index entry, of up to two of them, at 2,700 bytes.
+#: Maximum length of a text in an indexed column. PostgreSQL limits an index entry, which has up to two of
+#: them, to 2,700 bytes.
 MAX_KEY_BYTES: Final = 1250
 
 #: A noncharacter that Unicode reserves for use inside programs; it marks an escape in `FaithfulText`.
@@ -26,16 +27,16 @@ _ESCAPED: Final = re.compile(f"{_ESCAPE}([0-9a-f]{{4}})")
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware time in, the same instant in UTC out; a naive one is refused.
+    """Stores an aware time and returns the same instant in UTC; a naive time is refused.
 
-    SQLite keeps ``YYYY-MM-DD HH:MM:SS.ffffff`` in UTC, which sorts as time does.
+    SQLite stores ``YYYY-MM-DD HH:MM:SS.ffffff`` in UTC, which sorts chronologically.
     """
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuse naive times; SQLite gets UTC without an offset."""
+        """Refuse naive times; for SQLite, return UTC without an offset."""
         if value is None:
             return None
         if value.tzinfo is None or value.utcoffset() is None:
@@ -51,11 +52,12 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class FaithfulText(TypeDecorator[str]):
-    """Any Python string, unchanged, also where a database's text ends.
+    """Stores any Python string unchanged, including characters that databases do not accept.
 
-    PostgreSQL has no NUL in text and no database has lone surrogates; both come with what plugins
-    and sandboxes print. They are written as an escape (U+FDD0 and four hexadecimal digits), the
-    escape character itself too, so that no two strings become one. All other text stays readable.
+    PostgreSQL accepts no NUL in text and neither database accepts lone surrogates; both occur in the
+    output of plugins and sandboxes. They are written as an escape (U+FDD0 and four hexadecimal digits),
+    and so is the escape character itself, so that different strings stay different. All other text
+    stays readable.
     """
 
     impl = Text
@@ -63,12 +65,12 @@ class FaithfulText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """Escape."""
-        if value is None or (value.isascii() and "\0" not in value):  # nearly all there is, and told at once
+        if value is None or (value.isascii() and "\0" not in value):  # a fast check that most values pass
             return value
         return _TO_ESCAPE.sub(lambda match: f"{_ESCAPE}{ord(match[0]):04x}", value)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[str | None], str | None]:
-        """Undo the escape; without SQLAlchemy's wrapper, which would take longer than this for most texts."""
+        """Return the function that undoes the escape; SQLAlchemy's wrapper would take longer than it."""
         return _unescaped
 
 
@@ -79,12 +81,12 @@ def _unescaped(value: str | None) -> str | None:
 
 
 class KeyText(FaithfulText):
-    """Text that names something and is covered by an index: at most ``MAX_KEY_BYTES`` long."""
+    """An indexed text of at most ``MAX_KEY_BYTES`` bytes."""
 
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Escape, then refuse what no index could hold."""
+        """Escape, then refuse a text that is too long for an index."""
         escaped = super().process_bind_param(value, dialect)
         if escaped is not None and (size := len(escaped.encode())) > MAX_KEY_BYTES:
             raise InvalidValueError(
@@ -96,7 +98,7 @@ class KeyText(FaithfulText):
 class JsonText(TypeDecorator[Any]):
     """A JSON value as ASCII text; None is SQL's NULL.
 
-    Text and not the databases' own JSON, which refuse NaN, NUL and lone surrogates, each in its way.
+    The databases' own JSON types are not used, because they refuse NaN, NUL or lone surrogates.
     """
 
     impl = Text
@@ -119,7 +121,7 @@ class JsonText(TypeDecorator[Any]):
 
 
 class StateText(TypeDecorator[StrEnum]):
-    """A member of one ``StrEnum``, as its value."""
+    """A member of one ``StrEnum``, stored as its value."""
 
     impl = Text
     cache_ok = True
@@ -129,7 +131,7 @@ class StateText(TypeDecorator[StrEnum]):
         self.states = states
 
     def process_bind_param(self, value: StrEnum | None, dialect: Dialect) -> str | None:
-        """Refuse words that are no member."""
+        """Refuse values that are not a member."""
         return None if value is None else self.states(value).value
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> StrEnum | None:

@@ -1,14 +1,14 @@
-"""Which directory holds the uploads of which chat: ids that say nothing, mapped in SQL.
+"""Maps chats to their upload directories, which have opaque names.
 
-A path below the data directory shows inside sandboxes (``/proc/self/mountinfo``), in logs and in
-tracebacks; it must tell nothing of the platform, the group or the person. So the directory is
-called by an id that nobody can compute without the fleet's key, and ``upload_areas`` says whose it
-is. ``/app/shared`` needs no table: a container key is a random id, and ``chats`` maps it.
+A path below the data directory is visible inside sandboxes (``/proc/self/mountinfo``), in logs and in
+tracebacks, so it must not reveal the platform, the group or the person. The directory's name is therefore
+an id that cannot be computed without the fleet's key, and the table ``upload_areas`` maps chats to ids.
+``/app/shared`` needs no table: a container key is a random id, and ``chats`` maps it.
 
-The plugin API asks for these paths by ordinary functions, on the thread of an event loop. There a
-blocking write may wait for a transaction of the same loop, which cannot go on meanwhile. So the id
-is not rolled but derived: every process finds the same one before the row is there, and a write
-that would have to wait is left to the next one who asks.
+The plugin API requests these paths with synchronous functions, on the thread of an event loop. There a
+blocking write could wait for a transaction of the same loop, which cannot proceed meanwhile. Therefore the
+id is derived instead of random: every process computes the same id before the row exists, and a write
+that would have to wait is left to a later request.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from storage.urls import async_url, sync_url
 
 __all__ = ["UploadAreas"]
 
-#: How long the one write of a new chat may wait; see above for what happens then.
+#: How long the write of a new chat's row may wait before it is left to a later request.
 _CLAIM_MILLISECONDS: Final = 50
-#: Ahead of an id: no encoded key begins with it, so no chat can be called like another's directory.
+#: Prefix of ids: no encoded key begins with it, so no chat's encoded key equals another chat's directory.
 _MARK: Final = "~"
 
 
 class UploadAreas:
-    """Names the upload directories of all chats; usable from any thread."""
+    """Returns the names of the upload directories of all chats; thread-safe."""
 
     def __init__(self, settings: DatabaseSettings, data_dir: Path, *, key: str) -> None:
         """
@@ -47,22 +47,22 @@ class UploadAreas:
         self._settings = settings
         self._data_dir = data_dir
         self._key = hashlib.sha256(key.encode()).digest()
-        #: A row never changes, so what was read once is true for ever.
+        #: Directory names by encoded chat key; cached without expiry, because a row never changes.
         self._known: dict[str, str] = {}
         self._opened: Engine | None = None
 
     def name(self, chat_key: str) -> str:
-        """Return what the chat's directory below ``uploads`` is called; it may not exist yet.
+        """Return the name of the chat's directory below ``uploads``; the directory may not exist yet.
 
         Raises:
-            InvalidValueError: the chat key is empty or holds a lone surrogate.
+            InvalidValueError: the chat key is empty or contains a lone surrogate.
             StorageUnavailableError: the database does not answer.
         """
         old = layout.uploads_dir(self._data_dir, chat_key)
         return self._known.get(old.name) or self._look_up(old)
 
     def dispose(self) -> None:
-        """Close the connections; the next question opens new ones."""
+        """Close the connections; the next request opens new ones."""
         if self._opened is not None:
             self._opened.dispose()
 
@@ -71,7 +71,7 @@ class UploadAreas:
         with self._engine.connect() as connection:
             name = connection.execute(_query(chat_name)).scalar_one_or_none()
             if name is None:
-                # Directories of versions before this table bear the chat's name, and keep it.
+                # Directories created by versions without this table are named after the chat and keep it.
                 proposed = chat_name if old.is_dir() else self._id(chat_name)
                 name = self._claim(connection, chat_name, proposed)
                 if name is None:
@@ -80,7 +80,7 @@ class UploadAreas:
         return str(name)
 
     def _claim(self, connection: Connection, chat_name: str, proposed: str) -> str | None:
-        """Make the row; returns what it says, or None when writing would have to wait."""
+        """Insert the row; returns the stored name, or None when the write would have to wait."""
         statement = insert(connection.dialect.name, UploadAreaRow).values(
             chat_name=chat_name, directory=proposed, created_at=now()
         )
@@ -108,7 +108,7 @@ class UploadAreas:
 
     @property
     def _engine(self) -> Engine:
-        # Not in the constructor: a process that asks for no path opens nothing.
+        # Created lazily: a process that requests no path opens no connection.
         if self._opened is None:
             url = async_url(self._settings, self._data_dir)
             create = sqlite.create_sync if url.get_backend_name() == "sqlite" else postgresql.create_sync

@@ -1,4 +1,4 @@
-"""``INSERT … ON CONFLICT``, which both databases have and SQLAlchemy spells twice."""
+"""``INSERT … ON CONFLICT`` for both databases; SQLAlchemy has a separate class for each dialect."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def insert(dialect: str, model: type[Base]) -> postgresql.Insert:
         dialect: ``sqlite`` or ``postgresql``.
     """
     if dialect == "sqlite":
-        # The two classes have the same methods and no common base that names them.
+        # The two classes have the same methods but no common base class that declares them.
         return cast(postgresql.Insert, sqlite.insert(model))
     return postgresql.insert(model)

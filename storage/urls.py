@@ -1,4 +1,4 @@
-"""From the database URL of the settings to the one that SQLAlchemy opens."""
+"""Converts the database URL of the settings to the URLs that SQLAlchemy needs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def async_url(settings: DatabaseSettings, data_dir: Path) -> URL:
     """Return the URL of the asyncio driver: ``sqlite+aiosqlite`` or ``postgresql+psycopg``.
 
     Raises:
-        SettingsError: the URL is malformed, names another database or driver, or an
-            in-memory SQLite, which connections could not share.
+        SettingsError: the URL is malformed, or names another database or driver or an
+            in-memory SQLite database, which connections cannot share.
     """
     if settings.url is None:
         return URL.create("sqlite+aiosqlite", database=str(data_dir.absolute() / SQLITE_FILE_NAME))
     try:
         url = make_url(_hosts_in_query(settings.url))
     except (MalformedUrlError, ValueError) as exc:
-        # The URL itself stays out of the message: it may hold a password.
+        # The message omits the URL, which may contain a password.
         raise SettingsError(
             f"{_VARIABLE} is not a URL; write postgresql://user:password@host/name or sqlite:///path"
         ) from exc
@@ -49,7 +49,7 @@ def async_url(settings: DatabaseSettings, data_dir: Path) -> URL:
 
 
 def _hosts_in_query(url: str) -> str:
-    """Write libpq's ``postgresql://user@host1:5432,host2:5432/name`` as SQLAlchemy takes it."""
+    """Convert libpq's ``postgresql://user@host1:5432,host2:5432/name`` to SQLAlchemy's form."""
     parts = urlsplit(url)
     userinfo, at, hosts = parts.netloc.rpartition("@")
     if "," not in hosts:
@@ -71,8 +71,8 @@ def _sqlite(url: URL) -> URL:
         )
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         raise SettingsError(
-            f"{_VARIABLE}: SQLite needs a file, as connections and processes cannot share one in memory; "
-            "write sqlite:///path or leave the variable unset"
+            f"{_VARIABLE}: SQLite needs a file, because connections cannot share an in-memory database; "
+            "write sqlite:///path or unset the variable"
         )
     if url.query:
         raise SettingsError(

@@ -1,7 +1,7 @@
-"""Who may write to SQLite next, within one event loop.
+"""Orders the writers of one event loop to SQLite.
 
-SQLite has one writer. Waiting for it in its busy handler means polling with growing pauses and no order, so
-writers of one loop queue here and only processes compete there.
+SQLite allows one writer. Its busy handler polls with growing pauses and without order, so the writers of
+one loop queue here, and only processes compete in the busy handler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["WriteGate"]
 
 
 class WriteGate:
-    """Lets transactions through one by one, in order, and writers that share a connection together."""
+    """Admits transactions one at a time, in order, and writers that share a connection together."""
 
     def __init__(self, settings: DatabaseSettings) -> None:
         self._settings = settings
@@ -28,10 +28,10 @@ class WriteGate:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Keep every other writer of the loop out.
+        """Exclude every other writer of the loop.
 
         Raises:
-            StorageUnavailableError: others wrote for too long.
+            StorageUnavailableError: other writers held the gate for longer than ``busy_timeout_seconds``.
         """
         await self._acquire()
         try:
@@ -40,10 +40,10 @@ class WriteGate:
             self._lock.release()
 
     async def join(self) -> None:
-        """Enter beside those that joined before; `leave` must follow.
+        """Enter together with other writers that joined; `leave` must follow.
 
         Raises:
-            StorageUnavailableError: others wrote for too long.
+            StorageUnavailableError: other writers held the gate for longer than ``busy_timeout_seconds``.
         """
         if self._together and not self._waiting:
             self._together += 1
@@ -55,7 +55,7 @@ class WriteGate:
         self._together = 1
 
     def leave(self) -> None:
-        """The last one to leave opens the gate."""
+        """Leave the group of writers that joined; the last one releases the gate."""
         self._together -= 1
         if not self._together:
             self._lock.release()

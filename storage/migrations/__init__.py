@@ -1,1 +1,1 @@
-"""Alembic's environment and the migrations, in the wheel; ``storage.migrate`` runs them."""
+"""Alembic's environment and the migrations; ``storage.migrate`` runs them."""

@@ -1,4 +1,4 @@
-"""Alembic's environment: migrates on the connection that ``storage.migrate`` hands over."""
+"""Alembic's environment: migrates on the connection that ``storage.migrate`` passes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from storage.models import Base
 
 
 def _render_item(kind: str, item: Any, autogen: AutogenContext) -> str | Literal[False]:
-    """Write plain column types into new migrations: a later change of ours must not change old ones."""
+    """Write plain column types into new migrations, so that changes to our types do not affect old ones."""
     if kind == "type" and isinstance(item, TypeDecorator):
         return f"sa.{item.impl!r}"
     return False
 
 
 def run_migrations() -> None:
-    """Run what Alembic was asked to, inside the transaction that the connection is in."""
+    """Run the requested migrations inside the connection's transaction."""
     context.configure(
         connection=context.config.attributes["connection"],
         target_metadata=Base.metadata,
         render_item=_render_item,
         compare_type=True,
-        # SQLite changes tables by copying them.
+        # SQLite alters tables by copying them.
         render_as_batch=True,
     )
     with context.begin_transaction():

@@ -202,7 +202,7 @@ class Caller:
         result = {
             "exc_type": StorageUnavailableError.__name__,
             "exc_module": "nekro_agent.errors",
-            "exc_message": ["the database did not do it"],
+            "exc_message": ["the database did not run the statement"],
         }
         await self.answer(message, {"status": "FAILURE", "result": result})
 

@@ -192,7 +192,7 @@ async def test_write_inside_a_transaction_is_refused_instead_of_waiting_for_itse
     database: Database, store: Store
 ) -> None:
     async with database.begin():
-        with pytest.raises(RuntimeError, match="inside a write transaction already"):
+        with pytest.raises(RuntimeError, match="already inside a write transaction"):
             await store.set("k")
         assert await store.get("k") is None
     assert await store.set("k") is True

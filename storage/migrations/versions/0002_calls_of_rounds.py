@@ -1,4 +1,4 @@
-"""The calls of a round's code, TOOL calls included, in the round's row."""
+"""Store the calls of a round's code, including TOOL calls, in the round's row."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # Without a batch: SQLite can drop a column by itself, and a copied table would lose its partial indexes.
+    # Not in a batch: SQLite can drop a column directly, and copying the table would lose its partial indexes.
     op.drop_column("rounds", "calls")

@@ -1,4 +1,4 @@
-"""Which directory holds a chat's uploads."""
+"""Map chats to their upload directories."""
 
 from __future__ import annotations
 

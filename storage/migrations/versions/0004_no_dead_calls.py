@@ -1,4 +1,4 @@
-"""No index of dead calls: what is set aside lies in the broker, and no row was ever in that state."""
+"""Drop the index of dead calls: dead letters are kept in the broker, and no row was ever in that state."""
 
 from __future__ import annotations
 
