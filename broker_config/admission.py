@@ -1,12 +1,12 @@
-"""Which task messages a worker takes: those that a holder of the signing key made, and only what was signed.
+"""Verifies the signature of each task message and reduces the message to its signed fields.
 
 Celery acts on far more of a message than its task and arguments: callbacks, chains, groups, dates, time
-limits, where results go. So each message is checked here, before Celery sees any of it, and is then
-replaced by what its signature covers: task, id, queue, arguments, time limits and the caller that waits.
-Everything else is written by the worker itself. This is the only way to a task, on every pool and broker.
+limits, reply addresses. So each message is verified here, before Celery reads it, and is then reduced to
+the fields that its signature covers: task, id, queue, arguments, time limits and the waiting caller.
+The worker sets all other fields. Every task message passes this check, on every pool and broker.
 
-Arguments that are a signed invocation are covered by its own signature, which its executor verifies; they
-are not hashed twice.
+Arguments that are a signed invocation are covered by that invocation's signature, which the executor
+verifies, so they are not hashed twice.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from nekro_agent.methods import Lane
 __all__ = ["HIDDEN", "MAX_ID_CHARS", "SIGNATURE_HEADER", "admit", "delivered_from", "signed_fields"]
 
 SIGNATURE_HEADER: Final = "x-nekro-signature"
-#: Stands for arguments where Celery would show them.
+#: Placeholder for arguments in places where Celery would show them.
 HIDDEN: Final = "(hidden)"
-#: As many as our own and Celery's ids ever have, with room.
+#: More than our own and Celery's ids ever have.
 MAX_ID_CHARS: Final = 255
-#: Headers that stay: the deliveries that a transport counted (ours, RabbitMQ's), the signature, which what
-#: is set aside needs again, and the call's trace. Numbers, and texts below this length.
+#: Headers that are kept: the delivery counts of the transports (ours, RabbitMQ's), the signature, which a
+#: dead letter needs again, and the call's trace. Values are integers, or strings up to this length.
 _PASSED_ON: Final = (DELIVERIES_HEADER, "x-delivery-count", SIGNATURE_HEADER, "traceparent", "tracestate")
 _MAX_PASSED_CHARS: Final = 512
-#: What may follow a task, by Celery's names. We use none of it.
+#: Celery's names for work that follows a task. All of it must be empty.
 _EMBED: Final = frozenset(("callbacks", "errbacks", "chain", "chord"))
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def signed_fields(headers: Mapping[str, Any], *, queue: str, reply_to: str, args: Sequence[Any]) -> list[str]:
-    """The fields of a task message that its signature covers.
+    """Return the fields of a task message that its signature covers.
 
     Args:
         headers: with ``task``, ``id`` and ``timelimit``.
-        queue: name of the queue that it is for.
-        reply_to: empty when nobody waits for the result.
+        queue: name of the queue that the message is for.
+        reply_to: id of the waiting caller; empty when no caller waits for the result.
 
     Raises:
-        TypeError, ValueError: the arguments are no plain JSON.
+        TypeError, ValueError: the arguments are not plain JSON.
     """
     return [
         str(headers["task"]),
@@ -70,9 +70,9 @@ def _content(args: Sequence[Any]) -> str:
 
 
 def delivered_from(message: Any) -> str:
-    """Name of the queue that a message was taken from.
+    """Return the name of the queue that a message was taken from.
 
-    ``ClaimChannel`` writes it, and RabbitMQ does; kombu's own Redis transport believes the message.
+    ``ClaimChannel`` and RabbitMQ set it; kombu's own Redis transport trusts the message's field.
     """
     info = message.delivery_info or {}
     if info.get("exchange") == AGENT_EVENTS.name:
@@ -81,20 +81,20 @@ def delivered_from(message: Any) -> str:
 
 
 def admit(message: Any, seal: Seal) -> None:
-    """Verify a message that was delivered, and replace its headers and properties by what was signed.
+    """Verify a delivered message, and replace its headers and properties by the signed fields.
 
     Raises:
-        MessageRefusedError: it is not one of ours, was altered, or was signed for another queue, task or id.
-        Exception: of any kind, when it cannot be decoded.
+        MessageRefusedError: it is unsigned, was altered, or was signed for another queue, task or id.
+        Exception: of any class, when it cannot be decoded.
     """
     headers, args = message.headers, _arguments(message)
     _check(headers)
     reply_to = (message.properties or {}).get("reply_to") or ""
     if reply_to and not is_caller_id(reply_to):
-        raise MessageRefusedError("message refused: its reply_to names no caller")
+        raise MessageRefusedError("message refused: its reply_to is not a caller id")
     fields = signed_fields(headers, queue=delivered_from(message), reply_to=reply_to, args=args)
     if not seal.fits(fields, headers.get(SIGNATURE_HEADER)):
-        reason = "its signature does not fit" if SIGNATURE_HEADER in headers else "it is not signed"
+        reason = "its signature does not match" if SIGNATURE_HEADER in headers else "it is not signed"
         raise MessageRefusedError(f"message refused: {reason} (was NEKRO_SECURITY__SIGNING_KEY changed?)")
     message.headers = _rebuilt(headers)
     message.properties = {
@@ -106,29 +106,31 @@ def admit(message: Any, seal: Seal) -> None:
 
 
 def _arguments(message: Any) -> list[Any]:
-    # Celery decodes a body twice on some paths; with one encoding both times it reads the same.
+    # Celery decodes a body twice on some paths; with a fixed encoding both results are the same.
     if message.content_type != "application/json" or message.content_encoding != "utf-8":
-        raise MessageRefusedError("message refused: only JSON in UTF-8 is taken")
+        raise MessageRefusedError("message refused: only JSON in UTF-8 is accepted")
     payload = message.payload
     if not isinstance(payload, list) or len(payload) != 3 or not isinstance(payload[0], list):
-        raise MessageRefusedError("message refused: its body is no task's")
+        raise MessageRefusedError("message refused: its body is not that of a task")
     args: list[Any]
     args, kwargs, embed = payload
     if kwargs or not isinstance(kwargs, dict) or not isinstance(embed, dict):
-        raise MessageRefusedError("message refused: named arguments are not used")
+        raise MessageRefusedError("message refused: named arguments are not allowed")
     if any(embed.values()) or not _EMBED.issuperset(embed):
-        raise MessageRefusedError("message refused: nothing may follow a task (callbacks, chains, chords)")
+        raise MessageRefusedError("message refused: callbacks, chains and chords are not allowed")
     return args
 
 
 def _check(headers: dict[str, Any]) -> None:
     task_id, limits = headers.get("id"), headers.get("timelimit")
     if not isinstance(task_id, str) or not 0 < len(task_id) <= MAX_ID_CHARS:
-        raise MessageRefusedError(f"message refused: its id is no text of at most {MAX_ID_CHARS} characters")
+        raise MessageRefusedError(
+            f"message refused: its id is not a string of 1 to {MAX_ID_CHARS} characters"
+        )
     if not isinstance(headers.get("task"), str):
-        raise MessageRefusedError("message refused: its task is no text")
+        raise MessageRefusedError("message refused: its task is not a string")
     if not isinstance(limits, list) or len(limits) != 2:
-        raise MessageRefusedError("message refused: its time limits are no pair")
+        raise MessageRefusedError("message refused: its time limits are not a pair")
 
 
 def _rebuilt(headers: dict[str, Any]) -> dict[str, Any]:
@@ -155,5 +157,5 @@ def _rebuilt(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """What the transport needs to acknowledge the message."""
+    """Return the properties that the transport needs to acknowledge the message."""
     return {name: properties[name] for name in ("delivery_tag", "delivery_info") if name in properties}

@@ -1,4 +1,4 @@
-"""The Celery application, built from settings and from nothing else."""
+"""Builds the Celery application from the settings alone."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ __all__ = [
     "create_app",
 ]
 
-#: Flags of every worker: gossip and mingle cost connections and queues and give us nothing.
+#: Flags of every worker: gossip and mingle need connections and queues and have no use here.
 WORKER_FLAGS: Final = ("--without-gossip", "--without-mingle")
 
 #: Read by Celery's Redis backend, and missing in its own list of settings.
 UNLISTED_KEYS: Final = frozenset({"redis_backend_health_check_interval", "redis_client_name"})
 BACKEND: Final = "broker_config.results:ReplyBackend"
-#: Pause between two looks for deliveries whose worker went away (stock: 100 s).
+#: Pause between two searches for deliveries of lost workers (kombu's default: 100 s).
 RESTORE_INTERVAL_SECONDS: Final = 2
-#: How long a dead worker may hold the mutex around that look (stock: 300 s).
+#: How long a dead worker may hold the mutex around that search (kombu's default: 300 s).
 RESTORE_MUTEX_SECONDS: Final = 10
-#: Tries to store a result before it is given up; with the pauses below about half a minute.
+#: Attempts to store a result; with the pauses below they take about half a minute.
 RESULT_TRIES: Final = 30
 
 
 class NekroApp(Celery):  # type: ignore[misc]
-    """The application, with the settings it was built from for the parts that Celery instantiates."""
+    """The application; carries the settings for components that Celery instantiates itself."""
 
     nekro_settings: Settings
 
@@ -60,7 +60,7 @@ class NekroApp(Celery):  # type: ignore[misc]
         return Seal(resolve_signing_key(self.nekro_settings), purpose=TASK)
 
     def finalize(self, auto: bool = False) -> None:
-        """Finish the registry of tasks, without those that Celery brings: nothing here uses them."""
+        """Finish the task registry and remove Celery's built-in tasks, which are not used."""
         was_finalized = self.finalized
         super().finalize(auto=auto)
         if not was_finalized:
@@ -73,12 +73,12 @@ def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
 
     Args:
         settings: with ``broker.url`` set; see ``broker_config.embedded.resolve_settings``.
-        lane: the queue that this process consumes, None for a process that only calls.
-            Deliveries of each lane are kept under keys of their own: workers that share
-            them must agree on one visibility timeout, and the shortest wins silently.
+        lane: the queue that this process consumes; None for a process that only calls.
+            Deliveries of each lane have separate keys: among workers that share keys, the shortest
+            visibility timeout silently applies to all.
 
     Raises:
-        SettingsError: a URL is missing or of a wrong kind.
+        SettingsError: a URL is missing or has an unsupported scheme.
     """
     app = NekroApp(
         "nekro",
@@ -96,7 +96,7 @@ def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
 
 
 def checked_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings unchanged when Celery knows each name; Celery itself would ignore a typo.
+    """Return the settings unchanged if Celery has each name; Celery itself would ignore a typo.
 
     Raises:
         SettingsError: a name is unknown.
@@ -107,7 +107,7 @@ def checked_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_task_options(**options: Any) -> dict[str, Any]:
-    """Return the options unchanged when ``celery.Task`` has each one; Celery would ignore a typo.
+    """Return the options unchanged if ``celery.Task`` has each of them; Celery would ignore a typo.
 
     Raises:
         SettingsError: a name is unknown.
@@ -118,7 +118,7 @@ def checked_task_options(**options: Any) -> dict[str, Any]:
 
 
 def celery_settings(settings: Settings, *, lane: str | None = None) -> dict[str, Any]:
-    """Every Celery setting that differs from its default."""
+    """Return every Celery setting that differs from its default."""
     broker, results = settings.broker, settings.results
     if broker.url is None:
         raise SettingsError("NEKRO_BROKER__URL is unset and no embedded Redis was resolved")
@@ -163,7 +163,7 @@ def _broker_settings(settings: Settings, *, lane: str | None) -> dict[str, Any]:
         "broker_connection_max_retries": None,
     }
     if not is_redis(broker.url):
-        # Quorum queues keep their messages when a broker dies; a confirmed publish is in one.
+        # Quorum queues keep their messages when a broker node fails; a confirmed message is in one.
         return values | {"broker_transport_options": {"confirm_publish": True}}
     endpoint = RedisEndpoint(broker, broker.url)
     options: dict[str, Any] = {
@@ -176,7 +176,7 @@ def _broker_settings(settings: Settings, *, lane: str | None) -> dict[str, Any]:
         "socket_connect_timeout": broker.connect_timeout_seconds,
         "socket_keepalive": True,
         "health_check_interval": 10,
-        # One list per queue: priorities are lists of their own, and ours is one per lane.
+        # One list per queue: kombu uses one list per priority, and each lane needs only one.
         "priority_steps": [0],
         "atomic_claim": broker.atomic_claim,
         "endpoint": endpoint,
@@ -192,13 +192,13 @@ def _broker_settings(settings: Settings, *, lane: str | None) -> dict[str, Any]:
 def _result_settings(settings: Settings) -> dict[str, Any]:
     broker = settings.broker
     return {
-        # It reads from our settings where its Redis is.
+        # The backend reads the URL of its Redis from our settings.
         "result_backend": BACKEND,
         "result_serializer": "json",
         "result_accept_content": ["json"],
         "result_expires": settings.results.expires_seconds,
-        # Without it a result that meets a restarting Redis is lost, and its caller is told
-        # that work failed which was done.
+        # Otherwise a result is lost while Redis restarts, and its caller gets an error for a call
+        # that has succeeded.
         "result_backend_always_retry": True,
         "result_backend_max_retries": RESULT_TRIES,
         "result_backend_max_sleep_between_retries_ms": 1000,

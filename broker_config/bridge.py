@@ -1,9 +1,9 @@
-"""The one way from Celery's synchronous code to coroutines on the loop that runs it.
+"""Lets Celery's synchronous code wait for coroutines on the event loop that runs it.
 
-The asyncio pool runs each task, Celery's tracer included, in a greenlet on its event loop.
-Code in such a greenlet may wait for a coroutine with ``await_here``; the loop goes on with
-other tasks meanwhile. Outside of one (a thread, the worker's main process) ``can_await`` is
-False and callers take their blocking path.
+The asyncio pool runs each task, including Celery's tracer, in a greenlet on its event loop.
+Code in such a greenlet can wait for a coroutine with ``await_here`` while the loop runs other
+tasks. Elsewhere (in a thread, in the worker's main process) ``can_await`` is False and callers
+use their blocking path.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Cleanup = Callable[[], Awaitable[object]]
 
-#: How long a cleanup of a loop may take that does not say otherwise.
+#: Default time limit of one cleanup of a loop.
 CLEANUP_SECONDS: Final = 5.0
-#: How long all cleanups of a loop may take together, unless ``limit_loop_close`` says otherwise.
+#: Default time limit of all cleanups of a loop together; see ``limit_loop_close``.
 LOOP_SECONDS: Final = 10.0
-#: What each cleanup has in any case, however much time those before it took.
+#: Minimum time of each cleanup, regardless of how long the previous ones took.
 LEAST_SECONDS: Final = 0.5
-#: How long a cleanup that was cancelled because it took too long may take to end.
+#: How long a cleanup that was cancelled because of its time limit may take to end.
 CANCELLED_SECONDS: Final = 0.5
-#: Idle greenlets kept per thread. A new one costs tens of microseconds: memory for its frames is mapped,
-#: touched and unmapped each time.
+#: Idle greenlets kept per thread. Creating one takes tens of microseconds, because memory for its frames is
+#: mapped, touched and unmapped each time.
 MAX_IDLE: Final = 256
 
 logger = logging.getLogger(__name__)
@@ -63,16 +63,16 @@ class Closing:
     #: Its name in the log.
     what: str
     cleanup: Cleanup
-    #: Longest time that it may take, within what all steps share.
+    #: Time limit of this step, within the limit that all steps share.
     seconds: float
 
 
 @dataclass(kw_only=True)
 class _LoopClose:
-    """What there is to do before a loop is closed."""
+    """Cleanups to run before a loop is closed."""
 
     steps: list[Closing] = field(default_factory=list)
-    #: Time that the steps share.
+    #: Time limit of all steps together.
     seconds: float = LOOP_SECONDS
 
 
@@ -87,13 +87,13 @@ class _Returned:
 class _Runner(greenlet):  # type: ignore[misc]  # greenlet has no types
     """Runs one function after another; SQLAlchemy's ``await_only`` works inside.
 
-    One whose function raises ends with it: only what is known to be clean is used again.
+    A runner whose function raises ends with it, so that only runners in a clean state are reused.
     """
 
     __sqlalchemy_greenlet_provider__ = True
 
     def run(self, function: Callable[[], Any]) -> None:
-        """Hand out awaitables to wait for and, wrapped, each function's value."""
+        """Switch to the parent with awaitables to wait for, and with each function's wrapped result."""
         while True:
             returned = _Returned(function())
             del function
@@ -102,7 +102,7 @@ class _Runner(greenlet):  # type: ignore[misc]  # greenlet has no types
 
 
 class _Idle(threading.local):
-    """This thread's greenlets that have nothing to do."""
+    """Idle greenlets of this thread."""
 
     def __init__(self) -> None:
         self.runners: list[_Runner] = []
@@ -120,7 +120,7 @@ async def _run(function: Callable[[], T], wait_for: Callable[[Any], Awaitable[An
     while not isinstance(outcome, _Returned):
         try:
             value = await (outcome if wait_for is None else wait_for(outcome))
-        except BaseException as exc:  # cancellation included: it belongs to the function
+        except BaseException as exc:  # including cancellation: the function handles it
             runner.parent = getcurrent()
             outcome = runner.throw(type(exc), exc, exc.__traceback__)
         else:
@@ -134,18 +134,18 @@ async def _run(function: Callable[[], T], wait_for: Callable[[Any], Awaitable[An
 
 
 def spawn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-    """Return a coroutine that runs a synchronous function in a greenlet of its own.
+    """Return a coroutine that runs a synchronous function in a greenlet.
 
-    Source: the technique of SQLAlchemy's ``greenlet_spawn``; greenlets are kept for the next call.
+    Source: the technique of SQLAlchemy's ``greenlet_spawn``; here greenlets are reused.
     """
     return _run(partial(function, *args, **kwargs))
 
 
 async def spawn_cleanly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function as ``spawn`` does, and let it clean up after a cancellation undisturbed.
+    """Run a function as ``spawn`` does, and let it complete its cleanup after a cancellation.
 
-    The first cancellation reaches the function. What it awaits from then on is run to its end; a
-    further cancellation is raised when the function has ended.
+    The first cancellation is raised inside the function. Everything it awaits from then on runs to its
+    end; a further cancellation is raised after the function has ended.
     """
     waiting = _CleanWait()
     try:
@@ -156,7 +156,7 @@ async def spawn_cleanly(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
 
 
 class _CleanWait:
-    """How ``spawn_cleanly`` waits."""
+    """Waits for awaitables on behalf of ``spawn_cleanly``."""
 
     __slots__ = ("_is_cancelled", "later")
 
@@ -182,25 +182,25 @@ def can_await() -> bool:
 
 
 def await_here(awaitable: Awaitable[T]) -> T:
-    """Wait for an awaitable from synchronous code; only where ``can_await`` is True."""
+    """Wait for an awaitable in synchronous code; requires that ``can_await`` is True."""
     return await_only(awaitable)
 
 
 def at_loop_close(cleanup: Cleanup, *, seconds: float = CLEANUP_SECONDS, what: str | None = None) -> None:
     """Run ``cleanup`` on the running loop before its owner closes it; the newest runs first.
 
-    For what belongs to one loop: connections, database engines.
+    It is meant for resources of one loop, such as connections and database engines.
 
     Args:
-        seconds: how long it may take, see ``close_all``; those after it run in any case.
-        what: its name in the log; None: the function's.
+        seconds: time limit, see ``close_all``; later cleanups run in any case.
+        what: name in the log; None means the function's name.
     """
     name: str = what or getattr(cleanup, "__qualname__", "") or repr(cleanup)
     _closing_of_this_loop().steps.append(Closing(what=name, cleanup=cleanup, seconds=seconds))
 
 
 def limit_loop_close(seconds: float) -> None:
-    """Set how long all cleanups of the running loop may take together."""
+    """Set the time limit of all cleanups of the running loop together."""
     _closing_of_this_loop().seconds = seconds
 
 
@@ -209,7 +209,7 @@ def _closing_of_this_loop() -> _LoopClose:
 
 
 def seconds_to_close(loop: asyncio.AbstractEventLoop) -> float:
-    """How long ``close_loop_resources`` takes on a loop at most, as long as no cleanup blocks it."""
+    """Return the longest time that ``close_loop_resources`` takes on a loop if no cleanup blocks it."""
     closing = _closings.get(loop, _LoopClose())
     count = len(closing.steps)
     alone = sum(step.seconds for step in closing.steps)
@@ -217,19 +217,19 @@ def seconds_to_close(loop: asyncio.AbstractEventLoop) -> float:
 
 
 async def close_loop_resources() -> None:
-    """Run the cleanups of the running loop; what one does stops no other."""
+    """Run the cleanups of the running loop; a failing cleanup does not affect the others."""
     closing = _closings.pop(asyncio.get_running_loop(), _LoopClose())
     await close_all(closing.steps[::-1], seconds=closing.seconds)
 
 
 async def close_all(steps: Sequence[Closing], *, seconds: float) -> None:
-    """Run the steps of a shutdown in their order.
+    """Run the steps of a shutdown in order.
 
-    One that fails, or takes longer than it may and is left behind, is logged; the next one runs.
+    A step that fails, or is abandoned because it exceeds its time limit, is logged; then the next one runs.
 
     Args:
-        seconds: what all of them share. Each has at most its own time, and what those before it left;
-            never less than ``LEAST_SECONDS``, which is kept for those after it.
+        seconds: time limit of all steps together. Each step has at most its own limit and the time that
+            remains, but at least ``LEAST_SECONDS``, which is reserved for each later step.
     """
     end = time.monotonic() + seconds
     for number, step in enumerate(steps, start=1):
@@ -241,7 +241,7 @@ async def _close_within(step: Closing, seconds: float) -> None:
     task = asyncio.ensure_future(_logged(step))
     if (await asyncio.wait({task}, timeout=seconds))[0]:
         return
-    logger.warning("%s took longer than %.1f s to close; left behind", step.what, seconds)
+    logger.warning("%s took longer than %.1f s to close; abandoned", step.what, seconds)
     task.cancel()
     await asyncio.wait({task}, timeout=CANCELLED_SECONDS)
 
@@ -249,5 +249,5 @@ async def _close_within(step: Closing, seconds: float) -> None:
 async def _logged(step: Closing) -> None:
     try:
         await step.cleanup()
-    except Exception:  # a process that stops must get to its end
+    except Exception:  # the remaining steps of the shutdown must run
         logger.exception("%s could not be closed", step.what)

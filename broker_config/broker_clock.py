@@ -1,4 +1,4 @@
-"""Reading the clock of the broker."""
+"""Reads the clock of the broker, for comparison with this host's clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["read_broker_clock"]
 async def read_broker_clock(
     broker: BrokerSettings, *, host_clock: Callable[[], float] = time.time
 ) -> Reading | None:
-    """Compare this host's clock with that of Redis; None: the broker is another one, which does not tell it.
+    """Compare this host's clock with that of Redis; None for other brokers, whose clock cannot be read.
 
     Raises:
         redis.RedisError, OSError: Redis does not answer.

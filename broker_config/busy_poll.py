@@ -1,12 +1,12 @@
-"""Busy polling: an event loop that looks for what it waits for without sleeping in between.
+"""Busy polling: keeps an event loop awake for a short time after it has sent a call.
 
-A processor that slept takes its time to wake, inside a virtual machine most of all, and a call's road
-wakes one process after the other. A loop that waits for one call may stay awake instead, and for the
-next one, for a time from when it was sent. It goes to sleep all the same where that would cost more than
-it brings: while several calls are under way, so that there is other work; after a call that took longer
-than the loop would have stayed awake, until one is answered in time again; and always, where the process
-has no more than one processor, which those need that it waits for. With two processors one call in a
-hundred still waits for the kernel to move it to the other one, so nobody polls unless the settings say so.
+An idle processor takes time to wake up, especially in a virtual machine, and a call wakes several
+processes in turn. With busy polling the loop of a caller polls instead of sleeping for a limited time
+after sending a call. It does not poll where that would cost more than it saves: while several calls are
+in flight, so that there is other work; after a call that took longer than the polling time, until one is
+answered within it again; and never if the process has only one processor, which the other processes need.
+With two processors, one call in a hundred still waits until the kernel migrates it to the other one, so
+polling is off by default.
 
 Sources of the ideas: HAProxy's ``busy-polling``; the growing and shrinking of KVM's halt polling.
 """
@@ -21,15 +21,15 @@ from typing import Final
 
 __all__ = ["BusyPoll", "processors"]
 
-#: Share of the processors that a container has: microseconds of a period (or ``max``) and the period.
+#: CPU quota of a container (cgroup v2): quota in microseconds (or ``max``) and period.
 _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 class BusyPoll:
-    """Keeps the running loop awake after one call was sent; made on that loop."""
+    """Keeps the running loop awake after a call was sent; create it on that loop."""
 
     def __init__(self, seconds: float) -> None:
-        """Take for how long after a call was sent; 0: never."""
+        """Set the polling time after a call; 0 disables polling."""
         self._loop = asyncio.get_running_loop()
         self._seconds = seconds if seconds and processors() > 1 else 0
         self._until = float("-inf")
@@ -37,7 +37,7 @@ class BusyPoll:
         self._pays = True
 
     def began(self, *, under_way: int) -> None:
-        """A call was sent, and so many are under way with it."""
+        """Record that a call was sent; ``under_way`` counts it and all other calls in flight."""
         if under_way != 1 or not self._pays or not self._seconds:
             self.stop()
             return
@@ -47,11 +47,11 @@ class BusyPoll:
             self._loop.call_soon(self._turn)
 
     def ended(self, *, after_seconds: float) -> None:
-        """A call was answered, or its caller waits no longer."""
+        """Record that a call was answered, or that its caller no longer waits."""
         self._pays = after_seconds <= self._seconds
 
     def stop(self) -> None:
-        """Sleep again as soon as there is nothing to do."""
+        """Stop polling; the loop sleeps again when it is idle."""
         self._until = float("-inf")
 
     def _turn(self) -> None:
@@ -61,13 +61,13 @@ class BusyPoll:
 
 
 def processors(cpu_max: Path = _CPU_MAX) -> float:
-    """How many processors this process may use at a time: those it may run on, or its container's share.
+    """Return how many processors this process may use: its CPU affinity, or its container's quota if lower.
 
-    Shares are known of control groups of version 2.
+    Only quotas of cgroup v2 are read.
     """
     able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         microseconds, period = cpu_max.read_text().split()
         return min(able, float(microseconds) / float(period))
-    except (OSError, ValueError):  # there is no such file, or no limit
+    except (OSError, ValueError):  # the file does not exist, or there is no quota
         return able

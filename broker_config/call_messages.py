@@ -1,4 +1,4 @@
-"""One call as it travels, so that whoever finds it lost can send the very same message again."""
+"""The message of a call in a form that can be stored and published again unchanged."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from nekro_agent.shared_clock import shared_time
 
 __all__ = ["CallMessage"]
 
-#: Extra time, beyond the deadline, after which a worker gives a call up for good.
+#: Extra time beyond the deadline until a call's hard time limit.
 HARD_LIMIT_GRACE_SECONDS: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallMessage:
-    """A signed call with the way that it takes."""
+    """A signed call with its queue and its reply address."""
 
     invocation: Invocation
-    #: What ``Signer.sign`` made of it.
+    #: The signed invocation, as returned by ``Signer.sign``.
     body: dict[str, Any]
     #: Name of its queue.
     lane: str
-    #: The ``MethodCaller`` that waits for its result; None when nobody does.
+    #: Id of the ``MethodCaller`` that waits for its result; None when none waits.
     reply_to: str | None
 
     @classmethod
@@ -37,7 +37,7 @@ class CallMessage:
         return cls(invocation=invocation, body=signer.sign(invocation), lane=lane, reply_to=reply_to)
 
     def to_row(self) -> dict[str, Any]:
-        """As JSON data for the call's row."""
+        """Return JSON data for the call's row."""
         return {**self.body, "lane": self.lane, "reply_to": self.reply_to}
 
     @classmethod
@@ -45,25 +45,25 @@ class CallMessage:
         """Read what ``to_row`` wrote.
 
         Raises:
-            MessageRefusedError: it is something else, or was signed with another key.
+            MessageRefusedError: it is malformed, or was signed with another key.
         """
         body = {name: stored.get(name) for name in ("invocation", "signature")}
         lane, reply_to = stored.get("lane"), stored.get("reply_to")
         if not isinstance(lane, str) or not isinstance(reply_to, str | None):
-            raise MessageRefusedError("the call's row does not hold its message")
+            raise MessageRefusedError("the call's row does not contain its message")
         return cls(invocation=signer.verify(body), body=body, lane=lane, reply_to=reply_to)
 
     @classmethod
     def renewed(cls, invocation: Invocation, *, signer: Signer, lane: str, timeout_seconds: float) -> Self:
-        """Sign a call of the past again, as if it was made now; nobody waits for its result."""
+        """Sign an earlier call again with new times; no caller waits for its result."""
         now = shared_time()
         times = {"issued_at": now, "deadline": now + timedelta(seconds=timeout_seconds)}
         return cls.of(invocation.model_copy(update=times), signer=signer, lane=lane, reply_to=None)
 
     def build(self, app: Celery) -> Any:
-        """Make Celery's message of it, with the time limits that are left now.
+        """Build Celery's message, with the time limits that remain now.
 
-        It does not expire by Celery's means: the worker's executor looks at the signed deadline anyway.
+        It does not use Celery's ``expires``, because the worker's executor checks the signed deadline.
         """
         remaining = max(0.0, self.invocation.remaining_seconds())
         return app.amqp.signed_task(

@@ -1,8 +1,8 @@
-"""Calling a plugin method from an event loop: publish, wait, read the envelope or raise.
+"""Calls plugin methods from an event loop: publishes the call, waits, and returns the envelope or raises.
 
-One ``MethodCaller`` serves all calls of a process. Workers publish finished results on its own
-channel, or push them to its reply list while nobody listens there and when they are long; a reply
-that a broken connection swallowed is read again from its result key.
+One ``MethodCaller`` serves all calls of a process. Workers publish results on its channel, or push them
+to its reply list if they are long or the channel has no subscriber; a reply that was lost with a broken
+connection is read again from its result key.
 """
 
 from __future__ import annotations
@@ -57,20 +57,21 @@ from nekro_agent.methods import Lane
 
 __all__ = ["CallFate", "CallLedger", "MethodCaller", "RecordUnknownError"]
 
-#: How long one blocking pop waits, at most.
+#: Time limit of one blocking pop.
 POP_SECONDS: Final = 2
-#: Replies fetched at once after a first one.
+#: Replies fetched with one command after the first one.
 POP_COUNT: Final = 256
-#: A call older than this is looked up under its result key, in this rhythm.
+#: The result keys of calls older than this are read, at this interval.
 REREAD_SECONDS: Final = 1.0
+#: Result keys read with one command.
 REREAD_KEYS: Final = 100
-#: What a message costs a worker's loop before its arguments are read.
+#: Time that a message takes on a worker's loop before its arguments are decoded, per character.
 SECONDS_PER_CHAR: Final = 1e-8
-#: Pause before the reply list is asked again after an error.
+#: Pause before the reply list is read again after an error.
 RECONNECT_SECONDS: Final = 0.2
-#: Pause before the ledger is asked again how a call stands.
+#: Pause before the ledger is queried again for the state of a call.
 FATE_SECONDS: Final = 0.3
-#: Least time that a call without a row has to answer when its publish was not confirmed.
+#: Minimum wait for the answer to an unrecorded call whose publish was not confirmed.
 UNRECORDED_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
@@ -78,37 +79,37 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallFate:
-    """What has become of a recorded call; with neither of the fields set it will never run."""
+    """The state of a recorded call; with no field set it will never run."""
 
     is_running: bool = False
     #: The envelope of a call that returned.
     outcome: dict[str, Any] | None = None
-    #: What ended a call that did not return.
+    #: The error of a call that failed or was cancelled.
     error: NekroError | None = None
 
 
 class RecordUnknownError(StorageUnavailableError):
-    """The ledger may hold a call: the database broke off before it confirmed that."""
+    """The ledger may contain a call: the database failed before it confirmed the write."""
 
 
 class CallLedger(Protocol):
-    """Where calls are written down that must survive the loss of their message."""
+    """Durable records of calls that must survive the loss of their message."""
 
     def records(self, message: CallMessage) -> bool:
-        """Whether calls of this kind are written down."""
+        """Whether calls of this kind are recorded."""
         ...
 
     async def record(self, message: CallMessage) -> None:
-        """Write a call down before it is published.
+        """Record a call before it is published.
 
         Raises:
-            StorageUnavailableError: the database does not answer; the call is not written down.
-            RecordUnknownError: nor does it, and the call may be written down.
+            StorageUnavailableError: the database does not answer; the call is not recorded.
+            RecordUnknownError: the database does not answer; the call may be recorded.
         """
         ...
 
     async def settle(self, message: CallMessage) -> CallFate:
-        """Withdraw a call that has not begun, also one that is not written down yet; else say how it stands.
+        """Withdraw a call that has not started, recorded or not; otherwise return its state.
 
         Raises:
             StorageError: the database does not answer.
@@ -116,7 +117,7 @@ class CallLedger(Protocol):
         ...
 
     async def withdraw(self, call_id: str) -> None:
-        """See to it that a call does not start any more, and that what it still does is not recorded."""
+        """Prevent a call from starting, and a running one from recording its results."""
         ...
 
 
@@ -126,49 +127,49 @@ class _Pending:
 
     message: CallMessage
     since: float
-    #: What a worker stored for it.
+    #: The result record that a worker stored; None until it arrives.
     record: dict[str, Any] | None = None
-    #: Whom to wake when it is there; None while nobody waits for it.
+    #: Completed when the record arrives; None while no task waits for it.
     waiter: asyncio.Future[None] | None = None
     is_cancelled: bool = False
     #: Whether the ledger has it, or may have it.
     is_recorded: bool = False
-    #: Whether it may have begun, or may begin, although sending or answering it failed.
+    #: Whether it may have started, or may still start, although sending or answering it failed.
     is_in_doubt: bool = False
-    #: Where the broker put the message; None: not published yet, or the broker keeps its data.
+    #: Position of the message in the broker; None if it is unpublished or the broker is durable.
     place: Place | None = None
-    #: Whether its caller waits for the answer here.
+    #: Whether its caller waits for the answer in this process.
     is_awaited: bool = True
-    #: Headers that continue the trace in its worker, also when it is sent again.
+    #: Headers that continue the trace in the worker, also when the message is sent again.
     trace: Mapping[str, str] = field(default_factory=dict)
 
     def settle(self, record: dict[str, Any]) -> None:
-        """Take what a worker stored; the first counts."""
+        """Accept a worker's result record; later records are ignored."""
         if self.record is None:
             self.record = record
             if self.waiter is not None and not self.waiter.done():
                 self.waiter.set_result(None)
 
     def cancel(self) -> None:
-        """End the wait, also one that has not begun yet."""
+        """Cancel the present wait, or the next one."""
         self.is_cancelled = True
         if self.waiter is not None:
             self.waiter.cancel()
 
     async def answer(self) -> dict[str, Any]:
-        """Wait for what a worker stores; may be called again when the wait was cut short."""
+        """Wait for the result record; can be called again after an interrupted wait."""
         if self.is_cancelled:
             raise asyncio.CancelledError
         if self.record is None:
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
-        assert self.record is not None  # noqa: S101 - it woke the waiter
+        assert self.record is not None  # noqa: S101 - set before the waiter is completed
         return self.record
 
 
 @dataclass(frozen=True, slots=True)
 class _Patience:
-    """How long a caller waits, and what it does then."""
+    """How long a caller waits, and a callback that decides whether it then stops waiting."""
 
     seconds: float
     leave: Callable[[], Awaitable[bool]]
@@ -195,14 +196,14 @@ class MethodCaller:
         self._revocations: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Begin to listen for replies. Redis need not be there yet; it is waited for."""
+        """Start listening for replies. Redis need not be reachable yet; the tasks retry."""
         if self._tasks:
             return
         self._publisher = make_publisher(self._app, self._settings.broker)
         self._queues = self._app.amqp.queues
         self._limits = Limits()
         self._busy_poll = BusyPoll(self._settings.broker.busy_poll_seconds)
-        # Apart, because a blocking pop occupies its connection.
+        # Separate connections, because a blocking pop occupies its connection.
         self._popper, self._reader = self._link(), self._link()
         self._tasks = [
             asyncio.create_task(self._listen(self._popper), name="nekro-replies"),
@@ -215,7 +216,7 @@ class MethodCaller:
             self._tasks.append(asyncio.create_task(self._subscription.listen(), name="nekro-answers"))
 
     async def close(self) -> None:
-        """Stop listening, delete the reply list, and cancel every call that still waits."""
+        """Stop listening, delete the reply list, and cancel every waiting call."""
         tasks, self._tasks = self._tasks, []
         await _end({*tasks, *self._revocations})
         if self._subscription is not None:
@@ -242,30 +243,30 @@ class MethodCaller:
         await self.close()
 
     async def call(self, invocation: Invocation, *, lane: Lane | str) -> Envelope:
-        """Run a method on some worker and return what it returned.
+        """Run a method on a worker and return its envelope.
 
-        When the broker lost its data the message is sent again, under the same id.
+        When the broker has lost its data, the message is sent again with the same id.
 
         Args:
-            lane: a lane, or the name of a pinned plugin's queue. An unknown name is a
+            lane: a lane, or the name of a pinned plugin's queue. An unknown name raises
                 ``KeyError``: queues are declared in settings.
 
         Raises:
             BrokerUnavailableError: the broker does not answer within about 6 s; the call will not run.
-            StorageUnavailableError: the same of the database.
-            OutcomeUnknownError: they failed around the call, and whether it ran is not known.
-            OverloadedError: the queue is full, or too many calls wait here; it will not run.
+            StorageUnavailableError: the database does not answer; the call will not run.
+            OutcomeUnknownError: broker or database failed, and whether the call ran is not known.
+            OverloadedError: the queue is full, or too many calls wait here; the call will not run.
             CallTimeoutError: the deadline passed, in the queue or while the method ran. The
-                worker is asked to stop it.
+                worker is requested to stop the call.
             CallCancelledError: the call was revoked.
             MethodFailedError: the method raised; the error names the plugin's exception.
             MethodNotFoundError, ArgumentError, ResultError, …: the worker raised this error
                 of our tree.
-            MessageRefusedError: the answer is no envelope of this call, or a call of this
-                id is already under way here.
+            MessageRefusedError: the answer is not an envelope of this call, or a call with this
+                id is already in progress here.
         """
         envelope = await self._call(invocation, lane, None)
-        assert envelope is not None  # noqa: S101 - nobody leaves it
+        assert envelope is not None  # noqa: S101 - only a caller with _Patience stops waiting
         return envelope
 
     async def call_patiently(
@@ -276,14 +277,14 @@ class MethodCaller:
         seconds: float,
         leave: Callable[[], Awaitable[bool]],
     ) -> Envelope | None:
-        """Run a method as ``call`` does, but wait only so long; None: it goes on, and nobody waits here.
+        """Run a method as ``call`` does, but with a limited wait; None: the call continues without a waiter.
 
         Args:
-            seconds: how long to wait once it was sent, at most until its deadline.
-            leave: asked then, once, whether to wait no longer.
+            seconds: how long to wait after sending, at most until the deadline.
+            leave: called once when that time is over; returns whether to stop waiting.
 
         Raises:
-            As ``call`` and ``leave`` do.
+            The errors of ``call`` and ``leave``.
         """
         return await self._call(invocation, lane, _Patience(seconds, leave))
 
@@ -294,7 +295,7 @@ class MethodCaller:
         if self._publisher is None:
             raise RuntimeError("MethodCaller.call before start or after close")
         if call_id in self._pending:
-            raise MessageRefusedError(f"call {call_id} is already under way")
+            raise MessageRefusedError(f"call {call_id} is already in progress")
         queue = self._queues[str(lane)].name
         remaining = invocation.remaining_seconds()
         if remaining <= 0:
@@ -327,7 +328,7 @@ class MethodCaller:
         return _envelope(invocation, answer)
 
     async def _keep_pace(self, invocation: Invocation) -> None:
-        """Space out a chat's long messages: workers check and parse each of them on their loop."""
+        """Space out a chat's long messages, because workers verify and parse them on their event loop."""
         chars = len(invocation.args)
         if chars > LARGE_CHARS:
             await self._pace.turn(invocation.chat_key)
@@ -342,13 +343,13 @@ class MethodCaller:
         return False
 
     async def send(self, invocation: Invocation, *, lane: Lane | str) -> None:
-        """Publish a call whose result nobody waits for here.
+        """Publish a call without waiting for its result.
 
         Raises:
-            OverloadedError: the queue is full; it will not run.
-            BrokerUnavailableError, StorageUnavailableError: broker or database do not answer; it will
-                not run.
-            OutcomeUnknownError: nor do they, and it may run.
+            OverloadedError: the queue is full; the call will not run.
+            BrokerUnavailableError, StorageUnavailableError: broker or database do not answer; the call
+                will not run.
+            OutcomeUnknownError: broker or database do not answer; the call may run.
         """
         if self._publisher is None:
             raise RuntimeError("MethodCaller.send before start or after close")
@@ -365,10 +366,10 @@ class MethodCaller:
                 raise _in_doubt(invocation) from exc
 
     async def revoke(self, call_id: str, *, terminate: bool = True) -> None:
-        """Tell all workers, also those that start later, to drop a call.
+        """Make all workers, including those that start later, drop a call.
 
         Args:
-            terminate: also stop it when it already runs.
+            terminate: also stop the call if it is running.
 
         Raises:
             BrokerUnavailableError: the broker does not answer.
@@ -386,7 +387,7 @@ class MethodCaller:
         return CallMessage.of(invocation, signer=self._signer, lane=queue, reply_to=self._caller_id)
 
     async def _send(self, pending: _Pending) -> None:
-        """Write a call down and publish it; where that fails it is withdrawn, or its answer waited for."""
+        """Record a call and publish it; after a failure, withdraw it or wait for its answer."""
         pending.trace = trace_headers()
         ledger = self._ledger
         pending.is_recorded = ledger is not None and ledger.records(pending.message)
@@ -406,7 +407,7 @@ class MethodCaller:
         return await self._publisher.send(task, queue=pending.message.lane, may_repeat=pending.is_recorded)
 
     async def _settle_unsent(self, pending: _Pending, error: NekroError) -> None:
-        """Raise ``error`` when the call will not run; return when its answer is there, or will be."""
+        """Raise ``error`` if the call will not run; return if its answer has arrived or will arrive."""
         if not pending.is_recorded:
             if not isinstance(error, PublishUnknownError):
                 raise error
@@ -423,7 +424,7 @@ class MethodCaller:
         pending.settle(_returned(fate.outcome))
 
     async def _wait_for_unrecorded(self, pending: _Pending, error: NekroError) -> None:
-        """Give a call that has no row the rest of the time of a publish to answer."""
+        """Wait for the answer to an unrecorded call for the remaining time of a publish."""
         invocation = pending.message.invocation
         if pending.is_awaited:
             rest_seconds = pending.since + PUBLISH_SECONDS - time.monotonic()
@@ -434,7 +435,7 @@ class MethodCaller:
         raise _in_doubt(invocation) from error
 
     async def _fate(self, pending: _Pending) -> CallFate | None:
-        """Ask the ledger how a call stands until it says; None: an answer came meanwhile.
+        """Query the ledger for a call's state until it answers; None: the call's answer came meanwhile.
 
         The call's deadline ends the wait.
         """
@@ -449,11 +450,11 @@ class MethodCaller:
         return None
 
     async def _confirmed(self, pending: _Pending, answer: dict[str, Any]) -> dict[str, Any]:
-        """Compare a failure with the row, and see to it that the call is not sent again later."""
+        """Compare a failure with the call's row, and prevent the call from being sent again later."""
         if not pending.is_recorded or answer["status"] == states.SUCCESS:
             return answer
         error, invocation = failure_from_record(answer), pending.message.invocation
-        # What a method raised, a worker has claimed: it is not sent again.
+        # A call whose method raised was claimed by a worker and is not sent again.
         fate = None if isinstance(error, MethodFailedError) else await self._fate(pending)
         if fate is not None and fate.outcome is not None:
             return _returned(fate.outcome)
@@ -471,14 +472,14 @@ class MethodCaller:
             return
         try:
             await self._ledger.withdraw(call_id)
-        except StorageError as exc:  # it ends at its deadline
+        except StorageError as exc:  # the call ends at its deadline
             logger.warning("call %s cannot be withdrawn: %s", call_id, exc)
 
     def _revoke_soon(self, call_id: str) -> None:
         async def revoke() -> None:
             try:
                 await self.revoke(call_id)
-            except Exception as exc:  # its worker stops it at the deadline anyway
+            except Exception as exc:  # the worker stops the call at its deadline anyway
                 logger.warning("cannot revoke call %s: %s", call_id, exc)
 
         task = asyncio.create_task(revoke())
@@ -496,9 +497,9 @@ class MethodCaller:
             try:
                 await self._pop(link)
             except (RedisError, OSError) as exc:
-                logger.warning("replies cannot be read, trying again: %s", exc)
+                logger.warning("replies cannot be read, retrying: %s", exc)
                 await asyncio.sleep(RECONNECT_SECONDS)
-            except Exception:  # calls wait on this loop, whatever one reply held
+            except Exception:  # all calls depend on this task, whatever one reply contained
                 logger.exception("a reply could not be handled")
 
     async def _pop(self, link: RedisLink) -> None:
@@ -506,14 +507,14 @@ class MethodCaller:
         if popped is None:
             return
         self._settle(popped[1])
-        # Whoever waited goes on before anything else is sent.
+        # Resume the waiting caller before sending the next command.
         await asyncio.sleep(0)
         if self._pending:
             for raw in await link.execute("LPOP", self._reply_key, POP_COUNT) or ():
                 self._settle(raw)
 
     async def _reread_forever(self, link: RedisLink) -> None:
-        """Look after old calls: a lost pop took the reply from the list, a lost Redis took the message."""
+        """Recover old calls whose reply was lost with a pop, or whose message was lost by Redis."""
         while True:
             await asyncio.sleep(REREAD_SECONDS)
             old = time.monotonic() - REREAD_SECONDS
@@ -530,13 +531,13 @@ class MethodCaller:
                 if calls:
                     await self._send_lost_again()
             except (RedisError, OSError, BrokerError) as exc:
-                logger.debug("calls cannot be looked after: %s", exc)
-            except Exception:  # every other call depends on this loop
-                logger.exception("calls cannot be looked after")
+                logger.debug("recovery of pending calls failed: %s", exc)
+            except Exception:  # all calls depend on this task
+                logger.exception("recovery of pending calls failed")
 
     async def _send_lost_again(self) -> None:
-        """Publish again what the broker took and has lost since; nobody else knows of TOOL calls."""
-        assert self._publisher is not None  # noqa: S101 - set as long as the tasks run
+        """Publish calls again that the broker has lost; TOOL calls are known only to this process."""
+        assert self._publisher is not None  # noqa: S101 - set while the tasks run
         epoch = await self._publisher.epoch()
         if epoch is None:
             return
@@ -554,7 +555,7 @@ class MethodCaller:
             pending.place = await self._put(pending)
 
     def _settle(self, raw: Any) -> None:
-        """Give a stored result to the call that waits for it; anything else is dropped."""
+        """Pass a result to the call that waits for it; anything else is dropped."""
         try:
             record = plain_json.load(raw)
         except ValueError:
@@ -568,7 +569,7 @@ class MethodCaller:
 
 
 async def _end(tasks: set[asyncio.Task[None]]) -> None:
-    """Cancel tasks until they end: one cancellation gets lost when it meets a timeout inside redis-py."""
+    """Cancel tasks until they end: a cancellation is lost if it coincides with a timeout inside redis-py."""
     while pending := {task for task in tasks if not task.done()}:
         for task in pending:
             task.cancel()
@@ -576,12 +577,12 @@ async def _end(tasks: set[asyncio.Task[None]]) -> None:
 
 
 def _returned(outcome: dict[str, Any]) -> dict[str, Any]:
-    """What a worker would have stored for a call that returned."""
+    """Return the record that a worker stores for a call that returned."""
     return {"status": states.SUCCESS, "result": outcome}
 
 
 def _as_documented(error: NekroError) -> NekroError:
-    """Return an error of the class that callers know: subclasses of this package say how far a step came."""
+    """Return an error of the documented class; subclasses in this package carry internal detail."""
     documented = (BrokerUnavailableError, StorageUnavailableError)
     kind = next((kind for kind in documented if isinstance(error, kind)), None)
     return error if kind is None else kind(str(error))
@@ -589,7 +590,7 @@ def _as_documented(error: NekroError) -> NekroError:
 
 def _in_doubt(invocation: Invocation) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"call {invocation.call_id} of {invocation.method}: the broker or the database failed around it, so "
+        f"call {invocation.call_id} of {invocation.method}: the broker or the database failed meanwhile, so "
         "it may or may not have run; check before you repeat it"
     )
 
@@ -604,7 +605,7 @@ def _envelope(invocation: Invocation, record: Mapping[str, Any]) -> Envelope:
         envelope = Envelope.model_validate(answer)
     except ValidationError as exc:
         raise MessageRefusedError(
-            f"call {invocation.call_id}: the worker answered with something that is no envelope"
+            f"call {invocation.call_id}: the worker returned an invalid envelope"
         ) from exc
     if envelope.call_id != invocation.call_id:
         raise MessageRefusedError(f"call {invocation.call_id}: the answer belongs to {envelope.call_id}")

@@ -1,4 +1,4 @@
-"""Work that a cancellation must not leave half done: giving a connection back, ending a wait."""
+"""Runs work to completion despite cancellation, such as returning a connection to its pool."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 async def complete(work: Awaitable[T], *, among: set[asyncio.Task[Any]] | None = None) -> T:
-    """Wait for work until it has ended, however often the waiting task is cancelled meanwhile.
+    """Wait until work has ended, even if the waiting task is cancelled repeatedly meanwhile.
 
-    ``asyncio.shield`` protects the work as well, but its caller goes on at once: what the caller does
-    next then meets work that still runs.
+    ``asyncio.shield`` protects the work too, but its caller resumes immediately, while the work may still
+    be running.
 
     Args:
         work: a coroutine, or any awaitable that nothing else cancels. It must be bounded in time.
-        among: holds the work's task while it runs, for code that has to wait for all such work.
+        among: contains the work's task while it runs, for code that must wait for all such work.
 
     Raises:
-        asyncio.CancelledError: the waiting task was cancelled; the work has ended by then.
-        Exception: what the work raised.
+        asyncio.CancelledError: the waiting task was cancelled; the work has ended.
+        Exception: the error of the work.
     """
     task = asyncio.ensure_future(work)
     if among is not None:
@@ -33,7 +33,7 @@ async def complete(work: Awaitable[T], *, among: set[asyncio.Task[Any]] | None =
     if cancellation is None:
         return task.result()
     if not task.cancelled():
-        task.exception()  # retrieved: the cancellation is what the caller hears of
+        task.exception()  # marked as retrieved; the caller gets the cancellation
     raise cancellation
 
 

@@ -1,4 +1,4 @@
-"""Connections to the broker: the transports that they use instead of kombu's own."""
+"""Connections to the broker that use our transports instead of kombu's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ClaimConnection"]
 
 
 class PlainAmqpMessage(pyamqp.Message):  # type: ignore[misc]
-    """A message of RabbitMQ that is never unpacked."""
+    """A RabbitMQ message that is never decompressed."""
 
     def __init__(self, msg: Any, channel: Any = None, **options: Any) -> None:
         if uncompressed(msg.properties.get("application_headers")):
@@ -24,31 +24,31 @@ class PlainAmqpMessage(pyamqp.Message):  # type: ignore[misc]
 
 
 class PlainAmqpChannel(pyamqp.Channel):  # type: ignore[misc]
-    """Delivers them."""
+    """A channel that delivers ``PlainAmqpMessage``."""
 
     Message = PlainAmqpMessage
 
 
 class PlainAmqpConnection(pyamqp.Connection):  # type: ignore[misc]
-    """Opens such channels."""
+    """A connection that opens ``PlainAmqpChannel``."""
 
     Channel = PlainAmqpChannel
 
 
 class PlainAmqpTransport(pyamqp.Transport):  # type: ignore[misc]
-    """The transport of RabbitMQ; kombu finds it through ``ClaimConnection``."""
+    """The transport for RabbitMQ, selected by ``ClaimConnection``."""
 
     Connection = PlainAmqpConnection
 
 
 class ClaimConnection(Connection):  # type: ignore[misc]
-    """A connection whose transport unpacks nothing and, when its options say so, claims.
+    """A connection whose transport decompresses nothing and, if its options say so, claims messages.
 
-    The broker's URL stays an ordinary one, which Flower and other readers understand.
+    The broker's URL stays a standard one, which Flower and other programs understand.
     """
 
     def get_transport_cls(self) -> Callable[..., Any]:
-        """The class of the transport."""
+        """Return the class of the transport."""
         found: Callable[..., Any] = super().get_transport_cls()
         if found is pyamqp.Transport:
             return PlainAmqpTransport

@@ -1,9 +1,9 @@
-"""A worker's consumer that takes signed messages only, and answers the callers of those it cannot run.
+"""A worker's consumer that accepts only signed messages and answers the callers of refused ones.
 
-Every delivery passes ``broker_config.admission`` before Celery sees any of it. Celery drops a message that
-it cannot decode, and its caller waits for ever; it also writes the message's content into the log. Here
-each refused message is logged by its names and sizes alone, set aside for the operator (``nekro dead``)
-and, when it names a caller, answered with an error.
+Every delivery passes ``broker_config.admission`` before Celery reads it. Celery itself drops a message that
+it cannot decode, so that its caller waits forever, and writes the message's content to the log. Here a
+refused message is logged by name and size only, kept for the operator (``nekro dead``) and, if it names a
+caller, answered with an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class AnsweringConsumer(Consumer):  # type: ignore[misc]
-    """Celery's consumer; set by ``worker_consumer``."""
+    """Celery's consumer with admission and answers; configured by ``worker_consumer``."""
 
     _is_flush_due = False
     _hub_thread = 0
@@ -46,8 +46,8 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
     _refusing: ThreadPoolExecutor | None = None
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-        """Return what takes a delivery: Celery's own, behind a guard against what would stop it."""
-        self._is_flush_due = False  # a lost connection took the hub's plans with it
+        """Return the handler of deliveries: Celery's own, protected against messages that would stop it."""
+        self._is_flush_due = False  # a lost connection discarded the hub's scheduled calls
         handle = super().create_task_handler(*args, **kwargs)
         limit = self.app.nekro_settings.broker.max_deliveries
         self._hub_thread = threading.get_ident()
@@ -67,7 +67,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             return self.hub.call_soon(on_hub, message)
 
         def on_hub(message: Any) -> None:
-            # Its channel was lost meanwhile: the message is delivered again.
+            # If its channel was lost meanwhile, the message is delivered again.
             if self.task_consumer is not None and message.channel is self.task_consumer.channel:
                 on_admitted(message)
 
@@ -86,7 +86,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         return on_task_received
 
     def _start_intake(self) -> None:
-        """Let the pool's event loop take the messages, if it has one."""
+        """Let the pool's event loop consume the messages, if the pool has one."""
         channel, loop = self.task_consumer.channel, getattr(self.pool, "loop", None)
         settings = self.app.nekro_settings
         if loop is None or not isinstance(channel, ClaimChannel) or not settings.workers.fast_path:
@@ -103,27 +103,27 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         self._intake.start()
 
     def _is_ordinary(self, message: Any) -> bool:
-        """Whether an admitted message can be taken to the pool without an answer or a look at the past."""
+        """Whether an admitted message can be passed to the pool without any of Celery's special handling."""
         headers = message.headers
         return (
             headers["task"] in self.strategies
-            and self.task_buckets[headers["task"]] is None  # no limit of its rate
+            and self.task_buckets[headers["task"]] is None  # no rate limit
             and headers["id"] not in state.revoked
-            # After a lost connection Celery counts the ends of tasks until it prefetches as before.
+            # After a lost connection Celery counts finished tasks until it has restored the prefetch count.
             and (self._maximum_prefetch_restored or not self.restart_count)
         )
 
     def _guarded(self, take: Callable[[Any], Any], message: Any) -> Any:
-        """Take a message so that nothing in it stops the worker."""
+        """Handle a message so that nothing in it can stop the worker."""
         try:
             return take(message)
         except LOST:
             raise
-        except Exception as exc:  # of a shape that Celery takes for granted
+        except Exception as exc:  # not of the shape that Celery expects
             return self.on_invalid_task(None, message, exc)
 
     def _begin(self, message: Any) -> None:
-        """Take an ordinary message to the pool: Celery's handler without what serves the others."""
+        """Pass an ordinary message to the pool, without the special cases of Celery's handler."""
         self.strategies[message.headers["task"]](
             message,
             None,
@@ -133,16 +133,16 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         )
 
     def on_close(self) -> None:
-        """The connection is lost: first of all nothing more is taken."""
+        """Stop taking messages first, because the connection is lost."""
         if self._intake is not None:
             self._intake.stop()
         super().on_close()
 
     def call_soon_ack(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Acknowledge at once where a keeper does the work, on whatever thread the task ended.
+        """Acknowledge on the thread on which the task ended, if a lease keeper sends acknowledgements.
 
-        Celery hands acknowledgements to the hub. While a lost connection is restored the hub
-        stands still, and a task that ends meanwhile would count as never done.
+        Celery passes acknowledgements to the hub. The hub is blocked while it reconnects, and a
+        task that ends meanwhile would count as not executed.
         """
         channel = self.task_consumer.channel if self.task_consumer else None
         if not isinstance(channel, ClaimChannel) or self.hub is None:
@@ -152,22 +152,22 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         if was_full and self._intake is not None:
             self._intake.wake()
         elif was_full:
-            self.hub.call_soon(_wake_up)  # it asked for nothing, and may ask again
+            self.hub.call_soon(_wake_up)  # the hub had stopped asking for messages and may ask again
         return None
 
     def on_send_event_buffered(self) -> None:
-        """Plan to publish task events; called on the thread that sent one."""
+        """Schedule the publication of task events; called on the thread that sent one."""
         if self.hub and not self._is_flush_due:
             self._is_flush_due = True
             self.hub.call_soon(self._plan_flush)
 
     def _look_for_watchers(self) -> None:
-        """Send events only while a queue is bound to them; kombu drops bindings whose owners died."""
+        """Send events only while a queue is bound to them; kombu drops bindings of dead consumers."""
         if self.event_dispatcher is None or self.task_consumer is None:
             return
         try:
             bound = self.task_consumer.channel.get_table(self.app.conf.event_exchange)
-        except LOST:  # the hub finds out by itself
+        except LOST:  # the hub detects it itself
             return
         self.event_dispatcher.is_watched = bool(bound)
 
@@ -179,7 +179,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         self._flush_events()
 
     def on_poison(self, message: Any) -> None:
-        """Set aside a task that was delivered often enough and never finished."""
+        """Dead-letter a task that reached the maximum number of deliveries without finishing."""
         count = deliveries(message.headers)
         _log("poisonous", message, None)
         self._set_aside(message)
@@ -187,14 +187,14 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         self._answer(
             message,
             OutcomeUnknownError(
-                f"{count} workers took the call and none finished it; it was set aside (`nekro dead`)"
+                f"{count} workers took the call and none finished it; it was dead-lettered (`nekro dead`)"
             ),
         )
 
     def _refuse_aside(self, message: Any, exc: Exception) -> None:
-        """Refuse a message from the pool's loop, which must not wait for Redis.
+        """Refuse a message on a separate thread, because the pool's loop must not wait for Redis.
 
-        Not on the hub, which may look once a second: others would wait behind a flood of such messages.
+        The hub is not used: it may run only once a second, and many refused messages would delay others.
         """
         if self._refusing is None:
             self._refusing = ThreadPoolExecutor(1, thread_name_prefix="nekro-refuse")
@@ -203,15 +203,15 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
     def _refuse(self, message: Any, exc: Exception) -> None:
         try:
             self.on_refused(message, exc)
-        except Exception as lost:  # not acknowledged, so it comes back; the next one is tried
-            logger.warning("a refused message cannot be set aside: %s", lost)
+        except Exception as lost:  # not acknowledged, so it is redelivered
+            logger.warning("a refused message cannot be dead-lettered: %s", lost)
         if self._intake is not None:
             self._intake.wake()
 
     def on_refused(self, message: Any, exc: Exception) -> None:
-        """Keep a message that is not one of ours where an operator sees it, and do nothing that it asks.
+        """Dead-letter a message without executing it, and answer its caller.
 
-        A caller hears of it, by its own list of replies; nothing else is written for a message without one.
+        The answer goes to the caller's reply list; nothing else is written for a message without a caller.
         """
         _log("refused", message, exc)
         reason = str(exc) if isinstance(exc, MessageRefusedError) else "message refused: it cannot be decoded"
@@ -222,10 +222,10 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
             self._answer(message, MessageRefusedError(reason))
 
     def _set_aside(self, message: Any, *, refused: str | None = None) -> None:
-        """Put a message where ``nekro dead`` finds it.
+        """Dead-letter a message, for ``nekro dead``.
 
         Args:
-            refused: why it may not run; None: it may, but ends its workers.
+            refused: why it was refused; None for a valid message that no worker finished.
         """
         channel = message.channel
         if isinstance(channel, ClaimChannel):
@@ -240,7 +240,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         publish_dead(channel, message, refused=refused)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        """Refuse what kombu cannot read; a broadcast is dropped."""
+        """Refuse a message that kombu cannot decode; drop a broadcast."""
         if self.task_consumer is not None and message.channel is self.task_consumer.channel:
             if threading.get_ident() == self._hub_thread:
                 self.on_refused(message, exc)
@@ -251,7 +251,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         message.ack()
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
-        """Refuse an admitted message that Celery cannot take."""
+        """Refuse an admitted message that Celery cannot handle."""
         _log("invalid", message, exc)
         message.reject_log_error(logger, self.connection_errors)
         signals.task_rejected.send(sender=self, message=message, exc=exc)
@@ -269,7 +269,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task_id)
 
     def _answer(self, message: Any, error: Exception) -> None:
-        if self._intake is not None and self._intake.is_here():  # storing waits for Redis; tasks must go on
+        if self._intake is not None and self._intake.is_here():  # storing would block the tasks' event loop
             self.hub.call_soon(self._answer, message, error)
             return
         headers = message.headers if isinstance(message.headers, dict) else {}
@@ -280,12 +280,12 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         request = Context(id=task_id, task=name, reply_to=reply_to, errbacks=None, chord=None, group=None)
         try:
             self.app.backend.mark_as_failure(task_id, error, request=request)
-        except Exception:  # the caller's deadline covers it; the consumer must go on
+        except Exception:  # the caller has a deadline, and the consumer must continue
             logger.exception("cannot answer the caller of task %s", task_id)
 
 
 class _Ending:
-    """Acknowledges or rejects a message, once Celery says so; two of them for each that is held."""
+    """Callback that acknowledges or rejects a message; each held message has one of either kind."""
 
     __slots__ = ("_consumer", "_is_rejection", "_message")
 
@@ -299,7 +299,7 @@ class _Ending:
 
 
 def _wake_up() -> None:
-    """Do nothing, on the hub: its loop goes round once more."""
+    """Do nothing on the hub, which makes its loop iterate once more."""
 
 
 def _log(kind: str, message: Any, exc: Exception | None) -> None:

@@ -1,8 +1,8 @@
-"""Messages that were set aside: list, check, retry, drop. They wait in the broker for an operator.
+"""Dead letters: lists, verifies, retries and drops messages that are kept in the broker for an operator.
 
-On Redis they are two lists: calls that end their workers, raw as they came, and messages that were refused,
-each with the reason. On RabbitMQ they are queues, ``nekro.dead`` and ``nekro.refused``. Who can write to
-the broker can write there, so nothing is sent again whose signatures were not verified just before.
+On Redis there are two lists: raw messages of calls that no worker finished, and refused messages with the
+reason. On RabbitMQ there are two queues, ``nekro.dead`` and ``nekro.refused``. Everything with write access
+to the broker can write there, so a message's signatures are verified again before it is retried.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from nekro_agent.errors import MessageRefusedError, UsageError
 
 __all__ = ["DeadLetters", "DeadMessage", "VerifiedMessage"]
 
-#: Begins the id of a message that says no id itself.
+#: Prefix of generated ids, for messages without a readable id.
 RAW_PREFIX: Final = "raw-"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadMessage:
-    """One message as it lies there, unverified; its arguments are not shown."""
+    """One stored message, not verified; its arguments are not shown."""
 
-    #: The task's id, which is the call's; for unreadable ones made from the content.
+    #: The task id, which is the call id; generated from the content if it cannot be read.
     id: str
-    #: None: the message cannot be read as a task.
+    #: Name of the task; None if the message cannot be read as a task.
     task: str | None
-    #: Queue that it came from; None: unknown.
+    #: Queue that it came from; None if unknown.
     lane: str | None
-    #: Workers that took it and did not finish it.
+    #: Number of deliveries that were not finished.
     deliveries: int
     size_bytes: int
-    #: The list's entry.
+    #: The entry of the list.
     raw: bytes
-    #: Why a worker refused it; None: it was not refused.
+    #: Why a worker refused it; None if it was not refused.
     refusal: str | None = None
 
     @property
     def reason(self) -> str:
-        """Why it is here."""
+        """Why the message was dead-lettered."""
         if self.refusal is not None:
             return self.refusal
         if self.task is None:
@@ -66,36 +66,38 @@ class DeadMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedMessage:
-    """What a message would run; made by ``DeadLetters.verify`` only."""
+    """The verified content of a message; created only by ``DeadLetters.verify``."""
 
     message: DeadMessage
     task: str
     lane: str
     args: list[Any]
     time_limits: list[float | None]
-    #: None: it announces a row (a round, a job), which says what is to be done.
+    #: None for a message that announces a row (a round, a job), which contains the work.
     invocation: Invocation | None
 
 
 class DeadLetters:
-    """The dead list of one Redis; blocking. Every method raises BrokerUnavailableError."""
+    """The dead letters of one Redis; blocking. Every method may raise BrokerUnavailableError."""
 
     def __init__(self, app: NekroApp, *, signer: Signer) -> None:
-        """Connect to nothing yet.
+        """Create the client; the first method connects.
 
         Raises:
-            UsageError: the broker is no Redis.
+            UsageError: the broker is not Redis.
         """
         settings = app.nekro_settings.broker
         if settings.url is None or not is_redis(settings.url):
-            raise UsageError("this broker keeps dead messages in its queue nekro.dead; use its own tools")
+            raise UsageError(
+                "this broker keeps dead letters in its queues nekro.dead and nekro.refused; use its own tools"
+            )
         self._app, self._signer, self._url = app, signer, settings.url
         keys = Keys(prefix=settings.key_prefix)
         self._prefix, self._dead, self._refused = settings.key_prefix, keys.dead, keys.refused
         self._client = RedisEndpoint(settings, settings.url).client()
 
     def newest(self, *, limit: int) -> list[DeadMessage]:
-        """List messages, the newest first: those that may run before those that were refused."""
+        """List messages, newest first: valid ones before refused ones."""
         try:
             dead: Any = self._client.lrange(self._dead, 0, limit - 1)
             refused: Any = self._client.lrange(self._refused, 0, limit - 1)
@@ -104,7 +106,7 @@ class DeadLetters:
         return [*map(_read, dead), *map(_read_refused, refused)][:limit]
 
     def drop(self, message: DeadMessage) -> bool:
-        """Delete a message; False when it was gone already."""
+        """Delete a message; False when it no longer exists."""
         key = self._dead if message.refusal is None else self._refused
         try:
             removed: Any = self._client.lrem(key, 1, message.raw)  # type: ignore[arg-type]
@@ -113,10 +115,10 @@ class DeadLetters:
             raise unavailable(self._url, exc) from exc
 
     def verify(self, message: DeadMessage) -> VerifiedMessage:
-        """Check that a message is one of ours, unaltered, for the queue that it came from.
+        """Check that a message is signed, unaltered, and for the queue that it came from.
 
         Raises:
-            MessageRefusedError: it is not; the text says what is wrong.
+            MessageRefusedError: it is not; the message says what is wrong.
         """
         if message.refusal is not None or message.task is None:
             raise MessageRefusedError(f"message {message.id} cannot be sent again: {message.reason}; drop it")
@@ -124,22 +126,22 @@ class DeadLetters:
             return self._verified(message)
         except MessageRefusedError as exc:
             raise MessageRefusedError(
-                f"message {message.id} cannot be sent again: {exc}; it was altered, or is not one of ours; "
+                f"message {message.id} cannot be sent again: {exc}; it was altered or is not ours; "
                 f"`nekro dead drop {message.id}` deletes it"
             ) from exc
 
     def retry(self, verified: VerifiedMessage, *, timeout_seconds: float | None) -> None:
-        """Put a message back into its queue; nobody waits for its result.
+        """Put a message back into its queue; no caller waits for its result.
 
         Args:
-            timeout_seconds: gives a call a new deadline, from now; None: it keeps the one that it has.
+            timeout_seconds: new deadline of a call, from now; None keeps its deadline.
 
         Raises:
-            UsageError: the deadline has passed, or its queue is not known here.
+            UsageError: the deadline has passed, or the queue is not in the settings.
         """
         if verified.lane not in self._app.amqp.queues:
             raise UsageError(
-                f"queue {verified.lane} of message {verified.message.id} is not known here "
+                f"queue {verified.lane} of message {verified.message.id} is not in these settings "
                 "(NEKRO_WORKERS__PINNED_PLUGINS); run this with the workers' settings"
             )
         again = encode_message(self._built(verified, timeout_seconds), queue=verified.lane)
@@ -173,8 +175,8 @@ class DeadLetters:
             ).build(self._app)
         if invocation.remaining_seconds() <= 0:
             raise UsageError(
-                f"the deadline of call {invocation.call_id} ended at {invocation.deadline:%Y-%m-%d %H:%M:%S} "
-                "UTC; `--timeout SECONDS` gives it a new one"
+                f"the deadline of call {invocation.call_id} was {invocation.deadline:%Y-%m-%d %H:%M:%S} UTC; "
+                "set a new one with `--timeout SECONDS`"
             )
         return CallMessage(
             invocation=invocation, body=verified.args[0], lane=verified.lane, reply_to=None
@@ -187,7 +189,7 @@ class DeadLetters:
             admit(task, self._app.task_seal)
         except MessageRefusedError:
             raise
-        except Exception as exc:  # of whatever shape
+        except Exception as exc:  # the message may have any shape
             raise MessageRefusedError(f"it cannot be read ({type(exc).__name__})") from exc
         headers = task.headers
         return VerifiedMessage(
@@ -203,7 +205,7 @@ class DeadLetters:
         if task in (DRAIN_TASK, JOB_TASK):
             return None
         if len(args) != 1:
-            raise MessageRefusedError("its body is no call's")
+            raise MessageRefusedError("its body is not that of a call")
         invocation = self._signer.verify(args[0], task_name=task)
         if invocation.call_id != task_id:
             raise MessageRefusedError(f"signed as call {invocation.call_id}, sent as {task_id}")
@@ -211,7 +213,7 @@ class DeadLetters:
 
 
 def _as_delivered(raw: bytes) -> Any:
-    """A message as a worker's consumer has it, without a connection."""
+    """Return a message in the form that a worker's consumer receives, without a connection."""
     entry = plain_json.load(raw)
     properties, body = entry["properties"], entry["body"]
     if uncompressed(entry["headers"]):

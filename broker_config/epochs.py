@@ -1,12 +1,12 @@
-"""Which published messages a Redis still has, when it restarted or another server took its place.
+"""Detects which published messages Redis has lost after a restart or a failover.
 
-A Redis that comes back may have all of its data, none, or all but the last second of it (the append-only
-file is flushed once a second; a promoted replica lags). So each message has a number, counted in Redis
-itself, and each run of a server begins an epoch that records the highest number it still knew. What was
-published before with a higher number is lost.
+A restarted Redis may have all of its data, none, or all but the last second (the append-only file is
+flushed once a second; a promoted replica lags). So each message has a number, counted in Redis itself,
+and each run of a server begins an epoch that records the highest number in its data. Messages of the
+previous epoch with a higher number are lost.
 
-The run is identified by the server's ``run_id``, which is new at each start and differs between a primary
-and its replicas. Where ``INFO`` is not permitted it is empty, and only the loss of all data is noticed.
+A run is identified by the server's ``run_id``, which is new at each start and differs between a primary
+and its replicas. If ``INFO`` is not permitted it is empty, and only the loss of all data is detected.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from broker_config.redis_link import Script
 
 __all__ = ["EPOCH", "LOOK", "Epoch", "Place"]
 
-#: Lua function ``epoch(key, run, word)``: begins an epoch called ``word`` if the server's run is new, and
-#: returns {word, word of the epoch before, highest number that was kept of it, …}.
+#: Lua function ``epoch(key, run, word)``: begins an epoch named ``word`` if the server's run is new, and
+#: returns {name of the epoch, name of the previous epoch, highest number of it that was kept, …}.
 #: ``key`` is a hash with the fields word, run, before, kept and last.
 EPOCH: Final = """
 local function epoch(key, run, word)
@@ -31,13 +31,13 @@ local function epoch(key, run, word)
 end
 """
 
-#: Script that returns the epoch. KEYS: epoch (hash). ARGV: word unlike any other, run id of the server.
+#: Script that returns the epoch. KEYS: epoch (hash). ARGV: unique name, run id of the server.
 LOOK: Final = Script(f"{EPOCH}\nreturn epoch(KEYS[1], ARGV[2], ARGV[1])\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a message was published: the epoch's word and the message's number."""
+    """Position of a published message: the epoch's name and the message's number."""
 
     word: str
     number: int
@@ -45,27 +45,27 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What the broker's data says of itself now."""
+    """The present epoch of the broker's data."""
 
     word: str
-    #: Word of the epoch before; "" when the data knows of none.
+    #: Name of the previous epoch; "" if there was none.
     before: str
-    #: Highest number that was kept of it.
+    #: Highest number of the previous epoch that was kept.
     kept: int
 
     @classmethod
     def of_reply(cls, reply: list[bytes]) -> Self:
-        """Read what ``LOOK`` returned."""
+        """Parse the reply of ``LOOK``."""
         word, before, kept = reply[:3]
         return cls(word.decode(), before.decode(), int(kept))
 
     def has(self, place: Place) -> bool:
-        """Whether a message published there was not lost with data of the broker since.
+        """Whether the broker still has the message that was published at ``place``.
 
-        A message from two or more epochs ago counts as lost: nothing records what those kept.
+        A message from two or more epochs ago counts as lost, because only the previous epoch is recorded.
         """
         return place.word == self.word or (place.word == self.before and place.number <= self.kept)
 
     def moved(self, place: Place) -> Place:
-        """Return the place of a message that this epoch has, as a place of this epoch."""
+        """Return the place in this epoch of a message that this epoch has."""
         return Place(self.word, place.number)

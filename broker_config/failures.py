@@ -1,8 +1,8 @@
-"""What a caller is told when a call did not end well.
+"""Converts the record of a failed task to an error for its caller.
 
-A failed task's record names an exception by module, class and arguments. Celery's own
-reader would look that class up, or make one; here a name selects from our error tree or
-stays text. Nothing is ever built from a name that came over the wire.
+The record names an exception by module, class and arguments. Celery's own reader imports that
+class, or creates one; here a name selects a class of our error tree or stays text. No class
+is ever imported or created by a name from the wire.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from nekro_agent.errors import (
 
 __all__ = ["failure_from_record"]
 
-#: A plugin's message is cut here on its way to the caller.
+#: Longer messages of plugins are truncated.
 MAX_MESSAGE_CHARS: Final = 8000
-#: Class of our tree by name.
+#: Classes of our error tree by name.
 _OURS: Final = {
     name: value
     for name in errors.__all__
@@ -49,14 +49,14 @@ _EXPIRED: Final = "expired"
 
 
 def failure_from_record(record: Mapping[str, Any]) -> NekroError:
-    """Turn the stored record of a task that did not succeed into an error to raise.
+    """Convert the stored record of a task that did not succeed to an error.
 
     Args:
         record: ``{"status": …, "result": {"exc_type", "exc_message", "exc_module"}, …}``.
 
     Returns:
-        An error of our tree when the worker raised one, ``MethodFailedError`` for anything
-        that a plugin raised, and our own words for what Celery reports about a call.
+        An error of our tree if the worker raised one or Celery reported one about the call, and
+        ``MethodFailedError`` for any exception of a plugin.
     """
     result = record.get("result")
     named = result if isinstance(result, Mapping) else {}
@@ -74,7 +74,7 @@ def failure_from_record(record: Mapping[str, Any]) -> NekroError:
 
 
 def _unwrapped(named: Mapping[str, Any]) -> tuple[str, object, str]:
-    """Name, module and message of an exception; Celery wraps one that cannot be pickled in another."""
+    """Return name, module and message of an exception; Celery wraps an exception that cannot be pickled."""
     name, arguments = str(named.get("exc_type", "Exception")), named.get("exc_message")
     if name == "UnpickleableExceptionWrapper" and isinstance(arguments, list) and len(arguments) > 2:
         return str(arguments[1]), arguments[0], _text(arguments[2])
@@ -87,12 +87,12 @@ def _ours(cls: type[NekroError], name: str, detail: str) -> NekroError:
         return MethodFailedError(error_type, message)
     try:
         return cls(detail)
-    except TypeError:  # one that wants more than a message
+    except TypeError:  # its constructor needs more than a message
         return MethodFailedError(name, detail)
 
 
 def _text(arguments: object) -> str:
-    """An exception's arguments as the one line that ``str`` would have made."""
+    """Return an exception's arguments as ``str`` of the exception would show them."""
     if isinstance(arguments, list | tuple):
         text = str(arguments[0]) if len(arguments) == 1 else ", ".join(map(str, arguments))
     else:

@@ -1,14 +1,14 @@
-"""Handing a message straight to a worker that waits for one.
+"""Direct delivery: passes a message to an idle worker without its queue.
 
-A message that goes through its queue costs a waiting worker two exchanges: it is woken, and then it
-claims. So a worker with room *offers* a place, in a sorted set beside the queue. Whoever publishes to
-an empty queue takes an offer, writes the message down as held and publishes it on the channel of the
-worker, all in the script that would have put it on the queue. What is stored for a call that succeeds
-acknowledges its delivery and offers its place again in the same step.
+A message in a queue costs an idle worker two round trips: it is woken, and then it claims. Therefore a
+worker with free capacity *offers* a place in a sorted set beside the queue. A publisher to an empty queue
+takes an offer, records the message as held and publishes it on the worker's channel, in the script that
+would otherwise push it to the queue. Storing the result of a successful call acknowledges its delivery
+and offers its place again in the same script.
 
-Promises stay what they are: a message is held under a lease before anybody reads it, an older message
-is never overtaken, and a worker is handed no more than it has room for. Of a worker that died or froze
-since its offer, one message waits for its lease, which is short (``HANDOFF_SECONDS``) until the worker
+The guarantees are those of the queue: a message is held under a lease before it is read, messages are not
+reordered, and a worker gets no more messages than it has capacity for. If a worker died or hung after its
+offer, one message waits until its lease expires, which is short (``HANDOFF_SECONDS``) until the worker
 renews it. ``NEKRO_BROKER__HANDOFF=false`` sends everything through the queues.
 """
 
@@ -31,31 +31,31 @@ from broker_config.transport import held_keys
 
 __all__ = ["Ending", "Handoff"]
 
-#: How soon a place is offered again while the call before still runs.
+#: How soon a place is offered again while the previous call still runs.
 AGAIN_SECONDS: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the script that stores a result does besides: acknowledge its delivery, offer its place."""
+    """Additional work of the script that stores a result: acknowledge the delivery, offer its place."""
 
     ack: Ack
-    #: None: its place is not for others.
+    #: None: do not offer the place.
     offer: PlaceOffer | None
     keeper: LeaseKeeper
     handoff: Handoff
 
     def end(self, *, is_stored: bool) -> None:
-        """Say how it went; what was not stored is acknowledged in the ordinary way."""
+        """Report the outcome; if the result was not stored, the delivery is acknowledged by Celery."""
         self.keeper.ended(self.ack, is_done=is_stored)
         if self.offer is not None:
             self.handoff.offer_arrived()
 
 
 class Handoff:
-    """A worker's side: offers its places and passes on what is handed to it, on one event loop.
+    """A worker's side of direct delivery: offers places and receives messages, on one event loop.
 
-    Only a worker that consumes one queue offers: its places are not to be taken twice.
+    Only a worker that consumes a single queue offers, so that no place is taken twice.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Handoff:
         link: RedisLink,
         take: Callable[[str, str, bytes, float], None],
     ) -> None:
-        """Take how to work.
+        """Subscribe to the worker's channel; nothing is offered yet.
 
         Args:
-            channel: the ``ClaimChannel`` whose messages are taken.
-            link: carries the offers.
-            take: told a queue, a tag, a message that is held under it, and its greatest possible age in
+            channel: the ``ClaimChannel`` that receives the messages.
+            link: the connection for offers.
+            take: called with the queue, the delivery tag, the message, and the message's maximum age in
                 seconds.
         """
         prefix = channel.global_keyprefix
@@ -90,9 +90,10 @@ class Handoff:
         self._offer: PlaceOffer | None = None
         self._is_closing = False
         self._again: asyncio.TimerHandle | None = None
-        #: Whether somebody may take the offer, or has taken it and his message is on its way.
+        #: Whether the offer can be taken, or has been taken by a message that has not arrived yet.
         self.is_open = False
-        #: Offers on their way on other connections than the link (``Ending``), and whether there are none.
+        #: Number of offers in flight on other connections than the link (``Ending``), and an event that is
+        #: set while there are none.
         self._sent_elsewhere = 0
         self._have_arrived = asyncio.Event()
         self._have_arrived.set()
@@ -105,14 +106,14 @@ class Handoff:
         place = self._place_for(1)
         if place is not None:
             self.is_open = True
-            # Sent at once and not by a task: a withdrawal must not overtake it.
+            # Sent immediately instead of in a task, so that a withdrawal cannot overtake it.
             sent = self._link.begin("EVAL", OFFER_PLACE, 1, place.key, place.text, OFFER_SECONDS)
             asyncio.ensure_future(sent).add_done_callback(_look_away)
 
     def next_offer(self) -> PlaceOffer | None:
-        """The offer of a place that is about to be left; None if one stands, or none can be made.
+        """Return an offer of a place that is about to become free; None if one is open or none can be made.
 
-        Whoever sends it tells how that ended (``offer_arrived``).
+        The caller that sends it must call ``offer_arrived`` afterwards.
         """
         place = None if self.is_open else self._place_for(0)
         if place is None:
@@ -124,18 +125,18 @@ class Handoff:
         return place
 
     def offer_arrived(self) -> None:
-        """Know that Redis has what ``next_offer`` returned, or never will."""
+        """Record that Redis has the offer that ``next_offer`` returned, or never will."""
         self._sent_elsewhere -= 1
         if not self._sent_elsewhere:
             self._have_arrived.set()
 
     async def withdraw(self) -> None:
-        """Take the offer back; when this returns, what was handed over has been passed on.
+        """Withdraw the offer; when this returns, every delivered message has been passed to ``take``.
 
         Raises:
-            redis.RedisError, OSError: Redis does not answer; the offer ends by itself.
+            redis.RedisError, OSError: Redis does not answer; the offer expires.
         """
-        await self._have_arrived.wait()  # an offer that comes later would stand
+        await self._have_arrived.wait()  # an offer that arrives later would not be withdrawn
         if self.is_open and self._offer is not None:
             withdrawn = await self._link.execute("ZREM", self._offer.key, self._offer.text)
             if not withdrawn:
@@ -143,10 +144,10 @@ class Handoff:
             self.is_open = False
 
     async def close(self) -> None:
-        """Offer nothing any more.
+        """Withdraw the offer and make no more.
 
         Raises:
-            As ``withdraw``.
+            The errors of ``withdraw``.
         """
         self._is_closing = True
         self._plan_nothing()
@@ -157,10 +158,10 @@ class Handoff:
             self._subscription.abort()
 
     def _place_for(self, room: int) -> PlaceOffer | None:
-        """The offer of a place for one queue's messages; None if there is none, or nobody would be heard.
+        """Return the offer of a place; None if there is no free place or the subscription is down.
 
         Args:
-            room: least number of places that must be free.
+            room: minimum number of free places.
         """
         queues = self._channel.active_queues
         if (
@@ -180,7 +181,7 @@ class Handoff:
         self.is_open = False
         self._take(queue.decode(), tag.decode(), message, self._subscription.lag_seconds)
         if self._again is None and not self._is_closing:
-            # Its end, if that comes sooner, offers the place without a command for it.
+            # If the call ends sooner, storing its result offers the place without a separate command.
             self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._offer_again)
 
     def _offer_again(self) -> None:
@@ -195,6 +196,6 @@ class Handoff:
 
 
 def _look_away(sent: asyncio.Future[Any]) -> None:
-    """Whether it arrived is seen by what is handed over."""
+    """Ignore the outcome of an offer: a lost offer delays no message, because the queue is used instead."""
     if not sent.cancelled():
         sent.exception()

@@ -1,26 +1,26 @@
-"""Every Redis key of our own, in one place.
+"""All Redis keys that this project defines, with their types, contents and expiry.
 
 ``<prefix>reply:<caller id>``
-    list, gone ``REPLY_SECONDS`` after the last push: finished results for one ``MethodCaller``.
+    list, expires ``REPLY_SECONDS`` after the last push: results for one ``MethodCaller``.
 ``<prefix>dead``
-    list, until somebody drops it: raw messages that no worker can read, newest first.
+    list, does not expire: raw messages that no worker finished or could read, newest first.
 ``<prefix>refused``
-    list of JSON ``{"reason", "bytes", "message"}``, until somebody drops it: messages that were not signed
-    by us, newest first; ``message`` is the text as it came, cut to ``MAX_REFUSED_BYTES`` characters.
+    list of JSON ``{"reason", "bytes", "message"}``, does not expire: refused messages, newest first;
+    ``message`` is the text as received, truncated to ``MAX_REFUSED_BYTES`` characters.
 ``<prefix>epochs``
-    hash, for ever: which run of which server the data belongs to, and how many messages were
-    published. Shows which messages a Redis lost; see ``broker_config.epochs``.
+    hash, does not expire: the server run to which the data belongs, and the number of published
+    messages. It shows which messages Redis has lost; see ``broker_config.epochs``.
 ``<prefix>revoked``
-    sorted set (task id → until when), gone a day after the last revocation, on the results' Redis.
+    sorted set (task id → expiry), expires a day after the last revocation, on the results' Redis.
 ``<prefix>watcher:<id>``
-    string, gone a minute after its last renewal: somebody reads the queue ``watch.<id>``.
+    string, expires a minute after its last renewal: the queue ``watch.<id>`` has a reader.
 ``<prefix>offers:<queue>``
-    sorted set (offer → until when), gone a minute after the last offer: places for one message in
-    workers that wait. Beside it, channels: ``<prefix>handed:<id>`` of a worker, and of a caller the
+    sorted set (offer → expiry), expires a minute after the last offer: places for one message in
+    idle workers. Related channels: ``<prefix>handed:<id>`` of a worker, and for a caller the
     name of its reply list.
 ``<prefix>unacked.<lane>``, ``…_index``, ``…_mutex``, ``…_index_seen``
-    hash, sorted set, string, hash, written by the transport: deliveries that workers of a lane hold, and
-    when a worker of the lane reached Redis last.
+    hash, sorted set, string, hash, written by the transport: deliveries held by workers of a lane, and
+    the last time that a worker of the lane reached Redis.
 
 Keys of Celery and kombu themselves (results, bindings, queues) carry the same prefix through
 their ``global_keyprefix`` options.
@@ -34,28 +34,28 @@ from typing import Final, TypeGuard
 
 __all__ = ["REPLY_SECONDS", "Keys", "is_caller_id"]
 
-#: How long replies wait for a caller that does not fetch them (it died or lost its connection).
+#: How long replies are kept for a caller that does not fetch them (it died or lost its connection).
 REPLY_SECONDS: Final = 120
-#: Most messages kept in the dead list; the oldest make room.
+#: Maximum length of the dead list; the oldest messages are dropped.
 DEAD_LIMIT: Final = 10_000
-#: Queue of what was set aside on brokers that are no Redis.
+#: Queue of dead letters on brokers other than Redis.
 DEAD_QUEUE: Final = "nekro.dead"
 #: Name of the dead list below the prefix.
 DEAD_KEY: Final = "dead"
-#: The same for messages that were refused. They have places of their own: a flood of them must not push out
-#: the calls that an operator wants to send again.
+#: The same for refused messages. They are kept separately, so that a flood of them cannot displace the
+#: calls that an operator wants to send again.
 REFUSED_LIMIT: Final = 1_000
 REFUSED_QUEUE: Final = "nekro.refused"
 REFUSED_KEY: Final = "refused"
 REFUSED_HEADER: Final = "x-nekro-refused"
-#: Longest refused message that is kept whole.
+#: Longer refused messages are not kept completely.
 MAX_REFUSED_BYTES: Final = 16_384
 
 _CALLER_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def is_caller_id(value: object) -> TypeGuard[str]:
-    """Whether a ``reply_to`` is one that ``MethodCaller`` makes; nothing else becomes part of a key."""
+    """Whether a ``reply_to`` has the format of a ``MethodCaller`` id; nothing else becomes part of a key."""
     return isinstance(value, str) and _CALLER_ID.fullmatch(value) is not None
 
 
@@ -66,40 +66,40 @@ class Keys:
     prefix: str
 
     def reply(self, caller_id: str) -> str:
-        """List on the results' Redis that one caller pops its results from."""
+        """List on the results' Redis from which one caller pops its results."""
         return f"{self.prefix}reply:{caller_id}"
 
     @property
     def dead(self) -> str:
-        """List of malformed messages, newest first."""
+        """List of dead letters, newest first."""
         return f"{self.prefix}{DEAD_KEY}"
 
     @property
     def refused(self) -> str:
-        """List of messages that were not signed by us, newest first."""
+        """List of refused messages, newest first."""
         return f"{self.prefix}{REFUSED_KEY}"
 
     @property
     def epoch(self) -> str:
-        """Hash that tells what the broker's data has lost; see ``broker_config.epochs``."""
+        """Hash for the detection of lost messages; see ``broker_config.epochs``."""
         return f"{self.prefix}epochs"
 
     @property
     def revoked(self) -> str:
-        """Ids of tasks that no worker may start."""
+        """Sorted set of task ids that no worker may start."""
         return f"{self.prefix}revoked"
 
     def offers(self, queue: str) -> str:
-        """Places that workers offer for messages of a queue; see ``broker_config.handoff``."""
+        """Sorted set of places that workers offer for messages of a queue; see ``broker_config.handoff``."""
         return f"{self.prefix}offers:{queue}"
 
     def watcher(self, watcher_id: str) -> str:
-        """Sign of life of one ``broker_config.watching.EventWatcher``."""
+        """Presence key of one ``broker_config.watching.EventWatcher``."""
         return f"{self.prefix}watcher:{watcher_id}"
 
     @staticmethod
     def unacked(lane: str) -> dict[str, str]:
-        """Transport options that give a lane unacked keys of its own (kombu adds the prefix)."""
+        """Return transport options with separate unacked keys for a lane (kombu adds the prefix)."""
         name = f"unacked.{lane}"
         return {
             "unacked_key": name,

@@ -1,10 +1,10 @@
-"""Keeping the deliveries that a worker holds, from a thread of its own.
+"""Renews the leases of a worker's deliveries and acknowledges them, on a separate thread.
 
-A delivery belongs to its worker for the visibility timeout. The keeper renews it while its
-task runs, so that timeout can be short (a dead worker's tasks move on soon) and tasks long.
-It also sends the acknowledgements: batched, repeated until Redis took them, and never from
-the worker's hub, which must not wait. Where messages are taken on an event loop, that loop sends
-them, and the keeper only what the loop could not.
+A delivery belongs to its worker for the visibility timeout. The keeper renews the lease while the
+task runs, so the timeout can be short (a dead worker's tasks are redelivered soon) although tasks
+are long. It also sends the acknowledgements: in batches, repeated until Redis has accepted them, and
+never on the worker's hub, which must not block. If messages are taken on an event loop, that loop
+sends the acknowledgements, and the keeper sends only those that the loop could not.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from broker_config.transport import LOOK, LOST, ClaimChannel, held_keys, seen_ke
 
 __all__ = ["ACK_SECONDS", "RENEW", "Ack", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
 
-#: A lease is renewed this many times before it would run out.
+#: Renewals per lease duration.
 RENEWALS_PER_TIMEOUT: Final = 3
-#: How long acknowledgements gather; a worker that dies meanwhile has these tasks run again.
+#: How long acknowledgements are collected; if the worker dies meanwhile, these tasks run again.
 ACK_SECONDS: Final = 0.01
-#: Acknowledgements that are sent without waiting for more.
+#: Number of acknowledgements that are sent without waiting for more.
 MAX_ACKS: Final = 256
-#: How soon a delivery's short lease is renewed.
+#: How soon the short lease of a direct delivery is renewed.
 SOON_SECONDS: Final = 1.0
 #: Pause before acknowledgements are sent again after an error.
 RETRY_SECONDS: Final = 0.5
-#: How long a stopping worker tries to get its last acknowledgements through.
+#: How long a stopping worker tries to send its last acknowledgements.
 CLOSE_SECONDS: Final = 5
-#: Time beyond a task's hard limit for which its delivery is still renewed.
+#: How long a delivery is still renewed beyond its task's hard time limit.
 LIMIT_GRACE_SECONDS: Final = 30
 
-#: Renews leases. KEYS: index, seen (see ``LOOK``). ARGV: seconds of a lease, tags. Returns the tags that are
-#: not held any more.
+#: Renews leases. KEYS: index, seen (see ``LOOK``). ARGV: lease duration in seconds, tags. Returns the tags
+#: that are no longer held.
 RENEW: Final = f"""{LOOK}
 local now = look(KEYS[2], tonumber(ARGV[1]))
 local score, lost = now + ARGV[1], {{}}
@@ -56,30 +56,30 @@ end
 return lost
 """
 
-#: Key of the index, key of the messages held, tag.
+#: Key of the index, key of the held messages, tag.
 Ack = tuple[str, str, str]
 
 logger = logging.getLogger(__name__)
 
 
 class Courier(Protocol):
-    """Sends acknowledgements from where their tasks run; see ``broker_config.loop_intake``."""
+    """Sends acknowledgements on the event loop of their tasks; see ``broker_config.loop_intake``."""
 
     def send_soon(self) -> None:
-        """Take what waits from the keeper and send it, within about ``ACK_SECONDS``."""
+        """Fetch the pending acknowledgements from the keeper and send them within about ``ACK_SECONDS``."""
         ...
 
 
 def ack_of(channel: ClaimChannel, tag: str) -> Ack:
-    """What it takes to acknowledge a delivery."""
+    """Return the keys and the tag that are needed to acknowledge a delivery."""
     return (*held_keys(channel), tag)
 
 
 def ack_commands(acks: Iterable[Ack]) -> list[tuple[str, ...]]:
-    """The commands that acknowledge deliveries, in an order that may be cut short.
+    """Return the commands that acknowledge deliveries, in an order that is safe to interrupt.
 
-    A worker may be killed between two of them. A lease without a message is cleared away when it
-    ends; a message without a lease nobody would look for.
+    A worker may be killed between two commands. A lease without a message is removed when it expires,
+    but a message without a lease would never be found.
     """
     by_keys: dict[tuple[str, str], list[str]] = {}
     for index, held, tag in acks:
@@ -101,17 +101,17 @@ class LeaseKeeper:
         self._channels: list[ClaimChannel] = []
         self._acks: list[Ack] = []
         self._under_way: set[Ack] = set()
-        #: Acknowledged with their results; what Celery says of them next is no news.
+        #: Acknowledged together with their results; Celery's own acknowledgement of them is ignored.
         self._ended: set[Ack] = set()
         self._courier: Courier | None = None
         self._since: dict[str, float] = {}
         self._lost: set[str] = set()
-        #: Entered for each message where nothing is waited for: the condition's own way in is slower.
+        #: Used directly for each message that need not wait, because entering the condition is slower.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._is_closing = False
         self._renew_at = time.monotonic() + self._period
-        #: Tags of deliveries whose leases are short, and when these are renewed; None: there are none.
+        #: Tags of deliveries with short leases, and when these are renewed; None if there are none.
         self._brief: set[str] = set()
         self._brief_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="nekro-leases", daemon=True)
@@ -121,13 +121,13 @@ class LeaseKeeper:
         self._thread.start()
 
     def adopt(self, channel: ClaimChannel, *, running: Set[str]) -> None:
-        """Keep a channel's deliveries from now on.
+        """Renew and acknowledge a channel's deliveries from now on.
 
-        Deliveries of earlier channels whose task does not run are given back: Celery forgets
+        Deliveries of earlier channels whose task is not running are requeued, because Celery drops
         them when it reconnects.
 
         Args:
-            running: ids of the tasks that have begun and not ended.
+            running: ids of the tasks that have started and not ended.
         """
         channel.keeper = self
         with self._changed:
@@ -137,7 +137,7 @@ class LeaseKeeper:
             self._give_back(known, running=running)
 
     def acknowledge(self, channel: ClaimChannel, tag: str) -> None:
-        """Forget a delivery in Redis, soon and for certain; called on any thread."""
+        """Acknowledge a delivery in Redis soon, with retries; thread-safe."""
         ack = ack_of(channel, tag)
         with self._lock:
             if ack in self._ended:
@@ -152,19 +152,19 @@ class LeaseKeeper:
                 self._courier.send_soon()
 
     def ending(self, ack: Ack) -> None:
-        """Somebody else is about to acknowledge a delivery, and says how it went (``ended``)."""
+        """Record that another component is acknowledging a delivery; it must call ``ended``."""
         with self._lock:
             self._under_way.add(ack)
 
     def ended(self, ack: Ack, *, is_done: bool) -> None:
-        """Know how it went; what was not done is still to be acknowledged in the ordinary way."""
+        """Record the outcome; if ``is_done`` is False, the delivery must still be acknowledged."""
         with self._lock:
             self._under_way.discard(ack)
             if is_done:
                 self._ended.add(ack)
 
     def renew_soon(self, tag: str) -> None:
-        """Renew a delivery that came with a short lease within about a second, if it is held then."""
+        """Renew a delivery with a short lease within about a second, if it is still held then."""
         with self._lock:
             self._brief.add(tag)
             if self._brief_at is None:
@@ -172,37 +172,37 @@ class LeaseKeeper:
                 self._changed.notify()
 
     def use(self, courier: Courier | None) -> None:
-        """Leave the sending to a courier; None: the keeper's own thread sends again."""
+        """Let a courier send acknowledgements; None means that the keeper's thread sends them."""
         with self._changed:
             self._courier = courier
             self._changed.notify()
 
     def hand_over(self) -> list[Ack]:
-        """Give the acknowledgements that wait to the courier, who says how it went."""
+        """Pass pending acknowledgements to the courier, which must call ``delivered`` or ``came_back``."""
         with self._changed:
             acks, self._acks = self._acks, []
             self._under_way.update(acks)
         return acks
 
     def delivered(self, acks: list[Ack]) -> None:
-        """Redis took what the courier was handed."""
+        """Record that Redis accepted the courier's acknowledgements."""
         self._forget(acks)
         with self._changed:
             self._under_way.difference_update(acks)
 
     def came_back(self, acks: list[Ack]) -> None:
-        """The courier could not send; the keeper's own thread will, again and again."""
+        """Take back acknowledgements that the courier could not send; the keeper's thread retries them."""
         with self._changed:
             self._under_way.difference_update(acks)
             self._acks = acks + self._acks
             self._changed.notify()
 
     def close(self, *, running: Set[str]) -> None:
-        """Send the last acknowledgements, give back what was never done, end the thread.
+        """Send the last acknowledgements, requeue deliveries that were not executed, end the thread.
 
         Args:
-            running: ids of tasks that did not obey when they were stopped. Their leases are left to
-                end: given back, they would begin elsewhere before this process is gone.
+            running: ids of tasks that did not stop. Their leases are left to expire: if they were
+                requeued, the tasks would start elsewhere before this process has ended.
         """
         with self._changed:
             self._is_closing = True
@@ -220,13 +220,13 @@ class LeaseKeeper:
             try:
                 channel.qos.restore_by_tag(tag)
             except LOST as exc:
-                logger.warning("deliveries cannot be given back (%s); they come back by themselves", exc)
+                logger.warning("deliveries cannot be requeued (%s); their leases will expire", exc)
                 return
             channel.qos._quick_ack(tag)
             self._since.pop(tag, None)
             count += 1
         if count:
-            logger.info("gave %d deliveries back to their queue", count)
+            logger.info("requeued %d deliveries", count)
 
     def _run(self) -> None:
         give_up_at: float | None = None
@@ -235,7 +235,7 @@ class LeaseKeeper:
                 if not self._acks and not self._is_closing:
                     self._changed.wait(max(0.0, self._next_renewal() - time.monotonic()))
                 if self._acks and not self._is_closing:
-                    # A thread that woke for each would take the interpreter from the tasks.
+                    # Waking the thread for each acknowledgement would take interpreter time from the tasks.
                     self._changed.wait_for(self._is_due, ACK_SECONDS)
                 acks, self._acks, closing = self._acks, [], self._is_closing
             if closing and give_up_at is None:
@@ -246,11 +246,11 @@ class LeaseKeeper:
                     self._renew_due()
             except Exception as exc:
                 if not isinstance(exc, redis.RedisError | OSError):
-                    logger.exception("leases cannot be kept, trying again")  # nobody else renews
+                    logger.exception("leases cannot be renewed, retrying")  # only this thread renews
                 with self._changed:
                     self._acks = acks + self._acks
                 if give_up_at is not None and time.monotonic() > give_up_at:
-                    logger.warning("%d tasks end unacknowledged; they will run again", len(self._acks))
+                    logger.warning("%d tasks were not acknowledged; they will run again", len(self._acks))
                     return
                 time.sleep(RETRY_SECONDS)
                 continue
@@ -278,7 +278,7 @@ class LeaseKeeper:
         return self._renew_at if self._brief_at is None else min(self._renew_at, self._brief_at)
 
     def _renew_due(self) -> None:
-        """Renew everything, or only what has a short lease if nothing else is due."""
+        """Renew all leases, or only the short ones if nothing else is due."""
         now = time.monotonic()
         with self._changed:
             brief, self._brief, self._brief_at = self._brief, set(), None
@@ -296,7 +296,7 @@ class LeaseKeeper:
         """Renew leases.
 
         Args:
-            only: tags; None means all that are held.
+            only: tags; None means all held deliveries.
         """
         with self._changed:
             channels = list(self._channels)
@@ -314,13 +314,13 @@ class LeaseKeeper:
             ]
             if only is not None and not tags:
                 continue
-            # Also without tags: that workers look regularly shows when Redis was away.
+            # Also without tags: the regular calls of workers reveal when Redis was unreachable.
             key, _ = held_keys(channel)
             lost: Any = self._client.eval(RENEW, 2, key, seen_key(key), str(self._lease_seconds), *tags)
-            # What was acknowledged while Redis was asked is not held any more, and not lost.
+            # Deliveries that were acknowledged during the call are no longer held, but not lost.
             held = channel.qos.held()
             for tag in ({raw.decode() for raw in lost} & held.keys()) - self._lost - self._acknowledged():
-                # Restored while this process was frozen or cut off: another worker has it.
+                # Restored while this process was suspended or disconnected: another worker has it.
                 logger.error("lost the lease of delivery %s (task %s)", tag, held[tag].headers.get("id"))
                 metrics().leases_lost.labels("delivery").inc()
                 self._lost.add(tag)
@@ -330,7 +330,7 @@ class LeaseKeeper:
             return {tag for _, _, tag in (*self._acks, *self._under_way, *self._ended)}
 
     def _may_renew(self, tag: str, message: Any) -> bool:
-        """Whether a delivery is still within its task's hard limit; a hung worker must not keep it."""
+        """Whether a delivery is within its task's hard time limit; a hung worker must not keep it."""
         begin = self._since.setdefault(tag, time.monotonic())
         limits = message.headers.get("timelimit") or (None, None)
         hard = limits[0]
@@ -338,7 +338,7 @@ class LeaseKeeper:
 
 
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Runs a keeper beside a worker's consumer; does nothing on other transports."""
+    """Runs a keeper alongside a worker's consumer; does nothing on other transports."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -347,7 +347,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._keeper: LeaseKeeper | None = None
 
     def start(self, c: Any) -> None:
-        """The consumer has a new channel, at first and after each lost connection."""
+        """Adopt the consumer's new channel, at start and after each lost connection."""
         channel = c.task_consumer.channel
         if not isinstance(channel, ClaimChannel):
             return
@@ -360,19 +360,19 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._keeper.adopt(channel, running=_running(c))
 
     def stop(self, c: Any) -> None:
-        """The connection is lost or a shutdown begins; tasks still run, so leases are kept."""
+        """Requeue claims in flight after a lost connection or at shutdown; running tasks keep leases."""
         channel = c.task_consumer.channel if c.task_consumer else None
         if isinstance(channel, ClaimChannel):
             channel.give_back_unread()
 
     def shutdown(self, c: Any) -> None:
-        """The pool has drained: what is still held was never done."""
+        """Close the keeper after the pool has drained: deliveries that are still held were not executed."""
         if self._keeper is not None:
             self._keeper.close(running=_running(c))
             self._keeper = None
 
 
 def _running(consumer: Any) -> set[str]:
-    """Ids of the tasks that run now; a pool of ours knows better than Celery which have begun."""
+    """Return the ids of running tasks; our own pool knows more exactly than Celery which have started."""
     ids = getattr(consumer.pool, "running_ids", None)
     return {request.id for request in state.active_requests} if ids is None else ids()

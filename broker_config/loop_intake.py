@@ -1,11 +1,11 @@
-"""Taking messages on the event loop that runs their tasks.
+"""Takes messages on the event loop that runs their tasks.
 
-Celery reads messages on its hub's thread. A pool that runs its tasks on an event loop would have
-each of them handed from thread to thread, and the two would pass Python's interpreter to and fro
-for every message. Here the loop itself waits, claims (or is handed) and delivers, in the protocol of
-``broker_config.transport``; the hub keeps control commands, heartbeats, events and whatever is out
-of the ordinary about a message. While the hub reconnects, nothing is taken and the tasks run on.
-Acknowledgements leave from here too; what cannot be sent goes back to ``broker_config.leases``.
+Celery reads messages on its hub's thread. With a pool that runs tasks on an event loop, each message
+would move between two threads, which compete for Python's interpreter lock. Here the loop itself waits
+for messages, claims them (or gets them by direct delivery) and delivers them, with the protocol of
+``broker_config.transport``; the hub handles control commands, heartbeats, events and exceptional
+messages. While the hub reconnects, no message is taken and running tasks continue. The loop also sends
+acknowledgements; those that it cannot send go back to ``broker_config.leases``.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopIntake"]
 
-#: How long one BLMOVE waits, at most.
+#: Time limit of one BLMOVE.
 WAIT_SECONDS: Final = 1.0
-#: Pause while there is nothing to take from or no room; ``wake`` ends it.
+#: Pause while there is no queue to consume or no free place; ``wake`` ends it.
 IDLE_SECONDS: Final = 0.5
-#: Pause after Redis refused to hand out messages, or went away.
+#: Pause after Redis refused a command or was unreachable.
 PAUSE_SECONDS: Final = 0.5
-#: Messages of more bytes are read in steps, between which the loop does something else: a MiB of JSON
-#: takes 4 ms to read, and its body again as long.
+#: Larger messages are parsed in steps, between which the loop runs other tasks: parsing a MiB of JSON takes
+#: 4 ms, and its body takes the same time again.
 LONG_BYTES: Final = 64 << 10
-#: How long a stop waits until the offer of a place is taken back.
+#: How long a stop waits for the withdrawal of an offer.
 CLOSE_SECONDS: Final = 2
-#: How long the hub waits for the loop to stop taking.
+#: How long the hub waits for the loop to stop taking messages.
 STOP_SECONDS: Final = 5
 
 logger = logging.getLogger(__name__)
 
 
 class LoopIntake:
-    """Takes the messages of one channel; made on the hub's thread, the rest is the loop's."""
+    """Takes the messages of one channel; created on the hub's thread, then used on the loop."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class LoopIntake:
         settings: BrokerSettings,
         has_results: bool = False,
     ) -> None:
-        """Take what to work with.
+        """Store the parameters; ``start`` begins to take messages.
 
         Args:
             has_results: whether results are stored in the broker's Redis.
@@ -79,36 +79,36 @@ class LoopIntake:
         self._taking: RedisLink
         self._task: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
-        #: Exchanges that nothing waits for but the end.
+        #: Background requests to Redis, awaited only at the end.
         self._asides: set[asyncio.Task[None]] = set()
 
-    # From the hub's thread.
+    # Called on the hub's thread.
 
     def start(self) -> None:
-        """Begin to take messages."""
+        """Start taking messages."""
         self._loop.call_soon_threadsafe(self._begin)
 
     def stop(self) -> None:
-        """Take nothing any more; when it returns every message is delivered or given back.
+        """Stop taking messages; when this returns, every claimed message is delivered or requeued.
 
-        A loop that does not obey within ``STOP_SECONDS`` finds out later; what it had claimed comes
-        back when the lease ends.
+        If the loop does not respond within ``STOP_SECONDS``, it stops later, and its claimed messages
+        are redelivered when their leases expire.
         """
         if self._is_stopping:
             return
         self._is_stopping = True
         try:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(STOP_SECONDS)
-        except (concurrent.futures.TimeoutError, RuntimeError) as exc:  # it is blocked, or closed
+        except (concurrent.futures.TimeoutError, RuntimeError) as exc:  # the loop is blocked or closed
             logger.warning("the event loop does not stop taking messages: %r", exc)
             return
         for tag in self._untaken:
             self._give_back(tag)
 
-    # From any thread.
+    # Called on any thread.
 
     def wake(self) -> None:
-        """Look again: there is room, or another queue."""
+        """End the idle pause, because there is a free place or another queue."""
         if self.is_here():
             self._idle.set()
         else:
@@ -116,7 +116,7 @@ class LoopIntake:
                 self._loop.call_soon_threadsafe(self._idle.set)
 
     def send_soon(self) -> None:
-        """Send what waits to be acknowledged; the keeper asks for it."""
+        """Send pending acknowledgements soon; called by the keeper."""
         if self.is_here():
             self._plan_acknowledging()
         else:
@@ -127,7 +127,7 @@ class LoopIntake:
         """Whether the calling thread is the loop's."""
         return threading.get_ident() == self._thread
 
-    # From the loop's thread.
+    # Called on the loop's thread.
 
     def _begin(self) -> None:
         self._thread = threading.get_ident()
@@ -175,16 +175,16 @@ class LoopIntake:
                 if knows_of_some or found is not None or len(queues) > 1:
                     knows_of_some = await self._claim(taking, foreseen=found)
                     if not knows_of_some:
-                        # What was delivered begins first: nobody waits for the next look.
+                        # Let delivered messages start before the next peek.
                         await asyncio.sleep(0)
             except redis.ResponseError as exc:
-                # Out of memory, mostly: both commands write. It passes, and so does a hot loop.
-                logger.error("Redis refuses to hand out messages: %s", exc)
+                # Usually out of memory: both commands write. It is temporary; the pause prevents a busy loop.
+                logger.error("Redis refuses to deliver messages: %s", exc)
                 await self._rest(PAUSE_SECONDS)
-            except (redis.RedisError, OSError) as exc:  # the hub finds out as well
+            except (redis.RedisError, OSError) as exc:  # the hub detects it as well
                 logger.warning("messages cannot be taken: %s", exc)
                 await self._rest(PAUSE_SECONDS)
-            except Exception:  # nobody else takes them
+            except Exception:  # only this task takes messages
                 logger.exception("messages cannot be taken")
                 await self._rest(PAUSE_SECONDS)
 
@@ -192,7 +192,7 @@ class LoopIntake:
         self._loop.call_later(ACK_SECONDS, self._acknowledge)
 
     def _acknowledge(self) -> None:
-        # A plan may outlive the link; then the keeper sends, and the link must not connect again.
+        # The timer may outlive the link; then the keeper sends, and the link must not reconnect.
         acks = self._keeper.hand_over() if self._is_courier else []
         if acks:
             self._go_aside(self._send(acks))
@@ -206,7 +206,7 @@ class LoopIntake:
         try:
             await asyncio.gather(*(self._taking.execute(*command) for command in ack_commands(acks)))
         except (redis.RedisError, OSError) as exc:
-            logger.warning("acknowledgements are sent again: %s", exc)
+            logger.warning("acknowledgements failed and will be retried: %s", exc)
             self._keeper.came_back(acks)
         else:
             self._keeper.delivered(acks)
@@ -231,18 +231,18 @@ class LoopIntake:
                 await self._idle.wait()
 
     async def _wait(self, link: RedisLink, queues: list[str]) -> bytes | None:
-        """Wait for a message of one queue and return it, unclaimed; None when none came."""
+        """Wait for a message of one queue and return it without claiming it; None when none arrived."""
         command = self._channel.peek_command(queues, WAIT_SECONDS)
         found: bytes | None = await link.execute(*command, blocks_seconds=float(command[-1]))
         return found
 
     async def _claim(self, link: RedisLink, *, foreseen: bytes | None) -> bool:
-        """Claim and deliver; returns whether there may be more.
+        """Claim and deliver messages; returns whether there may be more.
 
         Args:
-            foreseen: message that will be claimed, unless another worker is faster.
+            foreseen: the message that will be claimed unless another worker is faster; None if not known.
         """
-        # Asked again: while a message was waited for, a queue may have been left, or its place taken.
+        # Read again: during the wait a queue may have been cancelled, or the place taken.
         queues, room = self._queues(), await self._room_beside_offer()
         if not queues or room <= 0:
             return True
@@ -259,11 +259,11 @@ class LoopIntake:
                 self._deliver(queues[number - 1], bytes_to_str(tag), message)
         finally:
             self._claims = False
-        # One alone: calls come one by one, and the next is waited for rather than asked for.
+        # A single message means that calls arrive one by one, so wait for the next instead of claiming.
         return len(taken) > 1
 
     async def _read_ahead(self, message: bytes) -> None:
-        """Read a message before it is delivered; while a long one is read, the loop turns between steps."""
+        """Parse a message before its delivery; a long one in steps, so that the loop can run other tasks."""
         is_long = len(message) > LONG_BYTES
         self._channel.foresee(message)
         if is_long:
@@ -273,7 +273,7 @@ class LoopIntake:
             await asyncio.sleep(0)
 
     async def _room_beside_offer(self) -> int:
-        """How many messages may be claimed while a place is offered, which may be taken at any time."""
+        """Return how many messages may be claimed; an offered place is excluded, as it may be taken."""
         room = self._channel.room()
         if self._handoff is None or not self._handoff.is_open:
             return room
@@ -283,7 +283,7 @@ class LoopIntake:
         return self._channel.room()
 
     def _take_handed(self, queue: str, tag: str, message: bytes, age_seconds: float) -> None:
-        """Take a message that was handed over, unless it is so old that another worker may have it."""
+        """Take a directly delivered message, unless it is so old that another worker may have it."""
         if age_seconds < HANDOFF_SECONDS / 2:
             self._keeper.renew_soon(tag)
             self._channel.foresee(message)
@@ -298,11 +298,11 @@ class LoopIntake:
             lost = await self._taking.execute(
                 "EVAL", RENEW, 2, index, seen_key(index), float(self._channel.visibility_timeout), tag
             )
-        except (redis.RedisError, OSError) as exc:  # nobody renews it, so it comes back by itself
-            logger.warning("delivery %s is left alone: %s", tag, exc)
+        except (redis.RedisError, OSError) as exc:  # it is not renewed, so it is redelivered
+            logger.warning("delivery %s is not taken: %s", tag, exc)
             return
         if lost:
-            logger.warning("delivery %s came too late; another worker has it", tag)
+            logger.warning("delivery %s arrived too late; another worker has it", tag)
             metrics().leases_lost.labels("delivery").inc()
         else:
             self._deliver(queue, tag, message)
@@ -318,7 +318,7 @@ class LoopIntake:
             logger.warning("the offer to take a message cannot be withdrawn: %s", exc)
 
     def ending(self, tag: str) -> Ending | None:
-        """What storing the result of a delivery may do besides; None where that is not for it to do."""
+        """Return how storing a delivery's result also ends the delivery; None if Celery acknowledges it."""
         qos = self._channel.qos
         if not self._has_results or self._handoff is None or tag not in qos._delivered or tag in qos._dirty:
             return None
@@ -330,20 +330,20 @@ class LoopIntake:
         if self._is_stopping:
             self._untaken.append(tag)
             return
-        if queue not in self._channel.active_queues:  # it was left while the claim was under way
+        if queue not in self._channel.active_queues:  # cancelled during the claim
             self._give_back(tag)
             return
         try:
             self._channel._take(queue, tag, message)
         except (redis.RedisError, OSError) as exc:
-            logger.warning("delivery %s is given back: %s", tag, exc)
+            logger.warning("delivery %s is requeued: %s", tag, exc)
             self._channel.qos.reject(tag, requeue=True)
 
-    # From either.
+    # Called on either thread.
 
     def _give_back(self, tag: str) -> None:
         try:
             self._channel.qos.restore_by_tag(tag)
         except (redis.RedisError, OSError) as exc:
-            # Nobody renews it, so it comes back by itself.
-            logger.warning("delivery %s could not be given back: %s", tag, exc)
+            # It is not renewed, so it is redelivered when its lease expires.
+            logger.warning("delivery %s could not be requeued: %s", tag, exc)

@@ -1,7 +1,6 @@
-"""How a worker's place for one message is offered in Redis, and taken: the scripts of both sides.
+"""Lua scripts that make and take offers of direct delivery (``broker_config.handoff``).
 
-An offer stands in a sorted set beside the queue, with the time at which it ends, by the clock of
-Redis. ``broker_config.handoff`` tells what it is for.
+An offer is a member of a sorted set beside the queue; its score is its expiry by the clock of Redis.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from typing import Final
 
 __all__ = ["HAND", "HANDOFF_SECONDS", "OFFER", "OFFER_PLACE", "OFFER_SECONDS", "PlaceOffer"]
 
-#: Lease of a message that was handed over, until its worker renews it as it does all others.
+#: First lease of a directly delivered message, until its worker renews it with the usual duration.
 HANDOFF_SECONDS: Final = 5.0
-#: How long an offer stands; a waiting worker renews it about once a second.
+#: Lifetime of an offer; an idle worker renews it about once a second.
 OFFER_SECONDS: Final = 2.0
 
 #: Lua function that offers a place: ``offer(offers, place, seconds)``.
@@ -25,11 +24,11 @@ local function offer(offers, place, seconds)
 end
 """
 
-#: Script that does. KEYS: offers. ARGV: offer, seconds.
+#: Script that calls ``offer``. KEYS: offers. ARGV: offer, seconds.
 OFFER_PLACE: Final = f"{OFFER}\noffer(KEYS[1], ARGV[1], ARGV[2])\nreturn 1\n"
 
-#: Lua function that gives a message to the worker of the newest offer: ``hand(offers, tag, message)``
-#: returns whether somebody has it, who then holds it as a claim would have had it.
+#: Lua function ``hand(offers, tag, message)``: publishes a message to the worker of the newest offer and
+#: records it as held, as a claim does. Returns whether a worker got it.
 HAND: Final = """
 local function hand(offers, tag, message)
     local time = redis.call('TIME')
@@ -61,6 +60,6 @@ class PlaceOffer:
 
     #: Sorted set of the queue's offers.
     key: str
-    #: JSON of ``channel`` (whom to tell), ``queue``, ``index`` and ``held`` (where a held message is
-    #: written down, see ``broker_config.transport.CLAIM``), ``seconds`` (its first lease).
+    #: JSON of ``channel`` (the worker's), ``queue``, ``index`` and ``held`` (keys under which a held
+    #: message is recorded, see ``broker_config.transport.CLAIM``), ``seconds`` (its first lease).
     text: str

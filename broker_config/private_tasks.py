@@ -1,9 +1,9 @@
-"""Task messages that are signed, and tasks whose arguments and results stay out of logs and events.
+"""Signed task messages, and tasks whose arguments and results do not appear in logs and events.
 
-Every task message of the application is made here, with the signature that ``broker_config.admission``
-verifies. Its body is a signed invocation with what a chat said inside. Celery copies a representation of
-it into the message's headers, and from there into events (Flower), log lines and ``inspect`` replies; here
-each of those copies is a placeholder.
+Every task message of the application is built here, with the signature that ``broker_config.admission``
+verifies. Its body is a signed invocation that contains chat data. Celery copies a representation of it to
+the message's headers, and from there to events (Flower), log lines and ``inspect`` replies; here each of
+these copies is a placeholder.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 __all__ = ["RELEASED_BODY", "PrivateAMQP", "PrivateRequest", "PrivateTask"]
 
-#: Headers of Celery's that a worker would not act on.
+#: Headers of Celery that our workers ignore.
 _UNSUPPORTED: Final = ("eta", "expires", "group", "retries", "ignore_result", "stamped_headers")
 #: Characters of a result's representation in logs and events: enough for ids and types.
 RESULT_CHARS: Final = 64
-#: Stands for the body of a request that has released its own: one argument, and nothing that follows.
+#: Replaces the body of a request after ``release_body``: one argument and no callbacks.
 RELEASED_BODY: Final = b"[[null], {}, {}]"
-#: The same for who has read it: positional and named arguments, and what follows.
+#: Replaces the decoded body: positional arguments, named arguments and callbacks.
 _NOTHING: Any = ((), {}, {})
 
 
 class PrivateAMQP(AMQP):  # type: ignore[misc]
-    """Builds signed task messages that show no arguments, and connections that lose none of them."""
+    """Builds signed task messages that show no arguments, and connections that lose no messages."""
 
     Connection = ClaimConnection
 
@@ -56,11 +56,11 @@ class PrivateAMQP(AMQP):  # type: ignore[misc]
 
         Args:
             args: plain JSON data.
-            reply_to: the ``MethodCaller`` that waits; None, and any text that is no caller's: nobody does.
-            time_limit: in seconds, as the soft one; None: the task's own.
+            reply_to: id of the waiting ``MethodCaller``; None, or any other string, means that none waits.
+            time_limit: in seconds, as the soft limit; None means the task's own limit.
 
         Raises:
-            TypeError, ValueError: the arguments are no plain JSON.
+            TypeError, ValueError: the arguments are not plain JSON.
         """
         caller = reply_to if is_caller_id(reply_to) else ""
         headers = {
@@ -87,16 +87,16 @@ class PrivateAMQP(AMQP):  # type: ignore[misc]
         queue: Any = None,
         **options: Any,
     ) -> Any:
-        """Build a message for Celery's own ways to send a task, as ``signed_task`` does.
+        """Build a signed message when a task is sent with Celery's own API.
 
         Raises:
-            ValueError: it asks for what no worker would do: named arguments, a date, callbacks and the like.
+            ValueError: an unsupported feature is used: named arguments, eta, callbacks and similar.
         """
         message = super().as_task_v2(task_id, name, args, kwargs, *further, **options)
         headers, (_, named, embed) = message.headers, message.body
         if named or any(embed.values()) or any(headers[field] for field in _UNSUPPORTED):
             raise ValueError(
-                f"task {name}: workers take positional arguments and time limits; no named arguments, "
+                f"task {name}: only positional arguments and time limits are supported; no named arguments, "
                 "dates, retries, groups, stamps, callbacks, chains or chords"
             )
         hard, soft = headers["timelimit"]
@@ -112,20 +112,19 @@ class PrivateAMQP(AMQP):  # type: ignore[misc]
 
 
 class PrivateRequest(Request):  # type: ignore[misc]
-    """A delivery that ``inspect active`` and its siblings describe without arguments."""
+    """A delivery that ``inspect active`` and similar commands describe without arguments."""
 
     @property
     def ending(self) -> Ending | None:
-        """What storing its result may do besides; None: it ends in Celery's way alone."""
+        """How storing the result also ends the delivery; None if Celery acknowledges it."""
         channel = self._message.channel
         intake = channel.intake if isinstance(channel, ClaimChannel) else None
         return None if intake is None else intake.ending(self._message.delivery_tag)
 
     def release_body(self) -> None:
-        """Forget the message but for its headers: thousands of calls may wait, and their bodies are large.
+        """Release the message's body, which is large, while thousands of calls may be waiting.
 
-        For a request whose task has its arguments: what Celery does from then on needs none of it, and
-        Redis has the message.
+        Call it when the task has its arguments: Celery no longer needs the body, and Redis has the message.
         """
         message = self._message
         message.headers = self._request_dict
@@ -136,20 +135,20 @@ class PrivateRequest(Request):  # type: ignore[misc]
             message._raw = None
 
     def shown(self, result: Any) -> str:
-        """A result as events show it; empty while nobody watches."""
+        """Return a result's representation for events; empty while events are not watched."""
         if self.eventer is None or not self.eventer.enabled or not getattr(self.eventer, "is_watched", True):
             return ""
         text: str = saferepr(result, RESULT_CHARS)
         return text
 
     def info(self, safe: bool = False) -> dict[str, Any]:
-        """Describe the delivery; ``safe`` or not, arguments are placeholders."""
+        """Describe the delivery; arguments are placeholders regardless of ``safe``."""
         described: dict[str, Any] = super().info(safe=True)
         return described
 
 
 class PrivateTask(Task):  # type: ignore[misc]
-    """Base class of every task of the app."""
+    """Base class of all tasks of the app."""
 
     Request = "broker_config.private_tasks:PrivateRequest"
     resultrepr_maxsize = RESULT_CHARS

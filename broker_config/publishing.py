@@ -1,4 +1,4 @@
-"""Putting task messages on the broker from an event loop, without blocking it, in bounded time."""
+"""Publishes task messages to the broker from an event loop, without blocking it and in bounded time."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ __all__ = [
     "unavailable",
 ]
 
-#: Longest time that one publish may take, reconnecting included.
+#: Time limit of one publish, including reconnections.
 PUBLISH_SECONDS: Final = 6
 
-#: How long a refused connection is tried again: as long as a broker that restarts may take.
+#: How long a refused connection is retried, to cover a restart of the broker.
 REFUSED_SECONDS: Final = 1.5
-#: Pause between two tries.
+#: Pause between two attempts.
 REFUSED_PAUSE_SECONDS: Final = 0.05
 
-#: How long a broker's answer about the length of a queue is believed.
+#: How long the broker's answer about the length of a queue is used.
 ROOM_SECONDS: Final = 1.0
-#: Puts a message into a queue that is not full, or hands it to an idle worker, and numbers it. KEYS: queue
-#: (list), epoch (hash, see ``broker_config.epochs``), offers (sorted set). ARGV: message, longest queue (0:
-#: any), word unlike any other, longest message that is handed over (0: none), run id of the server.
-#: Returns {the epoch's word, the message's number}, nil when the queue is full.
+#: Adds a message to a queue that is not full, or delivers it directly to an idle worker, and numbers it.
+#: KEYS: queue (list), epoch (hash, see ``broker_config.epochs``), offers (sorted set). ARGV: message, maximum
+#: queue length (0: no limit), unique id, maximum length of a direct delivery (0: none), run id of the server.
+#: Returns {name of the epoch, number of the message}, or nil when the queue is full.
 PUSH: Final = Script(f"""{HAND}{EPOCH}
 local most, waiting = tonumber(ARGV[2]), redis.call('LLEN', KEYS[1])
 if most > 0 and waiting >= most then return nil end
@@ -64,33 +64,33 @@ return {{word, number}}
 """)
 
 logger = logging.getLogger(__name__)
-#: Words unlike any other; a random one for each would be a system call for each.
+#: Unique ids; generating each randomly would cost a system call.
 _unique = map(f"{uuid4()}.{{}}".format, count())
 
 
 class PublishUnknownError(BrokerUnavailableError):
-    """The broker may have taken a message: it was sent, and the reply did not come."""
+    """The broker may have a message: it was sent, but the reply did not arrive."""
 
 
 class Publisher(Protocol):
-    """Sends messages of Celery's protocol 2, as ``app.amqp.as_task_v2`` makes them."""
+    """Publishes messages of Celery's protocol 2, as ``app.amqp.signed_task`` builds them."""
 
     async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
-        """Put a message into a queue; returns where it lies, None for brokers that keep their data.
+        """Add a message to a queue; returns its place, or None for durable brokers.
 
         Args:
-            may_repeat: whether a second copy of it does no harm. If it does, a message is not sent
-                again when the connection broke before the broker's reply.
+            may_repeat: whether a duplicate is harmless. If it is not, the message is not sent again
+                after the connection broke before the broker's reply.
 
         Raises:
             BrokerUnavailableError: the broker does not answer; the message is not in the queue.
-            PublishUnknownError: nor does it, and the message may be in the queue.
+            PublishUnknownError: the broker does not answer; the message may be in the queue.
             OverloadedError: the queue is full; the message is not in it.
         """
         ...
 
     async def epoch(self) -> Epoch | None:
-        """Which messages the broker still has; None for brokers that keep their data.
+        """Return the broker's epoch, which shows the messages it still has; None for durable brokers.
 
         Raises:
             BrokerUnavailableError: the broker does not answer.
@@ -98,12 +98,12 @@ class Publisher(Protocol):
         ...
 
     async def close(self) -> None:
-        """Send what waits and close the connection."""
+        """Send pending messages and close the connection."""
         ...
 
 
 def make_publisher(app: Celery, settings: BrokerSettings) -> Publisher:
-    """The quickest publisher for the broker: pipelines on Redis, kombu on a thread elsewhere."""
+    """Return the fastest publisher for the broker: pipelines for Redis, otherwise kombu on a thread."""
     assert settings.url is not None  # noqa: S101 - checked when the app was built
     if settings.pipelined_publish and is_redis(settings.url):
         return PipelinePublisher(settings)
@@ -111,10 +111,10 @@ def make_publisher(app: Celery, settings: BrokerSettings) -> Publisher:
 
 
 def unavailable(url: str | None, exc: BaseException, *, is_sent: bool = False) -> BrokerUnavailableError:
-    """The error for a broker that does not answer.
+    """Return the error for a broker that does not answer.
 
     Args:
-        is_sent: whether the broker may have done what it was asked for.
+        is_sent: whether the broker may have executed the request.
     """
     reason = str(exc) or type(exc).__name__
     kind = PublishUnknownError if is_sent else BrokerUnavailableError
@@ -126,7 +126,7 @@ def unavailable(url: str | None, exc: BaseException, *, is_sent: bool = False) -
 
 @dataclass(slots=True)
 class _Attempt:
-    """How far a request to Redis came."""
+    """Progress of a request to Redis."""
 
     #: Whether Redis may have executed it.
     is_sent: bool = False
@@ -135,8 +135,8 @@ class _Attempt:
 class PipelinePublisher:
     """Publishes to Redis in kombu's message format; no message waits for the reply to another.
 
-    What kombu's own producer does for a direct queue is one LPUSH of one JSON object; this
-    sends the same object (a test compares the two) from the event loop itself.
+    For a direct queue, kombu's own producer sends one LPUSH of one JSON object; this class
+    sends the same object (a test compares the two) on the event loop itself.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -148,7 +148,7 @@ class PipelinePublisher:
         self._limits = Limits()
 
     async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
-        """Put a message into a queue; see ``Publisher``."""
+        """Add a message to a queue; see ``Publisher``."""
         key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
         keys = (key, self._keys.epoch, self._keys.offers(queue))
         values = (payload, self._longest, next(_unique), self._longest_handed)
@@ -161,7 +161,7 @@ class PipelinePublisher:
         return Place(word.decode(), number)
 
     async def epoch(self) -> Epoch | None:
-        """Which messages Redis still has; see ``Publisher``."""
+        """Return the epoch of Redis; see ``Publisher``."""
         keys, word = (self._keys.epoch,), next(_unique)
         reply = await self._bounded(
             lambda: self._link.run(LOOK, keys, word, ends_with_run_id=True), may_repeat=True
@@ -179,7 +179,7 @@ class PipelinePublisher:
     async def _patiently(
         self, ask: Callable[[], Awaitable[Any]], attempt: _Attempt, *, may_repeat: bool
     ) -> Any:
-        """Ask, and again where a restart of Redis broke the connection or refuses a new one."""
+        """Send a request; retry while a restarting Redis breaks or refuses the connection."""
         give_up_at = time.monotonic() + REFUSED_SECONDS
         while True:
             try:
@@ -188,20 +188,20 @@ class PipelinePublisher:
                 return await ask()
             except (ConnectionError, RedisError) as exc:
                 if isinstance(exc, redis.ResponseError | redis.exceptions.BusyLoadingError):
-                    attempt.is_sent = False  # refused
+                    attempt.is_sent = False  # Redis refused to execute it
                 is_final = attempt.is_sent and not may_repeat
                 if is_final or not _is_stale(exc) or time.monotonic() > give_up_at:
                     raise
             await asyncio.sleep(REFUSED_PAUSE_SECONDS)
 
     async def close(self) -> None:
-        """Send what waits and close the connection."""
+        """Send pending messages and close the connection."""
         await self._link.close()
         self._limits.close()
 
 
 def encode_message(message: Any, *, queue: str) -> bytes:
-    """Write a task message as kombu's virtual transports do, for a queue of the default exchange."""
+    """Encode a task message as kombu's virtual transports do, for a queue of the default exchange."""
     properties = {
         **message.properties,
         "delivery_mode": 2,
@@ -223,19 +223,19 @@ def encode_message(message: Any, *, queue: str) -> bytes:
 
 def _full(queue: str, longest: int) -> OverloadedError:
     return OverloadedError(
-        f"{longest} calls wait in queue {queue} already; try again later, start more workers, or raise "
+        f"{longest} calls already wait in queue {queue}; try again later, start more workers, or raise "
         "NEKRO_BROKER__MAX_QUEUED"
     )
 
 
 def _is_stale(exc: BaseException) -> bool:
-    """Whether a connection broke, as opposed to a server that is silent or refuses."""
+    """Whether a connection broke, as opposed to a server that does not respond or refuses a command."""
     return isinstance(exc, redis.ConnectionError | ConnectionError) and not isinstance(exc, TimeoutError)
 
 
 @dataclass
 class _Ticket:
-    """Lets a caller that stopped waiting keep its message from being sent late."""
+    """Shared with the publishing thread, so that a caller that stopped waiting can prevent a late send."""
 
     given_up: bool = field(default=False)
     #: Whether the broker may have the message.
@@ -244,14 +244,14 @@ class _Ticket:
 
 @dataclass
 class _Room:
-    """What is known about how many more messages a queue takes."""
+    """Estimate of how many more messages a queue accepts."""
 
     left: int = 0
     asked_at: float = float("-inf")
 
 
 class KombuPublisher:
-    """Publishes through kombu, on one thread with one connection of its own; for any broker."""
+    """Publishes through kombu, on one thread with its own connection; for any broker."""
 
     def __init__(self, app: Celery, settings: BrokerSettings) -> None:
         self._app, self._url, self._longest = app, settings.url, settings.max_queued
@@ -261,7 +261,7 @@ class KombuPublisher:
         self._rooms: dict[str, _Room] = {}
 
     async def send(self, message: Any, *, queue: str, may_repeat: bool) -> Place | None:
-        """Put a message into a queue; see ``Publisher``. kombu itself sends again as its policy says."""
+        """Add a message to a queue; see ``Publisher``. kombu itself retries by its policy."""
         ticket = _Ticket()
         loop = asyncio.get_running_loop()
         sending = loop.run_in_executor(self._executor, self._publish, message, queue, ticket)
@@ -275,11 +275,11 @@ class KombuPublisher:
         return None
 
     async def epoch(self) -> Epoch | None:
-        """None: nothing is known about loss here."""
+        """Return None: losses of the broker are not detected."""
         return None
 
     async def close(self) -> None:
-        """Send what waits and close the connection."""
+        """Send pending messages and close the connection."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._disconnect)
         self._executor.shutdown(wait=False)
@@ -292,7 +292,7 @@ class KombuPublisher:
             self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         try:
             self._make_room(queue)
-            _ = self._producer.channel  # connects, if need be
+            _ = self._producer.channel  # connects if necessary
             ticket.is_sent = True
             self._app.amqp.send_task_message(
                 self._producer, message.headers["task"], message, queue=self._app.amqp.queues[queue]
@@ -304,7 +304,7 @@ class KombuPublisher:
             raise
 
     def _make_room(self, queue: str) -> None:
-        """Ask the broker how full a queue is, once a second or when it may be full by now."""
+        """Check the length of a queue, querying the broker once a second or when the queue may be full."""
         room, now = self._rooms.setdefault(queue, _Room()), time.monotonic()
         if self._longest and (room.left <= 0 or now - room.asked_at > ROOM_SECONDS):
             waiting = count_waiting(self._app.amqp.queues[queue], self._producer.channel)
@@ -318,7 +318,7 @@ class KombuPublisher:
         if connection is not None:
             try:
                 connection.release()
-            except Exception:  # it is broken anyway
+            except Exception:  # the connection is broken anyway
                 logger.debug("closing a broken broker connection failed", exc_info=True)
 
 

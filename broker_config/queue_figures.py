@@ -1,4 +1,4 @@
-"""How full the queues are, asked of the broker itself."""
+"""Reads the lengths of the queues, and of the dead list, from the broker."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ __all__ = ["QueueFigures", "read_dead", "read_queues"]
 
 @dataclass(frozen=True, kw_only=True)
 class QueueFigures:
-    """One queue at one moment."""
+    """Figures of one queue at one moment."""
 
     #: The lane's name, or ``pinned.<plugin key>``.
     lane: str
     #: Messages that no worker has taken.
     waiting: int
-    #: Messages that workers hold; None where the broker does not say.
+    #: Messages that workers hold; None if the broker does not report it.
     held: int | None = None
-    #: Age of the call that waits longest; None when none waits or the message has no date
-    #: (rounds and jobs: their rows have one).
+    #: Age of the oldest waiting call; None when none waits or the message has no date
+    #: (rounds and jobs, whose rows have one).
     oldest_seconds: float | None = None
 
 
 def read_queues(app: NekroApp) -> list[QueueFigures]:
-    """Ask the broker for every queue of the settings; blocks for one exchange with it.
+    """Read the figures of every queue in the settings; blocks.
 
     Raises:
-        Exception: of the broker's driver, when it does not answer.
+        Exception: an error of the broker's driver, when the broker does not answer.
     """
     names = [queue.name for queue in app.conf.task_queues]
     url = app.nekro_settings.broker.url or ""
@@ -48,7 +48,7 @@ def read_queues(app: NekroApp) -> list[QueueFigures]:
 
 
 def read_dead(app: NekroApp) -> int | None:
-    """Count the messages that were set aside; None where the broker keeps them elsewhere."""
+    """Count the dead letters; None for brokers other than Redis."""
     settings = app.nekro_settings.broker
     if settings.url is None or not is_redis(settings.url):
         return None
@@ -79,7 +79,7 @@ def _of_others(app: NekroApp, names: list[str]) -> list[QueueFigures]:
     figures = []
     with app.connection_for_read() as connection:
         for name in names:
-            # A queue that is not there closes the channel that asked.
+            # The broker closes the channel if the queue does not exist.
             with contextlib.suppress(ChannelError), connection.channel() as channel:
                 count = channel.queue_declare(name, passive=True).message_count
                 figures.append(QueueFigures(lane=name, waiting=int(count)))
@@ -91,7 +91,7 @@ def _client(app: NekroApp, url: str) -> redis.Redis:
 
 
 def _age_seconds(raw: bytes | None) -> float | None:
-    """Age of a waiting call; anything else in the queue has none."""
+    """Return the age of a waiting call; None for any other message."""
     if raw is None:
         return None
     try:

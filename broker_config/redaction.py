@@ -1,4 +1,4 @@
-"""Texts that leave the host without its secrets and paths."""
+"""Removes secrets and host paths from texts that leave the host."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Redactor:
     """Replaces secrets, URL passwords and host paths in a text.
 
     Args:
-        secrets: values that must not appear, also not percent-encoded.
-        host_paths: directories whose names say something about the host; a path below one
-            keeps its tail (``/srv/nekro/data/a.txt`` becomes ``[host]/a.txt``).
+        secrets: values that must not appear, either plain or percent-encoded.
+        host_paths: directories whose names reveal something about the host; of a path below one
+            only the tail is kept (``/srv/nekro/data/a.txt`` becomes ``[host]/a.txt``).
     """
 
     def __init__(self, secrets: Iterable[str] = (), host_paths: Iterable[Path | str] = ()) -> None:
@@ -35,7 +35,7 @@ class Redactor:
             if len(secret) >= MIN_SECRET_CHARS:
                 replacements[secret] = replacements[quote(secret, safe="")] = "[secret]"
         self._replacements = replacements
-        # Longest first: a secret that contains another one must not be cut in its middle.
+        # Longest first: a secret that contains another one must be replaced as a whole.
         ordered = sorted(replacements, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 

@@ -1,9 +1,9 @@
-"""Reaching a Redis: the one place where a URL and the settings become connections.
+"""Creates connections to Redis from a URL and the settings; no other module does.
 
-Every connection, synchronous or of an event loop, of kombu, Celery or our own, is of a class below.
-Behind Sentinel it asks for the primary each time that it connects. Everywhere it is given up when its
-server turns out to be a replica, so that the next one leads to the primary: a managed Redis moves a
-name to another server, Sentinel its answer. What is wrong with TLS is said with the setting to correct.
+Every connection, synchronous or asyncio, of kombu, Celery or our own code, uses a class of this module.
+Behind Sentinel it queries the primary at each connect. Any connection is closed when its server turns out
+to be a replica, so that the next one reaches the primary: after a failover, a managed Redis moves its
+host name to another server, and Sentinel returns another address. TLS errors name the setting to correct.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from nekro_agent.errors import SettingsError
 
 __all__ = ["RedisEndpoint"]
 
-#: What OpenSSL says of a certificate for another host name, or another IP address.
+#: OpenSSL's verify codes for a certificate with another host name or IP address.
 _OTHER_NAME: Final = frozenset({62, 64})
 _FAILED: Final = (redis.ConnectionError, redis.TimeoutError)
-#: How redis-py says that the server hung up before it answered once.
+#: redis-py's messages for a connection that the server closed before its first reply.
 _CLOSED: Final = re.compile(r"closed by server|[Cc]onnection reset|Broken pipe|while (reading|writing)")
 
 
 class RedisEndpoint:
-    """One Redis as the settings describe it: a server, or the primary that Sentinels know."""
+    """One Redis as the settings describe it: a server, or the primary behind Sentinels."""
 
     def __init__(self, broker: BrokerSettings, url: str | None) -> None:
-        """Read the settings; nothing is connected.
+        """Read the settings without connecting.
 
         Args:
-            url: the broker's or the results'; TLS files, Sentinel's settings and time limits are
-                the broker's for both.
+            url: URL of the broker or the results; both use the broker's TLS files, Sentinel settings
+                and time limits.
 
         Raises:
-            SettingsError: the URL is not one of a Redis, or a TLS file cannot be used.
+            SettingsError: the URL is not a Redis URL, or a TLS file cannot be used.
         """
         assert url is not None  # noqa: S101 - settings were checked when the app was built
         address = redis_address(url)
@@ -64,28 +64,28 @@ class RedisEndpoint:
 
     @property
     def tls(self) -> dict[str, Any]:
-        """Parameters of TLS, in the words of redis-py, kombu and Celery; empty without TLS."""
+        """TLS parameters as redis-py, kombu and Celery name them; empty without TLS."""
         return {name: value for name, value in self._server.items() if name.startswith("ssl_")}
 
     @property
     def sentinel_options(self) -> dict[str, Any]:
-        """Transport options by which Flower and kombu's own transport find the primary; empty without."""
+        """Transport options with which Flower and kombu's own transport find the primary; empty if unused."""
         if self._sentinels is None:
             return {}
         return {"master_name": self._sentinels.master, "sentinel_kwargs": self._sentinels.parameters}
 
     @property
     def connection_class(self) -> type[redis.connection.AbstractConnection]:
-        """Class of a synchronous connection."""
+        """Class of synchronous connections."""
         if self._is_socket:
             return _SocketConnection
         return _TLSConnection if self.is_encrypted else _TCPConnection
 
     def parameters(self, *, reply_seconds: float | None = None) -> dict[str, Any]:
-        """Parameters of ``connection_class``, for a pool of redis-py.
+        """Return parameters of ``connection_class`` for a pool of redis-py.
 
         Args:
-            reply_seconds: longest exchange; None: the broker's limit.
+            reply_seconds: time limit of one request; None means the broker's limit.
         """
         known = self._server if self._sentinels is None else self._server | {"sentinels": self._sentinels}
         return {
@@ -95,7 +95,7 @@ class RedisEndpoint:
         }
 
     def client(self, *, reply_seconds: float | None = None) -> redis.Redis:
-        """A synchronous client; every exchange is tried once. See ``parameters``."""
+        """Return a synchronous client without retries. See ``parameters``."""
         pool = redis.ConnectionPool(
             connection_class=self.connection_class,
             retry=Retry(NoBackoff(), 0),
@@ -104,7 +104,7 @@ class RedisEndpoint:
         return redis.Redis.from_pool(pool)
 
     def loop_pool(self) -> redis.asyncio.ConnectionPool:
-        """A pool that makes connections of the running loop; every exchange is tried once."""
+        """Return a pool of asyncio connections without retries."""
         if self._is_socket:
             kind: Any = _LoopSocketConnection
         else:
@@ -115,14 +115,14 @@ class RedisEndpoint:
 
 
 class _Sentinels:
-    """Knows by asking where the primary is; used by any thread."""
+    """Finds the primary by querying Sentinels; thread-safe."""
 
     def __init__(
         self, broker: BrokerSettings, addresses: tuple[tuple[str, int], ...], tls: Mapping[str, Any]
     ) -> None:
         self.master, self._addresses = broker.sentinel_master, addresses
         password = broker.sentinel_password
-        #: Of a connection to a Sentinel.
+        #: Parameters of connections to a Sentinel.
         self.parameters: dict[str, Any] = {
             "socket_timeout": broker.connect_timeout_seconds,
             "socket_connect_timeout": broker.connect_timeout_seconds,
@@ -132,10 +132,10 @@ class _Sentinels:
         }
 
     def primary(self) -> tuple[str, int]:
-        """Ask one Sentinel after the other for the primary's address; blocks.
+        """Query the Sentinels in turn for the primary's address; blocks.
 
         Raises:
-            redis.ConnectionError: none of them knows a primary that it can reach.
+            redis.ConnectionError: no Sentinel reports a reachable primary.
         """
         refusals = []
         for address in self._addresses:
@@ -147,11 +147,11 @@ class _Sentinels:
             except (redis.RedisError, OSError) as exc:
                 refusals.append(f"{address[0]}:{address[1]}: {exc}")
                 continue
-            # The one that answered is asked first the next time: a dead host costs a time limit.
+            # Query the one that answered first the next time, because a dead host costs a full timeout.
             self._addresses = (address, *(other for other in self._addresses if other != address))
             return found
         raise redis.ConnectionError(
-            f"no Sentinel knows a primary {self.master!r} (NEKRO_BROKER__SENTINEL_MASTER): "
+            f"no Sentinel reports a primary {self.master!r} (NEKRO_BROKER__SENTINEL_MASTER): "
             + "; ".join(refusals)
         )
 
@@ -173,7 +173,7 @@ class _Sentinels:
 
 
 class _Connection:
-    """What a synchronous connection does besides redis-py's own."""
+    """Mixin of synchronous connections: Sentinel lookup, TLS advice, detection of replicas."""
 
     def __init__(self, *, sentinels: _Sentinels | None = None, **parameters: Any) -> None:
         self._sentinels = sentinels
@@ -218,7 +218,7 @@ class _SocketConnection(_Connection, redis.UnixDomainSocketConnection):
 
 
 class _LoopConnection:
-    """The same on an event loop; ``broker_config.redis_link`` reads the replies."""
+    """The same mixin for asyncio connections; ``broker_config.redis_link`` reads the replies."""
 
     def __init__(self, *, sentinels: _Sentinels | None = None, **parameters: Any) -> None:
         self._sentinels = sentinels
@@ -232,7 +232,7 @@ class _LoopConnection:
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
         try:
             await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
-        except RuntimeError as exc:  # uvloop, when the server reset the connection a moment before
+        except RuntimeError as exc:  # raised by uvloop if the server has just reset the connection
             raise redis.ConnectionError(f"the connection to Redis broke: {exc}") from exc
 
     async def connect_check_health(self, *args: Any, **kwargs: Any) -> None:
@@ -258,10 +258,10 @@ class _LoopSocketConnection(_LoopConnection, of_loop.UnixDomainSocketConnection)
 
 
 def _tls_parameters(broker: BrokerSettings) -> dict[str, Any]:
-    """Settings of TLS as redis-py names them; the files were tried.
+    """Return the TLS settings as redis-py names them, after loading the files once.
 
     Raises:
-        SettingsError: a file is missing or holds something else.
+        SettingsError: a file is missing or has invalid content.
     """
     ca, certificate, key = broker.tls_ca_file, broker.tls_cert_file, broker.tls_key_file
     context = ssl.create_default_context()
@@ -282,16 +282,20 @@ def _tls_parameters(broker: BrokerSettings) -> dict[str, Any]:
 def _tried(variable: str, path: Path, load: Callable[[], None]) -> None:
     try:
         load()
-    except (OSError, ssl.SSLError) as exc:  # an SSLError is an OSError; both names are for the reader
-        reason = "it does not fit (PEM file, and its key)" if isinstance(exc, ssl.SSLError) else exc.strerror
+    except (OSError, ssl.SSLError) as exc:  # SSLError is an OSError; named for clarity
+        reason = (
+            "it is not a PEM file, or the key does not match"
+            if isinstance(exc, ssl.SSLError)
+            else exc.strerror
+        )
         raise SettingsError(f"{variable}: cannot use {path}: {reason}") from exc
 
 
 def _advice(error: Exception, is_encrypted: bool) -> str:
-    """Which setting to correct if TLS is why a connection failed; "" if it is not."""
+    """Return which setting to correct if TLS caused a failed connection; "" if it did not."""
     if isinstance(error, NotPrimaryError | redis.AuthenticationError):
         return ""
-    no_tls = "The server may speak no TLS on this port: then write redis:// (sentinel://) in the URL"
+    no_tls = "The server may not use TLS on this port: then write redis:// (sentinel://) in the URL"
     if isinstance(error, redis.TimeoutError):
         return no_tls if is_encrypted else ""
     fault: BaseException | None = error.__context__
@@ -300,22 +304,22 @@ def _advice(error: Exception, is_encrypted: bool) -> str:
     if isinstance(fault, ssl.SSLCertVerificationError):
         if fault.verify_code in _OTHER_NAME:
             return (
-                "The server's certificate is for other names: connect by one of them, or set "
+                "The server's certificate is for other host names: use one of them in the URL, or set "
                 "NEKRO_BROKER__TLS_CHECK_HOSTNAME=false"
             )
         return (
-            "The server's certificate is of no CA that is trusted here: set NEKRO_BROKER__TLS_CA_FILE to "
+            "The server's certificate is not from a trusted CA: set NEKRO_BROKER__TLS_CA_FILE to "
             "the certificate of its CA"
         )
     hung_up = _CLOSED.search(str(error)) is not None
     if is_encrypted and (hung_up or (isinstance(fault, ssl.SSLError) and "ALERT" in (fault.reason or ""))):
-        # TLS 1.3 ends the handshake before the server has seen the client's certificate.
+        # In TLS 1.3 the client finishes the handshake before the server verifies the client's certificate.
         return (
-            "The server may refuse this client's certificate, or want one: set NEKRO_BROKER__TLS_CERT_FILE "
-            "and NEKRO_BROKER__TLS_KEY_FILE to one of a CA that it trusts"
+            "The server may require a client certificate, or refuse this one: set "
+            "NEKRO_BROKER__TLS_CERT_FILE and NEKRO_BROKER__TLS_KEY_FILE to one of a CA that it trusts"
         )
     if isinstance(fault, ssl.SSLError):
         return no_tls
     if not is_encrypted and hung_up:
-        return "If it accepts only TLS on this port, write rediss:// (sentinels://) in the URL"
+        return "If the server accepts only TLS on this port, write rediss:// (sentinels://) in the URL"
     return ""

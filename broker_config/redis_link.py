@@ -1,11 +1,10 @@
-"""A connection to Redis on which any number of commands of one event loop are under way at once.
+"""A connection to Redis that pipelines the commands of one event loop.
 
-redis-py connects (addresses, TLS, passwords, databases); from then on the connection is a protocol
-of the loop: commands are written as they come, replies are handed out in their order. That takes a
-fifth of the CPU time of redis-py's asyncio client, which waits for each reply on a stream of its own
-(``docs/performance.md``).
+redis-py connects (addresses, TLS, passwords, databases); then the connection is an asyncio protocol:
+commands are written as they come, and replies are assigned in order. That takes a fifth of the CPU time
+of redis-py's asyncio client, which waits for each reply on a stream of its own (``docs/performance.md``).
 
-Every exchange is bounded and tried once: whoever sends a command decides whether to repeat it.
+Every command has a time limit and is sent once; the caller decides whether to repeat it.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from broker_config.settings import BrokerSettings
 
 __all__ = ["RedisLink", "Script"]
 
-#: A connection that was idle this long is asked whether it still lives before a command is trusted to it.
+#: A connection that was idle this long is pinged before a command is sent.
 TRUSTED_SECONDS: Final = 10.0
-#: A connection that was heard of this lately is not looked at before a command is sent.
+#: A connection that received data this recently is not checked before a command is sent.
 RESTING_SECONDS: Final = 0.001
-#: Replies of a server that is not, or not yet, the one to talk to.
+#: Error replies of a server that is not the primary, or is not ready yet.
 _ELSEWHERE: Final = (NotPrimaryError, redis.BusyLoadingError)
 
 
 class Script:
-    """A Lua script, which Redis keeps under its SHA-1 once it has executed it."""
+    """A Lua script, which Redis caches under its SHA-1 after the first execution."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -44,7 +43,7 @@ class Script:
 
 
 class RedisLink:
-    """Executes commands on one connection, made when it is needed and again when it broke."""
+    """Executes commands on one connection, opened on demand and reopened after a failure."""
 
     def __init__(
         self,
@@ -54,14 +53,14 @@ class RedisLink:
         on_message: Callable[[bytes], None] | None = None,
         asks_run_id: bool = False,
     ) -> None:
-        """Connects when the first command is sent.
+        """Store the parameters; the first command connects.
 
         Args:
-            broker: says how to reach the Redis, and the longest silence of it while replies are due.
-            url: of the broker or the results.
-            on_message: takes what is published on channels that the connection subscribed to; it
+            broker: connection settings, and the time limit for replies (``socket_timeout_seconds``).
+            url: URL of the broker or the results.
+            on_message: called with each message on channels that the connection subscribed to; it
                 must not raise.
-            asks_run_id: ask each new connection which run of a server it leads to; needed for
+            asks_run_id: whether to read the server's run id on each new connection; needed for
                 ``ends_with_run_id``.
         """
         self._pool = RedisEndpoint(broker, url).loop_pool()
@@ -72,15 +71,15 @@ class RedisLink:
         self._connecting = asyncio.Lock()
 
     async def execute(self, *command: str | bytes | float, blocks_seconds: float = 0) -> Any:
-        """Send one command and return its reply, texts as bytes.
+        """Send one command and return its reply, with strings as bytes.
 
         Args:
-            blocks_seconds: how long Redis may take because the command says so (``BLPOP``).
+            blocks_seconds: how long the command itself may block (``BLPOP``).
 
         Raises:
-            redis.ConnectionError, redis.TimeoutError: the connection failed, or leads to a replica
+            redis.ConnectionError, redis.TimeoutError: the connection failed, or the server is a replica
                 (``NotPrimaryError``); Redis may have executed the command.
-            redis.ResponseError: Redis refused it.
+            redis.ResponseError: Redis refused the command.
         """
         return await self.begin(*command, blocks_seconds=blocks_seconds)
 
@@ -91,14 +90,14 @@ class RedisLink:
         *values: str | bytes | float,
         ends_with_run_id: bool = False,
     ) -> Any:
-        """Execute a script and return its reply; its text is sent to a Redis that does not know it.
+        """Execute a script and return its reply; its text is sent only if Redis has not cached it.
 
         Args:
-            ends_with_run_id: append the ``run_id`` of the server that this very connection leads to;
-                "" where the server does not say it.
+            ends_with_run_id: append the ``run_id`` of the connection's server as the last argument;
+                "" if the server does not report it.
 
         Raises:
-            As ``execute``.
+            The errors of ``execute``.
         """
         arguments = (len(keys), *keys, *values)
         try:
@@ -109,10 +108,10 @@ class RedisLink:
     def begin(
         self, *command: str | bytes | float, blocks_seconds: float = 0, ends_with_run_id: bool = False
     ) -> Awaitable[Any]:
-        """Send one command, at once where the connection stands; await what is returned for its reply.
+        """Send one command, immediately if the connection is open; await the returned object for its reply.
 
         Raises:
-            As ``execute``, when it is awaited.
+            The errors of ``execute``, when the object is awaited.
         """
         exchange = self._exchange
         if exchange is not None and exchange.is_trusted():
@@ -122,7 +121,7 @@ class RedisLink:
         return self._connect_and_send(command, blocks_seconds, ends_with_run_id)
 
     async def connect(self) -> None:
-        """Connect where the connection does not stand; when this fails nothing was sent.
+        """Connect if the connection is not open; if this fails, nothing was sent.
 
         Raises:
             redis.ConnectionError, redis.TimeoutError, OSError: Redis refuses, or does not answer.
@@ -134,13 +133,13 @@ class RedisLink:
             await self._connected()
 
     async def close(self) -> None:
-        """Wait for the replies that are due and close the connection."""
+        """Wait for pending replies and close the connection."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             await exchange.finish()
 
     def abort(self) -> None:
-        """Close the connection; what waits for a reply gets ``redis.ConnectionError``."""
+        """Close the connection; pending commands fail with ``redis.ConnectionError``."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.abort()
@@ -167,7 +166,7 @@ class RedisLink:
         connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             await connection.connect()
-        except BaseException:  # redis-py leaves it open when it is cancelled
+        except BaseException:  # redis-py leaves the connection open when it is cancelled
             connection._close()
             raise
         exchange = _Exchange(connection, reply_seconds=self._reply_seconds, on_message=self._on_message)
@@ -194,23 +193,23 @@ def _run_id(info: bytes) -> bytes:
 
 
 class _Exchange(asyncio.Protocol):
-    """One open connection: what was sent, in order, and who waits for it."""
+    """One open connection, with the futures of pending replies in order."""
 
     def __init__(
         self, connection: Any, *, reply_seconds: float, on_message: Callable[[bytes], None] | None
     ) -> None:
         self._reply_seconds, self._on_message = reply_seconds, on_message
-        self._connection = connection  # its writer would close the socket if it was collected
+        self._connection = connection  # referenced, because its writer closes the socket when collected
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=error_of_reply, protocolError=redis.InvalidResponse)
         self._due: deque[tuple[asyncio.Future[Any], float, float]] = deque()
-        #: Commands that leave together, at the end of the loop's turn.
+        #: Commands that are written together at the end of the loop's iteration.
         self._unsent: list[bytes] = []
         self._heard_at = self._loop.time()
         self._alarm: asyncio.TimerHandle | None = None
         self._transport: Any = None
         self._is_doubted = False
-        #: Of the server at the other end; empty when it was not asked or did not say.
+        #: Run id of the server; empty if it was not requested or not reported.
         self.run_id = b""
 
     @property
@@ -219,15 +218,15 @@ class _Exchange(asyncio.Protocol):
         return self._transport is not None
 
     def is_trusted(self) -> bool:
-        """Whether it is open and was heard of lately, or will be soon."""
+        """Whether it is open and has received data recently, or has replies pending."""
         if self._is_doubted or not self.is_open:
             return False
         return bool(self._due) or self._loop.time() - self._heard_at < TRUSTED_SECONDS
 
     def has_ended(self) -> bool:
-        """Whether Redis closed a connection that rests and the loop has not seen it yet.
+        """Whether Redis closed the idle connection and the loop has not noticed it yet.
 
-        What is sent then is lost, and whether it was executed cannot be known.
+        A command sent in this state is lost, and whether it was executed cannot be determined.
         """
         if self._due or self._transport is None or self._loop.time() - self._heard_at < RESTING_SECONDS:
             return False
@@ -236,7 +235,7 @@ class _Exchange(asyncio.Protocol):
         return bool(poll.poll(0))
 
     async def prove(self) -> None:
-        """Ask whether Redis is still there; until it answers nobody trusts the connection."""
+        """Ping Redis; until it answers, the connection is not trusted."""
         self._is_doubted = True
         try:
             await self.send(("PING",))
@@ -249,13 +248,13 @@ class _Exchange(asyncio.Protocol):
         if self._transport is None:
             reply.set_exception(redis.ConnectionError("the connection to Redis is closed"))
             return reply
-        packed = hiredis.pack_command(command)  # may raise, and then no reply is due
+        packed = hiredis.pack_command(command)  # if this raises, no reply is pending
         now = self._loop.time()
         is_alone = not self._due
         self._due.append((reply, now, self._reply_seconds + blocks_seconds))
         if self._alarm is None:
             self._alarm = self._loop.call_at(now + self._reply_seconds, self._look_at_clock)
-        if is_alone:  # somebody waits for this one, and what else this turn does takes time
+        if is_alone:  # send without waiting for the end of the loop's iteration
             self._transport.write(packed)
             return reply
         if not self._unsent:
@@ -269,7 +268,7 @@ class _Exchange(asyncio.Protocol):
             self._transport.write(b"".join(unsent))
 
     async def finish(self) -> None:
-        """Wait for what is due, then close."""
+        """Wait for pending replies, then close."""
         self._flush()
         replies = [reply for reply, _, _ in self._due if not reply.done()]
         if replies:
@@ -279,21 +278,21 @@ class _Exchange(asyncio.Protocol):
             self._end(redis.ConnectionError("the connection to Redis is closed"))
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         self._break(redis.ConnectionError("the connection to Redis is closed"))
 
-    # What the loop calls.
+    # Methods of asyncio.Protocol, called by the loop.
 
     def connection_made(self, transport: Any) -> None:
-        """Take the transport over."""
+        """Take over the transport."""
         self._transport = transport
-        # Whatever is written leaves at once; what can wait is gathered here.
+        # Written data is sent immediately; commands that can wait are collected in ``_unsent``.
         transport.set_write_buffer_limits(high=0)
         if transport.is_closing():
             self._end(redis.ConnectionError("Redis closed the connection"))
 
     def data_received(self, data: bytes) -> None:
-        """Hand out the replies that are complete."""
+        """Assign complete replies to their futures."""
         self._heard_at = self._loop.time()
         try:
             self._reader.feed(data)
@@ -302,18 +301,18 @@ class _Exchange(asyncio.Protocol):
                     self._on_message(reply[2])
                 else:
                     self._hand_out(reply)
-        except Exception as exc:  # not the protocol of Redis: nothing that follows can be trusted
-            self._break(redis.ConnectionError(f"what Redis answered cannot be read: {exc}"))
+        except Exception as exc:  # a protocol error: the rest of the stream cannot be interpreted
+            self._break(redis.ConnectionError(f"the reply of Redis cannot be parsed: {exc}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell those who wait."""
+        """Fail pending commands."""
         reason = "Redis closed the connection" if exc is None else f"the connection to Redis broke: {exc}"
         self._end(redis.ConnectionError(reason))
 
     def _hand_out(self, reply: Any) -> None:
         waiter, _, _ = self._due.popleft()
         if isinstance(reply, _ELSEWHERE):
-            # Later commands on this connection are refused as well; the next one asks for the primary.
+            # This server would refuse later commands too; the next connection looks up the primary.
             self._break(reply)
         if waiter.done():
             return  # cancelled
@@ -331,7 +330,7 @@ class _Exchange(asyncio.Protocol):
         if self._loop.time() >= ends_at:
             self._break(redis.TimeoutError(f"Redis did not answer within {silence_seconds:g} s"))
         else:
-            # The next in line may have less time than this one.
+            # The next pending command may have a shorter time limit.
             soon = self._loop.time() + self._reply_seconds
             self._alarm = self._loop.call_at(min(ends_at, soon), self._look_at_clock)
 

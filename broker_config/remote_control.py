@@ -1,10 +1,10 @@
 """Remote control of workers, for holders of the signing key.
 
-Celery's commands travel as broadcasts that anyone who can write to the broker may send. Here each one is
-signed by the process that sends it (``nekro``, a worker, Flower started by ``nekro flower``) and a worker
-drops the rest unread. A signed command is taken once, within ``FRESH_SECONDS`` of being sent, and only by
-workers that ran when it was sent, so a recorded one cannot be sent again. Commands outside ``COMMANDS`` do
-not exist, whoever signs them. Answers go to the application's own reply exchange and nowhere else.
+Celery's commands are broadcasts that any client with write access to the broker can send. Here each one is
+signed by the process that sends it (``nekro``, a worker, Flower started by ``nekro flower``), and a worker
+drops unsigned ones. A signed command is accepted once, within ``FRESH_SECONDS`` of being sent, and only by
+workers that were running when it was sent, so it cannot be replayed. Commands outside ``COMMANDS`` are
+refused even if they are signed. Answers go only to the application's own reply exchange.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nekro_agent.shared_clock import elapsed_seconds, shared_now
 
 __all__ = ["COMMANDS", "FRESH_SECONDS", "SignedControl", "SignedMailbox", "SignedNode"]
 
-#: What a worker does on request. Used by us: ``revoke``, ``ping``, ``active_queues``; the others by Flower.
+#: Commands that a worker executes. We use ``revoke``, ``ping`` and ``active_queues``; Flower uses the others.
 COMMANDS: Final = frozenset(
     (
         "active",
@@ -50,11 +50,11 @@ COMMANDS: Final = frozenset(
         "time_limit",
     )
 )
-#: Longest way of a command, by the time that sender and worker share.
+#: Maximum age of a command by the fleet's shared time.
 FRESH_SECONDS: Final = 300.0
-#: Commands remembered against repetition; more within that time are dropped with the oldest forgotten.
+#: Maximum number of nonces kept for replay protection; beyond it the oldest are dropped.
 MAX_REMEMBERED: Final = 20_000
-#: Fields of a broadcast; with any other it is not one of ours.
+#: Allowed fields of a broadcast.
 _FIELDS: Final = ("method", "arguments", "destination", "pattern", "matcher", "ticket", "reply_to")
 _PROOF: Final = "proof"
 
@@ -67,14 +67,14 @@ def _signed(body: Mapping[str, Any], nonce: str, sent_at: str) -> list[str]:
 
 
 def _stats(state: Any, **_: Any) -> dict[str, Any]:
-    """Celery's ``stats`` without the transport options: they hold objects, and passwords of Sentinels."""
+    """Celery's ``stats`` without the transport options, which contain objects and Sentinel passwords."""
     found: dict[str, Any] = state.consumer.controller.stats()
     found.get("broker", {}).pop("transport_options", None)
     return found
 
 
 class SignedNode(Node):  # type: ignore[misc]
-    """A worker's end: carries out commands that are signed, fresh, new and on the list."""
+    """A worker's end: executes commands that are signed, recent, not repeated and in ``COMMANDS``."""
 
     handlers: Any
 
@@ -86,26 +86,26 @@ class SignedNode(Node):  # type: ignore[misc]
         self._began_at = elapsed_seconds()
 
     def handle_message(self, body: Any, message: Any = None) -> Any:
-        """Carry out a broadcast, or drop it; never raises for what a broadcast holds."""
+        """Execute a broadcast, or drop it; never raises because of a broadcast's content."""
         try:
             refusal = self._refusal(body)
-        except Exception as exc:  # of a shape that nothing of ours has
+        except Exception as exc:  # a body of unexpected shape
             refusal = type(exc).__name__
         if refusal is not None:
             metrics().messages_refused.labels("control").inc()
             logger.error("refused control command: %s", refusal)
             return None
         command = {name: value for name, value in body.items() if name != _PROOF}
-        # Without the message: its clock is not signed.
+        # The message is not passed on, because its clock header is not signed.
         return super().handle_message(command)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        """Drop a broadcast that cannot be read, without a word of what it holds."""
+        """Drop a broadcast that cannot be decoded, without logging its content."""
         metrics().messages_refused.labels("control").inc()
         logger.error("refused control command: %s", type(exc).__name__)
 
     def _refusal(self, body: Any) -> str | None:
-        """Why a broadcast is not carried out; None when it is."""
+        """Return why a broadcast is refused; None when it is executed."""
         if not isinstance(body, dict) or not isinstance(body.get(_PROOF), dict):
             return "it is not signed"
         if not {*_FIELDS, _PROOF}.issuperset(body):
@@ -116,26 +116,26 @@ class SignedNode(Node):  # type: ignore[misc]
             return "it is not signed"
         mailbox = self.mailbox
         if not mailbox.seal.fits(_signed(body, nonce, sent_at), proof.get("signature")):
-            return "its signature does not fit"
+            return "its signature does not match"
         age_seconds = shared_now() - float(sent_at)
         # Written so that an age that is not a number is refused.
         if not abs(age_seconds) <= FRESH_SECONDS:
             return "it was sent too long ago, or the clocks differ"
         if age_seconds > elapsed_seconds() - self._began_at:
-            return "it was sent before this worker began to listen"
+            return "it was sent before this worker started listening"
         if nonce in self._seen:
-            return "it was sent before"
+            return "it was received before"
         self._seen.add(nonce)
         if body["method"] not in self.handlers:
             return f"{str(body['method'])[:64]!r} is not available"
         reply_to = body.get("reply_to")
         if reply_to is not None and reply_to["exchange"] != mailbox.reply_exchange.name:
-            return "its answer would go elsewhere"
+            return "its reply exchange is not this application's"
         return None
 
 
 class _SigningProducer:
-    """A producer whose one message is signed on its way out."""
+    """A producer that signs the broadcasts it publishes."""
 
     def __init__(self, producer: Any, seal: Seal) -> None:
         self._producer, self._seal = producer, seal
@@ -143,7 +143,7 @@ class _SigningProducer:
     def publish(self, message: dict[str, Any], **options: Any) -> Any:
         """Sign and publish a broadcast."""
         nonce, sent_at = uuid4().hex, repr(shared_now())
-        # As it will be read: tuples become lists.
+        # Sign the decoded form, in which tuples are lists.
         plain = json.loads(json.dumps(message))
         signature = self._seal.sign(_signed(plain, nonce, sent_at))
         proof = {"nonce": nonce, "sent_at": sent_at, "signature": signature}
@@ -151,7 +151,7 @@ class _SigningProducer:
 
 
 class SignedMailbox(Mailbox):  # type: ignore[misc]
-    """The sender's end, and what both share."""
+    """The sender's end, and the base of both ends."""
 
     node_cls = SignedNode
     accept = ["json"]  # noqa: RUF012 - kombu's attribute
@@ -160,7 +160,7 @@ class SignedMailbox(Mailbox):  # type: ignore[misc]
 
     @property
     def seal(self) -> Seal:
-        """Signs and verifies."""
+        """Signs and verifies commands."""
         seal: Seal = self.control.seal
         return seal
 
@@ -175,7 +175,7 @@ class SignedMailbox(Mailbox):  # type: ignore[misc]
 
 
 class SignedControl(Control):  # type: ignore[misc]
-    """``app.control`` with the mailbox above."""
+    """``app.control`` with ``SignedMailbox``."""
 
     Mailbox = SignedMailbox
 

@@ -1,9 +1,9 @@
-"""The result backend: Celery's, plus a push to the caller that waits.
+"""The result backend: Celery's Redis backend, plus delivery to the waiting caller.
 
-A finished task is stored under its ordinary key and published on its ordinary channel, so
-``AsyncResult``, Flower and scripts see it. When its message names a caller in ``reply_to``,
-the same step pushes the result to that caller's list, which saves the caller one
-subscription per call. On an event loop no result waits for another, and none blocks the loop.
+A result is stored under its usual key and published on its usual channel, so ``AsyncResult``, Flower
+and scripts see it. If the message names a caller in ``reply_to``, the same script delivers the result to
+that caller's channel or list, which saves the caller one subscription per call. On an event loop, storing
+is asynchronous and pipelined.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplyBackend"]
 
-#: Stores a result, tells its subscribers, gives it to the caller that waits, acknowledges the delivery
-#: and offers its place, in one step. KEYS: result (string; its channel has the same name), reply list
-#: (and channel) or "", then, for a delivery, its index and held (``broker_config.transport.CLAIM``) and
-#: for an offer its offers. ARGV: payload, seconds until the result expires (0: never), seconds until the
-#: list does, longest payload that is published to the caller, tag, offer, seconds.
+#: Stores a result, publishes it, delivers it to the waiting caller, acknowledges the delivery and offers its
+#: place, atomically. KEYS: result (string; its channel has the same name), reply list (and channel) or "",
+#: then, for a delivery, its index and held (``broker_config.transport.CLAIM``) and, for an offer, its
+#: offers. ARGV: payload, expiry of the result in seconds (0: never), expiry of the list in seconds, maximum
+#: length of a payload that is published to the caller, tag, offer, lifetime of the offer in seconds.
 STORE: Final = Script(f"""{OFFER}
 if ARGV[2] == '0' then
     redis.call('SET', KEYS[1], ARGV[1])
@@ -67,19 +67,19 @@ return 1
 
 @dataclass(frozen=True, kw_only=True)
 class StoredResult:
-    """One result on its way to Redis."""
+    """One result to be stored in Redis."""
 
     key: bytes
     payload: bytes
-    #: None keeps the result for ever.
+    #: None keeps the result forever.
     expires_seconds: int | None
-    #: List of the caller that waits; None when nobody named one.
+    #: Reply list of the waiting caller; None when no caller waits.
     reply_key: str | None
-    #: A longer payload goes to the caller's list without a look whether it listens; 0: all do.
+    #: Longer payloads go to the caller's list even if it is subscribed; 0 sends all payloads to the list.
     longest_published: int
 
     def for_script(self, ending: Ending | None = None) -> tuple[list[str | bytes], list[Any]]:
-        """Keys and values for ``STORE``."""
+        """Return keys and arguments of ``STORE``."""
         keys: list[str | bytes] = [self.key, self.reply_key or ""]
         values: list[Any] = [self.payload, self.expires_seconds or 0, REPLY_SECONDS, self.longest_published]
         if ending is not None:
@@ -93,7 +93,7 @@ class StoredResult:
 
 
 class ReplyBackend(RedisBackend):  # type: ignore[misc]
-    """Stores results for Celery and pushes them to ``broker_config.calls.MethodCaller``."""
+    """Stores results for Celery and delivers them to ``broker_config.calls.MethodCaller``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -109,34 +109,34 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         }
         prefix = self.app.conf.result_backend_transport_options.get("global_keyprefix", "")
         self._keys = Keys(prefix=prefix)
-        #: What stands before the id in the key of a result.
+        #: The part of a result's key before the id.
         self._before_id: bytes = self.get_key_for_task("-")[:-1]
         self._longest_published = MAX_PUBLISHED_BYTES if self.app.nekro_settings.broker.handoff else 0
         self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, RedisLink] = WeakKeyDictionary()
 
     def as_uri(self, include_password: bool = False) -> str:
-        """The URL of the settings; a list where it names Sentinels."""
+        """Return the URL of the settings; a list of URLs if it names Sentinels."""
         url: str = self.url
         return url if include_password else without_password(url)
 
     def on_task_call(self, producer: Any, task_id: str) -> None:
-        """Subscribe to nothing when a task is sent.
+        """Do nothing; Celery would subscribe to the result when a task is sent.
 
-        Celery subscribes here already, which costs a round trip per call, leaks a channel
-        per result that nobody waits for, and fails for good when Redis is down at the first
-        call. ``AsyncResult.get`` subscribes by itself.
+        That costs a round trip per call, leaks a channel per result that is not awaited, and fails
+        permanently if Redis is down at the first call. ``AsyncResult.get`` subscribes itself.
         """
 
     async def store_success(
         self, task_id: str, result: Any, *, reply_to: str | None, ending: Ending | None = None
     ) -> bool:
-        """Store the result of a task that nothing follows, and give it to the caller that waits.
+        """Store the result of a successful task without callbacks, and deliver it to the waiting caller.
 
         Args:
             result: plain JSON data.
-            ending: of its delivery, if the broker's Redis is the results' too.
+            ending: how to end its delivery, if the broker's Redis also stores results; else None.
 
-        Returns False when it could not be stored so: Celery's way says why, or tries again.
+        Returns:
+            False when it could not be stored; Celery's own path then retries or reports the error.
         """
         try:
             meta = {
@@ -158,7 +158,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         return True
 
     def store_progress(self, task_id: str, meta: Mapping[str, Any]) -> None:
-        """Store how far a running task is, as its state ``PROGRESS``; tried once: the next report comes."""
+        """Store the progress of a running task as state ``PROGRESS``, without retries."""
         self._store_result(task_id, dict(meta), "PROGRESS")
 
     def _store_result(
@@ -171,7 +171,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Any:
         if state != states.SUCCESS and self._has_succeeded(task_id):
-            return result  # a worker that was thought lost must not undo a success
+            return result  # a worker that was presumed dead must not overwrite a success
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = bytes_to_str(task_id)
         payload = self._encoded(meta)
@@ -193,19 +193,19 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
 
     def _encoded(self, meta: dict[str, Any]) -> bytes:
         try:
-            # What Celery's serializer writes, at a third of its price.
+            # The same output as Celery's serializer in a third of its time.
             return json.dumps(meta).encode()
-        except TypeError:  # it knows more types: times, ids, decimals
+        except TypeError:  # Celery's serializer supports more types: times, UUIDs, decimals
             encoded: bytes = str_to_bytes(self.encode(meta))
             return encoded
 
     def _has_succeeded(self, task_id: str) -> bool:
-        # Read without Celery's decoder: it would build exception classes from names in Redis.
+        # Read without Celery's decoder, which would create exception classes from names in Redis.
         raw = self._read(self.get_key_for_task(task_id))
         return raw is not None and json.loads(raw).get("status") == states.SUCCESS
 
     def _set(self, key: bytes, value: bytes | str, expires: int | None = None) -> None:
-        # As in Celery, with SET … EX: redis-py warns about SETEX.
+        # As in Celery, but with SET … EX, because redis-py warns about SETEX.
         seconds = self.expires if expires is None else expires
         with self.client.pipeline() as pipeline:
             pipeline.set(key, value, ex=seconds or None).publish(key, value).execute()
@@ -215,7 +215,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         return None if found is None else str_to_bytes(found)
 
     def _write(self, stored: StoredResult) -> None:
-        # Celery retries by class of error: a full Redis, say, until it has memory again.
+        # Celery retries by error class, for example while Redis is out of memory.
         keys, values = stored.for_script()
         if can_await():
             await_here(self._link().run(STORE, keys, *values))
@@ -223,7 +223,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             self.client.eval(STORE.text, len(keys), *keys, *values)
 
     def _sleep(self, amount: float) -> None:
-        # Between two tries to store a result; the other tasks of the loop must go on.
+        # Called between two attempts to store a result; other tasks of the loop must continue.
         if can_await():
             await_here(asyncio.sleep(amount))
         else:

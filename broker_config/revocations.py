@@ -1,7 +1,7 @@
-"""Cancelled calls that stay cancelled when every worker restarts.
+"""Revocations that survive a restart of all workers.
 
-Celery's ``revoke`` is a broadcast: only workers that are up hear it. The ids are kept in
-Redis as well, and a worker reads them each time that it connects, before it consumes.
+Celery's ``revoke`` is a broadcast, which only running workers receive. Here the ids are also stored in
+Redis, and a worker reads them each time it connects, before it consumes.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from nekro_agent.shared_clock import shared_now
 
 __all__ = ["RevocationStep", "revoke"]
 
-#: How long an id is remembered: longer than any message lives.
+#: How long an id is kept: longer than any message exists.
 REVOKED_SECONDS: Final = 24 * 3600
-#: Most ids remembered; as many as Celery itself keeps in a worker.
+#: Maximum number of ids; as many as Celery itself keeps in a worker.
 MAX_REVOKED: Final = 50_000
 
 logger = logging.getLogger(__name__)
 
 
 def revoke(app: Celery, task_ids: Sequence[str], *, terminate: bool = True) -> None:
-    """Have tasks dropped by workers that are up and by those to come; blocks.
+    """Make running and future workers drop tasks; blocks.
 
     Args:
-        terminate: stop them also when they run already.
+        terminate: also stop tasks that are running.
 
     Raises:
-        Exception: of the drivers, when Redis or the broker does not answer.
+        Exception: an error of the drivers, when Redis or the broker does not answer.
     """
     now = shared_now()
     with app.backend.client.pipeline(transaction=False) as pipe:
@@ -48,18 +48,18 @@ def revoke(app: Celery, task_ids: Sequence[str], *, terminate: bool = True) -> N
 
 
 class RevocationStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Reads the ids on each connection: after the mailbox listens, so that none falls in between."""
+    """Reads the ids at each connect, after the mailbox has started listening, so that none is missed."""
 
     requires = ("celery.worker.consumer.control:Control",)
 
     def start(self, c: Any) -> None:
-        """Remember what was revoked while this worker was not there to hear it."""
+        """Load the ids that were revoked while this worker was not connected."""
         try:
             found = c.app.backend.client.zrangebyscore(
                 _key(c.app), shared_now(), "+inf", start=0, num=MAX_REVOKED
             )
         except (redis.RedisError, OSError) as exc:
-            # The broadcast still works, and a call's deadline is checked anyway.
+            # Broadcasts still work, and a call's deadline is checked anyway.
             logger.warning("revoked calls cannot be read: %s", exc)
             return
         for raw in found:

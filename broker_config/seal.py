@@ -1,6 +1,6 @@
-"""Signatures under keys that are derived from the signing key, one for each purpose.
+"""Signatures with keys that are derived from the signing key, one per purpose.
 
-A value signed for one purpose does not verify for another: the key differs.
+A value signed for one purpose does not verify for another, because the keys differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTROL: Final = "nekro control command 1"
 
 
 class Seal:
-    """Signs lists of texts with HMAC-SHA256; thread-safe."""
+    """Signs lists of strings with HMAC-SHA256; thread-safe."""
 
     def __init__(self, key: SecretStr, *, purpose: str) -> None:
         """Derive the key.
@@ -31,19 +31,19 @@ class Seal:
             purpose: one of this module's constants.
         """
         derived = hmac.digest(key.get_secret_value().encode(), purpose.encode(), "sha256")
-        #: Has taken the key and no message yet; each message continues from a copy.
+        #: HMAC state after the key and before any message; copied for each message.
         self._keyed = hmac.new(derived, digestmod="sha256")
 
     def sign(self, fields: list[str]) -> str:
-        """Return the signature of a list of texts, in hexadecimal."""
+        """Return the signature of a list of strings, in hexadecimal."""
         digest = self._keyed.copy()
-        # JSON keeps the fields apart: no two lists are written alike.
+        # JSON is unambiguous: no two lists have the same encoding.
         digest.update(plain_json.dump(fields))
         return digest.hexdigest()
 
     def fits(self, fields: list[str], signature: Any) -> bool:
-        """Whether a signature, of any type, is the one of this list."""
-        # compare_digest raises at texts that are not ASCII.
+        """Whether ``signature``, which may have any type, is the signature of this list."""
+        # compare_digest raises for strings that are not ASCII.
         return (
             isinstance(signature, str)
             and signature.isascii()

@@ -1,7 +1,7 @@
-"""Settings whose value lies in a file: ``NEKRO_DATABASE__URL_FILE=/run/secrets/url``.
+"""Reads settings from files: ``NEKRO_DATABASE__URL_FILE=/run/secrets/url``.
 
-Container engines hand out secrets as files, which, unlike variables, no process listing and
-no ``docker inspect`` shows.
+Container engines provide secrets as files, which unlike variables do not appear in process
+listings or in ``docker inspect``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def named_by_file(name: str, known: Collection[str]) -> bool:
 
 
 def read_setting_files(environ: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
-    """Read the files that variables name; returns setting to content without its last line end.
+    """Read the files that variables name; returns setting to content without trailing line breaks.
 
     Raises:
-        SettingsError: a file cannot be read or is too large, or a setting is given both ways.
+        SettingsError: a file cannot be read or is too large, or a setting is set in both ways.
     """
     values = {}
     names = {name.upper(): name for name in environ}
@@ -58,7 +58,7 @@ def _content(variable: str, path: Path) -> str:
 
 
 class EnvironmentSource(EnvSettingsSource):
-    """The environment, with contents in place of the files that it names."""
+    """The environment, with ``_FILE`` variables replaced by the contents of their files."""
 
     def _load_env_vars(self) -> Mapping[str, str | None]:
         from broker_config.settings import known_variables

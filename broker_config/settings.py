@@ -1,7 +1,7 @@
-"""The one settings object: small frozen groups, read once, from ``NEKRO_…`` variables and a ``.env`` file.
+"""The settings: small frozen groups, read once from ``NEKRO_…`` variables and a ``.env`` file.
 
-Nobody imports a global: the composition root loads ``Settings`` and passes a group to
-whoever needs it. ``docs/reference/settings.md`` is generated from these models.
+There is no global settings object: the composition root loads ``Settings`` and passes groups to
+the components that need them. ``docs/reference/settings.md`` is generated from these models.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ __all__ = [
 ]
 
 ENV_PREFIX = "NEKRO_"
-#: Variables with this prefix steer the test suite and are not settings.
+#: Variables with this prefix configure the test suite and are not settings.
 TEST_PREFIX = "NEKRO_TEST_"
 
-#: What the steps of a worker's shutdown have besides the plugins' cleanup hooks.
+#: Time for the steps of a worker's shutdown in addition to the plugins' cleanup hooks.
 CLOSE_SECONDS: Final = 8.0
-#: What a worker's shutdown has besides drain and these steps: acknowledgements, its connections, threads.
+#: Time of a worker's shutdown in addition to drain and these steps: acknowledgements, connections, threads.
 PROCESS_SECONDS: Final = 5.0
 
 
 def _split_list(value: object) -> object:
-    """Turn ``"a,b"`` from the environment into ``["a", "b"]``; anything else passes through."""
+    """Convert ``"a,b"`` from the environment to ``["a", "b"]``; other values are returned unchanged."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
 
 
-#: A list that the environment writes as ``a,b,c``.
+#: A list that is written as ``a,b,c`` in the environment.
 CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
 PathList = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_split_list)]
 
@@ -67,7 +67,7 @@ class _Group(BaseModel):
 
 
 class BrokerSettings(_Group):
-    """Where messages travel."""
+    """The message broker."""
 
     url: str | None = Field(
         None,
@@ -79,23 +79,21 @@ class BrokerSettings(_Group):
         description="Name of the primary in Sentinel's configuration, for a URL that names Sentinels "
         "(`sentinel://host:26379;sentinel://host2:26379/0`).",
     )
-    sentinel_username: str | None = Field(None, description="User name at the Sentinels, if they want one.")
+    sentinel_username: str | None = Field(None, description="User name for the Sentinels, if they need one.")
     sentinel_password: SecretStr | None = Field(
-        None, description="Password at the Sentinels; the server's own is in the URL."
+        None, description="Password for the Sentinels; the server's password is in the URL."
     )
     tls_ca_file: Path | None = Field(
         None,
-        description="Certificate of the CA that signed those of Redis and Sentinels (`rediss://`, "
+        description="CA certificate that signed the certificates of Redis and Sentinels (`rediss://`, "
         "`sentinels://`); unset means the CAs that the machine trusts.",
     )
-    tls_cert_file: Path | None = Field(
-        None, description="Certificate that this client shows Redis; unset shows none."
-    )
+    tls_cert_file: Path | None = Field(None, description="Client certificate for Redis; unset means none.")
     tls_key_file: Path | None = Field(
         None, description="Private key of that certificate; unset means it is in the same file."
     )
     tls_check_hostname: bool = Field(
-        True, description="Whether the certificate of Redis must name the host of the URL."
+        True, description="Whether the certificate of Redis must match the host of the URL."
     )
     key_prefix: str = Field(
         "nekro:", description="Prefix of every Redis key of the broker and of our own keys."
@@ -105,26 +103,28 @@ class BrokerSettings(_Group):
         gt=0,
         description="How long a delivery may stay unacknowledged and unrenewed before it is redelivered.",
     )
-    socket_timeout_seconds: float = Field(5, gt=0, description="Time limit of one exchange with Redis.")
+    socket_timeout_seconds: float = Field(5, gt=0, description="Time limit of one request to Redis.")
     connect_timeout_seconds: float = Field(
         2, gt=0, description="Time limit of one connection attempt to Redis."
     )
     atomic_claim: bool = Field(
-        True, description="Claim messages in one step and renew them while tasks run; off means stock kombu."
+        True,
+        description="Claim messages atomically and renew their leases while tasks run; off means kombu's own "
+        "transport.",
     )
     max_deliveries: int = Field(
-        3, ge=1, description="Deliveries after which a task that no worker finishes is set aside as dead."
+        3, ge=1, description="Deliveries after which a task that no worker finishes is dead-lettered."
     )
     max_queued: int = Field(
         10_000,
         ge=0,
-        description="Calls that wait in one queue, or in one process for their chat's turn; more are "
-        "refused. 0 refuses none.",
+        description="Maximum number of calls that wait in one queue, or in one process for their chat's "
+        "turn; more are refused. 0 means no limit.",
     )
     calls_per_chat: int = Field(
         64,
         ge=1,
-        description="Calls of one chat that one process has under way at a time; more wait for their turn.",
+        description="Concurrent calls of one chat in one process; more wait for their turn.",
     )
     pipelined_publish: bool = Field(
         True, description="Publish calls to Redis in pipelines; off means kombu's own producer."
@@ -133,20 +133,20 @@ class BrokerSettings(_Group):
         0,
         ge=0,
         le=1,
-        description="How long after sending a call its caller looks for the answer, and for what comes next, "
-        "without letting its processor sleep: calls return sooner where processors wake slowly, as in "
-        "virtual machines, and a core is busy meanwhile. It sleeps while several calls are under way, after "
-        "one that took longer, and with no more than one processor. 0: it always sleeps.",
+        description="How long a caller's event loop polls without sleeping after sending a call. Calls "
+        "return sooner where idle processors wake slowly, as in virtual machines, at the cost of a busy "
+        "core. The loop does not poll while several calls are in flight, after a call that took longer, and "
+        "with a single processor. 0 disables polling.",
     )
     handoff: bool = Field(
         True,
-        description="Hand calls straight to workers that wait, and results to their callers; off: everything "
-        "goes through the queues and reply lists.",
+        description="Deliver calls directly to idle workers, and results directly to their callers; off "
+        "means that everything goes through the queues and reply lists.",
     )
 
 
 class ResultSettings(_Group):
-    """Where results wait for their callers."""
+    """The result backend."""
 
     url: str | None = Field(
         None, description="Redis URL of the result backend; unset means the broker's Redis."
@@ -155,7 +155,7 @@ class ResultSettings(_Group):
 
 
 class DatabaseSettings(_Group):
-    """Where durable rows live."""
+    """The database."""
 
     url: str | None = Field(
         None, description="`postgresql://…` or `sqlite:///path`; unset means SQLite in the data directory."
@@ -166,12 +166,12 @@ class DatabaseSettings(_Group):
         15, gt=0, description="How long a SQLite writer waits for another one."
     )
     transaction_timeout_seconds: float = Field(
-        30, gt=0, description="Longest transaction; then its connection is cut and it fails."
+        30, gt=0, description="Time limit of a transaction; then its connection is closed and it fails."
     )
     sqlite_synchronous: Literal["normal", "full"] = Field(
         "normal",
-        description="`normal`: a SQLite commit survives every crash of processes; `full`: power loss too, "
-        "for one fsync per commit.",
+        description="`normal`: a SQLite commit survives a crash of any process; `full`: also a power loss, "
+        "at the cost of one fsync per commit.",
     )
 
 
@@ -179,15 +179,15 @@ class RetentionSettings(_Group):
     """How long ended rows and uploaded files are kept; the sweep deletes older ones."""
 
     calls_days: float = Field(
-        7, ge=1, description="Outcomes of calls, also of those set aside; repeated deliveries need them."
+        7, ge=1, description="Outcomes of calls, including dead-lettered ones; repeated deliveries need them."
     )
     rounds_days: float = Field(30, ge=1, description="Rounds of the LLM, with prompt sizes and code.")
     jobs_days: float = Field(30, ge=1, description="Background jobs and fired timers.")
-    messages_days: float = Field(0, ge=0, description="Messages of chats; 0 keeps them for ever.")
+    messages_days: float = Field(0, ge=0, description="Messages of chats; 0 keeps them forever.")
     uploads_days: float = Field(
         30,
         ge=0,
-        description="Files in the uploads of chats, after their last change; 0 keeps them for ever.",
+        description="Files in the uploads of chats, after their last change; 0 keeps them forever.",
     )
 
 
@@ -195,26 +195,26 @@ class PluginSettings(_Group):
     """Which plugins are loaded."""
 
     dirs: PathList = Field(
-        (), description="Folders that hold plugins, comma-separated; the shipped ones come first."
+        (), description="Folders with plugins, comma-separated; the shipped ones are loaded first."
     )
     disabled: CommaList = Field(
-        (), description="Plugin keys (`author.module`) that load but offer no methods."
+        (), description="Plugin keys (`author.module`) that are loaded but offer no methods."
     )
     load_shipped: bool = Field(True, description="Whether the plugins of `plugin_pkgs` are loaded.")
     package_install: Literal["off", "allow_list", "on"] = Field(
         "on", description="Whether `dynamic_import_pkg` may install packages for plugins."
     )
-    package_allow: CommaList = Field((), description="Distribution names that `allow_list` admits.")
+    package_allow: CommaList = Field((), description="Distribution names that `allow_list` permits.")
 
 
 class StoreSettings(_Group):
     """Limits of the plugin key-value store."""
 
     max_value_bytes: int = Field(
-        16 << 20, ge=1024, description="Largest value in UTF-8 bytes; larger is an error."
+        16 << 20, ge=1024, description="Largest value in UTF-8 bytes; a larger one is an error."
     )
     warn_value_bytes: int = Field(
-        1 << 20, ge=0, description="Values from this size on are logged as too large for a KV store."
+        1 << 20, ge=0, description="Size from which a value is logged as too large for a key-value store."
     )
     max_key_chars: int = Field(
         1024, ge=128, description="Longest chat key, user key or store key in characters."
@@ -225,38 +225,44 @@ class DownloadSettings(_Group):
     """Limits of downloads by URL."""
 
     max_bytes: int = Field(20 << 30, ge=1, description="Largest download in bytes.")
-    timeout_seconds: float = Field(60, gt=0, description="Longest silence of the server before a try fails.")
+    timeout_seconds: float = Field(
+        60, gt=0, description="Longest time without data from the server before an attempt fails."
+    )
     allow_private: CommaList = Field(
         (),
-        description="Hosts or networks (CIDR) that may be fetched although private, loopback or link-local.",
+        description="Hosts or networks (CIDR) that are allowed although private, loopback or link-local.",
     )
     connections: int = Field(4, ge=1, le=16, description="Connections to one server for one large file.")
     parallel_min_bytes: int = Field(
         64 << 20, ge=1 << 20, description="Size from which a file is fetched over several connections."
     )
-    tries: int = Field(5, ge=1, description="Tries in a row that bring nothing new before a download fails.")
+    tries: int = Field(
+        5, ge=1, description="Consecutive attempts without new data after which a download fails."
+    )
     retry_seconds: float = Field(
-        0.5, gt=0, description="Pause before a broken download goes on; doubles with each try in vain."
+        0.5,
+        gt=0,
+        description="Pause before an interrupted download is resumed; doubles with each failed attempt.",
     )
     keep_partial_days: float = Field(
-        3, gt=0, description="How long an unfinished download waits for somebody who goes on with it."
+        3, gt=0, description="How long an unfinished download is kept so that it can be resumed."
     )
     lease_seconds: float = Field(
-        15, ge=1, description="How long a download stays with a worker that gives no sign of life."
+        15, ge=1, description="How long a download stays with a worker that does not renew its lease."
     )
 
 
 class UploadSettings(_Group):
-    """What the uploads of one chat may hold (`/app/uploads`)."""
+    """Limits of the uploads of one chat (`/app/uploads`)."""
 
     chat_bytes: int = Field(
         1 << 30,
         ge=1 << 20,
-        description="Bytes that the uploads of one chat may hold; a file counts by its size or its disk "
-        "blocks, whichever is more. What would exceed it is refused with an error to the plugin.",
+        description="Maximum size of the uploads of one chat in bytes; a file counts by its size or its disk "
+        "blocks, whichever is larger. A file that would exceed it is refused with an error to the plugin.",
     )
     chat_names: int = Field(
-        2_000, ge=10, description="Files and directories that the uploads of one chat may hold."
+        2_000, ge=10, description="Maximum number of files and directories in the uploads of one chat."
     )
 
 
@@ -264,22 +270,26 @@ class SandboxSettings(_Group):
     """How code of the LLM is isolated and limited."""
 
     driver: Literal["auto", "bwrap", "container", "landlock", "unsafe"] = Field(
-        "auto", description="`auto` takes bubblewrap; the degraded `landlock` and `unsafe` must be named."
+        "auto",
+        description="`auto` uses bubblewrap; the degraded `landlock` and `unsafe` must be set explicitly.",
     )
     python: Path | None = Field(
         None, description="Interpreter inside the sandbox; unset means the one that runs this process."
     )
     container_engine: str | None = Field(
-        None, description="`docker`, `podman` or a path; unset means the first that is on PATH."
+        None, description="`docker`, `podman` or a path; unset means the first one on PATH."
     )
     container_image: str = Field(
-        "python:3.11-slim", description="Image of the container driver; its packages belong to the sandbox."
+        "python:3.11-slim",
+        description="Image of the container driver; its packages are available in the sandbox.",
     )
     container_runtime: str | None = Field(
         None,
         description="OCI runtime of the container driver, such as `runsc`; unset means the engine's own.",
     )
-    wall_seconds: float = Field(60, gt=0, description="Longest run, waiting for plugin calls included.")
+    wall_seconds: float = Field(
+        60, gt=0, description="Time limit of a run, including waits for plugin calls."
+    )
     cpu_seconds: int = Field(30, ge=1, description="CPU time of one process of a run.")
     call_seconds: float = Field(30, gt=0, description="Longest wait for one plugin call.")
     memory_bytes: int = Field(512 << 20, ge=64 << 20, description="Memory of all processes of a run.")
@@ -289,16 +299,16 @@ class SandboxSettings(_Group):
     tmp_bytes: int = Field(64 << 20, ge=1 << 20, description="Size of `/tmp`.")
     shm_bytes: int = Field(16 << 20, ge=1 << 20, description="Size of `/dev/shm`.")
     shared_bytes: int = Field(256 << 20, ge=1 << 20, description="Disk that `/app/shared` may use.")
-    shared_files: int = Field(2000, ge=10, description="Files that `/app/shared` may hold.")
+    shared_files: int = Field(2000, ge=10, description="Maximum number of files in `/app/shared`.")
     shared_storage: Literal["directory", "image"] = Field(
         "directory",
-        description="`image` puts each `/app/shared` on an ext4 image of that size, bounded by the kernel: "
+        description="`image` puts each `/app/shared` on an ext4 image of that size, enforced by the kernel: "
         "for a service that is root, has a local data directory and shares its mounts with its other lanes.",
     )
     require_kernel_limits: bool = Field(
         False,
         description="Refuse to start where a limit on memory, swap, processes, CPU, disk, inodes or file "
-        "size is only polled or not kept.",
+        "size is only polled or not enforced.",
     )
     output_keep_bytes: int = Field(64 << 10, ge=1024, description="Output that is kept (head and tail).")
     output_kill_bytes: int = Field(1 << 20, ge=4096, description="Output at which a run is killed.")
@@ -306,7 +316,9 @@ class SandboxSettings(_Group):
     return_bytes: int = Field(8 << 20, ge=1024, description="Largest return value of one call.")
     max_calls: int = Field(200, ge=1, description="Plugin calls of one run.")
     max_refused_calls: int = Field(
-        100, ge=0, description="Calls over that number, unknown or too large, after which a run is ended."
+        100,
+        ge=0,
+        description="Refused calls (over that number, unknown or too large) after which a run is ended.",
     )
     max_calls_in_flight: int = Field(8, ge=1, description="Plugin calls of one run at the same time.")
     guard_seconds: float = Field(
@@ -316,46 +328,48 @@ class SandboxSettings(_Group):
     warm_seconds: float = Field(
         60, ge=0, description="How long a prepared sandbox waits for its run; 0 prepares none."
     )
-    preload: CommaList = Field((), description="Modules that a prepared sandbox imports ahead.")
+    preload: CommaList = Field((), description="Modules that a prepared sandbox imports in advance.")
     shared_idle_seconds: float = Field(
         1800, ge=0, description="Idle time after which `/app/shared` is emptied; 0 keeps it."
     )
     package_install: Literal["off", "allow_list", "on"] = Field(
-        "off", description="Whether sandboxed code may ask for packages by `dynamic_importer`."
+        "off", description="Whether sandboxed code may request packages with `dynamic_importer`."
     )
-    package_allow: CommaList = Field((), description="Distribution names that `allow_list` admits.")
+    package_allow: CommaList = Field((), description="Distribution names that `allow_list` permits.")
     package_index: str | None = Field(
-        None, description="Simple index that wheels come from; unset means the one that pip is set to."
+        None, description="Simple index for wheels; unset means the index that pip is configured with."
     )
     uid_range_start: int = Field(
         200_000, ge=1000, description="First host user id for sandboxes when the service is root."
     )
-    uid_range_size: int = Field(10_000, ge=1, description="How many host user ids that pool has.")
+    uid_range_size: int = Field(10_000, ge=1, description="Number of host user ids in that range.")
 
 
 class LLMSettings(_Group):
     """The language model."""
 
     base_url: str | None = Field(None, description="OpenAI-compatible endpoint, up to `/v1`.")
-    api_key: SecretStr | None = Field(None, description="Key of the endpoint.")
+    api_key: SecretStr | None = Field(None, description="API key of the endpoint.")
     model: str = Field("", description="Model name.")
-    fallback_model: str = Field("", description="Model of the last try; empty means the same.")
+    fallback_model: str = Field("", description="Model of the last attempt; empty means the same model.")
     script: Path | None = Field(
         None, description="Replay answers from this YAML file instead of asking an endpoint."
     )
     record: Path | None = Field(None, description="Append each request, as JSON lines, to this file.")
     stream: bool = Field(True, description="Ask for streamed answers.")
     temperature: float | None = Field(
-        None, ge=0, le=2, description="Sampling temperature; unset leaves it to the endpoint."
+        None, ge=0, le=2, description="Sampling temperature; unset means the endpoint's default."
     )
     max_output_tokens: int | None = Field(
-        None, ge=1, description="Longest answer; unset leaves it to the endpoint."
+        None, ge=1, description="Longest answer in tokens; unset means the endpoint's default."
     )
     connect_timeout_seconds: float = Field(10, gt=0, description="Time limit of connecting.")
     first_token_timeout_seconds: float = Field(60, gt=0, description="Longest wait for the first token.")
-    timeout_seconds: float = Field(180, gt=0, description="Time limit of one whole answer.")
+    timeout_seconds: float = Field(180, gt=0, description="Time limit of one complete answer.")
     tries: int = Field(3, ge=1, le=10, description="Requests per round before it fails.")
-    backoff_seconds: float = Field(1, gt=0, description="Pause before the second try; doubles, with jitter.")
+    backoff_seconds: float = Field(
+        1, gt=0, description="Pause before the second attempt; doubles, with jitter."
+    )
     input_price_per_million: float = Field(
         0, ge=0, description="Price of a million prompt tokens, for the cost figures."
     )
@@ -365,7 +379,7 @@ class LLMSettings(_Group):
 
 
 class AgentSettings(_Group):
-    """The rounds of an agent."""
+    """Rounds of the agent."""
 
     persona: str = Field(
         "You are a helpful assistant in this chat.", description="Who the agent is, for the system prompt."
@@ -374,39 +388,39 @@ class AgentSettings(_Group):
     rounds_per_drain: int = Field(
         8,
         ge=1,
-        description="Rounds of a chat that a worker runs in a row while it has room for another chat; 1: any "
-        "worker may take each round.",
+        description="Consecutive rounds of a chat on one worker while it has room for another chat; 1 lets "
+        "any worker take each round.",
     )
     max_attempts: int = Field(
         3,
         ge=1,
-        description="Starts of a round whose worker dies each time before the LLM answers; then its chat is "
-        "told.",
+        description="How often a round is started if its worker dies before the LLM answers; then the round "
+        "fails and its chat is notified.",
     )
     turn_seconds: float = Field(1080, gt=0, description="Longest turn (a trigger and its follow-up rounds).")
     history_messages: int = Field(32, ge=1, description="Newest messages shown to the LLM.")
     history_chars: int = Field(
-        20_000, ge=500, description="Characters of history shown; the newest message always is."
+        20_000, ge=500, description="Characters of history shown; the newest message is always shown."
     )
     message_chars: int = Field(
-        4000, ge=100, description="Characters of one history message; longer is cut in the middle."
+        4000, ge=100, description="Characters of one history message; longer ones are cut in the middle."
     )
     output_chars: int = Field(4000, ge=100, description="Characters of sandbox output shown to the LLM.")
     image_bytes: int = Field(8 << 20, ge=1024, description="Largest image in a prompt.")
     debounce_seconds: float = Field(
         0,
         ge=0,
-        description="How long a message waits for more of its chat before a round answers all; results of "
-        "calls do not wait.",
+        description="How long a message waits for more messages of its chat before one round answers all; "
+        "results of calls do not wait.",
     )
     lease_seconds: float = Field(
-        15, ge=1, description="How long a chat or a job stays with a worker that gives no sign of life."
+        15, ge=1, description="How long a chat or a job stays with a worker that does not renew its lease."
     )
-    sweep_seconds: float = Field(5, gt=0, description="Period of the sweep that restarts what was lost.")
+    sweep_seconds: float = Field(5, gt=0, description="Interval of the sweep that recovers lost work.")
     unclaimed_seconds: float = Field(
         10,
         gt=0,
-        description="How long a recorded call may wait for a worker before its message is sent again, "
+        description="How long a recorded call may wait for a worker before its message is published again, "
         "if its queue is empty.",
     )
 
@@ -414,42 +428,43 @@ class AgentSettings(_Group):
 class WorkerSettings(_Group):
     """Worker processes and the lanes."""
 
-    methods_concurrency: int = Field(
-        200, ge=1, description="Calls at the same time in one `methods` process."
-    )
-    long_concurrency: int = Field(4, ge=1, description="Calls at the same time in one `long` process.")
-    rounds_concurrency: int = Field(8, ge=1, description="Rounds at the same time in one `rounds` process.")
+    methods_concurrency: int = Field(200, ge=1, description="Concurrent calls in one `methods` process.")
+    long_concurrency: int = Field(4, ge=1, description="Concurrent calls in one `long` process.")
+    rounds_concurrency: int = Field(8, ge=1, description="Concurrent rounds in one `rounds` process.")
     long_methods: CommaList = Field(
         (), description="Patterns (`author.module.function`, `*`) routed to lane `long`."
     )
-    pinned_plugins: CommaList = Field((), description="Plugin keys that run on one owner in the fleet.")
+    pinned_plugins: CommaList = Field((), description="Plugin keys that run on one worker of the fleet.")
     pinned_lease_seconds: float = Field(
-        10, ge=1, description="How long a pinned plugin stays with an owner that gives no sign of life."
+        10, ge=1, description="How long a pinned plugin stays with a worker that does not renew its lease."
     )
-    call_timeout_seconds: float = Field(120, gt=0, description="Longest call in lane `methods`.")
-    long_timeout_seconds: float = Field(6 * 3600, gt=0, description="Longest call in lane `long`.")
+    call_timeout_seconds: float = Field(120, gt=0, description="Time limit of a call in lane `methods`.")
+    long_timeout_seconds: float = Field(6 * 3600, gt=0, description="Time limit of a call in lane `long`.")
     wait_seconds: float = Field(
-        30, gt=0, description="How long code waits for a call, which then goes on without it as a job."
+        30, gt=0, description="How long code waits for a call, which then continues as a job."
     )
     long_wait_seconds: float = Field(
-        0, ge=0, description="The same in lane `long`, for methods that are no TOOL; 0: code never waits."
+        0,
+        ge=0,
+        description="The same in lane `long`, for methods of other types than TOOL; 0 means no wait.",
     )
     drain_seconds: float = Field(30, gt=0, description="How long a stopping worker waits for running calls.")
     cleanup_seconds: float = Field(
-        20, ge=0, description="How long the plugins' cleanup hooks of a stopping worker take, all together."
+        20, ge=0, description="Time limit of all cleanup hooks of plugins together when a worker stops."
     )
     task_events: bool = Field(
         True, description="Whether workers publish task events, which Flower and `celery events` read."
     )
     fast_path: bool = Field(
         True,
-        description="Run calls without Celery's tracer as long as they succeed; false: all are Celery's.",
+        description="Run calls without Celery's tracer as long as they succeed; false means that Celery's "
+        "tracer runs all calls.",
     )
     long_nice: int = Field(
         5,
         ge=0,
         le=19,
-        description="By how much what runs in lane `long` gives way to others on its machine (as nice does).",
+        description="Niceness of work in lane `long` (see nice(1)).",
     )
     block_warn_seconds: float = Field(
         0.5, gt=0, description="Blocking time of an event loop that the watchdog reports."
@@ -458,17 +473,17 @@ class WorkerSettings(_Group):
         10.0,
         gt=0,
         description="How long beyond its call's deadline a method may block an event loop; then its process "
-        "ends with code 70, and what it held is delivered again.",
+        "exits with code 70, and its deliveries are redelivered.",
     )
 
     @property
     def close_seconds(self) -> float:
-        """What the steps of a worker's shutdown share once its calls have ended, cleanup hooks included."""
+        """Time limit of the steps of a worker's shutdown after its calls, including cleanup hooks."""
         return self.cleanup_seconds + CLOSE_SECONDS
 
     @property
     def stop_seconds(self) -> float:
-        """Longest shutdown of a worker that waits for its calls; then the worker ends itself."""
+        """Time limit of a worker's graceful shutdown; then the worker exits."""
         return self.drain_seconds + self.close_seconds + PROCESS_SECONDS
 
 
@@ -481,7 +496,7 @@ class SecuritySettings(_Group):
 
 
 class LogSettings(_Group):
-    """Logs."""
+    """Logging."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="Lowest level that is written."
@@ -490,20 +505,20 @@ class LogSettings(_Group):
 
 
 class MetricsSettings(_Group):
-    """Figures for Prometheus, and probes over HTTP."""
+    """Prometheus metrics and HTTP probes."""
 
     port: int = Field(
         0,
         ge=0,
         le=65535,
-        description="Port of each worker's `/metrics`, `/livez` and `/readyz`; a taken one makes it try the "
-        "next. 0 opens none.",
+        description="Port of each worker's `/metrics`, `/livez` and `/readyz`; if it is in use, the worker "
+        "tries the next one. 0 opens none.",
     )
-    address: str = Field("127.0.0.1", description="Address that these listen on.")
+    address: str = Field("127.0.0.1", description="Address on which workers listen for them.")
 
 
 class TracingSettings(_Group):
-    """OpenTelemetry traces; where they go is said by OpenTelemetry's own variables (`OTEL_…`)."""
+    """OpenTelemetry traces; OpenTelemetry's own variables (`OTEL_…`) configure the exporter."""
 
     enabled: bool = Field(
         False,
@@ -525,7 +540,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Field(
-        Path("data"), description="Root of everything kept on disk; made absolute at load."
+        Path("data"), description="Root directory of all data on disk; made absolute when loaded."
     )
     broker: BrokerSettings = BrokerSettings()
     results: ResultSettings = ResultSettings()
@@ -553,20 +568,19 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read explicit values, then the environment and the files it names, then ``.env``."""
+        """Use explicit values first, then the environment and the files it names, then ``.env``."""
         return init_settings, EnvironmentSource(settings_cls), dotenv_settings
 
     @classmethod
     def load(cls, *, env_file: Path | None = Path(".env"), **overrides: Any) -> Settings:
-        """Read the environment and ``.env``; explicit ``overrides`` win.
+        """Read the environment and ``.env``; explicit ``overrides`` take precedence.
 
         Args:
             env_file: None reads no file; a file that does not exist is skipped.
 
         Raises:
-            SettingsError: a ``NEKRO_`` variable is unknown or a value breaks its bounds;
-                the message names the variable, the value's fault and, where one is near,
-                the name that was probably meant.
+            SettingsError: a ``NEKRO_`` variable is unknown or a value is invalid; the message names
+                the variable and the problem, and suggests a similar name for an unknown variable.
         """
         _reject_unknown(os.environ, env_file)
         try:

@@ -1,8 +1,8 @@
-"""Fair sharing: one chat with thousands of calls must not stand before all others in the queue.
+"""Fair sharing: one chat with thousands of calls must not delay the calls of all other chats.
 
-A queue is served in order, so who fills it first is served first. Here each chat has a
-number of calls under way at most; the others wait with their caller, in order, and the
-next chat's call stands behind that number and not behind all of them.
+A queue is served in order, so a chat that fills it would be served first. Here each chat has a
+maximum number of calls in flight; further calls wait in the calling process, in order. A call of
+another chat then waits only behind that number of calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Share:
 
 
 class _Turn:
-    """One turn; ``async with`` it."""
+    """One turn, as an async context manager."""
 
     __slots__ = ("_chat_key", "_share", "_shares")
 
@@ -44,29 +44,29 @@ class _Turn:
 
 
 class ChatShares:
-    """The shares of all chats in one process; belongs to one event loop."""
+    """The shares of all chats in one process; used on one event loop."""
 
     def __init__(self, *, per_chat: int, waiting: int) -> None:
-        """Take the limits.
+        """Set the limits.
 
         Args:
-            per_chat: calls of one chat that are under way at a time.
-            waiting: calls of all chats that wait for their turn; more are refused. 0: any number.
+            per_chat: maximum number of calls of one chat in flight.
+            waiting: maximum number of waiting calls of all chats; more are refused. 0 means no limit.
         """
         self._per_chat, self._limit = per_chat, waiting
         self._shares: dict[str, _Share] = {}
         self._waiting = 0
 
     def turn(self, chat_key: str) -> AbstractAsyncContextManager[None]:
-        """Wait for a chat's next turn and keep it.
+        """Return a context manager that waits for a chat's next turn and holds it.
 
         Raises:
-            OverloadedError: too many wait already.
+            OverloadedError: on entry, if too many calls are waiting.
         """
         return _Turn(self, chat_key)
 
     def join(self, chat_key: str) -> _Share:
-        """Use a chat's share, until ``leave``."""
+        """Register a user of a chat's share, until ``leave``."""
         share = self._shares.get(chat_key)
         if share is None:
             share = self._shares[chat_key] = _Share(asyncio.Semaphore(self._per_chat))
@@ -74,20 +74,20 @@ class ChatShares:
         return share
 
     def leave(self, chat_key: str, share: _Share) -> None:
-        """Use it no more; the last one takes it away."""
+        """Unregister a user of a chat's share; the last one removes the share."""
         share.users -= 1
         if not share.users:
             self._shares.pop(chat_key, None)
 
     async def acquire(self, share: _Share) -> None:
-        """Wait for a turn."""
-        # The first is seen at once; one that was cancelled is among the users until it runs.
+        """Wait for a turn of a share."""
+        # The first check is cheap; cancelled waiters count as users until their task runs.
         if share.users <= self._per_chat or not share.turns.locked():
             await share.turns.acquire()
             return
         if self._limit and self._waiting >= self._limit:
             raise OverloadedError(
-                f"{self._waiting} calls wait in this process already; try again later, or raise "
+                f"{self._waiting} calls are already waiting in this process; try again later, or raise "
                 "NEKRO_BROKER__MAX_QUEUED or NEKRO_BROKER__CALLS_PER_CHAT"
             )
         self._waiting += 1

@@ -1,8 +1,8 @@
-"""What is published on one channel of Redis, as it comes.
+"""A subscription to one channel of Redis.
 
-A subscriber is given messages without asking for each, which spares both sides an exchange and
-Redis a list. Nothing is kept for one that is away: whoever publishes learns how many there are, and
-takes another way when there is none.
+A subscriber gets messages without a request for each, which saves a round trip and a list in Redis.
+Messages are not stored: PUBLISH returns the number of subscribers, and a publisher uses a list or queue
+instead if there is none.
 """
 
 from __future__ import annotations
@@ -20,68 +20,68 @@ from broker_config.settings import BrokerSettings
 
 __all__ = ["MAX_PUBLISHED_BYTES", "Subscription"]
 
-#: Longest text that is published. Redis cuts off a subscriber that is 32 MiB behind (its default limit).
+#: Maximum length of a published message. Redis disconnects a subscriber that is 32 MiB behind (its default).
 MAX_PUBLISHED_BYTES: Final = 16 << 10
-#: How often the subscription is proved to stand.
+#: Interval of pings on the subscription.
 PROOF_SECONDS: Final = 1.0
-#: A subscription that was proved longer ago than this may be broken.
+#: A subscription whose last answered ping is older than this may be broken.
 TRUSTED_SECONDS: Final = 2.5
-#: Pause before a broken connection is made again.
+#: Pause before a broken connection is opened again.
 RECONNECT_SECONDS: Final = 0.5
 
 logger = logging.getLogger(__name__)
 
 
 class Subscription:
-    """Subscribes to one channel, again after each loss of the connection."""
+    """Subscribes to one channel, and again after each lost connection."""
 
     def __init__(
         self, broker: BrokerSettings, url: str | None, channel: str, on_message: Callable[[bytes], None]
     ) -> None:
-        """Take the channel and what to do with a message; nothing is connected yet.
+        """Set the channel and the callback; ``listen`` connects.
 
         Args:
-            on_message: called on the loop; what it raises is logged.
+            on_message: called on the loop with each message; its errors are logged.
         """
         self.channel = channel
         self._on_message = on_message
         self._link = RedisLink(broker, url, on_message=self._pass_on)
         self._proved_at = float("-inf")
-        #: When the newest question was asked that was answered.
+        #: When the newest answered ping was sent.
         self._asked_at = float("-inf")
 
     @property
     def lag_seconds(self) -> float:
-        """How old a message is at most that is passed on now.
+        """Maximum age of a message that arrives now.
 
-        Redis answers a question after what it published before, so whatever comes after the answer was
-        published after the question was asked. No clock of another host is compared.
+        Redis answers a ping after the messages it published before, so a message that arrives after the
+        answer was published after the ping was sent. No clock of another host is involved.
         """
         return time.monotonic() - self._asked_at
 
     @property
     def stands(self) -> bool:
-        """Whether it stood a moment ago; what is published now will most likely come."""
+        """Whether the subscription was confirmed recently, so that messages will most likely arrive."""
         return time.monotonic() - self._proved_at < TRUSTED_SECONDS
 
     async def listen(self) -> NoReturn:
-        """Subscribe and stay subscribed; ends with its task."""
+        """Subscribe and stay subscribed, until the task is cancelled."""
         while True:
             try:
                 await self._link.execute("SUBSCRIBE", self.channel)
                 while await self._is_subscribed():
                     self._proved_at = time.monotonic()
                     await asyncio.sleep(PROOF_SECONDS)
-            except (redis.RedisError, OSError) as exc:  # whoever publishes takes the other way
+            except (redis.RedisError, OSError) as exc:  # publishers use the list or queue instead
                 logger.debug("the subscription to %s broke: %s", self.channel, exc)
             self._proved_at = float("-inf")
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def settle(self) -> None:
-        """Wait until everything has been passed on that was published before this was called.
+        """Wait until every message that was published before this call has been passed on.
 
         Raises:
-            redis.RedisError, OSError: the connection broke; what was on its way is lost.
+            redis.RedisError, OSError: the connection broke; messages in flight are lost.
         """
         await self._link.execute("PING")
 
@@ -92,7 +92,7 @@ class Subscription:
 
     async def _is_subscribed(self) -> bool:
         asked_at = time.monotonic()
-        # A connection that was made again without its subscription answers with a mere word.
+        # A connection without a subscription answers PING with a string instead of a list.
         if not isinstance(await self._link.execute("PING"), list):
             return False
         self._asked_at = asked_at
@@ -101,5 +101,5 @@ class Subscription:
     def _pass_on(self, message: bytes) -> None:
         try:
             self._on_message(message)
-        except Exception:  # the next one is another matter
+        except Exception:  # later messages must still be handled
             logger.exception("a message on %s could not be handled", self.channel)

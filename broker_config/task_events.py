@@ -1,8 +1,8 @@
-"""Task events that cost their worker next to nothing.
+"""Task events with little overhead for their worker.
 
-Celery publishes events from whatever thread the 24th of them is sent on, in the asyncio pool
-the event loop itself. Here events gather and the worker's hub publishes them a few times a
-second; whoever watches sees them that much later. While nobody watches there are none.
+Celery publishes events on the thread that sends the 24th of them, which in the asyncio pool is the
+event loop. Here events are buffered and the worker's hub publishes them every ``EVENT_SECONDS``.
+Without a watcher no task events are sent.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["EVENT_SECONDS", "WATCH_SECONDS", "BufferingDispatcher", "BufferingEv
 
 #: Pause between two publications.
 EVENT_SECONDS: Final = 0.1
-#: How often a worker looks whether anybody watches.
+#: How often a worker checks whether events are watched.
 WATCH_SECONDS: Final = 1.0
-#: Events kept while the broker takes none; more are dropped, they are for watching only.
+#: Maximum number of buffered events while the broker accepts none; more are dropped.
 MAX_BUFFERED: Final = 20_000
 
 
 class BufferingDispatcher(EventDispatcher):  # type: ignore[misc]
-    """Publishes task events when its owner calls ``flush`` and at no other time."""
+    """Publishes task events only when its owner calls ``flush``."""
 
-    #: Whether any queue receives events; the owner keeps it up to date where it can tell.
+    #: Whether a queue receives events; updated by the owner if it can be determined.
     is_watched = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -35,7 +35,7 @@ class BufferingDispatcher(EventDispatcher):  # type: ignore[misc]
         self.buffer_limit = float("inf")
 
     def send(self, type: str, *args: Any, **fields: Any) -> Any:
-        """Send or buffer an event; one of a task is dropped while nobody watches."""
+        """Send or buffer an event; task events are dropped while events are not watched."""
         if not self.is_watched and type.startswith("task-"):
             return None
         if sum(map(len, self._group_buffer.values())) >= MAX_BUFFERED:
@@ -44,11 +44,11 @@ class BufferingDispatcher(EventDispatcher):  # type: ignore[misc]
 
 
 def _visible(fields: dict[str, Any]) -> dict[str, Any]:
-    """Escape texts of an event: who watches shows them, `celery events` and Flower among them."""
+    """Escape the strings of an event, because `celery events`, Flower and other tools show them."""
     return {name: visible_text(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 class BufferingEvents(Events):  # type: ignore[misc]
-    """``app.events`` with the dispatcher above."""
+    """``app.events`` with ``BufferingDispatcher``."""
 
     dispatcher_cls = "broker_config.task_events:BufferingDispatcher"

@@ -1,8 +1,7 @@
 """Exchanges, queues and routing keys.
 
-One topic exchange, ``agent.events``, carries everything that happens; one queue per lane
-carries tasks. The queue of lane ``rounds`` is bound to the exchange, so "a round is wanted"
-is both an event and a task.
+One topic exchange, ``agent.events``, carries all events; one queue per lane carries tasks. The queue of
+lane ``rounds`` is bound to the exchange, so a round request is both an event and a task.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ __all__ = [
 
 AGENT_EVENTS: Final = Exchange("agent.events", type="topic", durable=True)
 ROUND_REQUESTED: Final = "round.requested"
-#: Celery task that works off a chat's waiting rounds; its only argument is the chat key.
+#: Celery task that runs a chat's requested rounds; its only argument is the chat key.
 DRAIN_TASK: Final = "nekro.rounds.drain"
-#: Celery task that executes a background job; its only argument is the job's id, which is its own id too.
+#: Celery task that executes a background job; its only argument is the job id, which is also the task id.
 JOB_TASK: Final = "nekro.jobs.run"
-#: Celery task that runs one command line; two parts, so that no plugin's method has its name.
+#: Celery task that runs one command line; the name has two parts, so no plugin method can have it.
 COMMAND_TASK: Final = "nekro.command"
-#: Celery task that runs one hook of a pinned plugin where the plugin lives; two parts, as above.
+#: Celery task that runs one hook of a pinned plugin on the plugin's worker; two parts, as above.
 HOOK_TASK: Final = "nekro.hook"
 #: AMQP allows 255 bytes for a whole routing key.
 MAX_ENCODED_CHARS: Final = 180
 
 
 def encode_chat_key(chat_key: str) -> str:
-    """Write any chat key as one word of a routing key: no dot, ``#``, ``*`` or blank in it.
+    """Encode a chat key as one word of a routing key, without a dot, ``#``, ``*`` or whitespace.
 
     Different chat keys give different words. Ordinary ones stay readable; one that would
-    get too long becomes ``~`` and its SHA-256.
+    be too long becomes ``~`` and its SHA-256.
     """
     data = chat_key.encode("utf-8", "surrogatepass")
     word = quote(data, safe="").replace(".", "%2E").replace("~", "%7E")
@@ -65,12 +64,12 @@ def encode_chat_key(chat_key: str) -> str:
 
 
 def routing_key_for_chat(event: str, chat_key: str) -> str:
-    """Routing key of an event of one chat: ``<event>.<encoded chat key>``."""
+    """Return the routing key of a chat's event: ``<event>.<encoded chat key>``."""
     return f"{event}.{encode_chat_key(chat_key)}"
 
 
 def lane_queue(lane: Lane, plugin_key: str | None = None, *, quorum: bool = False) -> Queue:
-    """The queue of a lane, or the one of a pinned plugin.
+    """Return the queue of a lane or of a pinned plugin.
 
     Args:
         plugin_key: ``author.module`` of a pinned plugin: its queue is ``pinned.<plugin key>``.
@@ -96,21 +95,21 @@ def lane_queue(lane: Lane, plugin_key: str | None = None, *, quorum: bool = Fals
 
 
 def count_waiting(queue: Queue, channel: Any) -> int:
-    """Declare a queue and count what waits in it; blocks for two exchanges with the broker."""
+    """Declare a queue and count its messages; blocks for two round trips to the broker."""
     queue(channel).declare()
     try:
         return int(channel.queue_declare(queue.name, passive=True).message_count)
-    except ChannelError:  # on Redis an empty list is none, which kombu takes for a missing queue
+    except ChannelError:  # an empty list does not exist in Redis, and kombu treats it as a missing queue
         return 0
 
 
 def publish_event(
     app: Celery, event: str, chat_key: str, body: Mapping[str, Any], *, producer: Any = None
 ) -> None:
-    """Publish a JSON event of a chat to ``agent.events``; blocks for one exchange with the broker.
+    """Publish a JSON event of a chat to ``agent.events``; blocks for one round trip to the broker.
 
-    Declares the exchange in the publishing process: on Redis, kombu drops what goes to a
-    topic exchange that this process has not declared, without an error.
+    It declares the exchange in the publishing process, because on Redis kombu silently drops messages
+    to a topic exchange that the process has not declared.
     """
     with app.producer_or_acquire(producer) as used:
         used.publish(
@@ -125,10 +124,10 @@ def publish_event(
 
 
 def publish_round_requested(app: Celery, chat_key: str, *, producer: Any = None) -> str:
-    """Ask the rounds lane to look at a chat; returns the id of the task message. Blocks as above.
+    """Publish a request to run a chat's rounds; returns the id of the task message. Blocks.
 
-    The queue is bound again each time: a Redis that lost its data has forgotten the binding,
-    and what is published before a worker restores it would reach nobody.
+    The queue is bound again each time, because a Redis that lost its data has lost the binding too,
+    and messages published before a worker restores it would be dropped.
     """
     queue = app.amqp.queues[Lane.ROUNDS.value]
     with app.producer_or_acquire(producer) as used:
@@ -148,14 +147,14 @@ def publish_round_requested(app: Celery, chat_key: str, *, producer: Any = None)
 
 
 def rounds_waiting(app: Celery, *, producer: Any = None) -> int:
-    """How many messages wait in the queue of lane ``rounds``; blocks as above."""
+    """Return the number of messages in the queue of lane ``rounds``; blocks."""
     queue = app.amqp.queues[Lane.ROUNDS.value]
     with app.producer_or_acquire(producer) as used:
         return int(queue(used.channel).queue_declare().message_count)
 
 
 def _bind_again(queue: Queue, channel: Any) -> None:
-    # Virtual transports remember what they bound and would send nothing a second time.
+    # Virtual transports cache their bindings and would not send the same binding again.
     state = getattr(channel, "state", None)
     if state is not None:
         state.binding_delete(queue.name, queue.exchange.name, queue.routing_key)

@@ -1,11 +1,11 @@
 """OpenTelemetry traces: one call is one trace, from the bridge through the queue to its worker.
 
-Off unless ``NEKRO_TRACING__ENABLED`` is set, which needs the extra ``otel``; until then a span
-is one shared object that does nothing, and no library is imported. Where spans go is said by
-OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, …).
+Tracing is off unless ``NEKRO_TRACING__ENABLED`` is set, which needs the extra ``otel``; while it is off,
+a span is one shared object that does nothing, and no library is imported. OpenTelemetry's own variables
+(``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, …) configure the exporter.
 
-Attributes are names and ids. What users, models and plugins write stays out: arguments,
-results, texts, and the messages of exceptions, of which only the type is told.
+Attributes are names and ids only. Data of users, models and plugins is excluded: arguments, results,
+texts, and the messages of exceptions, of which only the type is recorded.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Span", "span", "start_tracing", "stop_tracing", "trace_headers", "traced"]
 
-#: Headers of W3C Trace Context; Celery carries them beside its own.
+#: Headers of W3C Trace Context; sent together with Celery's own headers.
 HEADERS: Final = ("traceparent", "tracestate")
-#: How long a process that ends tries to send its last spans.
+#: How long an ending process tries to send its last spans.
 _LAST_SECONDS: Final = 3.0
 _EXPORTER_VARIABLE: Final = "OTEL_TRACES_EXPORTER"
 
 
 class Span(Protocol):
-    """A part of a trace: ``with span(…) as part:``, or ``start`` and ``end`` where no block fits."""
+    """A span of a trace, as a context manager: ``with span(…) as part:``."""
 
     def __enter__(self) -> Self: ...
 
@@ -46,16 +46,16 @@ class Span(Protocol):
     ) -> None: ...
 
     def tell(self, **attributes: str | int | float | bool | None) -> None:
-        """Add attributes under ``nekro.``; None is left out."""
+        """Add attributes with the prefix ``nekro.``; None is omitted."""
         ...
 
     def fail(self, error_type: str) -> None:
-        """Mark it as failed."""
+        """Mark the span as failed."""
         ...
 
 
 class _Nothing:
-    """Stands for every span while nobody looks."""
+    """Replaces every span while tracing is off."""
 
     def __enter__(self) -> Self:
         return self
@@ -122,11 +122,12 @@ def span(
     kind: str = "internal",
     headers: Mapping[str, Any] | None = None,
 ) -> Span:
-    """Make a span of the current trace, or of the one that a message's headers name.
+    """Create a span of the current trace, or of the trace in a message's headers.
 
     Args:
-        attributes: told under ``nekro.``; ids and names only.
+        attributes: recorded with the prefix ``nekro.``; ids and names only.
         kind: ``internal``, ``producer``, ``consumer`` or ``client``, as OpenTelemetry defines them.
+        headers: headers of a received message; None continues the current trace.
     """
     if _tracer is None:
         return _NOTHING
@@ -137,7 +138,7 @@ def span(
 
 
 def trace_headers() -> dict[str, str]:
-    """Headers for a message that is sent now; empty while tracing is off."""
+    """Return the trace headers for an outgoing message; empty while tracing is off."""
     if _tracer is None:
         return {}
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -148,10 +149,10 @@ def trace_headers() -> dict[str, str]:
 
 
 def start_tracing(settings: TracingSettings, *, role: str, node: str) -> None:
-    """Trace from now on, if the settings say so; again does nothing.
+    """Turn tracing on if it is enabled in the settings; idempotent.
 
     Raises:
-        SettingsError: the extra is not installed, or the exporter asked for is not known.
+        SettingsError: the extra is not installed, or the configured exporter is not supported.
     """
     global _tracer, _provider
     if not settings.enabled or _tracer is not None:
@@ -181,11 +182,11 @@ def start_tracing(settings: TracingSettings, *, role: str, node: str) -> None:
 
 
 def stop_tracing() -> None:
-    """Send what was gathered, and trace no longer; waits a moment for a collector, not for a dead one."""
+    """Send collected spans and turn tracing off; waits at most ``_LAST_SECONDS`` for the collector."""
     global _tracer, _provider
     provider, _provider, _tracer = _provider, None, None
     if provider is not None:
-        # The exporter tries again until its own time is over, and knows no shorter one.
+        # The exporter retries until its own time limit, which cannot be shortened.
         ending = threading.Thread(target=provider.shutdown, name="nekro-traces", daemon=True)
         ending.start()
         ending.join(_LAST_SECONDS)
@@ -193,7 +194,7 @@ def stop_tracing() -> None:
 
 @contextmanager
 def traced(settings: TracingSettings, *, role: str, node: str) -> Iterator[None]:
-    """Trace while the block lasts, if the settings say so."""
+    """Trace for the duration of the block, if tracing is enabled in the settings."""
     start_tracing(settings, role=role, node=node)
     try:
         yield
@@ -212,11 +213,11 @@ def _exporter(name: str) -> SpanExporter | None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         return OTLPSpanExporter()
-    raise SettingsError(f"{_EXPORTER_VARIABLE}: {name!r} is not known here; use otlp, console or none")
+    raise SettingsError(f"{_EXPORTER_VARIABLE}: {name!r} is not supported; use otlp, console or none")
 
 
 def _context_of(headers: Mapping[str, Any]) -> Context:
-    """The trace that a message belongs to; a new one when it names none or nonsense."""
+    """Return the trace of a message; a new one if its headers contain none or an invalid one."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

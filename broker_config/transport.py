@@ -1,20 +1,20 @@
-"""kombu's Redis transport, with a pop that cannot lose a message and a close that doubles none.
+"""kombu's Redis transport with an atomic claim, so that messages are neither lost nor executed twice.
 
-Stock kombu pops a message and records it as unacknowledged afterwards; a worker that dies in
-between loses it. When a connection breaks it puts the messages of tasks that still run back
-on their queue, and they run twice. Here:
+Stock kombu pops a message and then records it as unacknowledged; a worker that dies in between loses it.
+When a connection breaks, stock kombu requeues the messages of tasks that are still running, so they run
+twice. Here:
 
-- A consumer waits with ``BLMOVE q q``, which moves the last message onto its own place, and
-  then claims: one script pops messages and records them, up to as many as there is room for.
-- Each delivery has a tag of its own, so a worker that lost a message to another can tell.
-- A lost connection restores nothing. ``broker_config.leases`` keeps what is held and gives
-  back what was never started.
-- What cannot be read is put on the dead list; no message stops a worker.
-- Where tasks run on an event loop, that loop takes the messages (``broker_config.loop_intake``)
-  and this connection only tells whether Redis is there.
+- A consumer waits with ``BLMOVE q q``, which moves the last message to the position it already has, and
+  then claims: one script pops messages and records them, up to the number of free places.
+- Each delivery has a unique tag, so a worker can detect that another worker has its message.
+- A lost connection requeues nothing. ``broker_config.leases`` renews held deliveries and requeues those
+  whose tasks were not started.
+- A message that cannot be read goes to the dead list; no message stops a worker.
+- If tasks run on an event loop, that loop takes the messages (``broker_config.loop_intake``) and this
+  connection only checks that Redis is reachable.
 
-Written against kombu 5.7, whose private names it overrides; ``broker.atomic_claim`` turns it
-off. Needs Redis 6.2.
+It is written for kombu 5.7, whose private names it overrides; ``broker.atomic_claim`` turns it
+off. It needs Redis 6.2.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ __all__ = [
     "uncompressed",
 ]
 
-#: Header that counts how often a message was delivered and not acknowledged.
+#: Header that counts how often a message was delivered without being acknowledged.
 DELIVERIES_HEADER: Final = "x-nekro-deliveries"
-#: Most messages that one claim takes; a worker must not take all while another is idle.
+#: Maximum number of messages per claim, so that a worker does not take all while another is idle.
 MAX_CLAIM: Final = 16
-#: A consumer of several queues looks at all of them this often; BLMOVE waits for one alone.
+#: How often a consumer of several queues checks all of them, because BLMOVE waits for only one.
 SEVERAL_QUEUES_SECONDS: Final = 0.05
-#: How often a channel whose messages are taken elsewhere asks whether Redis is there.
+#: How often a channel pings Redis if an event loop takes its messages.
 PING_SECONDS: Final = 5.0
-#: Pause after Redis refused to hand out messages.
+#: Pause after Redis refused a command.
 REFUSED_SECONDS: Final = 0.5
-#: Deliveries restored in one pass.
+#: Maximum number of deliveries requeued in one pass.
 MAX_RESTORE: Final = 100
 
-#: Pops messages and records them as held, in one step.
-#: KEYS: index (sorted set: tag → when its lease ends), held (hash: tag → message), then the queues
-#: (lists). ARGV: seconds of a lease, the queues' names as JSON strings (one per queue), then tags, as
-#: many as may be taken. Each worker writes when *its* lease ends, so workers may differ in that.
-#: Returns {queue number, tag, message, …}. A held message is written as kombu does,
+#: Pops messages and records them as held, atomically.
+#: KEYS: index (sorted set: tag → expiry of its lease), held (hash: tag → message), then the queues
+#: (lists). ARGV: lease duration in seconds, the queues' names as JSON strings (one per queue), then one tag
+#: per message that may be taken. The expiry is stored, so workers may use different lease durations.
+#: Returns {queue number, tag, message, …}. A held message has kombu's format,
 #: ``[message, exchange, routing key]``, with the default exchange and its queue.
 CLAIM: Final = """
 local now = redis.call('TIME')
@@ -90,10 +90,10 @@ return taken
 """
 
 #: Lua function ``look(seen, lease)``: records that a worker reached Redis. Returns the time of Redis, and
-#: whether a lease that has ended proves that its holder is gone. It does not while Redis, or the way to it,
-#: was away for long enough that holders could not renew: workers look three times per lease, so a gap of
-#: 0.4 leases shows that, and holders get half a lease to renew. ``seen`` is a hash: ``at``, when a worker
-#: looked last; ``trust_from``, when ends of leases count again.
+#: whether an expired lease proves that its holder is gone. It does not prove that after Redis or the network
+#: was down for so long that holders could not renew: workers call this three times per lease duration, so a
+#: gap of 0.4 durations indicates an outage, after which holders get half a duration to renew. ``seen`` is a
+#: hash: ``at``, time of the last call; ``trust_from``, time from which expired leases count again.
 LOOK: Final = """
 local function look(seen, lease)
     local time = redis.call('TIME')
@@ -104,50 +104,50 @@ local function look(seen, lease)
     return now, now >= tonumber(redis.call('HGET', seen, 'trust_from') or 0)
 end
 """
-#: Returns the tags whose leases have ended. KEYS: index, seen. ARGV: seconds of a lease, longest list.
+#: Returns the tags of expired leases. KEYS: index, seen. ARGV: lease duration in seconds, maximum count.
 ENDED: Final = f"""{LOOK}
 local now, is_trusted = look(KEYS[2], tonumber(ARGV[1]))
 if not is_trusted then return {{}} end
 return redis.call('ZRANGEBYSCORE', KEYS[1], 0, now, 'LIMIT', 0, ARGV[2])
 """
 
-#: Content type given to what was compressed; nothing accepts it.
+#: Content type given to compressed messages; no consumer accepts it.
 COMPRESSED_TYPE: Final = "application/x-compressed"
 
-#: What means that the connection is gone, as opposed to kombu's list, which has KeyError in it.
+#: Errors of a lost connection; kombu's own list also contains KeyError.
 LOST: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
 
-#: Where a message that was read ahead keeps its decoded body; no field of a message is called so.
+#: Key of the decoded body in a message that was parsed ahead; no field of a message has this name.
 _DECODED: Final = "nekro decoded"
 
 logger = logging.getLogger(__name__)
 
 
 class Keeper(Protocol):
-    """Takes acknowledgements off the channel's hands; see ``broker_config.leases``."""
+    """Sends acknowledgements for the channel; see ``broker_config.leases``."""
 
     def acknowledge(self, channel: ClaimChannel, tag: str) -> None:
-        """Forget a delivery in Redis, soon and for certain."""
+        """Acknowledge a delivery in Redis soon, with retries."""
         ...
 
 
 class Intake(Protocol):
-    """Takes messages in the channel's place; see ``broker_config.loop_intake``."""
+    """Takes messages instead of the channel; see ``broker_config.loop_intake``."""
 
     def stop(self) -> None:
-        """Take nothing any more; when it returns every message is delivered or given back."""
+        """Stop taking messages; when this returns, every claimed message is delivered or requeued."""
         ...
 
     def ending(self, tag: str) -> Ending | None:
-        """What storing the result of a delivery may do besides; None where that is not for it to do."""
+        """Return how storing a delivery's result also ends the delivery; None if Celery acknowledges it."""
         ...
 
 
 class ClaimQoS(stock.QoS):  # type: ignore[misc]
-    """Knows what a channel holds."""
+    """Tracks the held messages of a channel."""
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Hold a message; one that was claimed is recorded already."""
+        """Hold a message; a claimed one is already recorded in Redis."""
         if delivery_tag in self.channel.claimed:
             self.channel.claimed.discard(delivery_tag)
             virtual.QoS.append(self, message, delivery_tag)
@@ -155,7 +155,7 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
             super().append(message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
-        """Acknowledge; on a worker the keeper does it, so that the hub never waits for Redis."""
+        """Acknowledge a delivery; on a worker through the keeper, so that the hub never waits for Redis."""
         if self.channel.keeper is None:
             super().ack(delivery_tag)
             return
@@ -163,33 +163,33 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
         self.channel.keeper.acknowledge(self.channel, delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Put a message back, or drop it."""
+        """Requeue a message, or drop it."""
         if not requeue:
             self.ack(delivery_tag)
             return
         try:
             self.restore_by_tag(delivery_tag, leftmost=True)
         except LOST as exc:
-            # It is not renewed any more, so it comes back by itself.
-            logger.warning("delivery %s could not be given back: %s", delivery_tag, exc)
+            # It is no longer renewed, so it is redelivered when its lease expires.
+            logger.warning("delivery %s could not be requeued: %s", delivery_tag, exc)
         virtual.QoS.ack(self, delivery_tag)
 
     def held(self) -> dict[str, Any]:
-        """Messages by tag that were delivered and neither acknowledged nor given back."""
+        """Return the messages by tag that were delivered and neither acknowledged nor requeued."""
         while True:
             try:
                 return {
                     tag: message for tag, message in list(self._delivered.items()) if tag not in self._dirty
                 }
-            except RuntimeError:  # the hub changed it meanwhile
+            except RuntimeError:  # another thread changed the dict meanwhile
                 continue
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Restore nothing: a channel closes when its connection is lost, and its tasks still run."""
+        """Requeue nothing: a channel closes when its connection is lost, while its tasks still run."""
         self._on_collect.cancel()
 
     def restore_visible(self, start: int = 0, num: int | None = None, interval: int = 1) -> None:
-        """Put back deliveries whose leases ended although their holders could renew them."""
+        """Requeue deliveries whose leases expired although their holders could have renewed them."""
         index, _ = held_keys(self.channel)
         with self.channel.conn_or_acquire() as client:
             try:
@@ -200,7 +200,7 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
                 pass
 
     def _ended(self, client: Any, index: str, *, most: int) -> list[bytes]:
-        # By a client that adds no prefix to keys.
+        # execute_command bypasses kombu's key prefix, so the keys include it.
         keys = (index, seen_key(index))
         tags: list[bytes] = client.execute_command("EVAL", ENDED, 2, *keys, self.visibility_timeout, most)
         return tags
@@ -208,10 +208,10 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
     def restore_by_tag(
         self, tag: str, client: Any = None, leftmost: bool = False, *, is_lost: bool = False
     ) -> None:
-        """Put one delivery back on its queue, in front (``leftmost``: behind all others).
+        """Put one delivery back at the front of its queue (``leftmost``: at the end).
 
         Args:
-            is_lost: its worker went away; counts against the message.
+            is_lost: whether its worker was lost; then its delivery count is incremented.
         """
 
         def restore(pipe: Any) -> None:
@@ -233,40 +233,40 @@ class ClaimQoS(stock.QoS):  # type: ignore[misc]
             self.channel._do_restore_message(message, exchange, routing_key, pipe, leftmost)
         except LOST:
             raise
-        except Exception:  # RecursionError, too: one record must not end every worker that starts
+        except Exception:  # including RecursionError: one record must not stop every worker at its start
             self.channel.bury(record, pipe)
 
 
 def held_keys(channel: Any) -> tuple[str, str]:
-    """Keys of a channel's held messages: index and held, see ``CLAIM``."""
+    """Return the keys of a channel's held messages: index and held, see ``CLAIM``."""
     prefix = channel.global_keyprefix
     return f"{prefix}{channel.unacked_index_key}", f"{prefix}{channel.unacked_key}"
 
 
 def seen_key(index: str) -> str:
-    """Key of what ``LOOK`` records beside an index."""
+    """Return the key of the hash that ``LOOK`` keeps for an index."""
     return f"{index}_seen"
 
 
 def deliveries(headers: Any) -> int:
-    """How often a message was delivered without an end before this time."""
+    """Return how often a message was delivered before without being finished."""
     if not isinstance(headers, dict):
         return 0
-    # A quorum queue of RabbitMQ counts by itself.
+    # RabbitMQ counts the deliveries of a quorum queue itself.
     count = headers.get(DELIVERIES_HEADER, headers.get("x-delivery-count", 0))
     return count if isinstance(count, int) else 0
 
 
 def uncompressed(headers: Any) -> bool:
-    """Take from a message's headers that it is compressed; returns whether they said so.
+    """Remove the compression header of a message; returns whether there was one.
 
-    We compress nothing, and kombu would unpack it to whatever size before anyone sees the message.
+    We compress nothing, and kombu would decompress the message without a size limit before it is verified.
     """
     return isinstance(headers, dict) and headers.pop("compression", None) is not None
 
 
 class ClaimMessage(virtual.Message):  # type: ignore[misc]
-    """A message whose body may have been read already."""
+    """A message whose body may have been decoded already."""
 
     def __init__(self, payload: dict[str, Any], channel: Any = None, **options: Any) -> None:
         decoded = payload.pop(_DECODED, None)
@@ -278,46 +278,46 @@ class ClaimMessage(virtual.Message):  # type: ignore[misc]
 
 
 class ClaimChannel(stock.Channel):  # type: ignore[misc]
-    """Waits for messages with a peek and takes them with a claim."""
+    """A channel that waits for messages with a peek and takes them with a claim."""
 
     QoS = ClaimQoS
     Message = ClaimMessage
     from_transport_options = (*stock.Channel.from_transport_options, "endpoint")
-    #: Says how to reach the Redis.
+    #: Creates connections to the Redis of the settings.
     endpoint: RedisEndpoint
-    #: Set by the worker's bootstep; None where messages are fetched one by one.
+    #: Set by the worker's bootstep; None for channels that fetch messages one by one.
     keeper: Keeper | None = None
-    #: Set where tasks run on an event loop; None: the hub takes messages.
+    #: Set if tasks run on an event loop; None if the hub takes messages.
     intake: Intake | None = None
     _in_poll: Any = False
     _gives_back = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        #: Tags that a claim recorded and that are on their way to ``QoS.append``.
+        #: Tags that a claim recorded and that ``QoS.append`` has not received yet.
         self.claimed: set[str] = set()
-        # An id of its own for each would cost a system call for each.
+        # A counter, because a random id per tag would cost a system call.
         self._tags = map(f"{uuid4()}.{{}}".format, count())
         self._claims_next = True
         self._foreseen: tuple[bytes, dict[str, Any]] | None = None
-        self._asked: list[str] = []  # queues of the claim under way; empty otherwise
-        self._command = "BLMOVE"  # the one under way
+        self._asked: list[str] = []  # queues of the claim in flight; empty otherwise
+        self._command = "BLMOVE"  # the command in flight
         self._parameters: dict[str, Any] | None = None
         self._resume_at = 0.0
         super().__init__(*args, **kwargs)
 
     def bury(self, raw: bytes | str, pipe: Any) -> None:
-        """Put something unreadable on the dead list, in a pipeline of the caller's."""
+        """Add a raw message to the dead list, in the caller's pipeline."""
         pipe.lpush(DEAD_KEY, raw)
-        pipe.ltrim(f"{self.global_keyprefix}{DEAD_KEY}", 0, DEAD_LIMIT - 1)  # kombu prefixes no LTRIM
+        pipe.ltrim(f"{self.global_keyprefix}{DEAD_KEY}", 0, DEAD_LIMIT - 1)  # kombu does not prefix LTRIM
 
     def bury_refused(self, raw: str, reason: str, pipe: Any) -> None:
-        """Put a message that may not run on the list of refused ones, in a pipeline of the caller's."""
+        """Add a message to the list of refused messages, in the caller's pipeline."""
         kept = {"reason": reason, "bytes": len(raw), "message": raw[:MAX_REFUSED_BYTES]}
         pipe.lpush(REFUSED_KEY, json.dumps(kept))
         pipe.ltrim(f"{self.global_keyprefix}{REFUSED_KEY}", 0, REFUSED_LIMIT - 1)  # as above
 
     def close(self) -> None:
-        """Close; a claim whose answer is under way is given back, a peek is dropped."""
+        """Close; a claim in flight is requeued, a peek in flight is dropped."""
         if self.intake is not None:
             self.intake.stop()
         self._closing = True
@@ -325,14 +325,14 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             try:
                 self._brpop_read()
             except (Empty, *LOST):
-                pass  # not renewed: what was claimed comes back by itself
+                pass  # claimed messages are not renewed, so they are redelivered
         self._in_poll = None
         super().close()
 
     def give_back_unread(self) -> None:
-        """Give back what a claim took while its answer is under way: the hub will not turn to read it.
+        """Requeue the messages of a claim in flight, whose reply the hub will not read.
 
-        Nobody renews these: without this they would wait until their leases end.
+        Their leases are not renewed; without this they would wait until these expire.
         """
         if self.intake is not None:
             self.intake.stop()
@@ -347,8 +347,8 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             self._gives_back = False
 
     def _get_pool(self, asynchronous: bool = False) -> Any:
-        # A message is rejected on the channel it came by, which may be closed by then and
-        # have lost the connection that knows where Redis is.
+        # A message is rejected on the channel that delivered it, which may be closed by then and
+        # have no connection object with the parameters any more.
         if self.connection is None and self._parameters is not None:
             return redis.ConnectionPool(**self._parameters)
         if not asynchronous:
@@ -361,19 +361,19 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         return {**super()._connparams(asynchronous), **self.endpoint.parameters()}
 
     def room(self) -> int:
-        """How many messages may be claimed at once now."""
+        """Return how many messages the next claim may take."""
         room = self.qos.can_consume_max_estimate()
         return MAX_CLAIM if room is None else min(MAX_CLAIM, room)
 
     def claim_command(self, queues: list[str], room: int) -> tuple[str | float, ...]:
-        """The command that claims up to ``room`` messages of these queues; see ``CLAIM``."""
+        """Return the command that claims up to ``room`` messages of these queues; see ``CLAIM``."""
         tags = [next(self._tags) for _ in range(max(1, room))]
         keys = [*held_keys(self), *(f"{self.global_keyprefix}{queue}" for queue in queues)]
         names = [dumps(queue) for queue in queues]
         return ("EVAL", CLAIM, len(keys), *keys, float(self.visibility_timeout), *names, *tags)
 
     def peek_command(self, queues: list[str], seconds: float) -> tuple[str | float, ...]:
-        """The command that waits for a message of the queue whose turn it is, and takes none."""
+        """Return the command that waits for a message of the next queue without taking it."""
         if len(queues) > 1:
             seconds = SEVERAL_QUEUES_SECONDS
         self._queue_cycle.rotate(queues[0])
@@ -381,14 +381,14 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         return ("BLMOVE", key, key, "RIGHT", "RIGHT", seconds)
 
     def foresee(self, raw: bytes) -> None:
-        """Read a message that is about to be taken, mostly while Redis answers; ``foresee_body`` goes on."""
+        """Parse a message ahead of its delivery, usually while Redis processes the claim."""
         try:
             self._foreseen = (raw, _readable(raw))
         except (ValueError, TypeError, KeyError, RecursionError):
-            self._foreseen = None  # if it comes, it is refused in the ordinary way
+            self._foreseen = None  # if it is delivered, the normal path refuses it
 
     def foresee_body(self) -> None:
-        """Read the body of the message that was read last, if it was not taken meanwhile."""
+        """Decode the body of the message that was parsed ahead, unless it was delivered meanwhile."""
         if self._foreseen is None:
             return
         message = self._foreseen[1]
@@ -399,7 +399,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             return  # as above
 
     def has_foreseen(self, raw: bytes) -> bool:
-        """Whether this is the message that was read last."""
+        """Whether this is the message that was parsed ahead."""
         return self._foreseen is not None and self._foreseen[0] == raw
 
     def _read(self, raw: bytes) -> dict[str, Any]:
@@ -411,9 +411,9 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             return super()._receive_one(c)
         except LOST:
             raise
-        except Exception as exc:  # nested too deeply, no object, …: one broadcast must not end the worker
+        except Exception as exc:  # nested too deeply, not an object, …: a broadcast must not stop the worker
             logger.error("a broadcast cannot be read (%s); dropped", type(exc).__name__)
-            return False  # kombu's Empty would leave those behind it unread until the next arrives
+            return False  # kombu's Empty would delay the broadcasts after it until another one arrives
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
@@ -442,7 +442,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             self.client.connection.disconnect()
             raise
         except redis.ResponseError as exc:
-            # Out of memory, mostly: both commands write. It passes, and so does a hot loop.
+            # Usually out of memory: both commands write. It is temporary; the pause prevents a busy loop.
             logger.error("Redis refuses %s: %s", command, exc)
             self._resume_at = monotonic() + REFUSED_SECONDS
             raise Empty from exc
@@ -452,11 +452,11 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         if command == "PING":
             raise Empty()
         if not queues:
-            # Several queues: the peek saw one of them; the claim looks at all.
+            # With several queues the peek waited for one of them; the claim takes from all.
             self._claims_next = answer is not None or len(self.active_queues) > 1
             raise Empty()
         taken = [answer[i : i + 3] for i in range(0, len(answer), 3)]
-        # One alone: calls come one by one, and the next is waited for rather than asked for.
+        # A single message means that calls arrive one by one, so wait for the next instead of claiming.
         self._claims_next = len(taken) > 1
         for number, tag, message in taken:
             self._take(queues[number - 1], bytes_to_str(tag), message)
@@ -465,7 +465,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         return True
 
     def _take(self, queue: str, tag: str, raw: bytes) -> None:
-        """Deliver one claimed message, give it back when the channel closes, or bury it."""
+        """Deliver one claimed message, requeue it if the channel is closing, or dead-letter it."""
         if self._closing or self._gives_back:
             self.qos.restore_by_tag(tag)
             return
@@ -473,7 +473,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             message = self._read(raw)
             properties = message["properties"]
             properties["delivery_tag"] = tag
-            # Where it came from is not for the message to say: its signature is for one queue.
+            # The queue is set here and not trusted from the message, whose signature is for one queue.
             properties["delivery_info"] = {"exchange": "", "routing_key": queue}
             self.claimed.add(tag)
             self._queue_cycle.rotate(queue)
@@ -482,7 +482,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             raise
         except Exception as exc:  # one message must not stop the worker
             logger.critical(
-                "a message of %d bytes in queue %s cannot be read (%s); it is on the dead list",
+                "a message of %d bytes in queue %s cannot be read (%s); it was moved to the dead list",
                 len(raw), queue, type(exc).__name__,
             )  # fmt: skip
             self.claimed.discard(tag)
@@ -493,22 +493,22 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
 
 
 def _readable(raw: bytes) -> dict[str, Any]:
-    """Parse a message as far as kombu and Celery take for granted.
+    """Parse a message and check the fields that kombu and Celery rely on.
 
     Raises:
-        ValueError, TypeError, KeyError: it is not one.
+        ValueError, TypeError, KeyError: it is not a message.
     """
-    # kombu's own reader asks of each object whether it stands for a time or the like; hardly any does.
+    # kombu's own loader checks each object for an encoded type such as a time; messages rarely have one.
     message = loads(bytes_to_str(raw)) if b'"__type__"' in raw else plain_json.load(raw)
     message.pop(_DECODED, None)
     properties = message["properties"]
     if not isinstance(message["headers"], dict) or not isinstance(properties["delivery_info"], dict):
-        raise TypeError("headers or delivery_info is no object")
+        raise TypeError("headers or delivery_info is not an object")
     found: dict[str, Any] = message
     return found
 
 
 class ClaimTransport(stock.Transport):  # type: ignore[misc]
-    """The transport; kombu finds it through ``broker_config.connection``."""
+    """The transport with ``ClaimChannel``, selected by ``broker_config.connection``."""
 
     Channel = ClaimChannel

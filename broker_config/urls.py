@@ -1,10 +1,9 @@
-"""The URLs of brokers and results, in the spellings that their readers want.
+"""Converts the URLs of brokers and results to the forms of redis-py, kombu and Celery.
 
-Redis on a Unix socket is ``redis+socket:///path?virtual_host=0`` to kombu and Celery and
-``unix:///path?db=0`` to redis-py; settings accept both. A Redis behind Sentinel is a list,
-``sentinel://[user:password@]host:26379;sentinel://host2:26379/0``, of which one URL at least names
-the database and the credentials of the server; ``sentinels://`` is the same over TLS. Everything else
-is passed through.
+Redis on a Unix socket is ``redis+socket:///path?virtual_host=0`` for kombu and Celery and
+``unix:///path?db=0`` for redis-py; settings accept both. A Redis behind Sentinel is a list,
+``sentinel://[user:password@]host:26379;sentinel://host2:26379/0``, in which at least one URL contains
+the server's database and credentials; ``sentinels://`` is the same over TLS. Other URLs are not changed.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ REDIS_SCHEMES: Final = frozenset({"redis", "rediss", "unix", "redis+socket", "se
 SOCKET_SCHEMES: Final = frozenset({"unix", "redis+socket"})
 SENTINEL_SCHEMES: Final = frozenset({"sentinel", "sentinels"})
 SENTINEL_PORT: Final = 26379
-#: Between two URLs of a list; a password may contain a semicolon.
+#: Separator of the URLs in a list; a semicolon in a password is not one.
 _SEPARATOR: Final = re.compile(r";(?=[a-z][a-z0-9+.\-]*://)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """Where a Redis is."""
+    """Address of a Redis."""
 
-    #: For redis-py: ``redis://``, ``rediss://`` or ``unix://``. Behind Sentinel host and port are missing.
+    #: URL for redis-py: ``redis://``, ``rediss://`` or ``unix://``; without host and port behind Sentinel.
     server_url: str
-    #: Host and port of each Sentinel that knows the server; empty where there is none.
+    #: Host and port of each Sentinel; empty without Sentinels.
     sentinels: tuple[tuple[str, int], ...] = ()
 
 
@@ -53,7 +52,7 @@ def redis_address(url: str) -> RedisAddress:
     """Parse the URL of a Redis.
 
     Raises:
-        SettingsError: it is not one, or a list of Sentinels contradicts itself.
+        SettingsError: it is not a Redis URL, or the URLs of a Sentinel list contradict each other.
     """
     if not is_redis(url):
         raise SettingsError(f"{without_password(url)} is not a Redis URL")
@@ -70,10 +69,10 @@ def redis_address(url: str) -> RedisAddress:
 
 
 def client_url(url: str) -> str:
-    """Spell the URL of one Redis server for redis-py.
+    """Convert the URL of one Redis server for redis-py.
 
     Raises:
-        SettingsError: the URL is not one of a Redis server.
+        SettingsError: the URL does not name a Redis server.
     """
     address = redis_address(url)
     if address.sentinels:
@@ -82,12 +81,12 @@ def client_url(url: str) -> str:
 
 
 def kombu_url(url: str) -> str:
-    """Spell a broker URL for kombu; other brokers than Redis are returned unchanged."""
+    """Convert a broker URL for kombu; URLs of brokers other than Redis are returned unchanged."""
     if urlsplit(url).scheme not in SENTINEL_SCHEMES:
         return _respell(url, scheme="redis+socket", database_field="virtual_host")
     address = redis_address(url)
     server = urlsplit(address.server_url)
-    # kombu has no ``sentinels``: its TLS options say that. It takes any URL of the list for the first.
+    # kombu has no ``sentinels`` scheme: TLS is set by options. Any URL of the list may be the first for it.
     return ";".join(
         f"sentinel://{server.netloc}{f'[{host}]' if ':' in host else host}:{port}{server.path}"
         for host, port in address.sentinels
@@ -95,12 +94,12 @@ def kombu_url(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """The URL, or list of URLs, with each password masked, for logs and errors."""
+    """Return the URL or list of URLs with each password masked, for logs and errors."""
     return ";".join(map(_masked, _SEPARATOR.split(url)))
 
 
 def passwords_of(url: str) -> list[str]:
-    """The passwords in a URL or list of URLs, as plain text."""
+    """Return the passwords in a URL or list of URLs, as plain text."""
     found = (urlsplit(one).password for one in _SEPARATOR.split(url))
     return [unquote(password) for password in found if password]
 
@@ -114,10 +113,10 @@ def _masked(url: str) -> str:
 
 
 def _agreed(url: str, values: set[str], *, what: str) -> str:
-    """The one value that is given; "" if none is."""
+    """Return the single non-empty value; "" if there is none."""
     given = values - {""}
     if len(given) > 1:
-        raise SettingsError(f"{without_password(url)}: its URLs name different {what}; all must agree")
+        raise SettingsError(f"{without_password(url)}: its URLs have different {what}; all must be the same")
     return given.pop() if given else ""
 
 

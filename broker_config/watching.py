@@ -1,8 +1,8 @@
-"""Watching ``agent.events`` from outside of the workers: a queue of one's own, for as long as one looks.
+"""Watches ``agent.events`` from outside of the workers, with a temporary queue per watcher.
 
-On RabbitMQ such a queue expires by itself. Redis knows no owner of a list, so a watcher there
-keeps a presence key alive, and ``drop_abandoned`` takes away what a killed one left behind;
-otherwise every event would be kept for nobody, for ever.
+On RabbitMQ such a queue expires. A Redis list has no owner, so a watcher renews a presence key, and
+``drop_abandoned`` deletes the queues of watchers that were killed; otherwise such a queue would collect
+events forever.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from broker_config.wire import new_id
 
 __all__ = ["EventWatcher", "WatchedEvent", "drop_abandoned"]
 
-#: Queues of watchers begin with it; what follows is the watcher's id.
+#: Prefix of the queues of watchers, followed by the watcher's id.
 WATCH_PREFIX: Final = "watch."
-#: How long a watcher that gives no sign keeps its queue.
+#: How long the queue of a watcher that does not renew its presence is kept.
 PRESENCE_SECONDS: Final = 60
 RENEW_SECONDS: Final = 5.0
-#: Most events that wait for a slow watcher; more are dropped and counted.
+#: Maximum number of queued events of a slow watcher; more are dropped and counted.
 MAX_WAITING: Final = 1000
-#: Most events of one poll.
+#: Maximum number of events per poll.
 MAX_POLL: Final = 200
-#: What the drivers raise when the broker is away.
+#: Errors of the drivers when the broker does not answer.
 _AWAY: Final = (KombuError, ChannelError, ConnectionError, redis.RedisError, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedEvent:
-    """One event of a chat; ``body`` is what its publisher said, empty for task messages."""
+    """One event of a chat; ``body`` is empty for task messages."""
 
     name: str
     body: Mapping[str, Any]
 
 
 class EventWatcher:
-    """Receives the events of one chat; blocking, for one thread at a time."""
+    """Receives the events of one chat; blocking, and used by one thread at a time."""
 
     def __init__(self, app: Celery, settings: BrokerSettings, *, chat_key: str) -> None:
         assert settings.url is not None  # noqa: S101 - checked when the app was built
@@ -61,11 +61,11 @@ class EventWatcher:
         self._connection: Any = None
         self._queue: Any = None
         self._renewed_at = 0.0
-        #: Events that came faster than they were polled and were dropped.
+        #: Number of events that were dropped because they were not polled fast enough.
         self.dropped = 0
 
     def __enter__(self) -> Self:
-        """Bind the queue; what is published from now on is received.
+        """Bind the queue; events that are published from now on are received.
 
         Raises:
             BrokerUnavailableError: the broker does not answer.
@@ -86,14 +86,14 @@ class EventWatcher:
             if is_redis(self._url):
                 with _client(self._settings) as client:
                     client.delete(self._presence_key)
-        except _AWAY:  # the broker is away: the queue expires
+        except _AWAY:  # the broker does not answer: the queue expires
             pass
         self._disconnect()
 
     def poll(self) -> list[WatchedEvent]:
-        """Return the events that came since the last time, in order; does not wait for any.
+        """Return the events since the last poll, in order, without waiting.
 
-        After a lost connection the next poll connects anew; events of the time between are lost.
+        After a lost connection the next poll reconnects; events in between are lost.
 
         Raises:
             BrokerUnavailableError: the broker does not answer.
@@ -131,7 +131,7 @@ class EventWatcher:
         self._renew()
 
     def _renew(self) -> None:
-        """Say that somebody watches, and bind again: a Redis that lost its data has forgotten both."""
+        """Renew the presence key and the binding, because a Redis that lost its data has lost both."""
         if is_redis(self._url):
             with _client(self._settings) as client:
                 client.set(self._presence_key, "1", ex=PRESENCE_SECONDS)
@@ -156,19 +156,19 @@ class EventWatcher:
         name = str(message.delivery_info.get("routing_key", "")).removesuffix(f".{self._word}")
         try:
             body = message.payload
-        except (KombuError, ValueError):  # a stranger's message, in a format that is not ours
+        except (KombuError, ValueError):  # a foreign message in another format
             body = None
         return WatchedEvent(name=name, body=body if isinstance(body, dict) else {})
 
     def _disconnect(self) -> None:
         connection, self._connection, self._queue = self._connection, None, None
         if connection is not None:
-            with contextlib.suppress(*_AWAY):  # it is broken anyway
+            with contextlib.suppress(*_AWAY):  # the connection is broken anyway
                 connection.release()
 
 
 def drop_abandoned(app: Celery, settings: BrokerSettings) -> int:
-    """Delete the queues of watchers that gave no sign for a while; returns how many. Blocks.
+    """Delete the queues of watchers whose presence has expired; returns how many. Blocks.
 
     Raises:
         BrokerUnavailableError: the broker does not answer.

@@ -1,14 +1,14 @@
-"""What crosses the broker: signed, versioned, data only.
+"""The signed, versioned messages of calls and their results.
 
-A method's message carries one ``Invocation`` and its signature; its result carries one
-``Envelope``. Both are JSON. Nothing here is ever unpickled on the host: ``Invocation.args`` and
-``Envelope.value`` are tagged text (``codec``), which is read by ``codec.values``.
+A call's message contains one ``Invocation`` and its signature; its result contains one
+``Envelope``. Both are JSON. Neither is ever unpickled on the host: ``Invocation.args`` and
+``Envelope.value`` are tagged text (``codec``), which ``codec.values`` decodes.
 
-Workers of two versions share a broker while a fleet is upgraded. A field that a reader may do
-without is added with a default: older readers pass over what they do not know (the signature
-is over the message as it was sent), newer ones fill in what is missing. A message that an
-older reader would misunderstand needs a new version, in two releases: the first reads it and
-goes on writing the old one, the second writes it.
+Workers of two versions share a broker while a fleet is upgraded. An optional field is added with a
+default: older readers ignore unknown fields (the signature covers the message as it was sent), newer
+readers use the default for a missing field. A message that an older reader would misunderstand needs
+a new version, introduced in two releases: the first one reads the new version and still writes the
+old one, the second one writes the new version.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ __all__ = [
     "tool_answer",
 ]
 
-#: The form that this code writes.
+#: The version that this code writes.
 WIRE_VERSION: Final = 2
-#: The forms that it reads.
+#: The versions that this code reads.
 READABLE_VERSIONS: Final = range(2, 3)
-#: Types of JSON of which there is one way to write each value, whoever writes it.
+#: JSON types that every encoder writes in the same way.
 _PLAIN: Final = frozenset((str, int, bool, type(None)))
 _DELETE: Final = b"\x7f"
-#: Up to this length, hashing takes less than handing over to a thread.
+#: Up to this length, hashing takes less time than a switch to a thread.
 _LONG_CHARS: Final = 128 << 10
-#: Stands for the names of the fields that a message gave; shared, and changed by nobody: it is frozen.
+#: Replaces the set of given field names; shared, because a frozen model never changes it.
 _NONE_GIVEN: Final[set[str]] = set()
 
 
@@ -58,10 +58,10 @@ def new_id() -> str:
 
 
 def is_long_body(body: object) -> bool:
-    """Whether a message's arguments are so long that its signature is checked beside an event loop.
+    """Whether a message's arguments are so long that its signature must be checked off the event loop.
 
     Args:
-        body: as it came, not verified.
+        body: as received, not verified.
     """
     invocation = body.get("invocation") if isinstance(body, dict) else None
     args = invocation.get("args") if isinstance(invocation, dict) else None
@@ -69,25 +69,25 @@ def is_long_body(body: object) -> bool:
 
 
 def refuse_version(message: object, *, what: str) -> None:
-    """Refuse a message of a form that this code does not read.
+    """Refuse a message of a version that this code does not read.
 
     Args:
-        message: as it came, not parsed yet.
-        what: names it in the error.
+        message: as received, not parsed yet.
+        what: name of the message in the error.
 
     Raises:
-        MessageRefusedError: it is older or newer; the text says which side to upgrade.
+        MessageRefusedError: the version is older or newer; the message says which side to upgrade.
     """
     version = message.get("version") if isinstance(message, dict) else None
-    # True is 1 for Python, and no version.
+    # ``type`` instead of isinstance, because True equals 1.
     if type(version) is int and version in READABLE_VERSIONS:
         return
     oldest, newest = READABLE_VERSIONS[0], READABLE_VERSIONS[-1]
     is_newer = type(version) is int and version > newest
-    mend = "upgrade this worker or command" if is_newer else "upgrade whoever wrote it"
+    mend = "upgrade this worker or command" if is_newer else "upgrade its sender"
     spoken = str(oldest) if oldest == newest else f"{oldest} to {newest}"
     raise MessageRefusedError(
-        f"{what} refused: version {version!r}, nekro-workers {_release()} speaks {spoken}; {mend}"
+        f"{what} refused: version {version!r}, nekro-workers {_release()} supports {spoken}; {mend}"
     )
 
 
@@ -103,7 +103,7 @@ class _Wire(BaseModel):
 
 
 class Invocation(_Wire):
-    """One call of one plugin method, with the identity that the host (never the sandbox) gave it."""
+    """One call of one plugin method, with the identity that the host (never the sandbox) assigned."""
 
     version: int = Field(WIRE_VERSION, ge=READABLE_VERSIONS[0], le=READABLE_VERSIONS[-1])
     call_id: str = Field(min_length=1, max_length=64)
@@ -111,26 +111,31 @@ class Invocation(_Wire):
     chat_key: str
     container_key: str = Field(description="Names the sandbox's shared area; opaque to plugins.")
     user_id: str | None = Field(
-        None, description="Platform id of the user that triggered the turn; None if nobody did."
+        None, description="Platform id of the user that triggered the turn; None if no user did."
     )
     adapter_key: str | None = None
     channel_id: str | None = None
     channel_name: str | None = None
     channel_type: str | None = None
-    round_id: str | None = Field(None, description="Round whose code calls; None outside rounds (CLI).")
+    round_id: str | None = Field(
+        None, description="Round whose code makes the call; None outside rounds (CLI)."
+    )
     turn_id: str | None = Field(None, description="Turn that the round belongs to; follow-up rounds join it.")
     round_number: int = Field(0, description="Position of that round in its turn, from 1; 0 outside rounds.")
     wakes_agent: bool = Field(True, description="Whether an AGENT result schedules a follow-up round.")
-    issued_at: AwareDatetime = Field(description="By the shared time, as the other times are.")
+    issued_at: AwareDatetime = Field(description="By the fleet's shared time, like the other times.")
     deadline: AwareDatetime
-    repeatable: bool = Field(False, description="Whether it may run again when its worker died inside it.")
+    repeatable: bool = Field(
+        False, description="Whether it may run again when its worker died while running it."
+    )
     waits_until: AwareDatetime | None = Field(
-        None, description="When its caller ceases to wait and the call becomes a job; None: at the deadline."
+        None,
+        description="When its caller stops waiting and the call becomes a job; None means at the deadline.",
     )
     args: str = Field(description="The arguments as tagged text, as the caller wrote it.")
 
     def waited_seconds_left(self) -> float:
-        """Seconds for which the caller goes on to wait; negative when it may have left."""
+        """Seconds until the caller stops waiting; negative when it may have stopped."""
         end = self.deadline if self.waits_until is None else self.waits_until
         return end.timestamp() - shared_now()
 
@@ -140,7 +145,7 @@ class Invocation(_Wire):
 
 
 class Envelope(_Wire):
-    """What a method returned, on its way to the caller."""
+    """The result of a method, as sent to the caller."""
 
     version: int = Field(WIRE_VERSION, ge=READABLE_VERSIONS[0], le=READABLE_VERSIONS[-1])
     call_id: str
@@ -161,14 +166,14 @@ class Envelope(_Wire):
         return cls(value=None if value is None else value.decode(), **fields)
 
     def value_bytes(self) -> bytes:
-        """Return the value's text; ``b""`` when there is none."""
+        """Return the tagged text of the value; ``b""`` when there is none."""
         return self.value.encode() if self.value else b""
 
 
 def tool_answer(
     *, call_id: str, value: bytes, worker: str, started_at: datetime, finished_at: datetime
 ) -> dict[str, Any]:
-    """The JSON data of the envelope of a TOOL's value, without an envelope: most calls end here."""
+    """Return the JSON data of a TOOL's envelope without building the model, as most calls are TOOL calls."""
     return {
         "version": WIRE_VERSION,
         "call_id": call_id,
@@ -184,16 +189,16 @@ def tool_answer(
 
 
 def _written(moment: datetime) -> str:
-    """A time as pydantic writes it."""
+    """Return a time in pydantic's format."""
     text = moment.isoformat()
     return f"{text[:-6]}Z" if text.endswith("+00:00") else text
 
 
 def _canonical(payload: dict[str, Any]) -> bytes:
-    """The bytes that are signed: JSON with sorted keys, without blanks, in ASCII."""
+    """Return the bytes that are signed: JSON with sorted keys, without whitespace, in ASCII."""
     if _PLAIN.issuperset(map(type, payload.values())):
         quick = plain_json.dump(dict(sorted(payload.items())))
-        # What is beyond ASCII stands for itself there, and so does DEL, which ``json`` does not print.
+        # ``plain_json`` does not escape non-ASCII characters and DEL as ``json`` does.
         if quick.isascii() and _DELETE not in quick:
             return quick
     return json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
@@ -203,7 +208,7 @@ class Signer:
     """Signs invocations with HMAC-SHA256 over their canonical JSON (sorted keys, no spaces)."""
 
     def __init__(self, key: SecretBytes) -> None:
-        #: Has taken the key and no message yet; each message goes on from a copy.
+        #: HMAC state after the key and before any message; copied for each message.
         self._keyed = hmac.new(key.get_secret_value(), digestmod="sha256")
 
     def sign(self, invocation: Invocation) -> dict[str, Any]:
@@ -219,18 +224,18 @@ class Signer:
 
         Raises:
             MessageRefusedError: the body is malformed, unsigned, altered, signed with another
-                key, of another version, or was signed for another task. Expiry is the
-                caller's to check: it needs the id.
+                key, of another version, or was signed for another task. Expiry is not checked
+                here, because the caller needs the id of an expired call.
         """
         if not isinstance(body, dict):
             raise MessageRefusedError("message refused: no body")
         payload, signature = body.get("invocation"), body.get("signature")
         if not isinstance(payload, dict) or not isinstance(signature, str):
             raise MessageRefusedError("message refused: invocation or signature is missing")
-        # compare_digest raises at texts that are not ASCII.
+        # compare_digest raises for strings that are not ASCII.
         if not signature.isascii() or not hmac.compare_digest(self._digest(payload), signature):
             raise MessageRefusedError(
-                "message refused: its signature does not fit (was NEKRO_SECURITY__SIGNING_KEY changed?)"
+                "message refused: its signature does not match (was NEKRO_SECURITY__SIGNING_KEY changed?)"
             )
         invocation = self._parse(payload)
         if task_name is not None and invocation.method != task_name:
@@ -252,11 +257,11 @@ class Signer:
                 ".".join(map(str, e["loc"])) for e in exc.errors(include_input=False, include_url=False)
             )
             raise MessageRefusedError(f"message refused: malformed fields {fields}") from exc
-        # Which fields were given takes 2 KiB per call, and nobody asks.
+        # The set of given fields takes 2 KiB per call and is never used.
         object.__setattr__(invocation, "__pydantic_fields_set__", _NONE_GIVEN)
         return invocation
 
     @classmethod
     def from_text(cls, key: str) -> Self:
-        """Build a signer from a key given as text."""
+        """Build a signer from a key in text form."""
         return cls(SecretBytes(key.encode()))

@@ -58,7 +58,7 @@ async def test_more_than_may_wait_are_refused_and_one_that_left_makes_room() -> 
     shares = ChatShares(per_chat=1, waiting=1)
     runs, waits = Call(shares, "a"), Call(shares, "a")
     await settled()
-    with pytest.raises(OverloadedError, match="1 calls wait"):
+    with pytest.raises(OverloadedError, match="1 calls are already waiting"):
         await Call(shares, "a").task
     free = Call(shares, "b")
     await settled()

@@ -102,11 +102,11 @@ def resigned(payload: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("version", "mend"),
-    [(3, "upgrade this worker"), (1, "whoever wrote it"), (None, "whoever"), (True, "whoever")],
+    [(3, "upgrade this worker"), (1, "upgrade its sender"), (None, "sender"), (True, "sender")],
 )
 def test_another_version_is_refused_and_the_side_to_upgrade_named(version: object, mend: str) -> None:
     payload = sent(SIGNER.sign(invocation()))["invocation"] | {"version": version}
-    with pytest.raises(MessageRefusedError, match=rf"version {version!r}, .+ speaks 2; .*{mend}"):
+    with pytest.raises(MessageRefusedError, match=rf"version {version!r}, .+ supports 2; .*{mend}"):
         SIGNER.verify(resigned(payload))
 
 

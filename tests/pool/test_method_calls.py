@@ -140,7 +140,7 @@ async def test_failures_become_errors_that_name_them(caller: MethodCaller, worke
         await caller.call(invocation("m.fail", "weird"), lane=Lane.METHODS)
     with pytest.raises(MethodNotFoundError, match=r"m\.unknown"):
         await caller.call(invocation("m.unknown"), lane=Lane.METHODS)
-    with pytest.raises(MessageRefusedError, match="no envelope"):
+    with pytest.raises(MessageRefusedError, match="invalid envelope"):
         await caller.call(invocation("m.garbage"), lane=Lane.METHODS)
     with pytest.raises(KeyError):
         await caller.call(invocation("m.noop"), lane="no-such-queue")
@@ -208,7 +208,7 @@ async def test_second_call_of_one_id_is_refused(caller: MethodCaller) -> None:
     call = invocation("m.noop", seconds=1)
     waiting = asyncio.create_task(caller.call(call, lane="long"))
     await asyncio.sleep(0)
-    with pytest.raises(MessageRefusedError, match="already under way"):
+    with pytest.raises(MessageRefusedError, match="already in progress"):
         await caller.call(call, lane="long")
     with pytest.raises(CallTimeoutError):
         await waiting

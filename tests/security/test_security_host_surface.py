@@ -51,7 +51,7 @@ def test_existing_data_directory_is_closed_to_other_users(tmp_path: Path) -> Non
 @pytest.mark.parametrize("signature", ["é" * 64, "\ud800", "", "0" * 63 + "\u0660"])
 def test_signature_of_any_characters_is_refused_as_a_wrong_one(signature: str) -> None:
     body = {"invocation": {"version": 1}, "signature": signature}
-    with pytest.raises(MessageRefusedError, match="signature does not fit"):
+    with pytest.raises(MessageRefusedError, match="signature does not match"):
         Signer(SecretBytes(b"k" * 32)).verify(body)
 
 

@@ -212,9 +212,9 @@ async def test_versions_that_cannot_read_each_other_say_so_to_the_caller(
     for method in ("journal", "remember"):
         newer = await asyncio.to_thread(nekro_of, environment, "call", method, "--args", "[1]")
         assert newer.returncode == ExitCode.BROKER
-        assert "version 3, nekro-workers" in newer.stderr and "speaks 2; upgrade this worker" in newer.stderr
+        assert "version 3, nekro-workers" in newer.stderr and "2; upgrade this worker" in newer.stderr
     assert await asyncio.to_thread(ours.stop) == 0
     await asyncio.to_thread(start_of, fleet, environment, "methods", log=tmp_path / "foreign.log")
     older = await asyncio.to_thread(fleet.run, "call", "journal", "--args", "[1]")
     assert older.returncode == ExitCode.BROKER
-    assert "version 2, nekro-workers" in older.stderr and "upgrade whoever wrote it" in older.stderr
+    assert "version 2, nekro-workers" in older.stderr and "upgrade its sender" in older.stderr

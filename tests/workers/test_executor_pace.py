@@ -113,5 +113,5 @@ async def test_long_messages_are_verified_beside_the_loop(
     assert signer.threads[1] != here
     altered = body(LONG, "c")
     altered["invocation"]["chat_key"] = "another"
-    with pytest.raises(MessageRefusedError, match="signature does not fit"):
+    with pytest.raises(MessageRefusedError, match="signature does not match"):
         await executor.execute(altered, task_name=METHOD)
