@@ -1,11 +1,11 @@
-"""A Celery pool on one event loop: hundreds of tasks that wait, in one thread.
+"""A Celery pool that runs hundreds of waiting tasks concurrently on one event loop in one thread.
 
-Chosen with Celery's switch for out-of-tree pools:
+It is selected with Celery's options for out-of-tree pools:
 ``CELERY_CUSTOM_WORKER_POOL=workers.asyncio_pool:AsyncioPool`` and ``--pool custom``.
 
 Each task is a greenlet on a uvloop thread. Celery's tracer runs in it unmodified, and
-Celery's task-local state (``current_task`` and the like) keys on the greenlet. Calls of
-methods do without both as long as they succeed: ``workers.fast_path``.
+Celery's task-local state (``current_task`` and the like) is keyed by greenlet. Successful method
+calls need neither; see ``workers.fast_path``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AsyncioPool(JobPool):
         self._tasks = self.app.tasks
         self._waiting: deque[Job] = deque()
         self._running_jobs: dict[Job, asyncio.Task[None]] = {}
-        #: Those of jobs that were given up at their hard limit.
+        #: Tasks of jobs that were abandoned at their hard limit and still run.
         self._stubborn: set[asyncio.Task[None]] = set()
         self._thread = LoopThread("nekro-pool")
         self._alarms = Alarms(self._thread.loop, on_hard_limit=self._give_up)
@@ -51,20 +51,20 @@ class AsyncioPool(JobPool):
             self._thread.call(self._admit, job)
 
     def drop_waiting(self) -> None:
-        """Forget jobs that have not started."""
+        """Discard jobs that have not started."""
         self._thread.call(self._forget_waiting)
 
     def close_loops(self) -> None:
-        """End the loop."""
+        """Stop the loop."""
         self._thread.stop()
 
     def grow(self, n: int = 1) -> None:
-        """Allow more jobs at once."""
+        """Raise the number of concurrent jobs."""
         self.limit += n
         self._thread.call(self._start_waiting)
 
     def shrink(self, n: int = 1) -> None:
-        """Allow fewer jobs at once; running ones are left alone."""
+        """Lower the number of concurrent jobs; running jobs are not affected."""
         self.limit = max(1, self.limit - n)
 
     def _get_info(self) -> dict[str, Any]:
@@ -75,8 +75,8 @@ class AsyncioPool(JobPool):
         self._start_waiting()
 
     def _start_waiting(self) -> None:
-        # Prefetching keeps to the limit already; tasks with a countdown and early
-        # acknowledgements do not.
+        # Prefetching respects the limit; tasks with a countdown or with early
+        # acknowledgement can exceed it.
         while self._waiting and len(self._running_jobs) < self.limit:
             job = self._waiting.popleft()
             self._running_jobs[job] = self._thread.loop.create_task(self._run(job))

@@ -1,4 +1,4 @@
-"""From the synchronous body of a Celery task to plugin coroutines: one bridge for every pool."""
+"""Runs plugin coroutines from the synchronous body of a Celery task, in every pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Job", "StopReason", "at_loop_close", "current_job", "guarded", "run_
 
 T = TypeVar("T")
 
-#: Where each thread of the ``long`` pool keeps its event loop, as ``.loop``.
+#: ``.loop`` is the event loop of a thread of the ``long`` pool.
 thread_state = threading.local()
 
 #: ``with guarded():`` around synchronous plugin code; see ``Body``.
@@ -26,29 +26,29 @@ guarded = Body
 def run_async(awaitable: Awaitable[T]) -> T:
     """Run a coroutine from a task's body and return its value.
 
-    In the asyncio pool other tasks go on meanwhile; in the pool of threads the coroutine runs
-    on the thread's own loop; under Celery's other pools on a loop made for it.
+    In the asyncio pool other tasks continue meanwhile. In the thread pool the coroutine runs on
+    the thread's own loop, and under Celery's other pools on a loop created for it.
 
     Raises:
         SoftTimeLimitExceeded: the job's soft time limit passed and the coroutine was cancelled.
-        MethodAbortedError: the coroutine ended in a ``BaseException``, a cancellation of its
-            own included.
-        JobStopped: the job was revoked, passed its hard limit or lost its worker; let it pass.
-        RuntimeError: called from a coroutine, where ``await`` is the way.
+        MethodAbortedError: the coroutine ended in a ``BaseException``; a cancellation that it raised
+            itself counts as one.
+        JobStopped: the job was revoked, passed its hard limit or lost its worker; do not catch it.
+        RuntimeError: called from a coroutine; use ``await`` there.
     """
     try:
         with Body():
             return _run(awaitable)
     finally:
         if isinstance(awaitable, Coroutine):
-            awaitable.close()  # it may never have been started; after its end this does nothing
+            awaitable.close()  # needed if it never started; no effect after its end
 
 
 def _run(awaitable: Awaitable[T]) -> T:
     if can_await():
         return await_here(_supervised(awaitable))
     if _is_loop_running():
-        raise RuntimeError("run_async was called from a coroutine; await there instead")
+        raise RuntimeError("run_async was called from a coroutine; use await there instead")
     loop: asyncio.AbstractEventLoop | None = getattr(thread_state, "loop", None)
     if loop is None:
         return asyncio.run(_supervised(awaitable))
@@ -56,7 +56,7 @@ def _run(awaitable: Awaitable[T]) -> T:
 
 
 async def _supervised(awaitable: Awaitable[T]) -> T:
-    """Wait for an awaitable as a task of its own, so that the job can cancel it and nothing else."""
+    """Wait for an awaitable as a task of its own, so that the job can cancel only this task."""
     task: asyncio.Task[T] = asyncio.ensure_future(_contained(awaitable))
     job = current_job()
     try:
@@ -71,7 +71,7 @@ async def _supervised(awaitable: Awaitable[T]) -> T:
 
 
 async def _contained(awaitable: Awaitable[T]) -> T:
-    """Keep from the event loop what would end it: it re-raises SystemExit and KeyboardInterrupt."""
+    """Convert a ``BaseException`` to an ordinary error: some of them would end the event loop."""
     try:
         return await awaitable
     except asyncio.CancelledError:

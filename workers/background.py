@@ -1,7 +1,7 @@
-"""An event loop beside the ones that run plugin code, for what must go on whatever a plugin does.
+"""An event loop on a thread of its own, for work that must continue whatever plugin code does.
 
-Claims of jobs are renewed here, so a job that blocks its thread keeps its own. Functions of the
-plugin API that are not coroutines ask here, each for a bounded time.
+Claims of jobs are renewed here, so a job that blocks its own thread keeps its claim. Synchronous
+functions of the plugin API run their database access here, each with a time limit.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["BackgroundLoop"]
 
 T = TypeVar("T")
 
-#: How long a new loop has to run its first step.
+#: Time limit for the first step of a new loop.
 _START_SECONDS: Final = 30.0
-#: How long ``close`` waits for writes that nobody waits for any more.
+#: How long ``close`` waits for writes whose callers no longer wait.
 _SETTLE_SECONDS: Final = 2.0
 
 
@@ -53,14 +53,14 @@ class BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(work, loop)
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for it on the caller's."""
+        """Run a coroutine on the background loop and await it on the caller's loop."""
         return await asyncio.wrap_future(self.submit(work))
 
     def answer(self, work: Coroutine[Any, Any, T], *, seconds: float) -> T:
         """Run a coroutine on the loop and block the calling thread until it is done.
 
         Raises:
-            StorageUnavailableError: that took longer than ``seconds``; the coroutine is cancelled.
+            StorageUnavailableError: it took longer than ``seconds``; the coroutine is cancelled.
         """
         future = self.submit(work)
         try:
@@ -72,10 +72,10 @@ class BackgroundLoop:
             raise StorageUnavailableError(f"the database did not answer within {seconds} s") from exc
 
     def settle(self, work: Coroutine[Any, Any, object], *, seconds: float) -> bool:
-        """Run a write on the loop and block for a moment; False when it is left to end by itself.
+        """Run a write on the loop and wait up to ``seconds``; False if it continues in the background.
 
-        It may have to wait for a transaction of the very loop whose thread the caller holds, which
-        goes on only when the caller returns.
+        The write may wait for a transaction of the loop whose thread the caller blocks, and that
+        transaction continues only when the caller returns.
         """
         future = self.submit(work)
         with self._lock:
@@ -90,7 +90,7 @@ class BackgroundLoop:
         return True
 
     def close(self) -> None:
-        """End the loop, once the writes that were left to it are done; blocks for a few seconds at most."""
+        """Stop the loop after the writes left to it are done; blocks for a few seconds at most."""
         with self._lock:
             self._is_closed = True
             thread, self._thread = self._thread, None

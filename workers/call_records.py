@@ -1,7 +1,7 @@
-"""Calls that must not be lost: a row before the message, and a sweep that sends the message again.
+"""Recorded calls: a row is written before the message, and a sweep sends lost messages again.
 
-A TOOL call has no row: its caller sends it again itself when the broker lost it, and nobody
-misses it when the caller is gone too.
+A TOOL call has no row unless it is detached: its caller repeats it when the broker lost it, and if
+the caller has ended the result is not needed.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from workers.registry import Registry
 
 __all__ = ["CallRecords", "CallSweep"]
 
-#: How long a database that does not answer is asked again to write a call down.
+#: How long recording a call is retried while the database does not answer.
 RECORD_SECONDS: Final = 5.0
 RECORD_PAUSE_SECONDS: Final = 0.2
-#: Why a call is cancelled that its caller gave up.
+#: Reason recorded for a call that its caller abandoned.
 WITHDRAWN: Final = "its caller gave it up"
-#: Rows that one sweep takes; the next one goes on.
+#: Most rows of one sweep; the next sweep takes the rest.
 _BATCH: Final = 500
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """How far an attempt to write came."""
+    """Progress of one attempt to write."""
 
     is_sent: bool = False
 
 
 class CallRecords:
-    """Writes down what ``MethodCaller`` publishes; its ``CallLedger``."""
+    """Records the calls that ``MethodCaller`` publishes; implements ``CallLedger``."""
 
     def __init__(self, database: Database, registry: Registry) -> None:
         self._database = database
         self._registry = registry
 
     def records(self, message: CallMessage) -> bool:
-        """Whether it is no TOOL call; a method that is not known here is refused by its worker."""
+        """Whether the call is recorded: all but TOOL calls and unknown methods, which the worker refuses."""
         return self._type_of(message.invocation.method) not in (None, SandboxMethodType.TOOL)
 
     async def record(self, message: CallMessage) -> None:
-        """Write a call down; a short outage of the database is waited for.
+        """Record a call; retries during a short outage of the database.
 
         Raises:
-            StorageUnavailableError: the database does not answer; the call is not written down.
-            RecordUnknownError: nor does it, and the call may be written down.
+            StorageUnavailableError: the database does not answer; the call is not recorded.
+            RecordUnknownError: the database does not answer and the call may be recorded.
         """
         request = self._request(message)
         give_up_at = time.monotonic() + RECORD_SECONDS
@@ -87,11 +87,11 @@ class CallRecords:
         async with self._database.autocommit() as transaction:
             attempt.is_sent = True
             if not await transaction.calls.enqueue(request):
-                # Its caller left before it was sent; that row says whom to tell and not what to send.
+                # It was detached before it was sent; the row has its recipient but not its message.
                 await transaction.calls.keep_message(request.id, request.invocation or {})
 
     async def settle(self, message: CallMessage) -> CallFate:
-        """Withdraw a call that has not begun; else say how it stands. See ``CallLedger``."""
+        """Withdraw a call that has not started, or return its state. See ``CallLedger``."""
         async with self._database.autocommit() as transaction:
             call = await transaction.calls.withdraw(self._request(message), reason=WITHDRAWN)
         if call.state is CallState.CANCELLED and call.error_message == WITHDRAWN:
@@ -103,7 +103,7 @@ class CallRecords:
         return CallFate(error=error_of(call))
 
     async def withdraw(self, call_id: str) -> None:
-        """Cancel a call that has not ended."""
+        """Cancel a call that is not finished."""
         async with self._database.autocommit() as transaction:
             await transaction.calls.cancel(call_id, reason=WITHDRAWN)
 
@@ -129,19 +129,19 @@ class CallRecords:
 
 
 class CallSweep:
-    """Sends recorded calls again that no worker claimed for too long.
+    """Sends recorded calls again that no worker has claimed within a time limit.
 
-    A message may be late instead of lost: where messages wait, workers are behind, and a
-    second copy would put them further behind. The claim makes a second copy harmless.
+    A message may be delayed and not lost: while messages wait in the queues the workers are
+    behind, and second copies would add to the backlog. The claim makes a second copy harmless.
     """
 
     def __init__(
         self, database: Database, publisher: EventPublisher, signer: Signer, *, waiting_seconds: float
     ) -> None:
-        """Take what to sweep with.
+        """Create the sweep.
 
         Args:
-            waiting_seconds: how long a message may take to a worker that has nothing else to do.
+            waiting_seconds: how long a message may take to reach an idle worker.
         """
         self._database = database
         self._publisher = publisher
@@ -149,7 +149,7 @@ class CallSweep:
         self._waiting_seconds = waiting_seconds
 
     async def sweep(self) -> float | None:
-        """Send again what is due; when there is more is not known."""
+        """Send again what is due; always returns None, because the time of the next work is unknown."""
         async with self._database.begin() as transaction:
             calls = await transaction.calls.take_unclaimed(
                 waiting_seconds=self._waiting_seconds, limit=_BATCH

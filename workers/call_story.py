@@ -1,4 +1,4 @@
-"""A call as JSON data, for reports of runs, for the rows of rounds and for ``nekro history --trace``."""
+"""A call as JSON data, for reports of runs, rows of rounds and ``nekro history --trace``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["call_json", "told_calls"]
 
 
 def call_json(record: CallRecord) -> dict[str, Any]:
-    """Describe a call as its caller saw it; times are ISO 8601 in UTC, None where nobody knows them."""
+    """Describe a call as its caller saw it; times are ISO 8601 in UTC, None if unknown."""
     return {
         "id": record.call_id,
         "method": record.method,
@@ -33,13 +33,13 @@ def call_json(record: CallRecord) -> dict[str, Any]:
 
 
 def told_calls(told: Sequence[dict[str, Any]], rows: Sequence[Call]) -> list[dict[str, Any]]:
-    """Complete what a round's caller told of its calls by what the ledger knows of them.
+    """Complete a round's own list of its calls with the recorded rows.
 
-    A caller does not know which worker failed a call; one that died told nothing at all.
+    The caller does not know which worker failed a call, and a caller that died left no list.
 
     Args:
-        told: what ``call_json`` gave.
-        rows: recorded calls of the round (those that are not TOOL calls).
+        told: results of ``call_json``.
+        rows: recorded calls of the round (all but TOOL calls).
     """
     known = {row.id: row for row in rows}
     calls = [_completed(call, known.pop(call["id"], None)) for call in told]

@@ -1,4 +1,4 @@
-"""A chat's newest messages as prompts show them: read whole once, and then only as far as they are new."""
+"""The newest messages of a chat as prompts show them: read in full once, then only new ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["ChatHistory"]
 
 
 class ChatHistory:
-    """What one drain has read of its chat; each of its rounds asks for what came since."""
+    """The messages that one drain has read; each of its rounds reads only newer ones."""
 
     def __init__(self, chat_key: str, *, most: int) -> None:
-        """Read nothing yet.
+        """Start with an empty history.
 
         Args:
-            most: how many of the newest messages there are to show.
+            most: number of newest messages to show.
         """
         self._chat_key = chat_key
         self._most = most
@@ -24,10 +24,10 @@ class ChatHistory:
         self._known: dict[int, HistoryMessage | None] = {}
 
     async def read(self, transaction: Transaction) -> list[HistoryMessage]:
-        """Return the newest messages as they are now, oldest first."""
+        """Return the newest messages in their current state, oldest first."""
         last = next(reversed(self._known), 0)
         rows = await transaction.messages.newest(self._chat_key, limit=self._most, since=last)
-        # The last known message comes again, unless the conversation was begun anew or so much is new.
+        # The last known message is returned again, unless the chat was reset or many messages are new.
         if last and (not rows or rows[0].sequence != last):
             self._known.clear()
             if len(rows) < self._most:
@@ -39,7 +39,7 @@ class ChatHistory:
 
 
 def _shown(message: Message) -> HistoryMessage | None:
-    """Return what the model sees of a message; None for one sent with ``record=False``, to people only."""
+    """Return what the model sees of a message; None for one with ``record=False``, shown to people only."""
     data = message.data or {}
     if data.get("hidden"):
         return None
@@ -57,6 +57,6 @@ def _shown(message: Message) -> HistoryMessage | None:
 
 
 def _observed_call(message: Message) -> str | None:
-    """Id of the call whose result the message is; not of the call that merely sent it."""
+    """Id of the call whose result the message is; None for a message that a call merely sent."""
     kind, _, call_id = (message.once_key or "").partition(":")
     return call_id if kind == "observation" else None

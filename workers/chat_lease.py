@@ -1,8 +1,8 @@
-"""The right to run a chat's rounds: taken, renewed while it is held, given back.
+"""The lease of a chat, which permits running its rounds: acquired, renewed while held, released.
 
 Every write of a round names the lease's fencing token, so the database refuses a worker that
-lost the chat. What a round does outside of the database (calls of methods) asks ``ensure``
-first: a worker that froze and thaws finds out before it acts, not at the next renewal.
+lost the chat. Effects outside the database (calls of methods) are preceded by ``ensure``, so a
+worker that was suspended notices the loss before it acts, not at the next renewal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["ChatLease"]
 
 
 class ChatLease:
-    """A chat in this worker's hands for the length of an ``async with`` block."""
+    """A chat's lease, held for the length of an ``async with`` block."""
 
     def __init__(self, database: Database, chat_key: str, *, fence: int, lease_seconds: float) -> None:
         self.chat_key = chat_key
@@ -36,7 +36,7 @@ class ChatLease:
     async def acquire(
         cls, database: Database, chat_key: str, *, owner: str, lease_seconds: float
     ) -> ChatLease | None:
-        """Take the chat; None when somebody has it, or when there is no such chat."""
+        """Acquire the lease; None when another worker holds it or the chat does not exist."""
         async with database.autocommit() as transaction:
             fence = await transaction.chats.acquire_lease(chat_key, owner=owner, lease_seconds=lease_seconds)
         if fence is None:
@@ -58,11 +58,11 @@ class ChatLease:
                 await transaction.chats.release_lease(self.chat_key, fence=self.fence)
 
     async def ensure(self) -> None:
-        """Return while the chat is this worker's for certain.
+        """Return if this worker certainly holds the chat.
 
         Raises:
-            FencedError: it passed to another worker.
-            StorageUnavailableError: it may have, and the database does not say.
+            FencedError: the chat passed to another worker.
+            StorageUnavailableError: it may have, and the database does not answer.
         """
         if not self.lost.is_set() and time.monotonic() - self._renewed_at >= self._lease_seconds:
             await self._renew()

@@ -1,7 +1,7 @@
-"""What one drain knows of its chat: read before its first round, and then only as far as it is new.
+"""What one drain knows of its chat: read in full before its first round, then only what is new.
 
-Whoever has a chat's lease is the only one to run and to end its rounds, so a turn grows by what the drain
-itself has written; what others write into the chat meanwhile is looked for before every round.
+Only the holder of a chat's lease runs and ends its rounds, so the turn is extended from what the
+drain itself has written. Messages that others write meanwhile are read before every round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ChatView", "RoundPast"]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPast:
-    """All that came before a round."""
+    """Everything that precedes a round."""
 
     chat: ChatInfo
     messages: Sequence[HistoryMessage]
@@ -30,23 +30,23 @@ class RoundPast:
 
 
 class ChatView:
-    """Belongs to one drain, under one lease."""
+    """The view of one drain, under one lease."""
 
     def __init__(self, chat_key: str, *, most_messages: int) -> None:
-        """Read nothing yet.
+        """Start without data.
 
         Args:
             most_messages: as in ``ChatHistory``.
         """
         self._chat_key = chat_key
         self._history = ChatHistory(chat_key, most=most_messages)
-        #: As it was when the drain began: its names change by the way, and nothing hangs on them.
+        #: As read when the drain began. Names of the chat may change meanwhile; nothing depends on them.
         self._chat: ChatInfo | None = None
         self._turn: Turn | None = None
         self._last: tuple[Round, Sequence[CallRecord]] | None = None
 
     def round_ended(self, ended: Round, calls: Sequence[CallRecord]) -> None:
-        """Take note of how the round whose past was read last has ended."""
+        """Record how the round that was read last has ended."""
         self._last = (ended, calls)
 
     async def read(self, database: Database, claimed: ClaimedRound) -> RoundPast:

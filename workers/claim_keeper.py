@@ -1,8 +1,8 @@
-"""Renewing the claims of running calls, so that a claim can be short and a call long.
+"""Renews the claims of running calls, so that claims can be short while calls are long.
 
-A claim that its dead worker cannot renew ends soon, and the caller hears that the outcome is
-unknown long before its deadline. Renewed on the background loop: a method that blocks its own
-loop keeps its claim.
+The claim of a dead worker ends soon, and the caller learns that the outcome is unknown long
+before its deadline. Renewal runs on the background loop, so a method that blocks its own loop
+keeps its claim.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["ClaimKeeper"]
 @dataclass(frozen=True, kw_only=True)
 class _Held:
     fence: int
-    #: By the monotonic clock: when it was claimed, and when a hung call loses it after all.
+    #: On the monotonic clock: when it was claimed, and when renewal stops even if the call still runs.
     since: float
     until: float
 
 
 class ClaimKeeper:
-    """Keeps the claims of one process; calls that end within a third of the lease cost nothing."""
+    """Renews the claims of one process; calls that end within a sixth of the lease cost nothing."""
 
     def __init__(self, database: Database, background: BackgroundLoop, *, lease_seconds: float) -> None:
         self._database = database
@@ -39,7 +39,7 @@ class ClaimKeeper:
         self._is_running = False
 
     def hold(self, call_id: str, *, fence: int, seconds: float) -> None:
-        """Renew a claim from now on, for ``seconds`` at most; on any thread."""
+        """Renew a claim from now on, for ``seconds`` at most; thread-safe."""
         now = time.monotonic()
         with self._lock:
             self._held[call_id] = _Held(fence=fence, since=now, until=now + seconds)
@@ -48,7 +48,7 @@ class ClaimKeeper:
             self._background.submit(self._renew_forever())
 
     def drop(self, call_id: str) -> None:
-        """Renew a claim no longer; on any thread."""
+        """Stop renewing a claim; thread-safe."""
         with self._lock:
             self._held.pop(call_id, None)
 
@@ -56,7 +56,7 @@ class ClaimKeeper:
         period = self.lease_seconds / 3
         while True:
             await asyncio.sleep(period)
-            with survived("claims_not_renewed"):  # the next time comes before the claims end
+            with survived("claims_not_renewed"):  # the next attempt comes before the claims end
                 await self._renew(older_than_seconds=period / 2)
 
     async def _renew(self, *, older_than_seconds: float) -> None:
@@ -72,7 +72,7 @@ class ClaimKeeper:
         async with self._database.autocommit() as transaction:
             lost = await transaction.calls.renew(fences, lease_seconds=self.lease_seconds)
         with self._lock:
-            lost &= self._held.keys()  # others have ended meanwhile
+            lost &= self._held.keys()  # the others have ended meanwhile
             for call_id in lost:
                 del self._held[call_id]
         for call_id in lost:

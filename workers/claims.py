@@ -1,8 +1,8 @@
-"""Calls with an effect: claimed before they run, recorded with what they leave behind.
+"""Calls with an effect: claimed before they run, recorded together with their results.
 
 The claim makes a repeated delivery harmless. The outcome, the text in the chat's history and
-the follow-up round are one transaction: after a crash either all of them are there or none.
-The plugins' hooks see the text before that transaction begins, and may drop it.
+the follow-up round are one transaction: after a crash either all of them exist or none.
+Plugin hooks see the text before that transaction begins and may drop it.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ __all__ = ["CallClaims", "Claimable", "DuplicateDelivery", "HeldClaim", "error_o
 
 #: How long a claim outlives its call's deadline, for recording how the call ended.
 CLAIM_MARGIN_SECONDS: Final = 15.0
-#: Longest run of the hooks for one text, within that margin; a text that they did not judge is kept.
+#: Time limit of the hooks for one text, within that margin; a text without a verdict is kept.
 HOOKS_SECONDS: Final = 10.0
-#: Pause before a claim is tried again, and what must be left until the deadline for that.
+#: Pause before a claim is retried, and the least time that must be left until the deadline for a retry.
 CLAIM_RETRY_SECONDS: Final = 0.3
-#: Pause before the record of a call is tried again.
+#: Pause before recording a call is retried.
 RECORD_RETRY_SECONDS: Final = 0.3
 
 
 class DuplicateDelivery(Exception):
-    """Another delivery of the same call is running; this one must leave no trace."""
+    """Another delivery of the same call is running; this delivery must have no effect."""
 
 
 class Claimable(Protocol):
-    """What a call runs: a sandbox method, or a command."""
+    """What a call runs: a sandbox method or a command."""
 
     @property
     def name(self) -> str:
@@ -64,23 +64,23 @@ class Claimable(Protocol):
 
     @property
     def plugin_key(self) -> str:
-        """Plugin that it belongs to."""
+        """Plugin that owns it."""
         ...
 
     @property
     def type(self) -> SandboxMethodType:
-        """What becomes of the result."""
+        """Determines what happens to the result."""
         ...
 
     @property
     def lane(self) -> Lane:
-        """Where it asks to run."""
+        """Lane that it requests."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldClaim:
-    """The right to run a call, or what became of it already."""
+    """The right to run a call, or the outcome of an earlier delivery."""
 
     call_id: str
     subject: Claimable
@@ -100,23 +100,23 @@ class CallClaims:
         self._keeper = keeper
         self._publisher = publisher
         self._hooks = hooks
-        #: Deliveries that are claiming or running, by call id; on any thread.
+        #: Deliveries that are claiming or running, by call id; used from any thread.
         self._under_way: dict[str, object] = {}
-        #: Calls that ran here and whose end is not in the database.
+        #: Calls that ran here and whose end could not be recorded.
         self._unrecorded: set[str] = set()
 
     async def claim(self, subject: Claimable, invocation: Invocation, *, worker: str) -> HeldClaim:
-        """Ask for the right to run a call.
+        """Claim the right to run a call.
 
-        A database that does not answer is asked again until the call's deadline: the call may be
-        recorded, and if its delivery failed the sweep would send it again.
+        While the database does not answer, the claim is retried until the call's deadline: the call
+        may be recorded, and if this delivery failed, the sweep would send it again.
 
         Raises:
-            DuplicateDelivery: another delivery of it is running.
-            CallTimeoutError: the database did not answer before the deadline; it will not start.
-            OutcomeUnknownError: a worker died inside it.
-            CallCancelledError: its round was stopped, or it was cancelled itself.
-            MethodFailedError: so it ended before.
+            DuplicateDelivery: another delivery of the call is running.
+            CallTimeoutError: the database did not answer before the deadline; the call will not start.
+            OutcomeUnknownError: a worker died during an earlier delivery.
+            CallCancelledError: the call or its round was cancelled.
+            MethodFailedError: an earlier delivery ended in this error.
         """
         delivery = object()
         if self._under_way.setdefault(invocation.call_id, delivery) is not delivery:
@@ -138,13 +138,13 @@ class CallClaims:
         if claim.verdict is ClaimVerdict.BUSY or claim.call is None:
             raise DuplicateDelivery(invocation.call_id)
         if claim.call.detached_at is not None:
-            # This delivery may be what found that a worker died inside the call; settling is idempotent.
+            # This delivery may have found that a worker died inside the call; settling is idempotent.
             async with self._database.begin() as transaction:
                 await settle(transaction, self._publisher, claim.call)
         return HeldClaim(call_id=invocation.call_id, subject=subject, envelope=_earlier_outcome(claim.call))
 
     async def _patiently(self, subject: Claimable, invocation: Invocation, worker: str) -> Claim:
-        """Claim, again as long as the database does not answer and the call may still start."""
+        """Claim; retry while the database does not answer and the call may still start."""
         first_at: float | None = None
         while True:
             asked_at = time.monotonic()
@@ -185,11 +185,11 @@ class CallClaims:
             )
 
     async def finish(self, claim: HeldClaim, invocation: Invocation, envelope: Envelope) -> Envelope:
-        """Record a returned call with everything that follows from it; returns the envelope to send.
+        """Record a returned call and its consequences; returns the envelope to send.
 
         Raises:
             OutcomeUnknownError: the claim was lost meanwhile, or the database refused the record or was
-                away for longer than the claim's margin.
+                unavailable for longer than the claim's margin.
         """
         text = envelope.text
         if text is not None and await self._is_dropped(invocation.chat_key, text):
@@ -220,7 +220,7 @@ class CallClaims:
                 except FencedError as exc:
                     return await self._recorded_before(claim, exc)
             except StorageUnavailableError:
-                # The method has run; what it did must not be forgotten because of a restart.
+                # The method has run; a restart of the database must not lose its outcome.
                 if time.monotonic() > give_up_at:
                     raise
                 await asyncio.sleep(RECORD_RETRY_SECONDS)
@@ -244,7 +244,7 @@ class CallClaims:
         return envelope
 
     async def _recorded_before(self, claim: HeldClaim, exc: FencedError) -> Envelope:
-        """Return what an earlier try has committed although its connection broke; else the claim is lost."""
+        """Return what an earlier attempt committed before its connection broke; else the claim is lost."""
         async with self._database.read() as transaction:
             call = await transaction.calls.find(claim.call_id)
         if call is not None and (call.state, call.fence) == (CallState.DONE, claim.fence) and call.outcome:
@@ -254,7 +254,7 @@ class CallClaims:
         ) from exc
 
     async def fail(self, claim: HeldClaim, error: BaseException) -> None:
-        """Record that a call raised; if that fails, log it: the caller gets ``error`` either way."""
+        """Record that a call raised; if that fails, log it, since the caller gets ``error`` either way."""
         message = str(error) if isinstance(error, Exception) else repr(error)
         try:
             async with self._database.begin() as transaction:
@@ -309,8 +309,8 @@ class CallClaims:
         if not (envelope.type.wakes_agent and invocation.wakes_agent):
             return None
         await transaction.chats.lock(invocation.chat_key, create=True)
-        # Under the chat's lock, which a request to stop takes as well: either it sees the follow-up
-        # round and cancels it, or it was there first and there is none.
+        # A request to stop takes the chat's lock too: either it sees the follow-up round and
+        # cancels it, or it came first and no round is requested.
         if await _is_round_stopped(transaction, invocation):
             return None
         return await self._request_round(transaction, invocation, envelope)
@@ -323,7 +323,7 @@ class CallClaims:
                 chat_key=invocation.chat_key,
                 trigger_kind=TriggerKind.CALL,
                 trigger_id=invocation.call_id,
-                # A call that outlived its code begins a turn: the old one's time may be over.
+                # A call that outlived its run begins a new turn: the time of the old turn may be over.
                 turn_id=invocation.turn_id if invocation.waited_seconds_left() > 0 else None,
                 number=invocation.round_number + 1,
                 user_id=invocation.user_id,
@@ -346,9 +346,9 @@ async def _is_round_stopped(transaction: Transaction, invocation: Invocation) ->
 
 
 def _answer_goes_first(type_: SandboxMethodType, invocation: Invocation) -> bool:
-    """Whether a round waits for the result and goes on with the follow-up round by itself.
+    """Whether a round waits for the result and continues with the follow-up round itself.
 
-    It has its chat until then, so that the event would wake nobody who could do anything.
+    That round holds the chat's lease until then, so an event now would wake no worker that can act.
     """
     return type_.wakes_agent and invocation.round_id is not None and invocation.waited_seconds_left() > 0
 

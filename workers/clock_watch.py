@@ -1,4 +1,4 @@
-"""Keeps the shared time of this process right, and measures how wrong its host's clock is."""
+"""Keeps the shared time of this process correct and measures the offset of the host's clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ClockWatch:
         self._is_off = False
 
     async def compare(self) -> None:
-        """Follow the database's clock; to be awaited before this process judges a time.
+        """Follow the database's clock; await it before this process compares times.
 
         Raises:
             StorageUnavailableError: the database does not answer.
@@ -45,7 +45,7 @@ class ClockWatch:
             self._report("database", reading)
 
     def start(self) -> None:
-        """Compare again every half a minute, on the background loop and until that is closed."""
+        """Compare every 30 seconds on the background loop, until that loop is closed."""
         self._background.submit(self._keep())
 
     async def _keep(self) -> None:

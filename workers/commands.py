@@ -1,7 +1,7 @@
-"""Commands of plugins: a line travels to a worker, where plugins have their state, and its answers back.
+"""Plugin commands: a line is sent to a worker, which holds the plugins' state, and its responses return.
 
-A command may ask back (``CmdCtl.wait``). The question is kept per chat and user, so that the
-answer may come from another process; it is asked once.
+A command may ask a question (``CmdCtl.wait``). The question is stored per chat and user, so the
+answer may arrive in another process; each question accepts one answer.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from workers.lanes import LaneChooser
 
 __all__ = ["CommandDesk", "CommandExecutor"]
 
-#: Owner of open questions in the store; keys of plugins have a dot.
+#: Owner of open questions in the store; cannot collide with plugin keys, which contain a dot.
 _OWNER: Final = "nekro"
 _STORE_KEY: Final = "open_question"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """A command as the claims know it (``workers.claims.Claimable``)."""
+    """A command as a subject of claims (``workers.claims.Claimable``)."""
 
     name: str
     plugin_key: str
@@ -55,7 +55,7 @@ class _Subject:
 
 
 class CommandExecutor:
-    """Runs command lines on a worker: each at most once, because commands have effects."""
+    """Runs command lines on a worker, each at most once because commands have effects."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class CommandExecutor:
         self._worker_name = worker_name
 
     async def execute(self, body: object) -> dict[str, Any]:
-        """Run the line that a message body holds; returns the envelope with every response as JSON data.
+        """Run the line of a message body; returns the envelope with every response as JSON data.
 
         Raises:
             MessageRefusedError: the body is unsigned, altered or malformed.
             CallTimeoutError: its deadline passed in the queue.
-            OutcomeUnknownError: a worker died inside an earlier delivery of it.
+            OutcomeUnknownError: a worker died during an earlier delivery of it.
         """
         invocation = self._signer.verify(body, task_name=COMMAND_TASK)
         if invocation.remaining_seconds() <= 0:
@@ -122,24 +122,24 @@ class CommandExecutor:
             is_plain = pickled_for(encode_value(response.data, max_bytes=self._return_bytes).decode()) is None
         except ResultError:
             is_plain = False
-        # The texts are the answer; what a command attaches for programs must not cost them.
+        # The texts are the answer; data attached for programs must not make the answer fail.
         plain["data"] = response.data if is_plain else str(response.data)
         return plain
 
 
 class _Question(BaseModel):
-    """What a command that asked back waits for."""
+    """The question of a command that waits for an answer."""
 
     command: str
     text: str
     context_data: dict[str, Any] = Field(default_factory=dict)
-    #: None: it waits for ever.
+    #: None: no time limit.
     until: datetime | None = None
     on_timeout_message: str = ""
 
 
 class CommandDesk:
-    """Takes command lines and answers, and sends them to a worker."""
+    """Receives command lines and answers, and sends them to a worker."""
 
     def __init__(
         self,
@@ -151,10 +151,10 @@ class CommandDesk:
         store: KeyValueStore,
         return_bytes: int,
     ) -> None:
-        """Take what a desk works with.
+        """Create the desk.
 
         Args:
-            refresh_lanes: brings ``lanes`` up to date; awaited before each command.
+            refresh_lanes: updates ``lanes``; awaited before each command.
         """
         self._refresh_lanes = refresh_lanes
         self._table = table
@@ -166,10 +166,10 @@ class CommandDesk:
     async def run(
         self, line: str, *, chat: ChatInfo, who: CommandExecutionContext, timeout_seconds: float
     ) -> list[CommandResponse]:
-        """Run ``/name arguments``, or answer the question of a command that asked back.
+        """Run ``/name arguments``, or answer the open question of a command.
 
-        A line that begins with ``/`` is a command and ends an open question; any other line is
-        the answer to one. Mistakes are responses; the last response is final.
+        A line that begins with ``/`` is a command and discards an open question; any other line is
+        the answer to one. User errors are returned as responses; the last response is final.
 
         Raises:
             InvalidValueError: no question is open.
@@ -179,11 +179,11 @@ class CommandDesk:
         if not line.lstrip().startswith("/"):
             if question is None:
                 raise InvalidValueError(
-                    f"no command asked anything in chat {chat.chat_key}; a command begins with a slash: "
-                    f"{'/' + line.strip()!r}"
+                    f"no command waits for an answer in chat {chat.chat_key}; to run a command, begin the "
+                    f"line with a slash: {'/' + line.strip()!r}"
                 )
             if question.until is not None and question.until < shared_time():
-                text = question.on_timeout_message or f"the question was: {question.text}; its time is over"
+                text = question.on_timeout_message or f'the time to answer "{question.text}" is over'
                 return [CmdCtl.failed(text)]
             line = f"/{question.command} {line}"
             who = who.model_copy(update={"context_data": question.context_data})
@@ -222,13 +222,13 @@ class CommandDesk:
         return [CommandResponse.model_validate(response) for response in _as_list(plain)]
 
     async def _revoke(self, call_id: str) -> None:
-        with contextlib.suppress(BrokerUnavailableError):  # its worker stops it at its deadline
+        with contextlib.suppress(BrokerUnavailableError):  # the worker stops it at its deadline
             await self._caller.revoke(call_id)
 
     async def _take_question(self, chat_key: str, user_id: str) -> _Question | None:
         address = {"chat_key": chat_key, "user_key": user_id, "store_key": _STORE_KEY}
         kept = await self._store.get(_OWNER, **address)
-        # Whoever deletes it has it: of two answers at once one is told that no question is open.
+        # Only the caller that deletes the row has the question: of two concurrent answers one is refused.
         if kept is None or not await self._store.delete(_OWNER, **address):
             return None
         return _Question.model_validate_json(kept)
@@ -248,7 +248,7 @@ class CommandDesk:
         await self._store.set(_OWNER, chat_key=chat_key, user_key=user_id, store_key=_STORE_KEY, value=value)
 
     def _callback(self, name: str, line: str) -> str:
-        """Return the callback's full name when the plugin that asked has it, else the name as given."""
+        """Return the callback's full name if the plugin of the command has it, else the name as given."""
         plugin = self._table.find(line.split()[0]).plugin
         own = f"{plugin.key}:{name}"
         return own if any(command.name == name for command in plugin.commands) else name
@@ -256,5 +256,7 @@ class CommandDesk:
 
 def _as_list(value: object) -> list[Any]:
     if not isinstance(value, list) or not value:
-        raise ResultError(f"a worker answered a command with {type(value).__name__}, not with its responses")
+        raise ResultError(
+            f"a worker returned {type(value).__name__} for a command; expected a non-empty list of responses"
+        )
     return value

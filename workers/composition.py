@@ -1,4 +1,4 @@
-"""The services of one process: loaded, started, used by commands and workers, closed."""
+"""The services of one process: loads, starts and closes what commands and workers use."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ __all__ = ["CodeReport", "Services"]
 
 
 class Services(Parts):
-    """What one process works with; ``load`` it, then ``start`` it on the event loop that it lives on."""
+    """The services of one process; call ``load``, then ``start`` on the event loop that will use them."""
 
     @classmethod
     def load(cls, settings: Settings, *, role: str) -> Services:
-        """Load plugins and build what needs no event loop; nothing is connected yet.
+        """Load plugins and build what needs no event loop; opens no connection.
 
         Raises:
             SettingsError: a setting is wrong or the signing key cannot be read.
@@ -68,12 +68,12 @@ class Services(Parts):
     async def start(self) -> None:
         """Bind the SDK's runtime and, in workers, run the plugins' init hooks.
 
-        In a command or a rounds worker the caller of methods listens from now on.
+        Also starts the listener for results of calls in a command or a rounds worker.
 
         Raises:
             StorageUnavailableError: the database does not answer or is not migrated.
         """
-        if self.role == "cli":  # commands ask for the database where they need it
+        if self.role == "cli":  # a command needs the database only where it uses it
             with contextlib.suppress(StorageError):
                 await self.clocks.compare()
         else:
@@ -100,17 +100,17 @@ class Services(Parts):
         logger.bind(role=self.role, methods=len(self.registry)).debug("services_started")
 
     async def close(self) -> None:
-        """End what ``start`` began; safe to call when it failed half-way."""
+        """Stop what ``start`` started; safe to call after a partial start."""
         await close_all(self.closings(), seconds=self.settings.workers.close_seconds)
 
     def closings(self) -> list[Closing]:
-        """What there is to close, in order."""
+        """The cleanup steps, in order."""
         steps: list[tuple[str, Cleanup, float]] = [
             ("plugins", self._stop_plugins, self.host.cleanup_seconds + CANCELLED_SECONDS),
             ("sandboxes", self._close_sandboxes, 20),
             ("caller", self._close_caller, 5),
             ("remote hooks", self.remote_hooks.close, 5),
-            # On threads: each of these blocks.
+            # On threads, because each of these blocks.
             ("background loop", partial(asyncio.to_thread, self.background.close), 15),
             ("announcer", partial(asyncio.to_thread, self.announcer.close), 2),
             ("publisher", partial(asyncio.to_thread, self.publisher.close), 5),
@@ -139,7 +139,7 @@ class Services(Parts):
 
     async def chat(self, chat_key: str) -> ChatInfo:
         """Return a chat's row, created if it is new."""
-        # Nearly every chat is known, and reading waits for no writer.
+        # Nearly every chat exists, and a read waits for no writer.
         async with self.database.read() as transaction:
             known = await transaction.chats.find(chat_key)
         if known is not None:
@@ -157,7 +157,7 @@ class Services(Parts):
         user_id: str | None,
         timeout_seconds: float | None,
     ) -> Envelope:
-        """Call one method through the queue, as the command line does; no follow-up round is scheduled.
+        """Call one method through the queue, as the command line does; requests no follow-up round.
 
         Args:
             method: function name or ``author.module.function``.
@@ -180,14 +180,14 @@ class Services(Parts):
     async def run_code(
         self, code: str, *, chat_key: str, user_id: str | None, follow_up: bool, file_name: str
     ) -> CodeReport:
-        """Run code in a sandbox as the model's code would run.
+        """Run code in a sandbox, like code of the model.
 
         Args:
-            follow_up: whether an AGENT result schedules a round.
+            follow_up: whether an AGENT result requests a round.
             file_name: name of the code's file, for the log.
 
         Raises:
-            SandboxUnavailableError, SandboxError: no code was run.
+            SandboxUnavailableError, SandboxError: the code did not run.
         """
         chat = await self.chat(chat_key)
         logger.bind(chat_key=chat_key, file=file_name).debug("code_run")
@@ -196,13 +196,13 @@ class Services(Parts):
     async def run_command(
         self, line: str, *, who: CommandExecutionContext, timeout_seconds: float | None
     ) -> list[CommandResponse]:
-        """Run a plugin's command on a worker, or answer one that asked back.
+        """Run a plugin's command on a worker, or answer the open question of one.
 
         Args:
             timeout_seconds: None means the limit of calls.
 
         Raises:
-            InvalidValueError: the line is an answer, but no command asked.
+            InvalidValueError: the line is an answer, but no question is open.
             CallTimeoutError, BrokerUnavailableError, OutcomeUnknownError: as their names say.
         """
         return await self.command_desk.run(
@@ -213,9 +213,9 @@ class Services(Parts):
         )
 
     async def receive_message(self, chat_key: str, text: str, *, user_id: str, user_name: str) -> str | None:
-        """Take a message of a person: hooks, row, round; returns its id, None if a hook blocked it."""
+        """Run hooks on a person's message, record it, request a round; returns its id, None if blocked."""
         return await self.intake.receive(chat_key, text, user_id=user_id, user_name=user_name)
 
     async def reset_chat(self, chat_key: str) -> StoppedRounds:
-        """Begin a conversation anew: rounds stopped, reset hooks run, history hidden from the model."""
+        """Start a new conversation: stop rounds, run reset hooks, hide the history from the model."""
         return await self.intake.reset(await self.chat(chat_key))

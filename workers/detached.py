@@ -1,8 +1,8 @@
-"""Calls that outlive their callers' patience: they run on as jobs, and their ends reach the chat.
+"""Detached calls: calls that run longer than their callers wait continue as jobs.
 
-The waiting code goes on (BEHAVIOR), ends as it would anyway (AGENT types) or is told that there is
-no value yet (TOOL). From then on the row decides: whoever ends the call tells the chat in the same
-transaction, and wakes the agent if somebody there waits for the outcome.
+The waiting code continues (BEHAVIOR), ends as it would anyway (AGENT types) or gets an error that
+says that there is no value yet (TOOL). From then on the row decides: the worker that ends the call
+informs the chat in the same transaction, and requests a round if the chat waits for the outcome.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["CallDetacher", "CallEnds", "end_job", "settle", "still_running", "wa
 
 #: How long a row outlives its call's deadline, for recording how the call ended.
 MARGIN_SECONDS: Final = 15.0
-#: Time before the end of the wait from which on a worker looks whether the caller still waits:
-#: hosts' clocks differ, and answers take their time.
+#: How long before the end of the wait a worker starts to check whether the caller still waits;
+#: allows for clock differences between hosts and for the time that answers take.
 _LOOK_AHEAD_SECONDS: Final = 5.0
 _TEXT_CHARS: Final = 4000
 _STOPS: Final = {
@@ -50,14 +50,14 @@ _ENDS: Final = {
 
 
 def wait_seconds(entry: MethodEntry, *, lane: str, settings: WorkerSettings) -> float:
-    """How long code waits for a call before the call goes on without it."""
+    """How long code waits for a call before the call is detached."""
     if lane == Lane.LONG.value and entry.type is not SandboxMethodType.TOOL:
         return settings.long_wait_seconds
     return settings.wait_seconds
 
 
 def still_running(entry: MethodEntry, call_id: str) -> StubResult:
-    """Answer the code whose call goes on without it."""
+    """Return the result that code gets when its call is detached."""
     stop = _STOPS.get(entry.type)
     if stop is not None:
         return Stopped(stop=stop)
@@ -69,8 +69,8 @@ def still_running(entry: MethodEntry, call_id: str) -> StubResult:
         return Returned(value=encode_value(text, max_bytes=1 << 16))
     return Raised(
         error_type="StillRunning",
-        message=f"{entry.name} has no value yet: it goes on as job {call_id}. Its value will appear in this "
-        "chat when it is done, and you will be asked again; do not call it again.",
+        message=f"{entry.name} has no value yet: it continues as job {call_id}. Its value will appear in "
+        "this chat when it is done, and you will be asked again; do not call it again.",
     )
 
 
@@ -81,9 +81,9 @@ class CallDetacher:
         self._database = database
 
     async def detach(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> Call:
-        """Record that nobody waits any more, before or after the call was published.
+        """Record that the caller no longer waits, before or after the call was published.
 
-        Returns the call as it is now: one that has ended has its result on the way.
+        Returns the call in its current state; a call that has ended has a result on its way.
         """
         request = _request(entry, invocation, lane=lane)
         seconds = max(invocation.remaining_seconds(), 0) + MARGIN_SECONDS
@@ -107,14 +107,14 @@ class CallDetacher:
         return call
 
     async def withdraw(self, call_id: str) -> None:
-        """Cancel a call that could not be published; a worker that gets it all the same leaves it alone."""
+        """Cancel a call that could not be published; a worker that receives it anyway will not run it."""
         async with self._database.begin() as transaction:
             await transaction.calls.cancel(call_id, reason="it could not be sent to a worker")
             await end_job(transaction, call_id, JobState.FAILED, "it could not be sent to a worker")
 
 
 class CallEnds:
-    """The workers' side, for calls that no claim ends: TOOL calls, and what failed before its claim."""
+    """The workers' side, for calls that end without a claim: TOOL calls, and failures before the claim."""
 
     def __init__(self, database: Database, publisher: EventPublisher) -> None:
         self._database = database
@@ -128,15 +128,15 @@ class CallEnds:
         value: Any = None,
         error: BaseException | None = None,
     ) -> None:
-        """Record the end of a call if its caller may have left, and tell the chat if it did.
+        """Record the end of a call whose caller may have stopped waiting, and inform the chat if it has.
 
-        The ends of most calls are not written anywhere: their callers wait.
+        The ends of most calls are not recorded, because their callers wait.
         """
         if invocation.waited_seconds_left() > _LOOK_AHEAD_SECONDS:
             return
         try:
             await self._record(entry, invocation, value, error)
-        except StorageError as exc:  # the sweep tells the chat that the outcome is unknown
+        except StorageError as exc:  # the sweep reports to the chat that the outcome is unknown
             logger.bind(call_id=invocation.call_id, error=str(exc)).warning("call_end_not_recorded")
 
     async def _record(
@@ -158,9 +158,9 @@ class CallEnds:
 async def settle(
     transaction: Transaction, publisher: EventPublisher, call: Call, *, value: Any = None
 ) -> None:
-    """Tell the chat how a detached call ended, in the transaction that ends it; others are left alone.
+    """Report the end of a detached call to its chat, in the transaction that ends it; ignore other calls.
 
-    What BEHAVIOR and AGENT types return is told by their claim.
+    The results of BEHAVIOR and AGENT types are reported by their claim.
     """
     if call.detached_at is None:
         return
@@ -196,13 +196,13 @@ def _request(entry: MethodEntry, invocation: Invocation, *, lane: str) -> CallRe
         lane=lane,
         deadline=invocation.deadline,
         repeatable=invocation.repeatable,
-        # Whom to tell; arguments are no business of the chat.
+        # Only what identifies the recipient; arguments must not appear in the chat.
         invocation={"invocation": invocation.model_dump(mode="json", exclude={"args"})},
     )
 
 
 async def end_job(transaction: Transaction, call_id: str, state: JobState, message: str) -> None:
-    """End the row that shows a call among the jobs; nothing happens when it has none, or has ended."""
+    """End the row that lists a call among the jobs; no effect if there is none or it has ended."""
     with suppress(FencedError):
         await transaction.jobs.finish(call_id, fence=CallProgress.fence, state=state, message=message)
 
@@ -216,8 +216,8 @@ async def _wake(transaction: Transaction, publisher: EventPublisher, call: Call,
             chat_key=call.chat_key,
             trigger_kind=TriggerKind.CALL,
             trigger_id=call.id,
-            # A turn of its own, because the old one's time is over; its number counts on, so that
-            # calls and rounds cannot go on for ever.
+            # A new turn, because the time of the old one is over. The number continues, so that
+            # the limit on chains of calls and rounds still applies.
             number=told.round_number + 1,
             user_id=told.user_id,
             observation=text,
@@ -232,7 +232,7 @@ def _told(call: Call) -> Invocation | None:
 
 
 def _end_text(call: Call, value: Any) -> str | None:
-    """What the chat is told; None when the claim has told it."""
+    """The text for the chat; None when the claim reports the result."""
     name = call.method.rpartition(".")[2]
     if call.state is not CallState.DONE:
         return f"{name} (job {call.id}) failed: {call.error_type}: {call.error_message}"

@@ -1,4 +1,4 @@
-"""Where plugins are in a folder.
+"""Finds plugins in a folder.
 
 A path that is named in ``NEKRO_PLUGINS__DIRS`` is either a plugin or a folder of plugins:
 
@@ -33,13 +33,13 @@ class SourceKind(StrEnum):
 
     FILE = "file"
     PACKAGE = "package"
-    #: A folder whose ``plugin.py`` is the plugin and which is no package itself.
+    #: A folder whose ``plugin.py`` is the plugin and which is not itself a package.
     ROOT_FILE = "root_file"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One plugin's code, not imported yet."""
+    """The location of one plugin's code, not imported yet."""
 
     name: str
     path: Path
@@ -47,7 +47,7 @@ class Source:
 
 
 def discover(path: Path) -> Iterator[Source]:
-    """Yield the plugin at ``path``, or the plugins in it, sorted by file name."""
+    """Yield the plugin at ``path``, or the plugins in that folder, sorted by file name."""
     single = _source(path)
     if single is not None:
         yield single
@@ -67,7 +67,7 @@ def _inside(folder: Path, *, depth: int) -> Iterator[Source]:
 
 
 def _is_test(path: Path) -> bool:
-    """Whether pytest would take a file as its own; such a file binds ``plugin`` by importing it."""
+    """Whether pytest would collect a file; such a file binds ``plugin`` by importing it."""
     return path.suffix == ".py" and (path.stem.startswith("test_") or path.stem.endswith("_test"))
 
 
@@ -85,7 +85,7 @@ def _source(path: Path) -> Source | None:
 
 
 def _binds_plugin(file: Path) -> bool:
-    """Whether a file binds the name ``plugin``; a file that cannot be parsed counts, to be reported."""
+    """Whether a file binds the name ``plugin``; True for a file that cannot be parsed, so it is reported."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):

@@ -1,7 +1,7 @@
-"""From a stub in a sandbox to a task on a worker: identity, deadline, and the answer's form.
+"""Turns a stub call of a sandbox into a task on a worker: identity, deadline, form of the answer.
 
-The sandbox says which stub it calls and with which bytes; everything else in the invocation
-comes from the ``CallScope`` that the host made before the sandbox started.
+The sandbox supplies the stub's token and the arguments; everything else in the invocation
+comes from the ``CallScope`` that the host created before the sandbox started.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _STOPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CallScope:
-    """On whose behalf calls are made; the host's word, never the sandbox's."""
+    """The chat and user on whose behalf calls are made; set by the host, never by the sandbox."""
 
     chat: ChatInfo
     user_id: str | None
@@ -65,13 +65,13 @@ class CallScope:
     turn_id: str | None = None
     #: Position of the round in its turn, from 1; 0 outside rounds.
     round_number: int = 0
-    #: Whether an AGENT result schedules a follow-up round.
+    #: Whether an AGENT result requests a follow-up round.
     wakes_agent: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallRecord:
-    """One call of a run, for its report."""
+    """One call of a run, for the run's report."""
 
     call_id: str
     method: str
@@ -80,16 +80,16 @@ class CallRecord:
     #: When the caller sent it; ``duration_ms`` is from then to its answer.
     requested_at: datetime
     duration_ms: float
-    #: When the method began and ended; None when it failed.
+    #: When the method started and ended; None when it failed.
     started_at: datetime | None = None
     finished_at: datetime | None = None
     #: None when it succeeded; else ``<type>: <message>`` as the sandbox saw it.
     error: str | None = None
-    #: Follow-up round that it scheduled.
+    #: Follow-up round that it requested.
     round_id: str | None = None
-    #: "" when nobody told.
+    #: "" when unknown.
     worker: str = ""
-    #: Whether it went on as a job when its caller ceased to wait.
+    #: Whether it continued as a job after its caller stopped waiting.
     is_detached: bool = False
 
 
@@ -106,10 +106,10 @@ class Dispatcher:
         refresh: Callable[[], Awaitable[None]],
         detacher: CallDetacher,
     ) -> None:
-        """Take what to send with.
+        """Create a dispatcher.
 
         Args:
-            refresh: brings ``lanes`` up to date; awaited before each call, so mostly it does nothing.
+            refresh: updates ``lanes``; awaited before each call, so it must usually be a no-op.
         """
         self._caller = caller
         self._registry = registry
@@ -119,15 +119,15 @@ class Dispatcher:
         self._detacher = detacher
 
     def for_run(self, scope: CallScope, entries: Iterable[MethodEntry]) -> RunCalls:
-        """Return the stubs of one run and the way their calls take."""
+        """Return the stubs of one run and the object that dispatches their calls."""
         return RunCalls(self, scope, list(entries), self._registry)
 
     def lane_of(self, entry: MethodEntry) -> str:
-        """Name of the lane that a method's calls travel on."""
+        """Name of the lane that a method's calls use."""
         return self._lanes.lane_of(entry)
 
     def timeout_seconds(self, entry: MethodEntry) -> float:
-        """Longest call of a method, by its lane."""
+        """Time limit of a method's calls, from their lane."""
         return self._lane_seconds(self.lane_of(entry))
 
     def _lane_seconds(self, lane: str) -> float:
@@ -139,7 +139,7 @@ class Dispatcher:
     ) -> Envelope:
         """Run a method on a worker and wait for its result.
 
-        A cancelled wait revokes the call: what nobody waits for need not run.
+        Cancelling the wait revokes the call, because its result is no longer needed.
 
         Raises:
             ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
@@ -155,16 +155,16 @@ class Dispatcher:
     async def invoke_patiently(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
     ) -> Envelope | None:
-        """Run a method on a worker and wait for its result as long as the settings say.
+        """Run a method on a worker and wait for its result for the configured time.
 
-        Returns None when that was not long enough: the call goes on as a job, and whoever ends it
-        tells the chat. A cancelled wait revokes the call.
+        Returns None when the wait ended first: the call continues as a job, and the worker that
+        ends it informs the chat. Cancelling the wait revokes the call.
 
         Args:
-            lane: what ``lane_of`` says of the method.
+            lane: the result of ``lane_of`` for the method.
 
         Raises:
-            As ``invoke``; and StorageUnavailableError: the call could not become a job.
+            As ``invoke``; also StorageUnavailableError: the call could not be detached.
         """
         patience = wait_seconds(entry, lane=lane, settings=self._settings)
         now = shared_time()
@@ -178,7 +178,7 @@ class Dispatcher:
             waits_until=min(deadline, now + timedelta(seconds=patience)),
         )
         if patience == 0:
-            # The row comes first: from then on the chat will be told, whatever becomes of the message.
+            # The row comes first: it guarantees a report to the chat even if the message is lost.
             await self._detacher.detach(entry, invocation, lane=lane)
             await self._send_detached(invocation, lane)
             return None
@@ -197,19 +197,19 @@ class Dispatcher:
         call_id = invocation.call_id
         try:
             await self._caller.send(invocation, lane=lane)
-        except OutcomeUnknownError as exc:  # it may run; the chat hears how its row ends
+        except OutcomeUnknownError as exc:  # it may run; the end of its row is reported to the chat
             logger.bind(call_id=call_id, error=str(exc)).warning("call_sent_unconfirmed")
         except (BrokerError, StorageError):
             try:
                 await self._detacher.withdraw(call_id)
-            except StorageError as exc:  # the call will not run; the sweep ends its job
+            except StorageError as exc:  # the call will not run, and the sweep ends its job
                 logger.bind(call_id=call_id, error=str(exc)).warning("call_not_withdrawn")
             raise
 
     async def _revoke(self, call_id: str) -> None:
         try:
             await self._caller.revoke(call_id)
-        except BrokerUnavailableError as exc:  # its worker stops it at its deadline
+        except BrokerUnavailableError as exc:  # the worker stops it at its deadline
             logger.bind(call_id=call_id, error=str(exc)).warning("call_not_revoked")
 
     async def invoke_once(
@@ -221,7 +221,7 @@ class Dispatcher:
         user_id: str | None,
         timeout_seconds: float | None,
     ) -> Envelope:
-        """Run a method for somebody who is in no round; an AGENT result wakes nobody.
+        """Run a method outside of a round; an AGENT result requests no round.
 
         Args:
             timeout_seconds: None means the limit of the method's lane.
@@ -237,7 +237,7 @@ class Dispatcher:
 
 
 class RunCalls:
-    """The methods of one run: what the sandbox may call, and what it called."""
+    """The methods of one run: what the sandbox may call and has called."""
 
     def __init__(
         self, dispatcher: Dispatcher, scope: CallScope, entries: Sequence[MethodEntry], registry: Registry
@@ -246,7 +246,7 @@ class RunCalls:
         self._scope = scope
         self._entries: dict[str, MethodEntry] = {}
         self.stubs: list[StubMethod] = []
-        #: Calls that ended, in order of their end.
+        #: Finished calls, in the order of their ends.
         self.records: list[CallRecord] = []
         for number, entry in enumerate(entries):
             for name in registry.bare_names(entry) or (None,):
@@ -265,7 +265,7 @@ class RunCalls:
                 )
 
     async def dispatch(self, call: StubCall) -> StubResult:
-        """Carry one call of the sandbox; never raises for what a call does wrong."""
+        """Execute one call of the sandbox; failures of the call are returned, not raised."""
         entry = self._entries[call.token]
         await self._dispatcher.refresh()
         lane = self._dispatcher.lane_of(entry)
@@ -285,7 +285,7 @@ class RunCalls:
             record(error=f"{raised.error_type}: {raised.message}")
             return raised
         except asyncio.CancelledError:
-            record(error="given up: its deadline passed, or its run ended")
+            record(error="cancelled: its deadline passed, or its run ended")
             raise
         if envelope is None:
             part.tell(is_detached=True)
@@ -302,7 +302,7 @@ class RunCalls:
         return Stopped(stop=stop) if stop is not None else Returned(value=envelope.value_bytes())
 
     def _recorder(self, entry: MethodEntry, call_id: str, lane: str) -> Callable[..., None]:
-        """Begin the record of a call; the function returned ends it with the fields that are known."""
+        """Start the record of a call; the returned function completes it with the known fields."""
         requested_at, begin = shared_time(), monotonic()
 
         def record(**known: Any) -> None:
@@ -338,10 +338,10 @@ def invocation_of(
     deadline: datetime,
     waits_until: datetime | None = None,
 ) -> Invocation:
-    """Make the invocation of one call.
+    """Create the invocation of one call.
 
     Args:
-        waits_until: when its caller ceases to wait; None: at the deadline.
+        waits_until: when its caller stops waiting; None means at the deadline.
     """
     chat = scope.chat
     return Invocation(

@@ -1,4 +1,4 @@
-"""One download per target across the fleet: the SDK's ``Downloads`` on rows."""
+"""One download per target in the whole fleet: the SDK's ``Downloads`` port on database rows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from workers.keeping import report_loss, survived
 
 __all__ = ["DownloadSweep", "SqlDownloads"]
 
-#: How often the others are told how far a download is.
+#: How often a download's progress is published to other processes.
 _TELL_SECONDS: Final = 0.5
-#: How often, and with what pause, the end is written while the database is away.
+#: Number of attempts to record the end while the database is unavailable, and the pause between them.
 _END_TRIES: Final = 10
 _END_PAUSE_SECONDS: Final = 1.0
 _BATCH: Final = 100
@@ -34,7 +34,7 @@ _BATCH: Final = 100
 class SqlDownloads:
     """Implements ``nekro_agent.ports.Downloads``; one instance per process.
 
-    Claims are kept on the background loop, so that a plugin that blocks its own keeps them.
+    Claims are renewed on the background loop, so a plugin that blocks its own loop keeps them.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SqlDownloads:
         self._lease_seconds = lease_seconds
 
     async def claim(self, target: Path, *, request: str) -> SqlDownloadClaim | None:
-        """Take the right to download to ``target``; None when somebody else has it."""
+        """Claim the download to ``target``; None when another download holds the claim."""
         name = self._name(target)
         claimed_at = time.monotonic()
         async with self._database.begin() as transaction:
@@ -75,7 +75,7 @@ class SqlDownloads:
         return claim
 
     async def status(self, target: Path) -> DownloadStatus | None:
-        """Return how far the download to ``target`` is, or how it ended."""
+        """Return the progress of the download to ``target``, or its end; None if there is none."""
         async with self._database.read() as transaction:
             record = await transaction.downloads.find(self._name(target))
         return None if record is None else _status(record)
@@ -104,34 +104,34 @@ class SqlDownloadClaim:
         self._target = target
         self._fence = fence
         self._lease_seconds = lease_seconds
-        #: By this process's clock, from before the database counted: never later than there.
+        #: On this process's monotonic clock, measured before the request: ends no later than the row's.
         self._held_until = held_until
         self._progress: tuple[int, int | None] = (0, None)
         self._keeper: Future[None] | None = None
 
     def start(self, background: BackgroundLoop) -> None:
-        """Keep the claim from now on."""
+        """Start renewing the claim."""
         self._keeper = background.submit(self._keep())
 
     @property
     def is_lost(self) -> bool:
-        """Whether the right passed to somebody else, or may have: this process may have stood still."""
+        """Whether the claim passed to another owner, or may have because this process was suspended."""
         return time.monotonic() >= self._held_until
 
     def progress(self, done_bytes: int, whole_bytes: int | None) -> None:
-        """Let others see how far it is."""
+        """Publish the progress."""
         self._progress = (done_bytes, whole_bytes)
 
     async def confirm(self) -> None:
-        """Check once more.
+        """Verify the claim.
 
         Raises:
-            FencedError: the right passed to somebody else.
+            FencedError: the claim passed to another owner.
         """
         await self._write()
 
     async def end(self, report: DownloadReport | None) -> None:
-        """Give the right back; the claim of a process that stood still may be another's by now."""
+        """Release the claim; no effect if another owner has it."""
         await complete(self._end(report))
 
     async def _end(self, report: DownloadReport | None) -> None:
@@ -156,7 +156,7 @@ class SqlDownloadClaim:
             if self._progress == told and time.monotonic() < kept_at + self._lease_seconds / 3:
                 continue
             told, kept_at = self._progress, time.monotonic()
-            # The claim may outlive an error; ``is_lost`` counts on.
+            # The claim may survive an error; ``is_lost`` becomes true when its time is over.
             with survived("download_claim_not_kept", target=self._target):
                 await self._renew()
 
@@ -181,7 +181,7 @@ class SqlDownloadClaim:
 
 
 class DownloadSweep:
-    """Removes unfinished files that nobody goes on with, and rows of ended downloads."""
+    """Removes unfinished files of abandoned downloads, and rows of ended downloads."""
 
     def __init__(self, database: Database, settings: DownloadSettings, *, data_dir: Path) -> None:
         self._database = database
@@ -189,14 +189,14 @@ class DownloadSweep:
         self._data_dir = data_dir
 
     async def sweep(self) -> float | None:
-        """Do what is due; when there is more is not known."""
+        """Remove what is due; always returns None, because the time of the next work is unknown."""
         async with self._database.read() as transaction:
             idle = await transaction.downloads.idle(idle_seconds=self._keep_seconds, limit=_BATCH)
         for record in idle:
             async with self._database.autocommit() as transaction:
                 is_ours = await transaction.downloads.forget(record)
             if is_ours and record.report is None:
-                # One that begins now finds the file gone, or keeps it open and finishes under its name.
+                # A download that starts now finds no file, or loses it and fails with a retryable error.
                 await asyncio.to_thread(remove_unfinished, self._data_dir / record.target)
                 logger.bind(target=record.target).info("unfinished_download_removed")
         return None

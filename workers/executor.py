@@ -1,8 +1,8 @@
-"""Running one call of one method on a worker: the work behind a Celery task, without Celery.
+"""Runs one call of one method on a worker: the work behind a Celery task, without Celery.
 
-TOOL calls run and return; nothing is written. Calls of the other types are claimed by their
-call id first, so that a repeated delivery never repeats an effect, and what they leave
-behind (history, follow-up round, outcome) is one transaction.
+A TOOL call runs and returns; nothing is recorded unless its caller may have stopped waiting. Calls of
+the other types are claimed by their call id first, so that a repeated delivery never repeats an effect,
+and their history, follow-up round and outcome are one transaction.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ["MethodExecutor", "MisplacedCall"]
 
 
 class MisplacedCall(Exception):
-    """The call belongs to a process that a plugin lives in, and this is another one."""
+    """The plugin of the call is pinned to another process."""
 
     def __init__(self, queue: str, body: object) -> None:
         super().__init__(f"belongs to queue {queue}")
         self.queue = queue
-        #: Of its message.
+        #: The body of the call's message.
         self.body = body
 
 
@@ -62,10 +62,10 @@ class MethodExecutor:
         home_of: Callable[[MethodEntry], str | None],
         watchdog: LoopWatchdog | None = None,
     ) -> None:
-        """Take what to execute with.
+        """Create the executor.
 
         Args:
-            home_of: queue that a call has to go to instead; None when it may run in this process.
+            home_of: the queue of the process that must run the call; None when this process may.
         """
         self._registry = registry
         self._signer = signer
@@ -82,7 +82,7 @@ class MethodExecutor:
         self._pace = ChatPace(only_beside_others=True)
 
     async def execute(self, body: object, *, task_name: str) -> dict[str, Any]:
-        """Run the method that a message body asks for; returns the envelope as JSON data.
+        """Run the method that a message body names; returns the envelope as JSON data.
 
         Args:
             task_name: the Celery task that carried the body; it must be the signed method.
@@ -92,8 +92,8 @@ class MethodExecutor:
             CallTimeoutError: its deadline has passed; the method was not started.
             MethodNotFoundError, MethodDisabledError, ArgumentError, ResultError,
                 OutcomeUnknownError: as their names say.
-            MisplacedCall: its plugin lives in another process; nothing was done.
-            Exception: what the method itself raised, redacted where its text held a secret.
+            MisplacedCall: the plugin is pinned to another process; nothing was done.
+            Exception: what the method itself raised, redacted if its text holds a secret.
         """
         invocation = await self._verified(body, task_name)
         if invocation.remaining_seconds() <= 0:
@@ -104,7 +104,7 @@ class MethodExecutor:
         home = self._home_of(entry)
         if home is not None:
             raise MisplacedCall(home, body)
-        del body  # thousands of calls may wait at a time
+        del body  # frees memory: thousands of calls may wait at a time
         try:
             if entry.type is SandboxMethodType.TOOL:
                 return await self._run(entry, invocation)
@@ -117,7 +117,7 @@ class MethodExecutor:
 
     async def _verified(self, body: object, task_name: str) -> Invocation:
         if is_long_body(body):
-            # Its hash takes a millisecond and lets go of the interpreter's lock.
+            # Hashing takes a millisecond and releases the GIL.
             return await asyncio.to_thread(self._signer.verify, body, task_name=task_name)
         return self._signer.verify(body, task_name=task_name)
 
@@ -135,7 +135,7 @@ class MethodExecutor:
         return answer
 
     async def _run_once(self, entry: MethodEntry, invocation: Invocation) -> Envelope:
-        # Arguments first: a call that cannot start must not leave a claim behind.
+        # Arguments first: a call that cannot start must not be claimed.
         arguments = await self._arguments(invocation)
         claim = await self._claims.claim(entry, invocation, worker=self._worker_name)
         if claim.envelope is not None:
@@ -179,7 +179,7 @@ class MethodExecutor:
                 shown = redacted(explained(exc, entry, args, kwargs), self._redactor)
                 if shown is exc:
                     raise
-                # Without a cause: Celery stores the traceback of the whole chain, secrets included.
+                # Without a cause: Celery stores the traceback of the whole chain, including secrets.
                 raise shown.with_traceback(exc.__traceback__) from None
 
     def _on_step(self, invocation: Invocation) -> Callable[[float], None] | None:
@@ -205,7 +205,7 @@ class MethodExecutor:
         try:
             return encode_value(value, max_bytes=self._return_bytes)
         except ResultError as exc:
-            # Its words may quote what the value's own code raised.
+            # Its message may quote what the value's own code raised.
             raise redacted(exc, self._redactor) from None
         finally:
             if (on_step := self._on_step(invocation)) is not None:

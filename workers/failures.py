@@ -1,4 +1,4 @@
-"""What a plugin's exception becomes on its way out of the worker: helpful, and free of secrets."""
+"""Prepares a plugin's exception for leaving the worker: adds hints and removes secrets."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PLAIN_TYPES = (int, float, str, bytes, bool, list, dict, tuple, set)
 
 
 def redacted(exc: Exception, redactor: Redactor) -> Exception:
-    """Return ``exc`` itself, or a stand-in of the same wording when something sensitive is in its chain.
+    """Return ``exc``, or a substitute with redacted text when its chain holds something sensitive.
 
     Celery stores the traceback of the whole chain, so a secret in the text of a cause counts too.
-    Raise a stand-in ``from None``.
+    Raise a substitute ``from None``.
     """
     if all(redactor(str(link)) == str(link) for link in _chain(exc)):
         return exc
@@ -41,10 +41,10 @@ def _chain(exc: BaseException) -> list[BaseException]:
 def explained(
     exc: Exception, entry: MethodEntry, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Exception:
-    """Add to a TypeError which arguments do not have the type that the signature names.
+    """Add to an exception which arguments do not have the type that the signature names.
 
-    Types are not enforced: the reference enforces none, and plugins rely on it. The hint is
-    given only once the method has failed.
+    Types are not enforced, because the reference enforces none and plugins rely on that. The hint
+    is added only after the method has failed.
     """
     if isinstance(exc, NekroError) or not isinstance(exc, TypeError | AttributeError | ValueError):
         return exc

@@ -1,12 +1,12 @@
-"""How a method's call runs that succeeds: what Celery's tracer would do, as a coroutine.
+"""Runs a method's call without Celery's tracer as long as it succeeds: the fast path.
 
-The tracer is synchronous, so in the asyncio pool each task needs a greenlet for it, with memory for
-its frames, and it is made for more than calls: chains, chords, retries, which admitted messages never
-ask for. A call runs here. Whatever goes another way than success, in the method or in Redis, is
-handed to the tracer with the outcome so far: failures, stops, duplicates and results that are hard
-to store are Celery's business alone, and the method never runs a second time.
+The tracer is synchronous, so in the asyncio pool each task needs a greenlet and its stack memory,
+and it supports chains, chords and retries, which admitted messages never use. The fast path is a
+coroutine instead. Every end other than success, in the method or in Redis, is passed to the tracer
+with the outcome so far: Celery alone handles failures, stops, duplicates and results that cannot be
+stored, and the method never runs a second time.
 
-``NEKRO_WORKERS__FAST_PATH=false`` leaves everything to the tracer.
+``NEKRO_WORKERS__FAST_PATH=false`` runs every call in the tracer.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["FAST_BODY", "run_job"]
 
 Body = Callable[..., Awaitable[Any]]
 
-#: Attribute of a Celery task: returns the awaitable that its body waits for, which gives plain JSON data.
+#: Attribute of a Celery task: a function that returns an awaitable of the body's result as JSON data.
 FAST_BODY = "nekro_fast_body"
 
 
 def run_job(job: Job, tasks: Mapping[str, Any]) -> Awaitable[None]:
-    """Run a delivery to its end, its result stored and its message acknowledged.
+    """Run a delivery to its end: result stored, message acknowledged.
 
     Args:
-        tasks: the app's, by name.
+        tasks: the app's tasks by name.
     """
     task = tasks.get(job.args[0])
     body: Body | None = getattr(task, FAST_BODY, None)
@@ -68,7 +68,7 @@ async def _run(job: Job, body: Body, task: Any, request: PrivateRequest) -> None
             job.succeed(request.shown(outcome.value), time.monotonic() - began)
         else:
             await spawn(lambda: job.trace(accept=None))
-    except Exception as exc:  # the slot must be free again, whatever happened
+    except Exception as exc:  # edge of the pool: the slot must be freed whatever happened
         job.escape(exc)
 
 
@@ -86,7 +86,7 @@ async def _store(backend: Any, request: PrivateRequest, value: Any) -> bool:
 
 
 def _begun(job: Job, body: Body, request: PrivateRequest) -> Awaitable[Any]:
-    """Give the body its arguments; from then on nobody else needs them."""
+    """Start the body, then drop the arguments, which nothing else needs."""
     begun = body(*request.args)
     request.release_body()
     name, task_id, headers, _, *encoding = job.args

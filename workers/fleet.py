@@ -1,6 +1,6 @@
-"""Figures of the whole fleet, from one place: what waits, what runs, who serves which lane.
+"""Figures of the whole fleet for Prometheus: waiting and running work, workers per lane.
 
-Workers tell what they did; only the broker and the database know what nobody has taken yet.
+Workers report what they did; only the broker and the database know what no worker has taken yet.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from storage.overview import OpenWork, OverviewRepository
 
 __all__ = ["FLEET_METRICS", "FleetFigures"]
 
-#: How long the workers of the fleet have to answer who they are; it passes in full each time.
+#: How long the workers of the fleet have to answer; always elapses in full.
 _ANSWER_SECONDS: Final = 1.0
-#: Asking them costs every worker a message, so the answer is kept this long.
+#: How long the answer is cached, since the question costs every worker a message.
 _WORKERS_SECONDS: Final = 15.0
 
 #: Name to help text and labels.
 FLEET_METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "nekro_up": ("1 when the broker or the database answered this time.", ("part",)),
+    "nekro_up": ("1 when the broker or the database answered the last reading.", ("part",)),
     "nekro_queue_messages": ("Messages that wait in a lane's queue.", ("lane",)),
     "nekro_queue_held_messages": ("Messages that workers of a lane hold.", ("lane",)),
     "nekro_queue_oldest_seconds": (
-        "Age of what waits longest: in lanes rounds and long the oldest due row, elsewhere the oldest call.",
+        "Age of the oldest waiting item: in lanes rounds and long the oldest due row, else the oldest call.",
         ("lane",),
     ),
     "nekro_lane_workers": ("Workers that serve a lane and answer.", ("lane",)),
-    "nekro_dead_messages": ("Messages that were set aside because no worker can run them.", ()),
-    "nekro_rounds_waiting": ("Rounds that are due and that nobody runs.", ()),
-    "nekro_rounds_running": ("Rounds that run.", ()),
-    "nekro_jobs_waiting": ("Background jobs that nobody runs yet.", ()),
-    "nekro_jobs_running": ("Background jobs that run.", ()),
+    "nekro_dead_messages": ("Messages in the dead letter list because no worker can run them.", ()),
+    "nekro_rounds_waiting": ("Due rounds that are not running.", ()),
+    "nekro_rounds_running": ("Running rounds.", ()),
+    "nekro_jobs_waiting": ("Background jobs that are not running yet.", ()),
+    "nekro_jobs_running": ("Running background jobs.", ()),
 }
 
 
 class FleetFigures:
-    """Reads the figures each time it is asked; a Prometheus collector that blocks for a second or two."""
+    """A Prometheus collector that reads all figures on each collection; blocks for one or two seconds."""
 
     def __init__(self, settings: Settings) -> None:
-        """Take ``settings`` with every URL filled; nothing is connected until somebody asks."""
+        """Take ``settings`` with every URL resolved; connects at the first collection."""
         self._settings = settings
         self._app = create_app(settings)
         self._workers: dict[str, int] = {}
@@ -60,7 +60,7 @@ class FleetFigures:
         self._app.close()
 
     def text(self) -> bytes:
-        """The figures in Prometheus' text form."""
+        """The figures in Prometheus' text format."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)
@@ -68,11 +68,11 @@ class FleetFigures:
         return generate_latest(registry)
 
     def describe(self) -> Iterable[Any]:
-        """Name no figure beforehand: registering must not ask anybody."""
+        """Return no metrics: registration must not query the broker or the database."""
         return ()
 
     def collect(self) -> Iterable[Any]:
-        """Read everything; what does not answer is told by ``nekro_up`` and missing otherwise."""
+        """Read everything; a part that does not answer has ``nekro_up`` 0 and no other figures."""
         from prometheus_client.core import GaugeMetricFamily
 
         families = {

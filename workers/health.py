@@ -1,8 +1,8 @@
-"""Whether a worker lives, and whether it can take a call.
+"""Liveness and readiness of a worker.
 
-*Live*: its event loop turns. A worker that is not must be restarted. *Ready*: it lives, its
-services have started, it consumes from its broker, its database answers and nobody has told
-it to stop. A worker that is not ready needs no restart: it becomes ready, or it is stopping.
+*Live*: its event loop responds. A worker that is not live must be restarted. *Ready*: it is live, its
+services have started, it consumes from its broker, its database answers and it was not asked to
+stop. A worker that is not ready needs no restart: it is starting, recovering or stopping.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from storage.engine import Database
 
 __all__ = ["Health", "Report"]
 
-#: How long a loop may take to answer; far beyond what the watchdog reports as blocked.
+#: How long a loop may take to respond; far above what the watchdog reports as blocked.
 LOOP_SECONDS: Final = 10.0
 DATABASE_SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """An answer to a probe; ``faults`` is empty when all is well."""
+    """The result of a probe; ``faults`` is empty if it passes."""
 
     lane: str
     worker: str
@@ -37,12 +37,12 @@ class Report:
         return not self.faults
 
     def as_json(self) -> dict[str, Any]:
-        """The answer's body."""
+        """The body of the HTTP response."""
         return {"ok": self.ok, "lane": self.lane, "worker": self.worker, "faults": list(self.faults)}
 
 
 class Health:
-    """Answers for one worker process, from any thread but its loop's."""
+    """Probes of one worker process; call them from any thread but the loop's."""
 
     def __init__(
         self, *, lane: str, worker: str, database: Database, loop_seconds: float = LOOP_SECONDS
@@ -55,21 +55,21 @@ class Health:
         self._consumes: Callable[[], str | None] = lambda: "the worker is starting"
 
     def started(self, loop: asyncio.AbstractEventLoop, *, consumes: Callable[[], str | None]) -> None:
-        """The services run.
+        """Record that the services run.
 
         Args:
-            loop: where they live.
-            consumes: says why no message would be taken now; None means that one would.
+            loop: the event loop of the services.
+            consumes: returns why no message can be taken now; None if one can.
         """
         self._loop = loop
         self._consumes = consumes
 
     def live(self) -> Report:
-        """Whether the loop turns; a worker that starts or stops counts as live."""
+        """Whether the loop responds; a worker that starts or stops counts as live."""
         return self._report(self._loop_fault())
 
     def ready(self) -> Report:
-        """Whether a call would be taken now, and its rows be written."""
+        """Whether a call would be taken now and could be recorded."""
         if self._loop is None:
             return self._report(self._consumes())
         fault = self._loop_fault()
@@ -84,7 +84,7 @@ class Health:
             turned.result(self._loop_seconds)
         except TimeoutError:
             return f"the event loop has not turned for {self._loop_seconds:g} s"
-        except RuntimeError:  # it was closed meanwhile: the worker stops
+        except RuntimeError:  # the loop was closed meanwhile: the worker stops
             return None
         return None
 

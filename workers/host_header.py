@@ -1,7 +1,7 @@
-"""Which Host headers a server without a password answers.
+"""The Host headers that a server without a password accepts.
 
-Against DNS rebinding: a web site can let its own name resolve to 127.0.0.1, and a browser on this machine
-then takes what we answer for that site's. The Host header still names the site.
+This protects against DNS rebinding: a web site can resolve its own name to 127.0.0.1, and a browser on
+this machine then attributes our answers to that site. The Host header still names the site.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final
 
 __all__ = ["AllowedHosts", "is_loopback"]
 
-#: Names under which this machine reaches itself.
+#: Names by which this machine reaches itself.
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 #: ``name``, ``name:port``, ``[address]`` or ``[address]:port``.
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+))(?::[0-9]{1,5})?")
 
 
 class AllowedHosts:
-    """The loopback names, and those that were allowed besides."""
+    """The loopback names and the configured ones."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         """Take host names and addresses, without port and brackets."""
@@ -30,7 +30,7 @@ class AllowedHosts:
         """Whether a request may be answered.
 
         Args:
-            headers: values of its Host headers. None is admitted: every browser sends one.
+            headers: values of its Host headers. No header is admitted, because every browser sends one.
         """
         if not headers:
             return True
@@ -39,7 +39,7 @@ class AllowedHosts:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether what listens on ``address`` is reached from this machine only."""
+    """Whether a server that listens on ``address`` is reachable from this machine only."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Running the plugins' init hooks: once per process, one process of the fleet at a time."""
+"""Runs the plugins' init hooks: once per process, and in one process of the fleet at a time."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ async def start_plugins(
 ) -> None:
     """Run every init hook; a plugin whose init fails is recorded as failed and keeps its methods.
 
-    An init may migrate a plugin's data, so no two processes are inside this at once. Pinned plugins
-    are left to their owner; one that turns out to leave tasks running is pinned here and now.
+    An init may migrate a plugin's data, so a lease admits one process at a time. Pinned plugins are
+    left to their owners; a plugin whose init leaves tasks running is pinned here.
 
     Raises:
         StorageUnavailableError: the database does not answer or is not migrated.
@@ -52,7 +52,7 @@ async def start_plugins(
         await host.start(skip=_pinned(host, lanes))
         return
     async with _alone(database, background, owner=owner):
-        # Inside: what an earlier process saw of a plugin counts for this one.
+        # Inside the lease, so that pins that an earlier process recorded apply here.
         await marks.refresh()
         failures = await host.start(skip=_pinned(host, lanes))
         await _pin_what_left_tasks(host, marks)
@@ -81,7 +81,7 @@ async def _pin_what_left_tasks(host: PluginHost, marks: MethodMarks) -> None:
 
 @asynccontextmanager
 async def _alone(database: Database, background: BackgroundLoop, *, owner: str) -> AsyncIterator[None]:
-    """Hold the lease for a block; what the block does after a loss is cancelled, and refused at its end."""
+    """Hold the lease for a block; losing it cancels the block and raises at the block's end."""
     asked_at, fence = await _acquire(database, owner=owner)
     lease = _InitLease(database, fence=fence, held_until=asked_at + _LEASE_SECONDS)
     lease.keep(background)
@@ -92,18 +92,18 @@ async def _alone(database: Database, background: BackgroundLoop, *, owner: str) 
             raise
     finally:
         lease.end()
-        with survived("init_lease_not_released"):  # it runs out by itself
+        with survived("init_lease_not_released"):  # it expires by itself
             async with database.begin() as transaction:
                 await LeaseRepository(transaction.connection).release(_LEASE, fence=fence)
     if lease.is_lost:
         raise FencedError(
-            "the lease for running the plugins' init hooks ended meanwhile, so another process may run "
-            "them; start this worker again, and see whether the database answered and the host stood still"
+            "the lease for running the plugins' init hooks was lost, so another process may run them too; "
+            "restart this worker, and check whether the database was down or this host was suspended"
         )
 
 
 async def _acquire(database: Database, *, owner: str) -> tuple[float, int]:
-    """Wait for the lease; returns its token, and when it was asked for by ``time.monotonic``."""
+    """Wait for the lease; returns the ``time.monotonic`` time of the request, and the fencing token."""
     while True:
         asked_at = time.monotonic()
         async with database.begin() as transaction:
@@ -116,12 +116,12 @@ async def _acquire(database: Database, *, owner: str) -> tuple[float, int]:
 
 
 class _InitLease:
-    """Keeps the lease on the background loop: an init may block its own for minutes."""
+    """Renews the lease on the background loop, because an init may block its own loop for minutes."""
 
     def __init__(self, database: Database, *, fence: int, held_until: float) -> None:
         self._database = database
         self._fence = fence
-        #: By ``time.monotonic``, from before the database counted: never later than there. 0: lost.
+        #: By ``time.monotonic``, measured before the request: ends no later than the row's. 0: lost.
         self._held_until = held_until
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
@@ -131,15 +131,15 @@ class _InitLease:
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process has the lease, or may have it: the database confirmed no renewal."""
+        """Whether another process has the lease, or may have because no renewal was confirmed in time."""
         return self._was_lost or time.monotonic() >= self._held_until
 
     def keep(self, background: BackgroundLoop) -> None:
-        """Renew it from now on; a loss cancels the task that made this object."""
+        """Start renewing; a loss cancels the task that created this object."""
         self._keeper = background.submit(self._keep())
 
     def end(self) -> None:
-        """Renew it no longer, and cancel nothing any more."""
+        """Stop renewing; from now on a loss cancels nothing."""
         self._is_over = True
         if self._keeper is not None:
             self._keeper.cancel()

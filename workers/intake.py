@@ -1,4 +1,4 @@
-"""Messages of people: hooks first, then the row and the round that it wakes."""
+"""Messages from people: runs the hooks, then records the message and requests a round."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RESET_WAIT_SECONDS: Final = 5.0
 
 
 class MessageIntake:
-    """Takes what people write and what they ask of a chat as a whole."""
+    """Receives messages from people, and resets of a chat."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class MessageIntake:
         self._debounce_seconds = settings.debounce_seconds
 
     async def receive(self, chat_key: str, text: str, *, user_id: str, user_name: str) -> str | None:
-        """Take a message of a person; returns its id, None when a plugin's hook blocked it."""
+        """Receive a person's message; returns its id, None when a plugin's hook blocked it."""
         chat = await self._chat(chat_key)
         message_id = new_id()
         signal = await self._host.user_message(
@@ -78,10 +78,10 @@ class MessageIntake:
         return message_id
 
     async def reset(self, chat: ChatInfo) -> StoppedRounds:
-        """Begin a conversation anew; returns the rounds that were stopped for it.
+        """Start a new conversation; returns the rounds that were stopped for it.
 
-        The running one is waited for, so that its last words stay in the old conversation; one
-        whose worker does not answer is left to stop by itself.
+        Waits for the running round, so that its last messages stay in the old conversation, but only
+        a few seconds: a round whose worker does not answer stops later.
         """
         stopped = await self._stopper.stop(
             chat.chat_key, reason="the chat was reset", wait_seconds=_RESET_WAIT_SECONDS

@@ -1,4 +1,4 @@
-"""Ending a job from outside: a background job is asked to, a call that goes on as a job is stopped."""
+"""Cancels a job from outside: a background job is asked to end, a detached call is stopped."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _REASON = "cancelled by an operator"
 
 
 async def cancel_job(database: Database, publisher: EventPublisher, job_id: str) -> Job:
-    """Cancel a job; returns it as it is then. One that has ended already stays as it is.
+    """Cancel a job and return it in its new state; a job that has ended is returned unchanged.
 
-    A background job that runs notices within a second and may take its time to clean up.
+    A running background job notices within a second and may take time to clean up.
 
     Raises:
         NotFoundError: there is no such job.

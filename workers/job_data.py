@@ -1,4 +1,4 @@
-"""What goes into a job's row and comes out of it."""
+"""Conversion between a job's row and the values of Python and the SDK."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from storage.jobs import Job
 
 __all__ = ["MAX_ARGUMENT_BYTES", "info_of", "is_call", "pack", "plain_data", "unpack"]
 
-#: Largest arguments of a job or signal; larger things belong into files.
+#: Size limit of the arguments of a job or signal; larger data belong in files.
 MAX_ARGUMENT_BYTES: Final = 8 << 20
-#: Largest data of a job's report.
+#: Size limit of the data of a job's report.
 MAX_DATA_CHARS: Final = 1 << 20
 _FIELD: Final = "arguments"
 
@@ -27,7 +27,7 @@ def pack(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Encode arguments as a JSON value for a row; models, dataclasses and enums become plain data.
 
     Raises:
-        ArgumentError: a value is not plain data, or all together are too large.
+        ArgumentError: a value is not plain data, or the arguments together are too large.
     """
     try:
         encoded = encode_value([list(args), dict(kwargs)], max_bytes=MAX_ARGUMENT_BYTES)
@@ -37,22 +37,22 @@ def pack(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
     if reason is not None:
         raise ArgumentError(f"an argument cannot be passed to a background job: {reason}")
     packed = {_FIELD: encoded.decode()}
-    unpack(packed)  # now, because the job's worker could tell nobody
+    unpack(packed)  # fail here, where the caller sees it; the job's worker could not report it
     return packed
 
 
 def unpack(packed: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Decode what ``pack`` made.
+    """Decode the result of ``pack``.
 
     Raises:
-        ArgumentError: it cannot be read.
+        ArgumentError: it cannot be decoded.
     """
     args, kwargs = decode_arguments(packed[_FIELD], max_bytes=MAX_ARGUMENT_BYTES)
     return args, kwargs
 
 
 def plain_data(value: Any) -> Any:
-    """Turn what a job reports into JSON values; what has no such form becomes its text."""
+    """Convert a job's report to JSON values; a value that has no JSON form becomes its text."""
     if value is None:
         return None
     try:
@@ -67,7 +67,7 @@ def plain_data(value: Any) -> Any:
 
 
 def info_of(job: Job) -> JobInfo:
-    """Return a job as the SDK sees it."""
+    """Return a job in the form that the SDK uses."""
     return JobInfo(
         id=job.id,
         plugin_key=job.plugin_key,
@@ -83,5 +83,5 @@ def info_of(job: Job) -> JobInfo:
 
 
 def is_call(job: Job) -> bool:
-    """Whether the row shows the progress of a method's call; its arguments are not kept."""
+    """Whether the row shows the progress of a method's call, whose arguments are not stored."""
     return job.args is None

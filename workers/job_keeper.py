@@ -1,4 +1,4 @@
-"""Keeping a running job's claim: heartbeat, progress, and the look whether it is to stop.
+"""Maintains a running job's claim: heartbeat, progress reports, and checks for a request to stop.
 
 Runs on the background loop, so a job that blocks its own thread keeps its claim and its progress.
 """
@@ -26,38 +26,38 @@ __all__ = ["JobKeeper", "KeeperSettings", "StopCause"]
 
 
 class StopCause(StrEnum):
-    """Why a running job is to stop."""
+    """Why a running job must stop."""
 
-    #: Somebody asked for it.
+    #: A stop was requested.
     CANCELLED = "cancelled"
-    #: The claim passed to another worker: what this one would still write is refused.
+    #: The claim passed to another worker; further writes by this worker are refused.
     LOST = "lost"
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeeperSettings:
-    """What every keeper of a process works with."""
+    """Settings and services that all keepers of a process share."""
 
     database: Database
     background: BackgroundLoop
     lease_seconds: float
-    #: Told percent and message of each written report; must neither block nor raise.
+    #: Called with job id, percent and message of each written report; must neither block nor raise.
     announce: Callable[[str, int, str], object]
-    #: How often a running job looks whether somebody asked it to stop; also the rhythm of its progress.
+    #: How often a running job is checked for a request to stop and its progress is written.
     look_seconds: float = 0.5
 
 
 class JobKeeper:
-    """Keeps the claim of one job for a ``with`` block.
+    """Maintains the claim of one job for an ``async with`` block.
 
-    ``stop`` is called once, on the background loop, when the job is to stop.
+    ``stop`` is called once, on the background loop, when the job must stop.
     """
 
     def __init__(self, settings: KeeperSettings, job: Job, *, stop: Callable[[StopCause], None]) -> None:
         self._settings = settings
         self._job = job
         self._stop = stop
-        #: The newest report that was not written yet.
+        #: The newest unwritten report.
         self._latest: deque[TaskCtl] = deque(maxlen=1)
         self._future: Future[None] | None = None
         self._is_over = False
@@ -74,7 +74,7 @@ class JobKeeper:
         self._future.cancel()
 
     async def report(self, signal: TaskCtl) -> None:
-        """Have the newest report written soon; a job may report as often as it likes."""
+        """Schedule a report for writing; a newer report replaces it, so any rate of reports is allowed."""
         self._latest.append(signal)
 
     async def _keep(self) -> None:
@@ -82,7 +82,7 @@ class JobKeeper:
         beat_at = time.monotonic() + lease_seconds / 3
         while not self._is_lost:
             await asyncio.sleep(min(self._settings.look_seconds, lease_seconds / 3))
-            # The claim may outlive an error; if it does not, a write is refused.
+            # The claim may survive an error; if it does not, the next write is refused.
             with survived("job_claim_not_renewed", job_id=self._job.id):
                 is_due = time.monotonic() >= beat_at
                 await self._check(is_due=is_due)

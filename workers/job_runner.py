@@ -1,4 +1,4 @@
-"""Executing a background job on a worker: the work behind the task ``nekro.jobs.run``, without Celery."""
+"""Executes a background job on a worker: the work behind the task ``nekro.jobs.run``, without Celery."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from workers.job_keeper import JobKeeper, KeeperSettings, StopCause
 
 __all__ = ["Interruption", "JobResult", "JobRunner"]
 
-#: How long a job that is interrupted from outside has for its ``finally`` blocks.
+#: Time for the ``finally`` blocks of a job that is interrupted from outside.
 CLEANUP_SECONDS: Final = 1.5
-#: How often, and with what pause, the end of a job is written while the database is away.
+#: Number of attempts to record a job's end while the database is unavailable, and the pause between them.
 FINISH_TRIES: Final = 60
 FINISH_PAUSE_SECONDS: Final = 1.0
 
@@ -45,19 +45,19 @@ _STATES: Final = {
 
 
 class Interruption(StrEnum):
-    """Why the worker stopped a job that nobody asked to stop."""
+    """Why the worker stopped a job without a request to cancel it."""
 
     #: It passed the time limit of its lane.
     TIME_LIMIT = "time_limit"
     #: An operator revoked its task.
     REVOKED = "revoked"
-    #: The worker itself stops; another one takes the job.
+    #: The worker itself is stopping; another one continues with the job.
     SHUTDOWN = "shutdown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobResult:
-    """What the Celery task of a job returns."""
+    """The result of a job's Celery task."""
 
     job_id: str
     state: JobState
@@ -85,11 +85,11 @@ class JobRunner:
         """Claim a job, run it to its end and record how it ended.
 
         Args:
-            interruption: says, when this coroutine was cancelled, why.
+            interruption: called when this coroutine was cancelled; returns the reason.
 
         Raises:
-            DuplicateDelivery: the job has ended, or another worker has it; nothing was done or
-                nothing of it counts.
+            DuplicateDelivery: the job has ended or belongs to another worker; nothing was done, or
+                the work done is discarded.
             MethodFailedError: the job failed, which is recorded.
         """
         job = await self._claim(job_id)
@@ -156,11 +156,11 @@ class JobRunner:
         return plugin, func
 
     async def _finish(self, job: Job, last: TaskCtl) -> Job:
-        """Record the end, however long the database is away within reason.
+        """Record the end; retries for a minute while the database is unavailable.
 
         Raises:
-            DuplicateDelivery: another worker took the job over; this end does not count.
-            StorageUnavailableError: the database stayed away; the job will be started again.
+            DuplicateDelivery: another worker took the job over; this end is discarded.
+            StorageUnavailableError: the database stayed unavailable; the job will be started again.
         """
         message, data = last.message, plain_data(last.data)
         if last.signal is TaskSignal.FAIL:
@@ -187,7 +187,7 @@ class JobRunner:
         raise AssertionError("unreachable")
 
     async def _leave(self, job: Job, why: Interruption) -> None:
-        """Record why the worker stopped the job, or hand it to the next worker."""
+        """Record why the worker stopped the job, or release it for the next worker."""
         ends = {
             Interruption.TIME_LIMIT: TaskCtl.fail("stopped at the time limit of lane long"),
             Interruption.REVOKED: TaskCtl.cancel("its task was revoked"),
@@ -198,12 +198,12 @@ class JobRunner:
                 return
             async with self._database.autocommit() as transaction:
                 await transaction.jobs.heartbeat(job.id, fence=job.fence, lease_seconds=0)
-        except (NekroError, DuplicateDelivery) as exc:  # the lease runs out by itself
+        except (NekroError, DuplicateDelivery) as exc:  # the lease expires by itself
             logger.bind(job_id=job.id, error=str(exc)).warning("job_not_handed_on")
 
 
 async def _contained(work: Coroutine[Any, Any, TaskCtl]) -> TaskCtl:
-    """Keep from the event loop what would end it: it re-raises KeyboardInterrupt."""
+    """Convert a ``BaseException`` to a failure of the job: some of them would end the event loop."""
     try:
         return await work
     except asyncio.CancelledError:
@@ -219,4 +219,4 @@ def _last_signal(job: Job, work: asyncio.Task[TaskCtl], cause: StopCause | None)
         return work.result()
     if cause is StopCause.CANCELLED:
         return TaskCtl.cancel("cancelled on request")
-    return TaskCtl.cancel("cancelled from inside: something that it waited for was cancelled")
+    return TaskCtl.cancel("cancelled by its own code: something that it awaited was cancelled")

@@ -1,4 +1,4 @@
-"""Telling the process that started a job how it ended: what ``task.start(on_terminal=…)`` promises."""
+"""Calls ``on_terminal`` of ``task.start`` in the process that started the job, when the job ends."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from workers.job_data import info_of
 
 __all__ = ["JobWatch"]
 
-#: How often the ends of watched jobs are looked for.
+#: How often watched jobs are checked.
 _LOOK_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Watcher:
     callback: Callable[[Any], object]
-    #: Where the job was started; the callback runs there.
+    #: The loop on which the job was started; the callback runs there.
     loop: asyncio.AbstractEventLoop
 
 
 class JobWatch:
-    """Looks for the ends of jobs that this process started, as long as it is there."""
+    """Polls the jobs that this process started and that have a callback, until they end."""
 
     def __init__(self, database: Database, background: BackgroundLoop) -> None:
         self._database = database
@@ -54,7 +54,7 @@ class JobWatch:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await self._look()
-            except StorageError as exc:  # the next look sees what this one missed
+            except StorageError as exc:  # the next poll sees what this one missed
                 logger.bind(error=str(exc)).warning("job_ends_not_seen")
             with self._lock:
                 if not self._watchers:
@@ -87,11 +87,11 @@ def _call(callback: Callable[[Any], object], last: TaskCtl) -> None:
             task = asyncio.ensure_future(result)
             _running.add(task)
             task.add_done_callback(_ended)
-    except Exception:  # a plugin's code on a loop that must go on
+    except Exception:  # a plugin's code on a loop that must continue
         logger.exception("on_terminal_failed")
 
 
-#: Callbacks that turned out to be coroutines; a loop keeps weak references only.
+#: Callbacks that are coroutines; the loop keeps only weak references to tasks.
 _running: set[asyncio.Future[Any]] = set()
 
 

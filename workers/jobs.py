@@ -1,7 +1,7 @@
-"""Background jobs of plugins, from any process of the fleet: the SDK's ``Jobs`` on rows.
+"""Background jobs of plugins, usable from any process of the fleet: the SDK's ``Jobs`` port on rows.
 
 A job is a row, then a message on lane ``long``; ``workers.job_runner`` executes it. Signals and
-waits are rows too, so ``notify`` reaches a ``wait`` in another process, early or late.
+waits are rows too, so ``notify`` reaches a ``wait`` in another process in either order.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ __all__ = ["SqlJobs"]
 
 T = TypeVar("T")
 
-#: How long a function that is no coroutine may hold its thread for an answer.
+#: How long a synchronous function may block its thread for a reading.
 ANSWER_SECONDS: Final = 1.0
-#: How long it waits for its write; longer means that the write waits for the caller's own loop.
+#: How long it blocks for a write; a longer wait means that the write waits for the caller's own loop.
 WRITE_SECONDS: Final = 0.1
-#: How often a wait looks for a signal of another process; one of its own wakes it at once.
+#: How often a wait polls for signals of other processes; signals of its own process wake it at once.
 LOOK_SECONDS: Final = 0.25
-#: Open jobs that ``running`` returns at most.
+#: Most open jobs that ``running`` returns.
 _MOST_JOBS: Final = 1000
 
 
 class SqlJobs:
     """Implements ``nekro_agent.ports.Jobs``; one instance per process.
 
-    ``peek``, ``notify`` and ``cancel_wait`` are ordinary functions that need the database. Called
-    directly in a plugin's coroutine they wait without holding the event loop
+    ``peek``, ``notify`` and ``cancel_wait`` are synchronous functions that need the database. Called
+    directly in a plugin's coroutine they wait without blocking the event loop
     (``nekro_agent.bridge``). Called anywhere else (a task or a thread that the plugin started)
-    they hold their thread while the background loop asks: about a millisecond, at most
-    ``ANSWER_SECONDS``. There a write that meets a locked database is left to the background loop
-    after ``WRITE_SECONDS``; it is lost only if the process dies before.
+    they block their thread while the background loop executes the query: about a millisecond, at
+    most ``ANSWER_SECONDS``. There a write that meets a locked database continues in the background
+    after ``WRITE_SECONDS``; it is lost only if the process dies before it ends.
     """
 
     def __init__(self, database: Database, background: BackgroundLoop, publisher: EventPublisher) -> None:
@@ -59,7 +59,7 @@ class SqlJobs:
         self._alarms = _Alarms()
 
     async def start(self, request: JobRequest) -> JobInfo:
-        """Record the job, then have it run.
+        """Record the job and publish its message.
 
         Raises:
             ConflictError: a job of that plugin, type and name is open.
@@ -90,7 +90,7 @@ class SqlJobs:
         return self._answer(self._latest(plugin_key, task_type, task_id))
 
     async def cancel(self, job_id: str) -> bool:
-        """Ask a job to end, which it notices within a second; False when it has ended already.
+        """Request a job's end, which the job notices within a second; False when it has already ended.
 
         Raises:
             NotFoundError: there is no such job.
@@ -105,14 +105,14 @@ class SqlJobs:
             if job.state.is_final:
                 await transaction.job_signals.clear(job_id)
         if is_call(job):
-            await self._publisher.revoke(job_id)  # no job function looks into the row of a call
+            await self._publisher.revoke(job_id)  # a call has no job function that would see the request
         return True
 
     def notify(self, job_id: str, key: str, data: Any) -> bool:
-        """Hand data to a job's ``wait(key)``; kept when nobody waits yet. False when the job has ended.
+        """Pass data to a job's ``wait(key)``; stored if there is no wait yet. False when the job has ended.
 
         Raises:
-            ArgumentError: the data are not plain.
+            ArgumentError: the data are not plain data.
             StorageUnavailableError: the database does not answer.
         """
         packed = pack((data,), {})
@@ -122,18 +122,18 @@ class SqlJobs:
         return True
 
     async def wait(self, job_id: str, key: str, *, timeout_seconds: float | None) -> Any:
-        """Return what ``notify`` brought for ``key``, and forget it.
+        """Return the data of ``notify`` for ``key``, and delete them.
 
-        A second wait for the same key takes the place of the first, which is cancelled; the end
-        of the job cancels every wait.
+        A second wait for the same key replaces the first, which is cancelled; the end of the job
+        cancels every wait.
 
         Raises:
-            TimeoutError: nothing came in time.
+            TimeoutError: no signal came in time.
             asyncio.CancelledError: the wait was cancelled.
-            ConflictError: the job has ended, or there is none.
+            ConflictError: the job has ended or does not exist.
         """
         if not await self._is_open(job_id):
-            raise ConflictError(f"job {job_id} has ended; nothing will be signalled to it")
+            raise ConflictError(f"job {job_id} has ended, so no signal can reach it")
         waiter = new_id()
         async with self._waiting(job_id, key, waiter) as signalled, asyncio.timeout(timeout_seconds):
             while True:
@@ -148,7 +148,7 @@ class SqlJobs:
                     continue
 
     def cancel_wait(self, job_id: str, key: str | None = None) -> int:
-        """Cancel the waits for ``key``, or all of the job's; returns how many.
+        """Cancel the waits for ``key``, or all waits of the job; returns their number.
 
         Raises:
             StorageUnavailableError: the database does not answer.
@@ -207,10 +207,10 @@ class SqlJobs:
         self._alarms.ring(job_id, key)
 
     async def _take(self, job_id: str, key: str, waiter: str) -> dict[str, str] | None:
-        """Take the signal if it is there.
+        """Take the signal if it has arrived.
 
         Raises:
-            asyncio.CancelledError: somebody cancelled the wait.
+            asyncio.CancelledError: the wait was cancelled.
         """
         async with self._database.read() as transaction:
             state = await transaction.job_signals.look(job_id, key=key, waiter=waiter)
@@ -231,7 +231,7 @@ class SqlJobs:
             with self._alarms.set(job_id, key) as signalled:
                 yield signalled
         finally:
-            # A cancelled caller must not leave a wait behind that nothing waits in.
+            # A cancelled caller must not leave the row of its wait behind.
             await complete(self._end_wait(job_id, key, waiter))
 
     async def _end_wait(self, job_id: str, key: str, waiter: str) -> None:
@@ -240,7 +240,7 @@ class SqlJobs:
 
 
 class _Alarms:
-    """Wakes waits of this process at once; those of other processes look from time to time."""
+    """Wakes waits of this process at once; waits in other processes poll."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -248,7 +248,7 @@ class _Alarms:
 
     @contextmanager
     def set(self, job_id: str, key: str) -> Iterator[asyncio.Event]:
-        """Return an event of the running loop that ``ring`` sets."""
+        """Return an event of the running loop, which ``ring`` sets."""
         event = asyncio.Event()
         with self._lock:
             self._waits.setdefault((job_id, key), {})[event] = asyncio.get_running_loop()
@@ -262,7 +262,7 @@ class _Alarms:
                     del self._waits[job_id, key]
 
     def ring(self, job_id: str, key: str | None) -> None:
-        """Wake the waits for ``key``, or all of the job's; callable from any thread."""
+        """Wake the waits for ``key``, or all waits of the job; thread-safe."""
         with self._lock:
             found = [
                 pair

@@ -1,4 +1,4 @@
-"""What all loops share that renew a lease or look for work: they survive errors and report a loss."""
+"""Shared by all loops that renew a lease or poll for work: they survive errors and report a loss."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["report_loss", "survived"]
 
 @contextmanager
 def survived(event: str, **fields: object) -> Iterator[None]:
-    """Log an error of the block and go on: nothing else repeats this work, and the next attempt may succeed.
+    """Log an error of the block and continue: the loop must not end, and its next attempt may succeed.
 
     Args:
-        event: name of the log line.
+        event: name of the log event.
     """
     try:
         yield
     except NekroError as exc:  # such as a database that does not answer
         logger.bind(error=str(exc), **fields).warning(event)
-    except Exception:  # a loop that ended here would end unseen
+    except Exception:  # the loop has no caller that would see the error
         logger.bind(**fields).exception(event)
 
 
 def report_loss(lease: str, **fields: object) -> None:
-    """Count and log a lease that passed to another process while this one worked.
+    """Count and log a lease that passed to another process while this process used it.
 
     Args:
         lease: its kind, as in the metric ``nekro_leases_lost_total``.

@@ -1,4 +1,4 @@
-"""Finding and importing plugins; what fails is recorded with its reason and stops nothing else."""
+"""Finds and imports plugins; a failure is recorded with its reason and does not stop other plugins."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 ENTRY_POINT_GROUP: Final = "nekro_agent.plugins"
-#: Parent of the import names of plugins that come from folders.
+#: Parent package of the import names of plugins from folders.
 _NAMESPACE: Final = "nekro_plugins"
 _SHIPPED: Final = "plugin_pkgs"
 
@@ -40,13 +40,13 @@ _log = get_sub_logger("loader")
 
 
 class PluginStatus(StrEnum):
-    """How a plugin's loading went."""
+    """Result of loading a plugin."""
 
     OK = "ok"
-    #: It works, except where it uses names that do not exist here.
+    #: It works, except where it uses Nekro Agent names that do not exist here.
     DEGRADED = "degraded"
     FAILED = "failed"
-    #: Loaded, but an operator switched it off.
+    #: Loaded, but switched off by an operator.
     DISABLED = "disabled"
 
 
@@ -63,7 +63,7 @@ class _Loaded:
 class PluginRecord:
     """One plugin, or one that failed, as ``nekro plugins`` lists it."""
 
-    #: The plugin's key; the file's name where loading failed before a key was known.
+    #: The plugin's key; the file's name if loading failed before the key was known.
     key: str
     status: PluginStatus
     path: str
@@ -74,22 +74,22 @@ class PluginRecord:
 
 
 class LoadedPlugins:
-    """What :func:`load_plugins` found, in loading order."""
+    """The result of :func:`load_plugins`, in loading order."""
 
     def __init__(self, found: Iterable[_Loaded]) -> None:
         self._found = list(found)
         self._init_errors: dict[str, str] = {}
-        #: What an operator should know and no plugin is to blame for.
+        #: Messages for operators that concern no single plugin.
         self.warnings: list[str] = []
 
     @property
     def plugins(self) -> list[NekroPlugin]:
-        """Every plugin that loaded, disabled ones included."""
+        """Every plugin that loaded, including disabled ones."""
         return [loaded.plugin for loaded in self._found if loaded.plugin is not None]
 
     @property
     def records(self) -> list[PluginRecord]:
-        """Every plugin and failure; placeholders that were used since loading are included."""
+        """Every plugin and failure, with the placeholders used up to now."""
         return [self._record(loaded) for loaded in self._found]
 
     @property
@@ -137,10 +137,11 @@ def load_plugins(
     Args:
         dirs: plugins, or folders that hold plugins (see :mod:`workers.discovery`).
         disabled: keys of plugins that load but offer no methods.
-        entry_points: whether installed distributions are asked (group ``nekro_agent.plugins``;
+        entry_points: whether to load from installed distributions (group ``nekro_agent.plugins``;
             the object is a module with ``plugin``, or the plugin).
-        data_dir: data root for plugins that ask for it while they are imported, when no
-            runtime is bound yet; ``packages``: what they may install then.
+        data_dir: data root for plugins that need it during their import, when no runtime is
+            bound yet.
+        packages: what plugins may install during their import.
     """
     placeholders.install()
     if data_dir is not None and not runtime.is_bound():
@@ -162,7 +163,7 @@ def load_plugins(
 
 
 def unload_plugins(loaded: LoadedPlugins) -> None:
-    """Forget the plugins' modules, so that loading them again executes their files anew."""
+    """Drop the plugins' modules, so that loading them again executes their files again."""
     for module in loaded.modules:
         _forget_modules(module)
         placeholders.forget(module)
@@ -237,7 +238,7 @@ def _execute(module_name: str, file: Path, package_dir: Path | None) -> ModuleTy
         module_name, file, submodule_search_locations=[str(package_dir)] if package_dir else None
     )
     if spec is None or spec.loader is None:
-        raise PluginLoadError(f"{file.name} is no Python file")
+        raise PluginLoadError(f"{file.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
@@ -249,11 +250,11 @@ def _plugin_of(module: ModuleType, path: Path) -> NekroPlugin:
     if isinstance(plugin, NekroPlugin):
         return plugin
     found = "has no module-level name `plugin`" if plugin is None else f"`plugin` is {type(plugin).__name__}"
-    raise PluginLoadError(f"{path.name} {found}; it must hold the NekroPlugin")
+    raise PluginLoadError(f"{path.name} {found}; it must be the NekroPlugin instance")
 
 
 def _unique(loaded: _Loaded, paths_by_key: dict[str, str]) -> _Loaded:
-    """Refuse a key that another plugin has, naming both paths."""
+    """Refuse a key that another plugin has; the error names both paths."""
     if loaded.plugin is None:
         return loaded
     key = loaded.plugin.key
@@ -273,7 +274,7 @@ def _ensure_namespace() -> None:
 
 
 def _free_name(name: str) -> str:
-    """Return an import name that no other plugin has."""
+    """Return an unused import name."""
     slug = re.sub(r"\W", "_", name)
     candidate, number = f"{_NAMESPACE}.{slug}", 2
     while candidate in sys.modules:
@@ -282,13 +283,13 @@ def _free_name(name: str) -> str:
 
 
 def _forget_modules(module_name: str) -> None:
-    """Drop a failed plugin's half-made modules, so that a later import starts afresh."""
+    """Drop a failed plugin's partly initialised modules, so that a later import starts from scratch."""
     for name in [n for n in sys.modules if n == module_name or n.startswith(module_name + ".")]:
         del sys.modules[name]
 
 
 def _explain(exc: BaseException, path: Path | None) -> str:
-    """Return one line: the plugin's own file and line, the error, and the mend where one is known."""
+    """Return one line: the plugin's file and line, the error, and a suggested fix where one is known."""
     if isinstance(exc, SyntaxError):
         file = Path(exc.filename or path or "?").name
         where = f"{file}, line {exc.lineno}" if exc.lineno else file

@@ -1,4 +1,4 @@
-"""Logs of a worker: Celery's, the drivers' and our own go to one sink, without secrets or arguments."""
+"""Configures a worker's logs: Celery's, the drivers' and our own go to one sink, without secrets."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from nekro_agent.core.logger import StandardLogs, configure
 
 __all__ = ["configure_logs"]
 
-#: Said once per call by Celery; ``workers.observation`` says it with chat and round, and without the
-#: returned value. Below warning these two also write down arguments.
+#: Celery logs each call here; ``workers.observation`` logs it with chat and round and without the
+#: returned value. Below WARNING these loggers also log arguments.
 _SAID_BETTER: Final = ("celery.worker.strategy", "celery.app.trace")
-#: Drivers that tell every statement, request and poll at DEBUG or INFO.
+#: Drivers that log every statement, request and poll at DEBUG or INFO.
 _TALKATIVE: Final = ("aiosqlite", "amqp", "asyncio", "httpcore", "httpx", "openai", "sqlalchemy", "kombu")
 
 
 def configure_logs(settings: Settings, *, lane: str, worker: str) -> None:
-    """Send every record of this process to standard error, as ``settings.log`` says.
+    """Send every log record of this process to standard error, as ``settings.log`` says.
 
-    Celery finds logging configured and leaves it alone.
+    Celery then finds logging configured and does not configure it.
     """
     key = resolve_signing_key(settings).get_secret_value()
     configure(
@@ -40,4 +40,4 @@ def configure_logs(settings: Settings, *, lane: str, worker: str) -> None:
 
 
 def _is_set_up(**_: object) -> None:
-    """Celery sets logging up itself unless somebody listens to this signal."""
+    """A receiver of this signal keeps Celery from configuring logging itself."""

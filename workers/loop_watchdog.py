@@ -1,6 +1,6 @@
-"""Noticing methods that block their event loop: a thread looks at what runs there, and for how long.
+"""Detects methods that block their event loop: a separate thread watches what runs there and how long.
 
-The loop's own thread cannot: while ``requests.get`` or ``time.sleep`` holds it, nothing else runs on it.
+The loop's own thread cannot detect it: while ``requests.get`` or ``time.sleep`` blocks it, nothing else runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Blocking", "LoopWatchdog"]
 T = TypeVar("T")
 
 _LOOKS_PER_WARNING: Final = 4
-#: How late the watchdog's own thread may be.
+#: Tolerated delay of the watchdog's own thread.
 _LATE_SECONDS: Final = 0.1
 _FRAMES: Final = 12
 #: A method that blocks again is reported again after this time.
@@ -35,29 +35,29 @@ _GIVE_UP_EXIT: Final = 70
 
 @dataclass(frozen=True, kw_only=True)
 class Blocking:
-    """A method that was seen to block."""
+    """A method that was observed to block."""
 
     entry: MethodEntry
-    #: So far; it may go on.
+    #: Duration so far; it may continue.
     seconds: float
     #: Innermost frame: ``file:line in function``.
     where: str
-    #: The stack, as a traceback shows it.
+    #: The stack in the format of a traceback.
     stack: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """A coroutine's run from one ``await`` that waits to the next."""
+    """A coroutine's execution between two suspensions."""
 
     entry: MethodEntry
     began_at: float
-    #: By the same clock: when the loop is given up.
+    #: On the same clock: when the process ends.
     give_up_at: float
 
 
 class LoopWatchdog:
-    """Watches the calls of one event loop; ``follow`` them on it, ``start`` it from it."""
+    """Watches the calls of one event loop; call ``start`` and ``follow`` on that loop."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class LoopWatchdog:
         on_block: Callable[[Blocking], None],
         give_up_seconds: float | None,
     ) -> None:
-        """Take what to do.
+        """Create the watchdog.
 
         Args:
             warn_seconds: blocking time that is reported.
             on_block: called on the watchdog's thread.
-            give_up_seconds: how long beyond its call's deadline a method may hold the loop; then the
-                process ends, because nothing can stop the method and nothing else runs. None: for ever.
+            give_up_seconds: how long beyond its call's deadline a method may block the loop; then the
+                process exits, because the method cannot be stopped and nothing else runs. None: no limit.
         """
         self._warn_seconds = warn_seconds
         self._on_block = on_block
@@ -84,13 +84,13 @@ class LoopWatchdog:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to watch the loop of the calling thread."""
+        """Start watching the loop of the calling thread."""
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="nekro-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(1)
@@ -104,11 +104,11 @@ class LoopWatchdog:
         remaining_seconds: float,
         on_step: Callable[[float], None] | None = None,
     ) -> Generator[Any, Any, T]:
-        """Await a method's coroutine so that each of its steps can be seen from outside.
+        """Await a method's coroutine so that the watchdog can observe each of its steps.
 
         Args:
             remaining_seconds: until the call's deadline.
-            on_step: called after each step with the seconds for which it held the loop.
+            on_step: called after each step with the seconds for which it occupied the loop.
         """
         patience = float("inf") if self._give_up_seconds is None else self._give_up_seconds
         give_up_at = time.monotonic() + max(remaining_seconds, 0) + patience
@@ -140,7 +140,7 @@ class LoopWatchdog:
         while not self._stopped.wait(pause):
             now, step = time.monotonic(), self._step
             if now - looked_at > 2 * pause + _LATE_SECONDS:
-                # This thread stood still too: the process was frozen or starved, the method is innocent.
+                # This thread was late too: the process was suspended or starved, not blocked by the method.
                 awake_since = now
             looked_at = now
             if step is None:
@@ -170,13 +170,13 @@ class LoopWatchdog:
         )
         try:
             self._on_block(blocking)
-        except Exception:  # the watch goes on, whatever reporting does
+        except Exception:  # the watchdog must continue whatever the callback does
             logger.exception("blocking_method_not_recorded")
 
     def _give_up(self, step: _Step) -> None:
         logger.bind(
             plugin=step.entry.plugin.key, method=step.entry.task, seconds=time.monotonic() - step.began_at
         ).critical("event_loop_lost")
-        # Nothing else runs here any more. What this process holds is delivered again elsewhere; the
-        # call itself is not, its deadline has passed.
+        # The loop cannot run anything else. The process's other deliveries are delivered again
+        # elsewhere; this call is not, because its deadline has passed.
         os._exit(_GIVE_UP_EXIT)

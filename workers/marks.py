@@ -1,4 +1,4 @@
-"""Methods that run in another lane than their plugin says: written by the watchdog, read by who calls."""
+"""Marks: overrides of a method's lane, written by the watchdog or an operator and read by callers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from workers.loop_watchdog import Blocking
 
 __all__ = ["MethodMarks"]
 
-#: How old the marks may be that a call is routed by.
+#: How old the marks that route a call may be.
 _FRESH_SECONDS: Final = 1.0
 
 
 class MethodMarks:
-    """The marks of the database, and this process's view of them."""
+    """The marks of the database, and this process's copy of them."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class MethodMarks:
         *,
         on_pinned: Callable[[Iterable[str]], None],
     ) -> None:
-        """Take what to work with.
+        """Create the marks.
 
         Args:
-            on_pinned: told the keys of plugins that are pinned by marks, before calls are routed so.
+            on_pinned: called with the keys of plugins that marks pin, before calls are routed so.
         """
         self._on_pinned = on_pinned
         self._database = database
@@ -44,7 +44,7 @@ class MethodMarks:
         self._read_at: float | None = None
 
     async def refresh(self) -> None:
-        """Take over what others marked; routes stay as they are while the database is away."""
+        """Read the marks of the database; routes stay unchanged while the database is unavailable."""
         now = time.monotonic()
         if self._read_at is not None and now - self._read_at < _FRESH_SECONDS:
             return
@@ -59,7 +59,7 @@ class MethodMarks:
         self._lanes.update_marks({mark.method: mark.lane.value for mark in marks})
 
     def record(self, blocking: Blocking) -> None:
-        """Send a method that blocks to lane ``long`` from now on; callable from any thread."""
+        """Route a blocking method's calls to lane ``long`` from now on; thread-safe."""
         entry = blocking.entry
         log = logger.bind(plugin=entry.plugin.key, method=entry.task, seconds=round(blocking.seconds, 3))
         log.warning(f"method_blocks_event_loop\n{blocking.stack}")
@@ -68,7 +68,7 @@ class MethodMarks:
             self._background.submit(self._mark(entry.task, reason))
 
     async def pin_plugin(self, plugin_key: str, *, reason: str) -> bool:
-        """Have a plugin live in one process from now on; False when an operator decided otherwise."""
+        """Pin a plugin to one process from now on; False when an operator decided otherwise."""
         async with self._database.autocommit() as transaction:
             is_pinned = await transaction.marks.mark_blocking(plugin_key, lane=Lane.PINNED, reason=reason)
         self._read_at = None
@@ -79,7 +79,7 @@ class MethodMarks:
         try:
             async with self._database.autocommit() as transaction:
                 is_marked = await transaction.marks.mark_blocking(method, lane=Lane.LONG, reason=reason)
-        except StorageError as exc:  # it will be seen to block again
+        except StorageError as exc:  # the method will be reported again when it blocks again
             logger.bind(method=method, error=str(exc)).warning("method_mark_not_written")
             return
         if is_marked:

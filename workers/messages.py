@@ -1,4 +1,4 @@
-"""Messages of plugins: a row in the chat's history, then an event for whoever delivers it."""
+"""Messages of plugins: a row in the chat's history, then an event for the subscribers that deliver it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class SqlMessages:
     async def push_system(self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None) -> str:
         """Record a system message; with ``trigger_agent`` a round is requested in the same transaction.
 
-        One that a call pushes continues the turn of the round that runs: an agent that wakes
-        itself with each round meets the turn's limits.
+        A message from a call continues the turn of the running round, so an agent that triggers
+        itself in each round meets the turn's limits.
         """
         new = NewMessage(chat_key=chat_key, kind=MessageKind.SYSTEM, text=text, call_id=call_id)
         return (await self._append(new, wake=trigger_agent)).id
 
     async def wake(self, chat_key: str) -> None:
-        """Schedule a round of the chat's agent without a message."""
+        """Request a round of the chat's agent without a message."""
         async with self._database.begin() as transaction:
             await transaction.chats.lock(chat_key, create=True)
             await self._request_round(transaction, chat_key, TriggerKind.MANUAL, new_id(), None)
@@ -97,10 +97,10 @@ class SqlMessages:
 def announce_message(
     transaction: Transaction, publisher: EventPublisher, row: Message, *, later: bool = False
 ) -> None:
-    """Publish ``message.added`` once the transaction is committed.
+    """Publish ``message.added`` after the transaction is committed.
 
     Args:
-        later: what the transaction belongs to does not wait for it.
+        later: publish in the background; the caller does not wait for it.
     """
     body: dict[str, Any] = {
         "id": row.id,

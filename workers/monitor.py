@@ -1,8 +1,8 @@
-"""What a worker tells probes and Prometheus: ``/livez``, ``/readyz`` and ``/metrics``.
+"""Serves a worker's state to probes and Prometheus: ``/livez``, ``/readyz`` and ``/metrics``.
 
-Always on a Unix socket, for `nekro worker --check` on the same host or in the same container;
-on a TCP port too where ``metrics.port`` asks for it. The answers come from threads of their
-own, so that a worker that hangs is told from one that is gone.
+The server always listens on a Unix socket, for `nekro worker --check` on the same host or in the same
+container, and on a TCP port if ``metrics.port`` is set. It has threads of its own, so a probe can
+distinguish a worker that hangs from one that is gone.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["monitored"]
 
 @contextmanager
 def monitored(settings: MetricsSettings, health: Health, *, lane: str) -> Iterator[None]:
-    """Answer for this worker while the block lasts.
+    """Serve this worker's state while the block lasts.
 
     Raises:
-        ServiceError: no port of the range asked for is free.
+        ServiceError: no port of the configured range is free.
     """
     pages = {"/livez": lambda: _page_of(health.live), "/readyz": lambda: _page_of(health.ready)}
     if settings.port:

@@ -1,4 +1,4 @@
-"""How lane ``long`` gives way to the rest of its machine."""
+"""Lowers the CPU priority of lane ``long`` in favour of other processes on the machine."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Final
 
 __all__ = ["SessionShare", "lower_thread"]
 
-#: Calls that last less change nothing; also the pause before a write that came too soon is tried again.
+#: How long a change must last before it takes effect; also the pause before a refused write is retried.
 _SETTLE_SECONDS: Final = 0.5
 
 
 def lower_thread(niceness: int) -> None:
-    """Lower the priority of this thread and of those that it starts.
+    """Lower the priority of this thread and of the threads that it starts later.
 
-    Not of the process: its other threads renew claims, and inits wait for each other in the fleet.
+    The process keeps its priority: its other threads renew claims, and inits run in turns.
     """
-    if niceness and sys.platform == "linux":  # elsewhere it would be the process
+    if niceness and sys.platform == "linux":  # elsewhere this call would lower the whole process
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
 
 
 class SessionShare:
-    """Lowers this process's share of the CPU beside other sessions while jobs run.
+    """Lowers this process's CPU share relative to other sessions while jobs run.
 
-    Linux shares the CPU between sessions first, where it groups them (``sched_autogroup_enabled``), and
-    looks at the niceness of threads only within each. Workers are sessions of their own, so a lowered
-    thread alone would give way to nobody. Threads that renew claims come first within the session, and inits
-    find its share as it was unless a job runs. Use it on the thread of ``loop`` only.
+    With ``sched_autogroup_enabled`` Linux shares the CPU between sessions first and applies thread
+    niceness only within each session. A worker is a session of its own, so lowering a thread alone would
+    favour no other process. Within the session, threads that renew claims have priority over the jobs. While
+    no job runs, the share is not lowered, so inits run at full share. Use it on the thread of ``loop`` only.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class SessionShare:
         path: Path = Path("/proc/self/autogroup"),
         settle_seconds: float = _SETTLE_SECONDS,
     ) -> None:
-        """Take what decides.
+        """Create it with the full share.
 
         Args:
-            path: where the kernel takes the niceness of the session.
-            settle_seconds: how long after a change it counts.
+            path: the kernel's file for the niceness of the session.
+            settle_seconds: delay between a change and its effect.
         """
         self._loop = loop
         self._niceness = niceness
@@ -55,11 +55,11 @@ class SessionShare:
         self._settle_seconds = settle_seconds
         self._now = 0
         self._timer: asyncio.TimerHandle | None = None
-        # Of a session that others share, their share would sink too.
+        # In a session shared with other processes, their share would be lowered too.
         self._is_possible = niceness > 0 and sys.platform == "linux" and os.getsid(0) == os.getpid()
 
     def changed(self) -> None:
-        """A job began or ended: settle it soon."""
+        """Record that a job started or ended; the share is adjusted soon."""
         if self._is_possible and self._timer is None:
             self._timer = self._loop.call_later(self._settle_seconds, self._settle)
 
@@ -71,9 +71,9 @@ class SessionShare:
         try:
             _write(self._path, str(wanted))
             self._now = wanted
-        except BlockingIOError:  # the kernel takes ten writes a second, of all processes together
+        except BlockingIOError:  # the kernel accepts ten writes a second from all processes together
             self.changed()
-        except OSError:  # it does not group sessions, or not here
+        except OSError:  # the kernel has no autogroups, or they are not writable here
             self._is_possible = False
 
 

@@ -1,8 +1,8 @@
-"""What is written down and counted about each task, whatever it runs and however it ends.
+"""Logs, metrics and spans of each task, whatever it runs and however it ends.
 
-On Celery's own signals, which frame everything: the body, the storing of its result and
-Celery's log of its failure. Between them every log record of the task carries its call,
-method, chat and round.
+They are recorded on Celery's signals, which enclose the body, the storing of its result and
+Celery's log of its failure. In between, every log record of the task carries its call, method,
+chat and round.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from workers.pool_jobs import current_job
 __all__ = ["Observation", "begin_observation", "is_only_observer", "observe_tasks", "outcome_of"]
 
 _KEY: Final = "nekro_observation"
-#: Names of an ``Invocation`` that logs show. As the message says: the executor refuses a forged one,
-#: and the log of that refusal is the better for them.
+#: Fields of an ``Invocation`` that logs show, taken from the message before its signature is checked:
+#: the log of a refused, forged message shows them too.
 _FIELDS: Final = ("chat_key", "round_id")
 _LONGEST_FIELD: Final = 200
-#: Outcomes that are no failure of the span; a duplicate runs elsewhere.
+#: Outcomes that do not mark the span as failed; a duplicate runs elsewhere.
 _GOOD: Final = ("ok", "duplicate")
 
 
 class Observation:
-    """One task, from before its body to after everything."""
+    """The observation of one task, from before its body until its result is stored."""
 
     __slots__ = ("_begin", "_fields", "_is_round", "_name", "_span")
 
@@ -56,10 +56,10 @@ class Observation:
             metrics().call_wait_seconds.observe(max(0.0, waited))
 
     def end(self, outcome: str) -> None:
-        """Count and log the end."""
+        """Count, log and trace the end."""
         seconds = time.monotonic() - self._begin
         metrics().calls_in_flight.dec()
-        if not self._is_round:  # a look at a chat; its rounds are counted and logged as rounds
+        if not self._is_round:  # the task only checks a chat; its rounds are counted and logged separately
             metrics().calls.labels(self._name, outcome).inc()
             metrics().call_seconds.labels(self._name).observe(seconds)
             logger.bind(outcome=outcome, seconds=round(seconds, 6)).info("call_ended")
@@ -68,7 +68,7 @@ class Observation:
             if outcome not in _GOOD:
                 self._span.fail(outcome)
             self._span.__exit__(None, None, None)
-        with contextlib.suppress(ValueError):  # left behind by a coroutine that would not end
+        with contextlib.suppress(ValueError):  # an abandoned task ends in another context
             end_fields(self._fields)
 
 
@@ -85,7 +85,7 @@ def observe_tasks() -> Iterator[None]:
 
 
 def outcome_of(state: str | None, result: object) -> str:
-    """Name how a task ended: ok, duplicate, stopped, or the code of an error (``method_failed``: its own)."""
+    """Name how a task ended: ok, duplicate, stopped, or its error's code (``method_failed``: a plugin's)."""
     if state == states.SUCCESS:
         return "ok"
     if state == states.IGNORED:
@@ -94,11 +94,11 @@ def outcome_of(state: str | None, result: object) -> str:
 
 
 def begin_observation(name: str, task_id: str, args: Any, headers: Mapping[str, Any]) -> Observation:
-    """Begin to observe a task.
+    """Start observing a task.
 
     Args:
-        args: of its message.
-        headers: of its message; a trace goes on from them.
+        args: arguments of its message.
+        headers: headers of its message; a trace in them is continued.
     """
     claimed = _claimed(args)
     fields = {"call_id": task_id, "method": name}
@@ -112,7 +112,7 @@ def begin_observation(name: str, task_id: str, args: Any, headers: Mapping[str, 
 
 
 def is_only_observer() -> bool:
-    """Whether nobody but ``observe_tasks`` listens to the begin and the end of tasks."""
+    """Whether ``observe_tasks`` is the only receiver of the start and end of tasks."""
     return len(signals.task_prerun.receivers) <= 1 and len(signals.task_postrun.receivers) <= 1
 
 
@@ -120,7 +120,7 @@ def _begin(sender: Any, task_id: str, args: Any, **_: Any) -> None:
     job = current_job()
     observation = None if job is None else job.observation
     if observation is None:
-        # Celery keeps a message's own headers beside its fields.
+        # Celery stores a message's own headers beside its fields.
         observation = begin_observation(sender.name, task_id, args, vars(sender.request))
     setattr(sender.request, _KEY, observation)
 

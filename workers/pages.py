@@ -1,7 +1,7 @@
-"""A few pages over HTTP from a thread of their own, for probes and Prometheus.
+"""A small HTTP server on threads of its own, for probes and Prometheus.
 
-There is no password. On a loopback port only requests for a loopback name are answered, so that no web site
-reads the pages through a browser of this machine; beyond loopback the network decides who may ask.
+It has no password. On a loopback port it answers only requests for a loopback name, so no web site can
+read the pages through a browser of this machine; on other addresses the network controls access.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from workers.host_header import AllowedHosts, is_loopback
 
 __all__ = ["METRICS_TYPE", "Page", "PageServer", "Pages"]
 
-#: What Prometheus expects.
+#: Content type that Prometheus expects.
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _REFUSAL: Final = b"this port answers requests for localhost, 127.0.0.1 and [::1] only\n"
-#: Ports tried when several processes of one host share a setting.
+#: Number of ports to try, since several processes of one host may share a setting.
 _PORTS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """An answer."""
+    """A response."""
 
     body: bytes
     type: str = METRICS_TYPE
     status: HTTPStatus = HTTPStatus.OK
 
 
-#: Path to what makes the page; called on a thread of the server, and may block for a while.
+#: Path to a function that makes the page; called on a thread of the server, so it may block.
 Pages = Mapping[str, Callable[[], Page]]
 
 
 class PageServer:
-    """Serves pages until it is closed."""
+    """Serves pages until closed."""
 
     def __init__(self, server: ThreadingHTTPServer) -> None:
         self._server = server
@@ -52,7 +52,7 @@ class PageServer:
 
     @classmethod
     def on_socket(cls, path: Path, pages: Pages) -> PageServer:
-        """Listen on a Unix socket; its directory decides who may connect."""
+        """Listen on a Unix socket; the permissions of its directory control access."""
         path.unlink(missing_ok=True)
         return cls(_UnixServer(path, _handler(pages)))
 
@@ -61,7 +61,7 @@ class PageServer:
         """Listen on a TCP port, or on the first free one after it.
 
         Raises:
-            ServiceError: none of them is free, or the address is not one of this host.
+            ServiceError: none of the ports is free, or the address is not one of this host.
         """
         kind = _Server6 if ":" in address else ThreadingHTTPServer
         hosts = AllowedHosts((address,)) if is_loopback(address) else None
@@ -71,7 +71,7 @@ class PageServer:
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     raise ServiceError(f"cannot listen on {address}:{candidate}: {exc.strerror}") from exc
-        raise ServiceError(f"port {port} of {address} and the {tries - 1} after it are taken; name another")
+        raise ServiceError(f"port {port} of {address} and the {tries - 1} after it are taken; choose another")
 
     @property
     def port(self) -> int:
@@ -97,18 +97,18 @@ class _UnixServer(ThreadingHTTPServer):
         super().__init__(("", 0), handler)
 
     def server_bind(self) -> None:
-        """Bind; the parent's asks for a host name, and a path has none."""
+        """Bind the path; the base class would look up a host name."""
         self.socket.bind(self._path)
         self.server_name, self.server_port = "local", 0
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept; handlers expect a host and a port."""
+        """Accept a connection; handlers expect a host and a port as its address."""
         connection, _ = self.socket.accept()
         return connection, ("local", 0)
 
 
 def _handler(pages: Pages, hosts: AllowedHosts | None = None) -> type[BaseHTTPRequestHandler]:
-    """Build the handler of requests; ``hosts`` None answers requests for every host."""
+    """Create the request handler; ``hosts`` None answers requests for every host."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 30
@@ -124,7 +124,7 @@ def _handler(pages: Pages, hosts: AllowedHosts | None = None) -> type[BaseHTTPRe
                 self._send(make())
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing: probes come every few seconds."""
+            """Log nothing, because probes come every few seconds."""
 
         def _send(self, page: Page) -> None:
             self.send_response(page.status)

@@ -1,6 +1,6 @@
-"""The parts of one process, each built from settings where it is first asked for.
+"""The services of one process, each built from the settings at first use.
 
-This is the composition root: nothing else decides which class stands behind which.
+This is the composition root: only here are implementations chosen.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ __all__ = ["Parts"]
 
 @dataclass(kw_only=True)
 class Parts:
-    """What one process is built of; ``workers.composition`` gives it a beginning and an end."""
+    """The services of one process; ``workers.composition`` adds their start and end."""
 
-    #: With every URL filled.
+    #: With every URL resolved.
     settings: Settings
     #: ``"cli"`` or the lane that the process serves.
     role: str
@@ -94,7 +94,7 @@ class Parts:
 
     @cached_property
     def remote_hooks(self) -> HookForwarder:
-        """The way to hooks of pinned plugins."""
+        """Forwards hooks of pinned plugins to their owners."""
         return HookForwarder(
             background=self.background,
             make_caller=lambda: MethodCaller(self.app, self.settings),
@@ -128,27 +128,27 @@ class Parts:
 
     @cached_property
     def publisher(self) -> EventPublisher:
-        """The way to ``agent.events``."""
+        """Publishes to ``agent.events``."""
         return EventPublisher(self.app)
 
     @cached_property
     def background(self) -> BackgroundLoop:
-        """A loop that no plugin code runs on."""
+        """An event loop that runs no plugin code."""
         return BackgroundLoop(self.database)
 
     @cached_property
     def clocks(self) -> ClockWatch:
-        """Keeps the shared time right."""
+        """Keeps the shared time correct."""
         return ClockWatch(self.database, self.settings.broker, self.background)
 
     @cached_property
     def announcer(self) -> ProgressAnnouncer:
-        """Tells Celery how far running work is."""
+        """Publishes the progress of running work to Celery."""
         return ProgressAnnouncer(self.app, with_events=self.settings.workers.task_events)
 
     @cached_property
     def firings(self) -> TimerFirings:
-        """What a timer's firing causes."""
+        """The effects of a timer's firing."""
         return TimerFirings(self.publisher, debounce_seconds=self.settings.agent.debounce_seconds)
 
     @cached_property
@@ -169,13 +169,13 @@ class Parts:
 
     @cached_property
     def redactor(self) -> Redactor:
-        """Takes secrets and host paths out of texts that leave the host."""
+        """Removes secrets and host paths from texts that leave the host."""
         key = resolve_signing_key(self.settings).get_secret_value()
         return Redactor((*self.settings.secret_values(), key), host_paths=(self.settings.data_dir,))
 
     @cached_property
     def lanes(self) -> LaneChooser:
-        """Where each method's calls travel."""
+        """Chooses the lane of each method's calls."""
         declared = {plugin.key for plugin in self.loaded.plugins if plugin.pinned}
         declared |= set(self.settings.workers.pinned_plugins)
         declare_pinned(self.app, declared)
@@ -183,12 +183,12 @@ class Parts:
 
     @cached_property
     def marks(self) -> MethodMarks:
-        """Methods that the watchdog or an operator sent to another lane."""
+        """Lane overrides (marks) set by the watchdog or an operator."""
         declare = partial(declare_pinned, self.app)
         return MethodMarks(self.database, self.background, self.lanes, on_pinned=declare)
 
     def pinned_owner(self, *, consume: Callable[[str], None]) -> PinnedOwner:
-        """Build what competes for pinned plugins; ``consume`` serves a queue from then on."""
+        """Build the competitor for pinned plugins; ``consume`` starts serving a queue."""
         self._pinned_owner = PinnedOwner(
             database=self.database,
             background=self.background,
@@ -203,7 +203,7 @@ class Parts:
         return self._pinned_owner
 
     def _home_of(self, entry: MethodEntry) -> str | None:
-        """Name the queue of a pinned plugin that does not live in this process."""
+        """Return the queue of a plugin that is pinned to another process; None if it may run here."""
         return self._queue_of_home(entry.plugin.key)
 
     def _queue_of_home(self, key: str) -> str | None:
@@ -213,7 +213,7 @@ class Parts:
 
     @cached_property
     def watchdog(self) -> LoopWatchdog | None:
-        """Watches the loop that methods run on; None where each has a thread."""
+        """Watches the loop that runs methods; None where each call has a thread or no methods run."""
         if self.role in (Lane.LONG.value, Lane.ROUNDS.value, "cli"):
             return None
         workers = self.settings.workers
@@ -267,7 +267,7 @@ class Parts:
         """Sends command lines to workers.
 
         Raises:
-            RuntimeNotBoundError: this process calls nobody, or has not started.
+            RuntimeNotBoundError: this process does not call methods, or has not started.
         """
         if self._caller is None:
             raise RuntimeNotBoundError(f"a process of role {self.role} sends no commands")
@@ -300,26 +300,26 @@ class Parts:
 
     @cached_property
     def runs(self) -> CodeRuns:
-        """Runs code in sandboxes, with calls of methods."""
+        """Runs code that calls methods in sandboxes."""
         return CodeRuns(self.dispatcher, self.registry, self.sandboxes)
 
     @cached_property
     def intake(self) -> MessageIntake:
-        """Takes messages of people."""
+        """Receives messages from people."""
         return MessageIntake(self.database, self.publisher, self.host, self.stopper, self.settings.agent)
 
     @cached_property
     def ledger(self) -> RoundLedger:
-        """Writes down what happens to rounds."""
+        """Records the states of rounds."""
         return RoundLedger(self.database, self.publisher, self.settings.agent, redact=self.redactor)
 
     @cached_property
     def stopper(self) -> RoundStopper:
-        """Stops what goes on in a chat."""
+        """Stops the rounds of a chat."""
         return RoundStopper(self.database, self.ledger, owner=self.node)
 
     def sweeper(self) -> Sweeper:
-        """Build what finds lost work and fires timers; every worker has one, one at a time sweeps."""
+        """Build the sweeper; every worker has one, and a lease lets one sweep at a time."""
         return Sweeper(
             self.database,
             self.publisher,
@@ -345,10 +345,10 @@ class Parts:
         """Return the started sandbox manager.
 
         Raises:
-            SandboxUnavailableError: nothing isolates code here as the settings ask.
+            SandboxUnavailableError: this host has no isolation that satisfies the settings.
         """
         if self._sandboxes is None:
-            # A tenth of a worker's memory, for those that run code.
+            # Imported here because it takes a tenth of a worker's memory and few workers run code.
             from sandbox.manager import SandboxManager
 
             manager = SandboxManager(

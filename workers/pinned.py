@@ -1,10 +1,10 @@
-"""Pinned plugins: each lives in one process of the fleet, which owns it by lease and serves its queue.
+"""Pinned plugins: each runs in one process of the fleet, which owns it by lease and serves its queue.
 
-The owner runs the plugin's init, and no other process does. When it dies the lease runs out, another
-process runs init and takes up the queue; calls wait in it meanwhile.
+Only the owner runs the plugin's init. When the owner dies its lease expires, and another process runs
+init and serves the queue; calls wait there meanwhile.
 
-Processes of lane ``pinned`` compete for all pinned plugins. While there is none in the fleet, those of
-lane ``methods`` do, so that a small system needs no further process.
+Processes of lane ``pinned`` compete for all pinned plugins. While the fleet has none, processes of lane
+``methods`` compete, so a small system needs no additional process.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from workers.lanes import LaneChooser
 __all__ = ["PinnedOwner", "declare_pinned"]
 
 _OWNER_LEASE: Final = "pinned:"
-#: Held by each process of lane ``pinned``: tells the others to keep out.
+#: Held by each process of lane ``pinned``; keeps processes of other lanes from competing.
 _PRESENCE_LEASE: Final = "pinned-worker:"
 _LOOKS_PER_LEASE: Final = 4
 _FALLBACK_SECONDS: Final = 3.0
-#: How long a process that ends tries to hand its plugins on.
+#: How long a stopping process tries to release its plugins.
 _RELEASE_SECONDS: Final = 5.0
 _LOST_EXIT: Final = 70
 
@@ -47,7 +47,7 @@ class _Holding:
     """A lease of this process."""
 
     fence: int
-    #: By this process's clock, from before the database counted: never later than there. 0: lost.
+    #: By this process's clock, measured before the request: ends no later than the row's. 0: lost.
     held_until: float
 
 
@@ -61,7 +61,7 @@ def declare_pinned(app: Celery, plugin_keys: Iterable[str]) -> None:
 
 
 class PinnedOwner:
-    """Competes for pinned plugins, as long as the process lives."""
+    """Competes for pinned plugins while the process runs."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class PinnedOwner:
         refresh: Callable[[], Awaitable[None]],
         consume: Callable[[str], None],
     ) -> None:
-        """Take what to compete with.
+        """Create the competitor.
 
         Args:
-            refresh: brings ``lanes`` up to date.
-            is_fallback: keep out while a process of lane ``pinned`` is there.
-            consume: serves a plugin's queue from now on.
+            refresh: updates ``lanes``.
+            is_fallback: do not compete while a process of lane ``pinned`` exists.
+            consume: starts serving a plugin's queue.
         """
         self._database = database
         self._background = background
@@ -97,16 +97,16 @@ class PinnedOwner:
         self._keeper: Future[None] | None = None
 
     def start(self) -> None:
-        """Begin to compete, on the running loop."""
+        """Start to compete, on the running loop."""
         self._keeper = self._background.submit(self._keep())
         self._task = asyncio.create_task(self._compete_forever(), name="nekro-pinned")
 
     def holds(self, plugin_key: str) -> bool:
-        """Whether a plugin lives in this process."""
+        """Whether this process owns a plugin."""
         return f"{_OWNER_LEASE}{plugin_key}" in self._holdings
 
     async def close(self) -> None:
-        """Let the plugins clean up, then hand them on at once."""
+        """Run the plugins' cleanups, then release the leases."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -114,19 +114,19 @@ class PinnedOwner:
         if self._keeper is not None:
             self._keeper.cancel()
         for name, holding in self._holdings.items():
-            with survived("pinned_lease_not_released", name=name):  # it runs out by itself
+            with survived("pinned_lease_not_released", name=name):  # it expires by itself
                 async with self._database.autocommit() as transaction:
                     await transaction.leases.release(name, fence=holding.fence)
         self._holdings.clear()
 
     @property
     def close_seconds(self) -> float:
-        """How long ``close`` takes at most; leases that were not released by then run out."""
+        """Time limit of ``close``; leases that are not released by then expire."""
         return self._host.cleanup_seconds + _RELEASE_SECONDS
 
     async def _compete_forever(self) -> None:
         if self._is_fallback:
-            # Processes of lane ``pinned`` that start together with this one come first.
+            # Gives priority to processes of lane ``pinned`` that start at the same time.
             await asyncio.sleep(min(_FALLBACK_SECONDS, self._lease_seconds))
         while True:
             with survived("pinned_plugins_not_claimed"):
@@ -141,7 +141,7 @@ class PinnedOwner:
             if self._lanes.is_pinned(plugin.key) and not self.holds(plugin.key)
         ]
         for plugin in pinned:
-            # Started here before somebody pinned it; nothing otherwise.
+            # The plugin may have been started here before it was pinned; otherwise this is a no-op.
             await self._host.stop_plugin(plugin)
         if not await self._may_compete():
             return
@@ -168,15 +168,15 @@ class PinnedOwner:
         return True
 
     async def _adopt(self, plugin: NekroPlugin) -> None:
-        """Run init here, then serve the plugin's calls: they find it as it wants to be."""
+        """Run init here, then serve the plugin's calls, which thus find it initialised."""
         for failure in await self._host.start_plugin(plugin):
-            # It keeps its methods, as a plugin that is not pinned does.
+            # It keeps its methods, like a plugin that is not pinned.
             logger.bind(plugin=plugin.key, error=failure.error).error("pinned_plugin_init_failed")
         self._consume(str(lane_queue(Lane.METHODS, plugin.key).name))
         logger.bind(plugin=plugin.key, owner=self._owner).info("pinned_plugin_owned")
 
     async def _keep(self) -> None:
-        """Renew on the background loop: a plugin that blocks its own keeps its ownership."""
+        """Renew on the background loop, so a plugin that blocks its own loop stays owned."""
         while True:
             await asyncio.sleep(self._lease_seconds / _LOOKS_PER_LEASE)
             for name, holding in list(self._holdings.items()):
@@ -194,7 +194,7 @@ class PinnedOwner:
         holding.held_until = began + self._lease_seconds if is_kept else 0.0
 
     def _give_up(self, name: str) -> None:
-        """End the process: nothing else ends what an init has started, and another process runs it now."""
+        """Exit the process: only this ends what init started, and another process may run it now."""
         report_loss("pinned", name=name, owner=self._owner)
         logger.bind(name=name, owner=self._owner).critical("pinned_plugin_lost")
         os._exit(_LOST_EXIT)

@@ -1,4 +1,4 @@
-"""What plugins may do and read, from the settings."""
+"""Builds from the settings what plugins may install and read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _GROUP = "default"
 
 
 def package_policy(settings: PluginSettings) -> PackagePolicy:
-    """Return what ``dynamic_import_pkg`` may install; it holds while plugins are imported, too."""
+    """Return what ``dynamic_import_pkg`` may install, also during the import of plugins."""
     return PackagePolicy(install=settings.package_install, allow=tuple(settings.package_allow))
 
 
 def core_config(settings: Settings) -> CoreConfig:
-    """Return what plugins read as ``core.config``: the configured model as group ``default``, the persona."""
+    """Return what plugins read as ``core.config``: the persona, and the model as group ``default``."""
     llm = settings.llm
     groups = {_GROUP: _model_group(llm)} if llm.base_url and llm.model else {}
     return CoreConfig(MODEL_GROUPS=groups, AI_CHAT_PRESET_SETTING=settings.agent.persona)

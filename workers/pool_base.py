@@ -1,4 +1,4 @@
-"""The part of a Celery pool that does not depend on where its jobs run."""
+"""The part of a Celery pool that is independent of where its jobs run."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from workers.pool_jobs import CANCEL_SECONDS, Job, StopReason
 
 __all__ = ["JobPool"]
 
-#: Rhythm in which a stopping pool lets acknowledgements through.
+#: Interval at which a stopping pool runs pending acknowledgements.
 DRAIN_STEP_SECONDS: Final = 0.05
 
 logger = logging.getLogger(__name__)
-#: The named arguments of tracers; shared, since nearly none has any and they are only read.
+#: Shared keyword arguments of tracers: nearly no job has any, and they are only read.
 _NO_NAMES: Final[dict[str, Any]] = {}
 
 
 class JobPool(BasePool):  # type: ignore[misc]
-    """Knows its jobs, stops them one by one or all, and shuts down warm, soft or cold.
+    """Tracks its jobs, stops one or all of them, and implements warm, soft and cold shutdown.
 
-    A warm shutdown waits for running jobs as long as ``NEKRO_WORKERS__DRAIN_SECONDS`` says, then
-    stops what is left; those messages stay unacknowledged and go back to their queue.
+    A warm shutdown waits for running jobs for ``NEKRO_WORKERS__DRAIN_SECONDS``, then stops the
+    remaining ones; their messages stay unacknowledged and return to their queue.
     """
 
     limit: int
@@ -40,29 +40,29 @@ class JobPool(BasePool):  # type: ignore[misc]
         self._ended = threading.Event()
         self._is_stopped = False
 
-    # What a concrete pool provides.
+    # Implemented by a concrete pool.
 
     def submit(self, job: Job) -> None:
-        """Run a job as soon as there is room."""
+        """Run a job as soon as a slot is free."""
         raise NotImplementedError
 
     def drop_waiting(self) -> None:
-        """Forget jobs that have not started; their messages go back to their queue."""
+        """Discard jobs that have not started; their messages return to their queue."""
         raise NotImplementedError
 
     def close_loops(self) -> None:
-        """End the event loops and their threads."""
+        """Stop the event loops and their threads."""
         raise NotImplementedError
 
-    # What Celery calls.
+    # Called by Celery.
 
     def start(self) -> None:
-        """Start the pool; Celery's debug log of each job would show its arguments."""
+        """Start the pool, without Celery's debug log of jobs, which would show their arguments."""
         super().start()
         self._does_debug = False
 
     def on_apply(self, target: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Job:
-        """Take a delivery."""
+        """Accept a delivery."""
         job = Job(
             target=target,
             args=args or (),
@@ -79,13 +79,13 @@ class JobPool(BasePool):  # type: ignore[misc]
         return job
 
     def terminate_job(self, pid: int, signal: object = None) -> None:
-        """Stop a job; unknown numbers are those of jobs that have ended."""
+        """Stop a job; no effect for an unknown number, whose job has ended."""
         job = self._jobs.get(pid)
         if job is not None:
             job.stop(StopReason.TERMINATED)
 
     def on_stop(self) -> None:
-        """Warm or soft shutdown; also the second half of a cold one, after Celery stopped its jobs."""
+        """Warm or soft shutdown; also the second half of a cold one, after Celery has stopped its jobs."""
         self._shut_down(seconds=self._drain_seconds())
 
     def on_terminate(self) -> None:
@@ -93,12 +93,12 @@ class JobPool(BasePool):  # type: ignore[misc]
         self._shut_down(seconds=0)
 
     def flush(self) -> None:
-        """Drop what has not begun: the connection is lost, and these messages are given back."""
+        """Drop jobs that have not started: the connection is lost and their messages return to the queue."""
         for job in self._running():
             job.drop()
 
     def running_ids(self) -> set[str]:
-        """Ids of the tasks that have begun and not ended; callable from any thread."""
+        """Ids of the tasks that have started and not ended; thread-safe."""
         return {job.task_id for job in self._running() if job.has_begun}
 
     def _get_info(self) -> dict[str, Any]:
@@ -109,10 +109,10 @@ class JobPool(BasePool):  # type: ignore[misc]
             "timeouts": [self.options.get("soft_timeout") or 0, self.options.get("timeout") or 0],
         }
 
-    # What jobs report.
+    # Called by jobs.
 
     def ended(self, job: Job) -> None:
-        """A job is over, or given up at its hard limit."""
+        """Record that a job is over, or abandoned at its hard limit."""
         self._jobs.pop(job.pid, None)
         self._ended.set()
 
@@ -147,10 +147,10 @@ class JobPool(BasePool):  # type: ignore[misc]
 
 
 def _let_acknowledgements_through() -> None:
-    """Run what jobs handed to the worker's hub: this thread is the hub's, and it waits for the jobs.
+    """Run the callbacks that jobs scheduled on the worker's hub, whose thread is waiting here for the jobs.
 
-    Without it an acknowledgement waits until the pool has drained, and a kill meanwhile
-    would deliver finished tasks again.
+    Without this an acknowledgement would wait until the pool has drained, and a kill meanwhile
+    would cause finished tasks to be delivered again.
     """
     hub = get_event_loop()
     if hub is None:
@@ -158,9 +158,9 @@ def _let_acknowledgements_through() -> None:
     try:
         hub.fire_timers()
         _run_ready_callbacks(hub)
-    except Exception:  # a shutdown goes on; what was not acknowledged is delivered again
+    except Exception:  # the shutdown must continue; unacknowledged messages are delivered again
         logger.warning("acknowledgements failed during shutdown", exc_info=True)
 
 
 def _ignore(_: Any) -> None:
-    """Stand in for a callback that was not given."""
+    """Replace a missing callback."""

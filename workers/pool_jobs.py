@@ -1,9 +1,9 @@
-"""What the pools share: one delivery as a job, its limits, and threads that run event loops.
+"""Shared by the pools: one delivery as a job, its time limits, and threads that run event loops.
 
-A job goes through Celery's own ``apply_target`` and tracer, unmodified. Two things are added:
+A job runs through Celery's own ``apply_target`` and tracer, unmodified. Two things are added:
 
-- It can be stopped from outside, for one reason (``StopReason``). Stopping ends what the body
-  awaits; the storing of a result that is already there is never interrupted.
+- It can be stopped from outside, for one reason (``StopReason``). Stopping cancels what the body
+  awaits; storing a result that already exists is never interrupted.
 - Its outcome is reported exactly once. Celery's threads pool reports nothing when a body ends
   in a ``BaseException``, and the delivery then occupies a slot for ever.
 """
@@ -43,31 +43,31 @@ __all__ = [
     "current_job",
 ]
 
-#: How long a stopping loop waits for coroutines that were cancelled.
+#: How long a stopping loop waits for cancelled coroutines.
 CANCEL_SECONDS: Final = 2
 
 logger = logging.getLogger(__name__)
-#: Beyond any process id of Linux (2**22): ``terminate_job`` must never name a real process.
+#: Above any process id of Linux (2**22), so ``terminate_job`` can never name a real process.
 _numbers = itertools.count((1 << 22) + 1)
-#: Guards the state of every job, for moments: thousands of calls need not hold a lock each. Reentrant,
-#: because a signal may stop jobs on the thread that is just looking at one.
+#: Guards the state of every job, for short times; one shared lock uses less memory than thousands.
+#: Reentrant, because a signal handler may stop jobs on the thread that holds it.
 _lock: Final = threading.RLock()
 _current: ContextVar[Job | None] = ContextVar("nekro_job", default=None)
 
 
 class StopReason(StrEnum):
-    """Why a job was told to stop."""
+    """Why a job must stop."""
 
     #: Its soft time limit passed: the body gets ``SoftTimeLimitExceeded`` and may clean up.
     SOFT_LIMIT = "soft_limit"
     #: Its hard time limit passed: its failure is reported at once, whatever the body does then.
     HARD_LIMIT = "hard_limit"
-    #: It was revoked, or its worker shuts down; Celery decides what becomes of the message.
+    #: It was revoked, or its worker shuts down; Celery decides what happens to the message.
     TERMINATED = "terminated"
 
     @property
     def is_final(self) -> bool:
-        """Whether the outcome is settled elsewhere, so that the body's own no longer counts."""
+        """Whether the outcome is decided elsewhere, so the body's own outcome is ignored."""
         return self is not StopReason.SOFT_LIMIT
 
 
@@ -76,19 +76,19 @@ class JobStopped(Ignore):  # type: ignore[misc]
 
 
 def current_job() -> Job | None:
-    """The job that the calling code belongs to, in its coroutines too; None outside a pool of ours."""
+    """The job of the calling code or coroutine; None outside of our pools."""
     return _current.get()
 
 
 def aborted(exc: BaseException) -> MethodAbortedError:
-    """The ordinary error for a ``BaseException`` that plugin code ended in."""
+    """Return the ordinary error for a ``BaseException`` in which plugin code ended."""
     detail = f"{type(exc).__name__}({exc})" if str(exc) else type(exc).__name__
     return MethodAbortedError(f"the method ended in {detail}")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a body came to: a value, or what it raised."""
+    """The outcome of a body: a value, or the exception that it raised."""
 
     value: Any = None
     error: Exception | None = None
@@ -102,7 +102,7 @@ class Outcome:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Job:
-    """One delivery in a pool. Celery knows it by ``pid``, and by the object that ``apply_async`` returned."""
+    """One delivery in a pool. Celery refers to it by ``pid`` and by the object from ``apply_async``."""
 
     target: Callable[..., Any]
     args: Any
@@ -115,11 +115,11 @@ class Job:
     hard_limit_seconds: float | None
     pid: int = field(default_factory=lambda: next(_numbers))
     stop_reason: StopReason | None = None
-    #: What its body came to before the tracer runs; None: the tracer runs the body.
+    #: The body's outcome if it ran before the tracer; None: the tracer runs the body.
     outcome: Outcome | None = None
-    #: The ``workers.observation`` of it that has begun before the tracer does.
+    #: The ``workers.observation`` of the job, if it was started before the tracer.
     observation: Any = None
-    #: When its next limit passes, for ``Alarms``; 0: none was set.
+    #: When its next limit passes, for ``Alarms``; 0: no limit is set.
     alarm_tick: int = 0
     is_past_soft_limit: bool = False
     _cancel: Callable[[], None] | None = None
@@ -131,56 +131,56 @@ class Job:
 
     @property
     def task_id(self) -> str:
-        """Id of the task, which Celery hands to its tracer as the second argument."""
+        """Id of the task, which Celery passes to its tracer as the second argument."""
         return str(self.args[1])
 
     @property
     def has_begun(self) -> bool:
-        """Whether it runs, or ran."""
+        """Whether it has started."""
         return self._has_begun
 
     def drop(self) -> bool:
-        """Keep a job from running, from any thread; returns False when it has begun."""
+        """Keep a job from starting, from any thread; returns False when it has started."""
         with _lock:
             self._is_dropped = not self._has_begun
             return self._is_dropped
 
     def begin(self) -> bool:
-        """Make it the job of the calling code; False when it was dropped meanwhile."""
+        """Start the job in the calling context; False when it was dropped before."""
         with _lock:
             self._has_begun = not self._is_dropped
         _current.set(self)
         return self._has_begun
 
     def run(self) -> None:
-        """Run Celery's tracer and report its outcome; nothing gets past this."""
+        """Run Celery's tracer and report its outcome; raises nothing."""
         if self.begin():
             self.trace(accept=self.accept_callback)
 
     def trace(self, *, accept: Callable[..., Any] | None) -> None:
-        """Run Celery's tracer for a job that has begun.
+        """Run Celery's tracer for a job that has started.
 
         Args:
-            accept: told that the job begins; None when that is known.
+            accept: called when the job starts; None if that was reported before.
         """
         try:
             apply_target(self.target, self.args, self.kwargs, self._report, accept, pid=self.pid)
-        except BaseException as exc:  # the slot must be free again, whatever a task did
+        except BaseException as exc:  # the slot must be freed whatever a task did
             self.escape(exc)
 
     def succeed(self, value: Any, seconds: float) -> None:
-        """Report a success whose result is stored, as ``trace`` does at its end."""
+        """Report a success whose result is already stored, as ``trace`` does at its end."""
         try:
             self._report((False, value, seconds))
         except Exception as exc:
             self.escape(exc)
 
     def stop(self, reason: StopReason) -> bool:
-        """Stop the body, from any thread; returns False when it is over and the outcome stands.
+        """Stop the body, from any thread; returns False when it is over and its outcome is final.
 
-        Celery says it twice when it terminates a task, and a shutdown may say it once more. The body is
-        cancelled once for a final reason, and before that once for its soft limit: a further
-        cancellation would interrupt what it cleans up.
+        Celery calls this twice when it terminates a task, and a shutdown may call it again. The body is
+        cancelled at most once for its soft limit and then once for a final reason, because a further
+        cancellation would interrupt its cleanup.
         """
         with _lock:
             if self._body_is_over:
@@ -198,16 +198,16 @@ class Job:
         self.stop(StopReason.TERMINATED)
 
     def report_hard_limit(self) -> None:
-        """Tell Celery that the hard time limit passed: it stores the failure and acknowledges."""
+        """Report to Celery that the hard time limit passed: it stores the failure and acknowledges."""
         if self.timeout_callback is None:
             return
         try:
             self.timeout_callback(False, self.hard_limit_seconds or 0)
-        except Exception:  # the pool's loop must go on
+        except Exception:  # the pool's loop must continue
             logger.exception("the time limit of job %d could not be reported", self.pid)
 
     def report_soft_limit(self) -> None:
-        """Tell Celery that the soft time limit passed: it logs a warning."""
+        """Report to Celery that the soft time limit passed: it logs a warning."""
         if self.timeout_callback is not None:
             self.timeout_callback(True, self.soft_limit_seconds or 0)
 
@@ -221,26 +221,25 @@ class Job:
             self.callback(outcome)
 
     def escape(self, exc: BaseException) -> None:
-        """Report what got past everything else."""
+        """Report an exception that was not handled anywhere else."""
         if self._is_reported:
-            logger.error("after job %d was done: %r", self.pid, exc, exc_info=exc)
+            logger.error("exception after the end of job %d: %r", self.pid, exc, exc_info=exc)
             return
         self._is_reported = True
         if (self.stop_reason is not None and self.stop_reason.is_final) or self.error_callback is None:
             return
         try:
             self.error_callback(_exception_info(exc))
-        except BaseException:  # its caller's deadline covers it; the pool must go on
+        except BaseException:  # the caller's deadline covers the loss; the pool must continue
             logger.exception("the failure of job %d could not be reported: %r", self.pid, exc)
 
 
 def _abortion(outcome: Any) -> BaseException | None:
-    """The exception of an outcome that Celery's callback cannot take, None when it can.
+    """Return the exception of an outcome that Celery's callback cannot handle; None when it can.
 
-    ``apply_target`` wraps a BaseException in a WorkerLostError, which would have the message
-    delivered again, and reports it in a form that the callback does not understand. The
-    tracer passes a MemoryError on as an ordinary failure, on which the callback raises
-    before it acknowledges.
+    ``apply_target`` wraps a BaseException in a WorkerLostError, which would cause the message to be
+    delivered again, and reports it in a form that the callback does not accept. The tracer passes
+    a MemoryError on as an ordinary failure, on which the callback raises before it acknowledges.
     """
     if isinstance(outcome, ExceptionInfo):
         wrapper: BaseException = getattr(outcome.exception, "exc", outcome.exception)
@@ -252,7 +251,7 @@ def _abortion(outcome: Any) -> BaseException | None:
 
 
 def _exception_info(exc: BaseException) -> Any:
-    """Celery's form of a failure; only ordinary exceptions, since others stop or stall a worker."""
+    """Return a failure in Celery's form, always as an ordinary exception: others stop or stall a worker."""
     try:
         if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
             raise exc
@@ -262,10 +261,10 @@ def _exception_info(exc: BaseException) -> Any:
 
 
 class Body:
-    """The part of a task that may be stopped; used as ``with Body():`` around plugin code.
+    """The part of a task that can be stopped; used as ``with Body():`` around plugin code.
 
-    Turns a ``BaseException`` that is none of ours, and ``MemoryError``, into
-    ``MethodAbortedError``. Raises ``JobStopped`` at its end when the job was stopped for good.
+    Converts a ``BaseException`` other than our own, and ``MemoryError``, to
+    ``MethodAbortedError``. Raises ``JobStopped`` at its end when the job was stopped for a final reason.
     """
 
     __slots__ = ("_job",)
@@ -304,7 +303,7 @@ class Body:
 
 
 class Cancellable:
-    """Lets ``Job.stop`` end a task of an event loop: ``with Cancellable(task):`` around waiting for it."""
+    """Lets ``Job.stop`` cancel a task of an event loop: ``with Cancellable(task):`` around awaiting it."""
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self._job, self._task = current_job(), task
@@ -324,12 +323,12 @@ class Cancellable:
                 self._job._cancel = None
 
     def _cancel(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed and runs nothing
             self._loop.call_soon_threadsafe(self._task.cancel)
 
 
 class Interruptible:
-    """``with Interruptible():`` around what the running task awaits: ``Job.stop`` ends that and no more."""
+    """``with Interruptible():`` around an await of the running task: ``Job.stop`` cancels only that await."""
 
     __slots__ = ("_interruptions", "_is_inside", "_job", "_loop", "_task")
 
@@ -341,7 +340,7 @@ class Interruptible:
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether the job was stopped while the task was inside."""
+        """Whether the job was stopped while the task was inside the block."""
         return self._interruptions > 0
 
     def __enter__(self) -> Interruptible:
@@ -350,7 +349,7 @@ class Interruptible:
             with _lock:
                 self._job._cancel = self._ask
                 is_stopped = self._job.stop_reason is not None
-            if is_stopped:  # before there was anything to end
+            if is_stopped:  # stopped before this block began
                 self._ask()
         return self
 
@@ -363,7 +362,7 @@ class Interruptible:
             self._task.uncancel()
 
     def _ask(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed and runs nothing
             self._loop.call_soon_threadsafe(self._interrupt)
 
     def _interrupt(self) -> None:
@@ -373,7 +372,7 @@ class Interruptible:
 
 
 class Alarms:
-    """The time limits of running jobs, kept by an event loop; use it on that loop's thread."""
+    """The time limits of running jobs, as timers of an event loop; use it on that loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, on_hard_limit: Callable[[Job], None]) -> None:
         self._loop = loop
@@ -388,7 +387,7 @@ class Alarms:
             job.alarm_tick = self._deadlines.add(job, seconds)
 
     def disarm(self, job: Job) -> None:
-        """Forget a job's limits."""
+        """Cancel a job's limits."""
         self._deadlines.discard(job, job.alarm_tick)
 
     def _ring(self, job: Job) -> None:
@@ -431,15 +430,15 @@ class LoopThread:
         return threading.get_ident() == self._thread.ident
 
     def call(self, function: Callable[..., None], *args: Any) -> None:
-        """Run a function on the loop soon; dropped when the loop is closed."""
+        """Schedule a function on the loop; ignored when the loop is closed."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function, *args)
 
     def stop(self) -> None:
         """Cancel what runs, clean up and end the thread.
 
-        A coroutine that refuses is left behind. So is the thread: at once where something blocks its loop,
-        and where a cleanup does, once all cleanups had their time.
+        A coroutine that does not end is abandoned. So is the thread: at once if its loop is blocked, and
+        after the time of all cleanups if a cleanup blocks it.
         """
         if not self._thread.is_alive():
             return
@@ -465,7 +464,7 @@ def run_to_end(loop: asyncio.AbstractEventLoop) -> None:
         if tasks:
             _, stubborn = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
             if stubborn:
-                logger.warning("%d coroutines ignore their cancellation; left behind", len(stubborn))
+                logger.warning("%d coroutines ignored their cancellation and were abandoned", len(stubborn))
         await close_loop_resources()
         await loop.shutdown_asyncgens()
 
@@ -481,7 +480,7 @@ def _this_task() -> asyncio.Task[Any]:
 def _finish(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]) -> None:
     try:
         loop.run_until_complete(coroutine)
-    except Exception:  # the process ends; what hangs on the loop ends with it
-        logger.exception("an event loop could not be closed in order")
+    except Exception:  # the process ends, and with it everything on the loop
+        logger.exception("an event loop was not closed cleanly")
     finally:
         loop.close()

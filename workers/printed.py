@@ -1,7 +1,7 @@
-"""What plugins print becomes records of the log.
+"""Turns what plugins print into log records.
 
-Printed as it is, text of others that a plugin prints could hold lines that read like records, also of
-another chat, and sequences that a terminal obeys.
+Printed unchanged, foreign text could contain lines that look like log records, even of another chat,
+and control sequences that a terminal executes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nekro_agent.tools.visible_text import visible_text
 
 __all__ = ["printed_to_log"]
 
-#: A line that does not end by then is written in parts.
+#: A longer line is logged in parts.
 _MAX_LINE_CHARS: Final = 4000
 
 
@@ -27,39 +27,39 @@ _MAX_LINE_CHARS: Final = 4000
 def printed_to_log() -> Iterator[None]:
     """Log what Python code writes to ``sys.stdout`` and ``sys.stderr`` while the block lasts, line by line.
 
-    The log's own sink must have been configured before. What other programs and C libraries write to the
-    descriptors 1 and 2 is not seen.
+    Configure the log's own sink first. Writes of other programs and of C libraries to the descriptors 1
+    and 2 are not captured.
     """
     with redirect_stdout(_Printed("stdout", sys.stdout)), redirect_stderr(_Printed("stderr", sys.stderr)):
         yield
 
 
 class _Printed(io.TextIOBase):
-    """A stream whose lines become records, under the name of the stream."""
+    """A stream whose lines become log records under the stream's name."""
 
     def __init__(self, name: str, target: TextIO) -> None:
         self._name = name
         self._target = target
-        #: Per thread: ``text`` begun, and whether it ``logs`` just now.
+        #: Per thread: ``text``, the incomplete line, and ``logs``, whether it is logging now.
         self._here = threading.local()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # a property there too
-        """Encoding of the stream that it stands for."""
+        """Encoding of the replaced stream."""
         return self._target.encoding
 
     def fileno(self) -> int:
-        """Return the descriptor of the stream that it stands for, as handed to other programs."""
+        """Return the descriptor of the replaced stream, for use by other programs."""
         return self._target.fileno()
 
     def writable(self) -> bool:
-        """Whether it can be written to: always."""
+        """Always True."""
         return True
 
     def write(self, text: str, /) -> int:
-        """Take text; whole lines are logged."""
+        """Log complete lines and buffer the rest."""
         if getattr(self._here, "logs", False):
-            # Loguru reports what is wrong with its sink; a record of that would fail as well.
+            # Loguru is reporting an error of its sink; logging that would fail too.
             self._target.write(visible_text(text))
             return len(text)
         *lines, rest = (getattr(self._here, "text", "") + text).split("\n")

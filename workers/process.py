@@ -39,10 +39,10 @@ _START_SECONDS: Final = 600.0
 
 
 def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: str | None) -> int:
-    """Serve one lane in the foreground until told to stop; returns the exit code.
+    """Serve one lane in the foreground until stopped; returns the exit code.
 
     Args:
-        concurrency: None means the setting of the lane.
+        concurrency: None means the lane's setting.
         name: None means lane and process id.
 
     Raises:
@@ -102,16 +102,16 @@ def _concurrency(settings: Settings, lane: str) -> int:
         Lane.PINNED.value: settings.workers.methods_concurrency,
     }
     if lane not in limits:
-        raise SettingsError(f"there is no lane {lane!r}; choose one of {', '.join(limits)}")
+        raise SettingsError(f"unknown lane {lane!r}; choose one of {', '.join(limits)}")
     return limits[lane]
 
 
-#: New objects after which the collector looks for cycles; each call under way holds some 150.
+#: Allocations that trigger a garbage collection; each running call holds some 150 objects.
 GARBAGE_THRESHOLD: Final = 10_000
 
 
 class _Home:
-    """Where the services live: the asyncio pool's loop, or a loop of their own beside threads."""
+    """The event loop of the services: the asyncio pool's, or one of their own beside a thread pool."""
 
     def __init__(self, services: Services, health: Health) -> None:
         self._services = services
@@ -119,7 +119,7 @@ class _Home:
         self.logs_json = services.settings.log.json_lines
         self._own_thread: LoopThread | None = None
         self._drain: Any = None
-        #: Why the services did not start; the worker stops then.
+        #: Why the services did not start; the worker then stops.
         self.failure: NekroError | None = None
 
     def open(self, worker: Any) -> None:
@@ -141,11 +141,11 @@ class _Home:
         self._health.started(loop, consumes=lambda: _why_it_consumes_nothing(worker))
 
     def drain(self) -> Any:
-        """The drain of lane ``rounds``; tasks run only after it was made."""
+        """The drain of lane ``rounds``; set before any task runs."""
         return self._drain
 
     def close(self) -> None:
-        """Close services that live on a loop of their own; the pool's loop closes the others."""
+        """Close services that have a loop of their own; the pool's loop closes the others."""
         if self._own_thread is not None:
             self._own_thread.stop()
 
@@ -173,10 +173,10 @@ class _Home:
 
 
 def keep_what_is_loaded() -> None:
-    """Have the garbage collector leave alone what there is now, and look for garbage less often.
+    """Exclude all current objects from garbage collection, and collect less often.
 
-    All that was loaded stays. Left to the collector it is looked through again and again, a tenth of a
-    second each time, in which no call goes on.
+    What was loaded stays in memory anyway. Otherwise the collector would scan it again and again, for a
+    tenth of a second each time, during which no call makes progress.
     """
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD)
@@ -184,7 +184,7 @@ def keep_what_is_loaded() -> None:
 
 def _step(home: _Home) -> type[bootsteps.StartStopStep]:
     class ServicesStep(bootsteps.StartStopStep):  # type: ignore[misc]
-        """Starts the services once the pool runs, before the consumer does."""
+        """Starts the services after the pool and before the consumer."""
 
         requires = ("celery.worker.components:Pool",)
 
@@ -192,8 +192,8 @@ def _step(home: _Home) -> type[bootsteps.StartStopStep]:
             try:
                 home.open(worker)
             except NekroError as exc:
-                # As an exit and not an error: Celery would log a traceback of its own.
-                if home.logs_json:  # for people the command says it, in one line
+                # SystemExit, because Celery would log a traceback of any other exception.
+                if home.logs_json:  # otherwise the command prints the error in one line
                     logger.bind(error=str(exc)).error("worker_cannot_start")
                 raise SystemExit(1) from exc
 
@@ -201,7 +201,7 @@ def _step(home: _Home) -> type[bootsteps.StartStopStep]:
 
 
 def _consume(worker: Any, queue: str) -> None:
-    """Serve one more queue, also after the connection was lost; on the hub, as soon as that runs."""
+    """Serve one more queue, also after reconnects; executed by the hub once it runs."""
     worker.consumer.call_soon(worker.consumer.add_task_queue, queue)
 
 

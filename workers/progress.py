@@ -1,7 +1,7 @@
-"""How far running work is: told to Celery for jobs and calls, kept as rows for calls.
+"""Progress of running work: published to Celery for jobs and calls, recorded as rows for calls.
 
-Jobs write their own rows (``workers.job_keeper``). A method's call gets one when it first reports,
-so that ``nekro jobs`` shows it beside the jobs.
+Jobs write their own rows (``workers.job_keeper``). A method's call gets a row with its first report,
+so that ``nekro jobs`` lists it beside the jobs.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from workers.registry import MethodEntry
 
 __all__ = ["CallReports", "ProgressAnnouncer"]
 
-#: Pause between two writes: a call may report as often as it likes.
+#: Pause between two writes, because a call may report at any rate.
 _PAUSE_SECONDS: Final = 0.3
-#: Pause before a write is tried again while the database is away.
+#: Pause before a write is retried while the database is unavailable.
 _RETRY_SECONDS: Final = 2.0
 #: How long a row outlives its call's deadline when the worker dies.
 _MARGIN_SECONDS: Final = 15.0
 
 
 class ProgressAnnouncer:
-    """Tells Celery: state ``PROGRESS`` in the result backend, an event for Flower. Never blocks or raises."""
+    """Publishes state ``PROGRESS`` to the result backend and an event for Flower. Never blocks or raises."""
 
     def __init__(self, app: Celery, *, with_events: bool) -> None:
         self._app = app
@@ -48,22 +48,22 @@ class ProgressAnnouncer:
         self.hostname: str | None = None
 
     def announce(self, task_id: str, percent: int, message: str) -> None:
-        """Tell how far a task is; only the newest of several reports is sent."""
+        """Publish a task's progress; of several pending reports only the newest is sent."""
         with self._lock:
             waits = task_id in self._latest
             self._latest[task_id] = (percent, message)
         if not waits:
             try:
                 self._pool.submit(self._send, task_id)
-            except RuntimeError:  # the process stops; the row has it
+            except RuntimeError:  # the process is stopping; the row has the progress
                 self._latest.pop(task_id, None)
 
     async def settled(self) -> None:
-        """Wait until everything announced so far was sent: a late report must not follow a task's end."""
+        """Wait until all announced reports are sent, so that none follows the task's end."""
         await asyncio.get_running_loop().run_in_executor(self._pool, lambda: None)
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Stop sending."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, task_id: str) -> None:
@@ -73,9 +73,9 @@ class ProgressAnnouncer:
             self._app.backend.store_progress(task_id, {"percent": percent, "message": message})
             if self._with_events:
                 with self._app.events.default_dispatcher(hostname=self.hostname) as dispatcher:
-                    # Flower shows no field of ours, but a result also before there is one.
+                    # Flower shows no custom fields, but it shows a result of an unfinished task too.
                     dispatcher.send("task-progress", uuid=task_id, percent=percent, result=f"{percent} %")
-        except Exception as exc:  # the row has it, and the next report comes
+        except Exception as exc:  # the row has the progress, and the next report will be sent
             logger.bind(task_id=task_id, error=type(exc).__name__).debug("progress_not_announced")
 
 
@@ -87,7 +87,7 @@ class _Report:
 
 
 class _Following:
-    """What one call reports; a class, because a generator of each call that waits takes more memory."""
+    """The reports of one call; a class, because a generator per waiting call would take more memory."""
 
     __slots__ = ("_entry", "_invocation", "_newest", "_reports")
 
@@ -123,7 +123,7 @@ class _Following:
 
 
 class CallReports:
-    """Rows of calls that report their progress; one writer for all calls of the process."""
+    """Rows of calls that report progress; one writer for all calls of the process."""
 
     def __init__(
         self,
@@ -143,17 +143,17 @@ class CallReports:
 
     @property
     def worker_name(self) -> str:
-        """Worker of the calls."""
+        """Name of the worker that runs the calls."""
         return self._worker_name
 
     def following(
         self, entry: MethodEntry, invocation: Invocation
     ) -> AbstractContextManager[Callable[[float, str], None]]:
-        """Give what ``AgentCtx.report_progress`` calls, from any thread; the row ends with the block."""
+        """Return the callback for ``AgentCtx.report_progress``, thread-safe; the row ends with the block."""
         return _Following(self, entry, invocation)
 
     def put(self, report: _Report) -> None:
-        """Have a report written."""
+        """Schedule a report for writing."""
         with self._lock:
             self._latest[report.progress.call_id] = report
             begins, self._is_writing = not self._is_writing, True

@@ -1,7 +1,7 @@
-"""Publishing events from coroutines: off the event loop, in bounded time, never fatal.
+"""Publishes events from coroutines: outside of the event loop, in bounded time, without raising.
 
-An event announces a row that is committed already. One that cannot be published is logged
-and left to the sweep, which finds rows that nobody announced.
+An event announces a row that is already committed. If it cannot be published, that is logged,
+and the sweep announces the row later.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = ["EventPublisher"]
 
 T = TypeVar("T")
 
-#: kombu publishes with blocking sockets; two threads keep a slow one from holding the next.
+#: kombu publishes with blocking sockets; with two threads a slow publication does not delay the next.
 _THREADS: Final = 2
-#: How long an event waits for an answer to leave first, and for a follow-up round's request: publishing
-#: takes the interpreter from the event loop.
+#: How long an event is delayed so that the call's result, or a follow-up round's request, is sent first:
+#: publishing competes with the event loop for the GIL.
 _ANSWER_LEAVES_SECONDS: Final = 0.01
 _REQUEST_LEAVES_SECONDS: Final = 0.03
-#: With so many of them waiting, the next one is published as all others are.
+#: Most delayed events; further ones are published without delay.
 _MOST_LATER: Final = 64
 
 
@@ -56,19 +56,19 @@ class EventPublisher:
         self._after_requests = _PutOff(self._pool, seconds=_REQUEST_LEAVES_SECONDS)
 
     async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
-        """Tell the rounds lane that a chat has a requested round.
+        """Announce to the rounds lane that a chat has a requested round.
 
         Args:
-            later: return at once and publish in a moment.
+            later: return at once and publish after a short delay.
         """
         send = partial(publish_round_requested, self._app, chat_key)
         if not (later and self._after_requests.add("round.requested", send)):
             await self._publish("round.requested", send)
 
     async def rounds_overdue(self, chat_keys: Sequence[str]) -> int:
-        """Tell it again of chats that wait, unless as many messages wait: workers are behind, no more.
+        """Announce waiting chats again, unless as many messages wait: then the workers are only behind.
 
-        Returns how many were sent.
+        Returns the number of messages sent.
         """
         waiting = await self._publish("rounds.waiting", partial(rounds_waiting, self._app)) or 0
         if waiting >= len(chat_keys):
@@ -78,17 +78,17 @@ class EventPublisher:
         return len(chat_keys)
 
     async def job_queued(self, job_id: str) -> None:
-        """Put a job on lane ``long``; its worker claims the row, so a second message does no harm."""
+        """Publish a job on lane ``long``; the worker claims its row, so a second message is harmless."""
         send = partial(self._app.send_task, JOB_TASK, args=[job_id], task_id=job_id, queue=Lane.LONG.value)
         await self._publish("job.queued", send)
 
     async def calls_lost(self, messages: Sequence[CallMessage]) -> int:
-        """Send calls again whose queue has nothing that waits; returns how many."""
+        """Send calls again whose queue has no waiting messages; returns the number sent."""
         send = partial(_send_lost, self._app, messages)
         return await self._publish("call.queued", send) or 0
 
     async def call_ended(self, call: Call, error: NekroError) -> None:
-        """Answer whoever waits for a call that no worker will answer any more."""
+        """Send an error to the caller of a call that no worker will answer."""
         reply_to = (call.invocation or {}).get("reply_to")
         request = Context(
             id=call.id, task=call.method, reply_to=reply_to, errbacks=None, chord=None, group=None
@@ -97,28 +97,28 @@ class EventPublisher:
         await self._publish("call.ended", partial(backend.mark_as_failure, call.id, error, request=request))
 
     async def revoke(self, *task_ids: str) -> None:
-        """Have running tasks stopped, and those that wait dropped, by workers that are up."""
+        """Stop running tasks, and drop waiting ones, on all workers that are running."""
         send = partial(revoke, self._app, list(task_ids))
         await self._publish("tasks.revoked", send)
 
     async def event(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
-        """Tell whoever listens that something happened in a chat, for example ``message.sent``.
+        """Publish that something happened in a chat, for example ``message.sent``.
 
         Args:
-            later: return at once and publish in a moment.
+            later: return at once and publish after a short delay.
         """
         send = partial(publish_event, self._app, name, chat_key, body)
         if not (later and self._after_answers.add(name, send)):
             await self._publish(name, send)
 
     def tell(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
-        """As ``event``, for watchers only: returns at once."""
+        """Like ``event``, but returns at once; for events that only observers use."""
         send = partial(publish_event, self._app, name, chat_key, dict(body))
         if not (later and self._after_requests.add(name, send)):
             self._pool.submit(_attempt, name, send)
 
     def close(self) -> None:
-        """Let running publications end and take no more; what only watchers wait for is dropped."""
+        """Finish running publications and accept no more; those that only observers use are dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._after_answers.send_all()
         self._after_requests.send_all()
@@ -128,7 +128,7 @@ class EventPublisher:
 
 
 class _PutOff:
-    """Events that leave in a moment, in the order given."""
+    """Events that are published after a delay, in the order given."""
 
     def __init__(self, pool: ThreadPoolExecutor, *, seconds: float) -> None:
         self._pool = pool
@@ -137,7 +137,7 @@ class _PutOff:
         self._lock = Lock()
 
     def add(self, name: str, send: Callable[[], object]) -> bool:
-        """Put one off; False when too many wait."""
+        """Delay an event; False when too many wait."""
         if len(self._waiting) >= _MOST_LATER:
             return False
         self._waiting.append(partial(_attempt, name, send))
@@ -145,16 +145,16 @@ class _PutOff:
         return True
 
     def send_all(self) -> None:
-        """Publish what still waits, here and now."""
+        """Publish all waiting events in the calling thread."""
         while self._waiting:
             self._send_oldest()
 
     def _submit(self) -> None:
-        with suppress(RuntimeError):  # closed meanwhile, which has published it
+        with suppress(RuntimeError):  # the pool was closed, and ``close`` has published the event
             self._pool.submit(self._send_oldest)
 
     def _send_oldest(self) -> None:
-        with self._lock:  # whichever thread is free
+        with self._lock:  # two threads of the pool must not change the order
             if self._waiting:
                 self._waiting.popleft()()
 
@@ -165,7 +165,7 @@ def _send_lost(app: Celery, messages: Sequence[CallMessage]) -> int:
         for lane in sorted({message.lane for message in messages}):
             queue = app.amqp.queues[lane]
             if count_waiting(queue, producer.channel):
-                continue  # workers are behind, and the messages may be among those
+                continue  # the workers are behind, and these messages may still be in the queue
             for message in messages:
                 if message.lane == lane:
                     app.amqp.send_task_message(
@@ -178,6 +178,6 @@ def _send_lost(app: Celery, messages: Sequence[CallMessage]) -> int:
 def _attempt(name: str, send: Callable[[], T]) -> T | None:
     try:
         return send()
-    except Exception as exc:  # the row is committed and the sweep announces it again
+    except Exception as exc:  # the row is committed, and the sweep announces it again
         logger.bind(event=name, error=type(exc).__name__).warning("event_not_published")
         return None

@@ -31,7 +31,7 @@ class SqlRecords:
     async def plugin_values(
         self, *, plugin_key: str | None, store_key: str | None, chat_key: str | None, limit: int
     ) -> list[PluginValue]:
-        """Return stored values; None does not narrow."""
+        """Return stored values; a filter that is None matches everything."""
         async with self._database.read() as transaction:
             return await transaction.records.plugin_values(
                 plugin_key=plugin_key, store_key=store_key, chat_key=chat_key, limit=limit

@@ -33,25 +33,25 @@ class MethodEntry:
     task: str
     plugin: NekroPlugin
     method: SandboxMethod
-    #: What callers pass and get, without the context: ``(city: str) -> str``.
+    #: Parameters and result without the context: ``(city: str) -> str``.
     signature: str
-    #: Docstring, the LLM's only description; None means the LLM is not told of the method.
+    #: Docstring, the LLM's only description; None means that the prompt does not list the method.
     doc: str | None
     lane: Lane
 
     @property
     def plugin_key(self) -> str:
-        """Key of the plugin that it belongs to."""
+        """Key of the plugin that owns it."""
         return self.plugin.key
 
     @property
     def type(self) -> SandboxMethodType:
-        """What becomes of the result."""
+        """Determines what happens to the result."""
         return self.method.method_type
 
     @property
     def repeatable(self) -> bool:
-        """Whether a call may run again when its worker died inside it."""
+        """Whether a call may run again after its worker died during it."""
         return bool(getattr(self.method.func, REPEATABLE_ATTRIBUTE, False))
 
     @property
@@ -63,10 +63,10 @@ class MethodEntry:
 class Registry:
     """Methods by full name, by bare name, and by registered label.
 
-    Bare names are given in this order, and a loser stays callable by its full name: function
-    names before labels; among equal function names the plugin that was loaded first (shipped
-    plugins, then ``NEKRO_PLUGINS__DIRS`` in order, then entry points; by file name within a
-    folder). A label is an alias only when it is an identifier and no function has that name.
+    Bare names are assigned in this order; a method without one stays callable by its full name:
+    function names before labels; among equal function names the plugin that was loaded first
+    (shipped plugins, then ``NEKRO_PLUGINS__DIRS`` in order, then entry points; by file name within
+    a folder). A label is an alias only if it is an identifier and no function has that name.
     """
 
     def __init__(self, plugins: Iterable[NekroPlugin], *, long_methods: Sequence[str] = ()) -> None:
@@ -80,7 +80,7 @@ class Registry:
         self.warnings: list[str] = []
         self._by_task: dict[str, MethodEntry] = {}
         self._by_name: dict[str, MethodEntry] = {}
-        # Disabled plugins come last: they must not keep a bare name from one that can be called.
+        # Disabled plugins come last, so that they do not take a bare name from an enabled method.
         for plugin in sorted(self.plugins, key=lambda plugin: not plugin.is_enabled):
             for method in plugin.sandbox_methods:
                 entry = _entry(plugin, method, long_methods)
@@ -105,7 +105,7 @@ class Registry:
         """Return the method of a full name, function name or alias.
 
         Raises:
-            MethodNotFoundError: there is none; the message suggests near names.
+            MethodNotFoundError: there is none; the message suggests similar names.
             MethodDisabledError: its plugin is disabled.
         """
         entry = self._by_task.get(name) or self._by_name.get(name)
@@ -122,7 +122,7 @@ class Registry:
         return entry
 
     def bare_names(self, entry: MethodEntry) -> list[str]:
-        """Return the short names that lead to ``entry``: its function name, its alias, or none."""
+        """Return the short names of ``entry``: its function name, its alias, both or none."""
         return self._bare_names.get(entry.task, [])
 
     def enabled(self) -> list[MethodEntry]:
@@ -130,9 +130,9 @@ class Registry:
         return [entry for entry in self if entry.enabled]
 
     async def available(self, ctx: AgentCtx) -> list[MethodEntry]:
-        """Return the methods that a chat's code sees: enabled, and chosen by ``mount_collect_methods``.
+        """Return the methods of a chat's code: enabled, and selected by ``mount_collect_methods``.
 
-        A ``mount_collect_methods`` hook that fails is logged, and all methods of its plugin count.
+        A ``mount_collect_methods`` hook that fails is logged, and selects all methods of its plugin.
         """
         entries: list[MethodEntry] = []
         enabled = self.enabled()
@@ -158,7 +158,7 @@ class Registry:
             return
         owner = self._by_name.setdefault(label, entry)
         if owner is not entry:
-            _log.debug(f"label {label} of {entry.task} is no alias: the name belongs to {owner.task}")
+            _log.debug(f"label {label} of {entry.task} is not an alias: the name belongs to {owner.task}")
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -170,7 +170,7 @@ def _entry(plugin: NekroPlugin, method: SandboxMethod, long_methods: Sequence[st
     task = f"{plugin.key}.{name}"
     doc = (method.func.__doc__ or "").strip() or None
     if doc is None:
-        _log.warning(f"{task} has no docstring: callable, but the LLM is not told of it")
+        _log.warning(f"{task} has no docstring: it is callable, but the prompt does not list it")
     lane = getattr(method.func, LANE_ATTRIBUTE, None) or method.lane or Lane.METHODS
     if any(fnmatch.fnmatchcase(task, pattern) for pattern in long_methods):
         lane = Lane.LONG
@@ -191,7 +191,7 @@ async def _collected(
     try:
         chosen = await run_callable(collect, ctx.for_plugin(plugin.key))
         return _matching(plugin, own, chosen)
-    except Exception as exc:  # a plugin's code; the other plugins' methods must stay available
+    except Exception as exc:  # plugin code; the other plugins' methods must stay available
         _log.opt(exception=exc).error(f"{plugin.key}: mount_collect_methods failed; it keeps all methods")
         return own
 

@@ -1,8 +1,9 @@
-"""Hooks of pinned plugins: an event happens in one process, the plugin's state lives in another.
+"""Hooks of pinned plugins: forwarded from the process of the event to the process of the plugin.
 
-A pinned plugin's init has run in its owner only, and what its hooks read (caches, sessions, loops)
-is there. Prompts, messages and resets are therefore shown to it through its queue, as its methods'
-calls are. Nobody waits long: an owner that does not answer is left out, with a warning.
+Only the owner of a pinned plugin has run its init, and the state that its hooks use (caches,
+sessions, loops) exists only there. Prompts, messages and resets are therefore forwarded through the
+plugin's queue, like calls of its methods. The wait is short: without an answer the hook is skipped,
+with a warning.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from workers.lanes import LaneChooser
 
 __all__ = ["HookExecutor", "HookForwarder"]
 
-#: How long an event waits for a hook that runs elsewhere. Below the time that a round's prompt and a
-#: system message have for all hooks together.
+#: How long an event waits for a hook in another process. Less than the time that a round's prompt and
+#: a system message allow for all hooks together.
 WAIT_SECONDS: Final = 5.0
 
 
@@ -49,12 +50,12 @@ class HookForwarder:
         return_bytes: int,
         wait_seconds: float | None = None,
     ) -> None:
-        """Take what to forward with.
+        """Create the forwarder.
 
         Args:
-            make_caller: called when the first hook is forwarded; most processes never do.
-            refresh: brings ``lanes`` up to date.
-            lives_here: whether the plugin of a key is owned by this process.
+            make_caller: called when the first hook is forwarded, which most processes never do.
+            refresh: updates ``lanes``.
+            lives_here: whether this process owns the plugin of a key.
         """
         self._background = background
         self._make_caller = make_caller
@@ -66,16 +67,16 @@ class HookForwarder:
         self._caller: MethodCaller | None = None
 
     async def is_elsewhere(self, plugin_key: str) -> bool:
-        """Whether a plugin's hooks have to run in another process."""
+        """Whether a plugin's hooks must run in another process."""
         await self._refresh()
         return self._lanes.is_pinned(plugin_key) and not self._lives_here(plugin_key)
 
     async def run(self, plugin_key: str, hook: str, ctx: AgentCtx, *args: Any) -> Any:
-        """Run a hook where its plugin lives; None, with a warning, when that does not answer in time."""
+        """Run a hook in its plugin's process; None, with a warning, when there is no answer in time."""
         invocation = self._invocation(plugin_key, hook, ctx, args)
         lane = self._lanes.lane_of_plugin(plugin_key)
         try:
-            # On the background loop: hooks are asked for on every loop of lane ``long``, too.
+            # On the background loop, because every loop of lane ``long`` may request hooks.
             envelope = await self._background.wait(self._call(invocation, lane))
             return decode_value(envelope.value or "", max_bytes=self._return_bytes)
         except NekroError as exc:
@@ -83,7 +84,7 @@ class HookForwarder:
             return None
 
     async def close(self) -> None:
-        """Stop listening for answers."""
+        """Stop listening for results."""
         if self._caller is not None:
             await self._background.wait(self._caller.close())
             self._caller = None
@@ -115,7 +116,7 @@ class HookForwarder:
 
 
 class HookExecutor:
-    """Runs forwarded hooks in the process that the plugin lives in."""
+    """Runs forwarded hooks in the process that owns the plugin."""
 
     def __init__(
         self,
@@ -126,10 +127,10 @@ class HookExecutor:
         sandbox_settings: SandboxSettings,
         worker_name: str,
     ) -> None:
-        """Take what to execute with.
+        """Create the executor.
 
         Args:
-            home_of: queue of a plugin that does not live here; None when it does.
+            home_of: the queue of a plugin that another process owns; None if this process may run it.
         """
         self._host = host
         self._signer = signer
@@ -139,12 +140,12 @@ class HookExecutor:
         self._worker_name = worker_name
 
     async def execute(self, body: object) -> dict[str, Any]:
-        """Run the hook that a message body asks for; returns the envelope as JSON data.
+        """Run the hook that a message body names; returns the envelope as JSON data.
 
         Raises:
             MessageRefusedError: the body is unsigned, altered or malformed.
             CallTimeoutError: its deadline passed in the queue.
-            MethodNotFoundError: this worker has no such plugin.
+            MethodNotFoundError: this worker has not loaded the plugin.
             MisplacedCall: the plugin has moved to another process; nothing was done.
         """
         invocation = self._signer.verify(body, task_name=HOOK_TASK)
@@ -162,7 +163,7 @@ class HookExecutor:
             args = [ChatMessage.model_validate(args[0])]
         started_at = shared_time()
         answer = await self._host.run_here(plugin, hook, _context(invocation), *args)
-        # Texts and signals only: a hook may return anything, and anything else means nothing.
+        # Only texts and signals have a meaning; a hook may return any other value too.
         value = int(answer) if isinstance(answer, int) else None if answer is None else str(answer)
         return Envelope.of(
             call_id=invocation.call_id,

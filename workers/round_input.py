@@ -1,4 +1,4 @@
-"""What a round starts from, gathered from rows and from the plugins."""
+"""Builds the input of a round from rows and from the plugins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["PreparedRound", "RoundInputs"]
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRound:
-    """A round that is ready to run; ``calls`` fills while it does."""
+    """A round that is ready to run; ``calls`` grows while it runs."""
 
     input: RoundInput
     calls: Sequence[CallRecord]
@@ -55,10 +55,10 @@ class RoundInputs:
         may_wake: bool,
         on_answer: Callable[[RoundAnswer], Awaitable[None]],
     ) -> PreparedRound:
-        """Gather everything for one round.
+        """Collect everything for one round.
 
         Args:
-            may_wake: whether an AGENT result of this round may schedule another one; False in
+            may_wake: whether an AGENT result of this round may request another one; False in
                 the last round of a turn.
             on_answer: as in ``RoundInput``.
         """
@@ -112,13 +112,13 @@ class RoundInputs:
         return briefs
 
     def _method_brief(self, entry: MethodEntry) -> MethodBrief:
-        # A method that lost its bare name is called by its full one.
+        # A method without a bare name is called by its full name.
         name = entry.name if entry.name in self._registry.bare_names(entry) else entry.task
         return MethodBrief(name=name, signature=entry.signature, doc=entry.doc, type=entry.type)
 
 
 def _guarded(dispatch: Dispatch, lease: ChatLease) -> Dispatch:
-    """Let no call out once the chat may be another worker's: a sandbox goes on while its worker is frozen."""
+    """Check the lease before each call: a sandbox keeps running while its worker is suspended."""
 
     async def guarded(call: StubCall) -> StubResult:
         await lease.ensure()

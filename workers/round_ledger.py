@@ -1,7 +1,7 @@
-"""What happens to rounds, written down: started, answered, ended, stopped, interrupted.
+"""Records the states of rounds: started, answered, ended, stopped, interrupted.
 
-Each is one transaction together with everything that follows from it (a follow-up round, words
-for the chat, cancelled calls), under the chat's lock and the fencing token of its lease.
+Each change is one transaction together with its consequences (follow-up round, notice to the
+chat, cancelled calls), under the chat's lock and the fencing token of its lease.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from workers.publisher import EventPublisher
 
 __all__ = ["ROUND_ENDED", "ROUND_STARTED", "RoundLedger"]
 
-#: Events for whoever watches; ``nekro tail`` shows them.
+#: Events for observers; ``nekro tail`` shows them.
 ROUND_STARTED: Final = "round.started"
 ROUND_ENDED: Final = "round.ended"
 
-#: Pauses before a round's end is written again that the database could not take.
+#: Pauses between attempts to record a round's end while the database is unavailable.
 _RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 
-#: Stop types whose follow-up round was scheduled by the worker that ran the method.
+#: Stop types whose follow-up round was requested by the worker that ran the method.
 _STOPS: Final = {
     SandboxMethodType.AGENT: StopType.AGENT,
     SandboxMethodType.MULTIMODAL_AGENT: StopType.MULTIMODAL_AGENT,
@@ -50,7 +50,7 @@ _STOPPED: Final = "stopped on request"
 
 
 class RoundLedger:
-    """Writes the rounds of chats whose lease the caller holds."""
+    """Records the rounds of chats whose lease the caller holds."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class RoundLedger:
         *,
         redact: Callable[[str], str] = str,
     ) -> None:
-        """Take what to write with.
+        """Create the ledger.
 
         Args:
-            redact: takes secrets and host paths out of errors that the chat is told.
+            redact: removes secrets and host paths from errors that are reported to the chat.
         """
         self._database = database
         self._publisher = publisher
@@ -71,7 +71,7 @@ class RoundLedger:
         self._redact = redact
 
     async def start_next(self, chat_key: str, *, fence: int, worker: str) -> ClaimedRound | None:
-        """End what a dead worker left behind, then start the chat's next round; None when none is due.
+        """End rounds of a dead worker, then start the chat's next round; None when none is due.
 
         Raises:
             FencedError: the lease was lost.
@@ -81,7 +81,7 @@ class RoundLedger:
             return await self._start(transaction, chat_key, fence, worker)
 
     async def settle_orphans(self, chat_key: str, *, fence: int) -> None:
-        """End what a dead worker left behind, and start nothing.
+        """End rounds of a dead worker without starting any.
 
         Raises:
             FencedError: the lease was lost.
@@ -90,10 +90,10 @@ class RoundLedger:
             await self._settle_orphans(transaction, chat_key, fence)
 
     async def announce_due(self, chat_key: str) -> float | None:
-        """Publish that a round of the chat is due, if one is; else return in how many seconds one will be.
+        """Publish that a round of the chat is due, if one is; else return the seconds until one is due.
 
-        For whoever gave the chat back, and after that: a trigger that came while the chat was held
-        found it held, and this look is what sees its row.
+        Call it after releasing the chat: a trigger that came while the lease was held was rejected, and
+        only this check finds its row.
         """
         async with self._database.read() as transaction:
             seconds = await transaction.rounds.seconds_until_due(chat_key)
@@ -103,7 +103,7 @@ class RoundLedger:
         return seconds
 
     async def answered(self, claimed: ClaimedRound, answer: RoundAnswer, *, fence: int) -> None:
-        """Record what the model answered, before its code runs.
+        """Record the model's answer before its code runs.
 
         Raises:
             FencedError: the lease was lost; the code must not run.
@@ -129,13 +129,13 @@ class RoundLedger:
         fence: int,
         next_worker: str | None = None,
     ) -> tuple[Round, ClaimedRound | None]:
-        """Record how a round ended, with its notice and its follow-up round; returns it, and the next one.
+        """Record the end of a round with notice and follow-up; returns it, and the next round if started.
 
-        A round that was asked to stop meanwhile ends as CANCELLED and is followed by nothing.
+        A round that was asked to stop meanwhile ends as CANCELLED, without notice and follow-up.
 
         Args:
-            next_worker: who runs the chat's next round, if one is due: it is started in the same
-                transaction. None: it is left to whoever takes the chat next.
+            next_worker: worker that runs the chat's next round, if one is due: it is started in the
+                same transaction. None: the next holder of the chat starts it.
 
         Raises:
             FencedError: the lease was lost.
@@ -172,7 +172,7 @@ class RoundLedger:
     async def fail(
         self, claimed: ClaimedRound, error: NekroError, calls: Sequence[CallRecord], *, fence: int
     ) -> None:
-        """Record that a round could not be carried out, and tell the chat why.
+        """Record that a round failed, and report the reason to the chat.
 
         Raises:
             FencedError: the lease was lost.
@@ -189,7 +189,7 @@ class RoundLedger:
         logger.bind(error=report.error, error_type=type(error).__name__).error("round_failed")
 
     async def stop(self, claimed: ClaimedRound, calls: Sequence[CallRecord], *, fence: int) -> None:
-        """Record that a round was stopped on request, and end its open calls.
+        """Record that a round was stopped on request, and cancel its open calls.
 
         Raises:
             FencedError: the lease was lost.
@@ -203,7 +203,7 @@ class RoundLedger:
         logger.info("round_cancelled")
 
     async def _surely(self, write: Callable[[Transaction], Awaitable[Round]]) -> Round:
-        """Write again and again while the database is away: guarded, so a second time does no harm."""
+        """Write, and retry while the database is unavailable; a fenced write is safe to repeat."""
 
         async def once() -> Round:
             async with self._database.begin() as transaction:
@@ -257,7 +257,8 @@ class RoundLedger:
     async def _end_interrupted(self, transaction: Transaction, orphan: Round, fence: int) -> None:
         """End a round whose worker died after the answer: its code may have run and is not run again.
 
-        An AGENT result has woken the model by itself. Otherwise the model is asked to look.
+        If an AGENT result has requested a follow-up round, nothing else is needed. Otherwise a
+        follow-up round asks the model to check the state.
         """
         rows = await transaction.calls.of_round(orphan.id)
         stop = await _woken_by(transaction, rows)
@@ -281,7 +282,7 @@ class RoundLedger:
         await self._tell_chat(transaction, ended, notice, kind=MessageKind.SYSTEM)
 
     async def _cancel_calls(self, transaction: Transaction, ended: Round) -> None:
-        # What still runs is fenced from now on; the revocation stops it as well.
+        # Calls that still run can no longer write; the revocation stops them too.
         calls = await transaction.calls.cancel_round(ended.id, reason="its round was stopped on request")
         for call in calls:
             if call.detached_at is not None:
@@ -348,7 +349,7 @@ def _count(ended: Round) -> None:
 
 
 async def _woken_by(transaction: Transaction, rows: Sequence[Call]) -> StopType | None:
-    """The stop type of an AGENT result that has its follow-up round already."""
+    """Return the stop type of an AGENT result that already has its follow-up round, else None."""
     for row in rows:
         is_result = row.state is CallState.DONE and row.type in _STOPS
         if is_result and await transaction.rounds.find_by_trigger(TriggerKind.CALL, row.id) is not None:

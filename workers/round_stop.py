@@ -1,7 +1,7 @@
-"""Stopping what goes on in a chat: rounds that wait are cancelled, the one that runs is ended.
+"""Stops the rounds of a chat: waiting rounds are cancelled, the running one is ended.
 
-The request is a row, so it reaches the worker that runs the round wherever that is, and one
-that comes too late finds the round ended. A round whose worker is dead is ended from here.
+The request is a row, so it reaches the worker that runs the round wherever that worker is; a
+request that comes too late has no effect. A round whose worker is dead is ended by this process.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from workers.round_ledger import RoundLedger
 __all__ = ["RoundStopper", "StoppedRounds"]
 
 _POLL_SECONDS: Final = 0.1
-#: For ending what a dead worker left behind.
+#: Length of the lease under which a dead worker's round is ended.
 _LEASE_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoppedRounds:
-    """What a request to stop found."""
+    """The rounds that a request to stop found."""
 
-    #: Waited, and will not start.
+    #: Rounds that waited and will not start.
     cancelled: tuple[Round, ...]
-    #: Ran, and has ended; as CANCELLED, unless it ended by itself before it heard of it.
+    #: Rounds that ran and have ended: as CANCELLED, unless they ended before they saw the request.
     stopped: tuple[Round, ...]
-    #: Ran, and its worker has not confirmed that it ended.
+    #: Rounds that ran and whose workers have not confirmed their end.
     still_running: tuple[Round, ...]
 
 
 class RoundStopper:
-    """Stops chats' rounds from any process."""
+    """Stops rounds of chats from any process."""
 
     def __init__(self, database: Database, ledger: RoundLedger, *, owner: str) -> None:
-        """Take what to stop with.
+        """Create the stopper.
 
         Args:
-            owner: name of this process, in the leases that it takes.
+            owner: name of this process in the leases that it takes.
         """
         self._database = database
         self._ledger = ledger
         self._owner = owner
 
     async def stop(self, chat_key: str, *, reason: str, wait_seconds: float) -> StoppedRounds:
-        """Stop everything that waits or runs in a chat, and wait until it has stopped.
+        """Stop all waiting and running rounds of a chat, and wait until they have stopped.
 
         Raises:
             NotFoundError: there is no such chat.
@@ -75,7 +75,7 @@ class RoundStopper:
         )
 
     async def _settle(self, chat_key: str) -> None:
-        """End a round whose worker is dead: then the chat can be had."""
+        """End a round whose worker is dead, if the chat's lease is free."""
         lease = await ChatLease.acquire(
             self._database, chat_key, owner=self._owner, lease_seconds=_LEASE_SECONDS
         )
@@ -84,7 +84,7 @@ class RoundStopper:
         try:
             async with lease:
                 await self._ledger.settle_orphans(chat_key, fence=lease.fence)
-        except FencedError:  # this process stood still meanwhile, and another one took over
+        except FencedError:  # this process was suspended meanwhile, and another one took over
             logger.bind(chat_key=chat_key).warning("chat_lease_lost")
         await self._ledger.announce_due(chat_key)
 

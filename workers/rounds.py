@@ -1,8 +1,8 @@
-"""Draining a chat: one requested round at a time, in order, under the chat's lease.
+"""Drains a chat: runs its requested rounds one at a time, in order, under the chat's lease.
 
-Whoever holds the lease runs the oldest requested round and takes the younger ones along.
-A drain goes on with the chat's next round while its worker has room for another chat; else it
-hands the chat back after each: chats share the workers fairly, and any worker may take the
+The holder of the lease runs the oldest requested round and merges younger ones into it. A drain
+continues with the chat's next round while its worker has a slot free for another chat; otherwise
+it releases the chat after each round, so chats share the workers fairly and any worker may run the
 next round.
 """
 
@@ -46,12 +46,12 @@ class RoundDrain:
         slots: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take what to drain with.
+        """Create the drain.
 
         Args:
-            slots: how many drains this process runs at the same time; a drain that has the last one
-                hands its chat back after each round.
-            is_stopping: whether this process is about to end; then every drain hands its chat back.
+            slots: number of drains that this process runs concurrently; the drain that takes the last
+                slot releases its chat after each round.
+            is_stopping: whether this process is stopping; then every drain releases its chat.
         """
         self._database = database
         self._publisher = publisher
@@ -64,17 +64,17 @@ class RoundDrain:
         self._is_stopping = is_stopping
         self._stop_requests = StopRequests(database)
         self._running = 0
-        #: Chats whose lease a drain of this process has.
+        #: Chats whose lease this process holds.
         self._held: set[str] = set()
         self._delayed: dict[str, asyncio.Task[None]] = {}
 
     async def drain(self, chat_key: str) -> None:
-        """Run the chat's next round, if it is due and nobody else holds the chat.
+        """Run the chat's next round, if one is due and no other process holds the chat.
 
-        The rounds after it follow at once, at most ``rounds_per_drain`` in all, while there is room.
+        The rounds after it follow at once, at most ``rounds_per_drain`` in all, while a slot is free.
         """
         if chat_key in self._held:
-            return  # as below, without asking the database
+            return  # same result as an unsuccessful acquire below, without a query
         self._running += 1
         try:
             await self._drain(chat_key)
@@ -86,7 +86,7 @@ class RoundDrain:
             self._database, chat_key, owner=self._owner, lease_seconds=self._settings.lease_seconds
         )
         if lease is None:
-            return  # its holder looks again after it gave the chat back
+            return  # the holder checks for new rounds after it has released the chat
         self._held.add(chat_key)
         try:
             with logger.contextualize(chat_key=chat_key):
@@ -95,18 +95,18 @@ class RoundDrain:
         except FencedError:
             logger.bind(chat_key=chat_key, fence=lease.fence).warning("chat_lease_lost")
         except StorageUnavailableError as exc:
-            # The round stays as a dead worker leaves it: started again, or ended if its code may have run.
+            # The round stays as after a worker's death: restarted, or ended if its code may have run.
             logger.bind(chat_key=chat_key, error=str(exc)).warning("round_interrupted")
         finally:
             self._held.discard(chat_key)
-        # Also where the lease was lost: who was turned away meanwhile may have come for a new round.
+        # Also after a lost lease: a trigger that was rejected meanwhile may have requested a round.
         seconds = await self._ledger.announce_due(chat_key)
         if seconds is not None and chat_key not in self._delayed:
-            # One per chat: the first of a burst is due first, and takes the others along.
+            # One task per chat: the first round of a burst is due first and merges the others.
             self._delayed[chat_key] = asyncio.create_task(self._announce_later(chat_key, seconds))
 
     async def close(self) -> None:
-        """Forget announcements that wait for a debounce; the sweep makes them."""
+        """Cancel announcements that wait for a debounce; the sweep announces those rounds."""
         tasks = list(self._delayed.values())
         for task in tasks:
             task.cancel()
@@ -128,7 +128,7 @@ class RoundDrain:
             claimed = await self._run(_Attempt(claimed, lease, view, is_last=left <= 0))
 
     async def _run(self, attempt: _Attempt) -> ClaimedRound | None:
-        """Run a round; returns the next one, started, if the drain goes on with it."""
+        """Run a round; returns the next round, already started, if the drain continues with it."""
         found = attempt.claimed.round
         ids: dict[str, str | int] = {
             "round_id": found.id,
@@ -178,7 +178,7 @@ class RoundDrain:
         return None
 
     def _goes_on(self, attempt: _Attempt) -> bool:
-        """Whether the drain may go on with the chat's next round: nobody waits for the slot."""
+        """Whether the drain may continue with the chat's next round: a slot is free for another chat."""
         return not attempt.is_last and self._running < self._slots and not self._is_stopping()
 
     async def _outcome(self, attempt: _Attempt) -> RoundOutcome:
@@ -209,14 +209,14 @@ class RoundDrain:
 
 
 class _Attempt:
-    """One attempt at one round, and the calls it has made by now."""
+    """One attempt at one round, and the calls that it has made so far."""
 
     def __init__(self, claimed: ClaimedRound, lease: ChatLease, view: ChatView, *, is_last: bool) -> None:
         self.claimed = claimed
         self.lease = lease
         self.view = view
-        #: Whether the drain hands the chat back after it.
+        #: Whether the drain releases the chat after it.
         self.is_last = is_last
-        #: Whether somebody asked it to stop, or the lease was lost.
+        #: Whether a stop was requested or the lease was lost.
         self.is_stopped = False
         self.calls: Sequence[CallRecord] = ()

@@ -1,4 +1,4 @@
-"""What only a rounds worker has: the model, and the drain."""
+"""The services that only a rounds worker has: the model client and the drain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["RoundsService"]
 
 
 class RoundsService:
-    """Lives as long as the worker's loop."""
+    """Exists as long as the worker's loop."""
 
     def __init__(self, *, llm: LLMClient, drain: RoundDrain) -> None:
         self._llm = llm
@@ -25,14 +25,14 @@ class RoundsService:
 
     @classmethod
     async def start(cls, services: Services, *, slots: int, is_stopping: Callable[[], bool]) -> RoundsService:
-        """Build and start it.
+        """Build and start the services.
 
         Args:
             slots, is_stopping: as in ``RoundDrain``.
 
         Raises:
             LLMError: no model is configured.
-            SandboxUnavailableError: nothing isolates code here as the settings ask.
+            SandboxUnavailableError: this host has no isolation that satisfies the settings.
         """
         settings = services.settings
         llm = create_client(settings.llm)
@@ -57,6 +57,6 @@ class RoundsService:
         return cls(llm=llm, drain=drain)
 
     async def close(self) -> None:
-        """Forget delayed announcements and close the model's connections."""
+        """Cancel delayed announcements and close the model's connections."""
         await self.drain.close()
         await self._llm.close()

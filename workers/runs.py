@@ -1,4 +1,4 @@
-"""Running code in a sandbox with calls of methods, outside of a round."""
+"""Runs code that calls methods in a sandbox, outside of a round."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ __all__ = ["CodeReport", "CodeRuns", "context_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class CodeReport:
-    """How a run of code ended; ``calls`` and ``follow_ups`` are JSON data."""
+    """The result of a run of code; ``calls`` and ``follow_ups`` are JSON data."""
 
     stop_type: StopType
     output: str
-    #: Last line of the traceback, or the limit that ended the run; None when all went well.
+    #: Last line of the traceback, or the limit that ended the run; None if it succeeded.
     error: str | None
     calls: list[dict[str, Any]]
-    #: Whether a call outlived the code and goes on as a job.
+    #: Whether a call was detached and continues as a job.
     has_detached: bool
-    #: Rounds that AGENT results scheduled: ``{"round_id", "method"}``.
+    #: Rounds that AGENT results requested: ``{"round_id", "method"}``.
     follow_ups: list[dict[str, Any]]
 
 
 class CodeRuns:
-    """Runs code as a model's code would run."""
+    """Runs code in the same way as code of the model."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class CodeRuns:
         self._sandboxes = sandboxes
 
     async def run(self, code: str, *, chat: ChatInfo, user_id: str | None, wakes_agent: bool) -> CodeReport:
-        """Run code on behalf of a chat and a user (None: nobody).
+        """Run code on behalf of a chat and a user (None: no user).
 
         Raises:
-            SandboxUnavailableError, SandboxError: no code was run.
+            SandboxUnavailableError, SandboxError: the code did not run.
         """
         manager = await self._sandboxes()
         entries = await self._registry.available(context_of(chat, user_id=user_id))

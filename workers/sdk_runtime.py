@@ -1,4 +1,4 @@
-"""The ports that the SDK's runtime has in a process of ours."""
+"""Connects the SDK's runtime to the services of this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["runtime_of"]
 
 
 def runtime_of(parts: Parts) -> runtime.Runtime:
-    """Give plugins the databases, files and policies of a process."""
+    """Return the SDK's runtime with this process's implementations of its ports."""
     settings = parts.settings
     return runtime.Runtime(
         data_dir=settings.data_dir,

@@ -1,7 +1,7 @@
-"""The end of a worker process in bounded time, whatever still runs in it.
+"""Bounds the duration of a worker's shutdown, whatever still runs in the process.
 
-Each step of a shutdown has a limit and most of them share one (``broker_config.bridge.close_all``). A
-thread that blocks has none: Python waits for the threads of executors when it exits.
+Each step of a shutdown has a limit, and most steps share one (``broker_config.bridge.close_all``). A
+blocked thread has no limit: Python waits for the threads of executors when it exits.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from loguru import logger
 
 __all__ = ["ShutdownLimit"]
 
-#: How long the interpreter has to exit once everything was closed.
+#: How long the interpreter may take to exit after everything was closed.
 EXIT_SECONDS: Final = 5.0
-#: Exit code of a worker whose shutdown was cut short.
+#: Exit code of a worker whose shutdown exceeded its limit.
 _CUT_EXIT: Final = 1
 
 
@@ -32,23 +32,23 @@ class _Order(NamedTuple):
 
 
 class ShutdownLimit:
-    """Ends the process some time after it was told to stop; one for the life of a worker process."""
+    """Ends the process a limited time after it was asked to stop; create one per worker process."""
 
     def __init__(self, *, warm_seconds: float, cold_seconds: float) -> None:
-        """Start its thread; nothing happens before Celery stops the worker.
+        """Start the thread, which does nothing until Celery stops the worker.
 
         Args:
-            warm_seconds: longest shutdown that waits for running calls.
-            cold_seconds: longest shutdown that stops them, as a second signal orders.
+            warm_seconds: limit of a shutdown that waits for running calls.
+            cold_seconds: limit of a shutdown that stops them, as after a second signal.
         """
         self._seconds = {"Warm": warm_seconds, "Cold": cold_seconds, "Soft": warm_seconds}
-        # The one queue that a signal handler may write to: its `put` takes no lock of Python's.
+        # A signal handler may use only this kind of queue: its `put` takes no Python lock.
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         threading.Thread(target=self._watch, name="nekro-shutdown-limit", daemon=True).start()
         signals.worker_shutting_down.connect(self._stopping, weak=False)
 
     def closed(self, *, code: int) -> None:
-        """Everything was closed: end with this exit code soon, although a thread may still run."""
+        """Exit with this code soon: everything was closed, although a thread may still run."""
         self._orders.put(_Order(EXIT_SECONDS, code=code))
 
     def _stopping(self, *, how: str, **_: object) -> None:
@@ -63,7 +63,7 @@ class ShutdownLimit:
             except queue.Empty:
                 _end_process(code)
                 return
-            # A later order never gives more time.
+            # A later order never extends the time.
             end, code = min(end, time.monotonic() + order.seconds), order.code
 
 
@@ -74,7 +74,7 @@ def _end_process(code: int) -> None:
 
 
 def _threads() -> list[str]:
-    """Each thread of the process but this one: its name and what it does."""
+    """Describe each thread of the process but this one: its name and its innermost frame."""
     frames = sys._current_frames()
     return [
         f"{thread.name}: {_innermost(frames.get(thread.ident or 0))}"

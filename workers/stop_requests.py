@@ -1,4 +1,4 @@
-"""Requests to stop a running round: looked for once for all rounds that run in this process."""
+"""Polls for requests to stop a running round, once for all rounds that run in this process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from workers.keeping import survived
 
 __all__ = ["StopRequests"]
 
-#: How often it is looked.
+#: Polling interval.
 LOOK_SECONDS: Final = 0.3
 
 
 class StopRequests:
-    """Looks for them while there is a round to look for; use it on one event loop."""
+    """Polls while at least one round is watched; use it on one event loop."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -26,7 +26,7 @@ class StopRequests:
 
     @contextmanager
     def watch(self, round_id: str) -> Iterator[asyncio.Event]:
-        """Give an event that is set once the round is asked to stop, for the length of a block."""
+        """Return an event for the length of a block; it is set when the round is asked to stop."""
         asked = self._watched[round_id] = asyncio.Event()
         if self._task is None:
             self._task = asyncio.create_task(self._look_repeatedly(), name="nekro-stop-requests")
@@ -39,7 +39,7 @@ class StopRequests:
         try:
             await asyncio.sleep(LOOK_SECONDS)
             while self._watched:
-                # A round must not end because of the look at it.
+                # An error of the query must not end a round.
                 with survived("stop_request_not_readable"):
                     await self._look()
                 await asyncio.sleep(LOOK_SECONDS)

@@ -1,7 +1,7 @@
-"""The sweep: finds work that is recorded and got lost on the road, and sends it again.
+"""The sweep: finds recorded work that has no worker or whose message was lost, and sends it again.
 
-Every worker has a sweeper, whatever its lane: a fleet without rounds workers has timers and jobs too.
-A lease lets one of them sweep at a time.
+Every worker has a sweeper, whatever its lane, because a fleet without rounds workers has timers and
+jobs too. A lease lets one of them sweep at a time.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from workers.publisher import EventPublisher
 
 __all__ = ["Sweep", "Sweeper"]
 
-#: Does what is due of one kind; returns in how many seconds there will be more, None: not known.
+#: Does the due work of one kind; returns the seconds until there is more, or None if that is unknown.
 Sweep = Callable[[], Awaitable[float | None]]
 
 _LEASE: Final = "sweep"
-#: How many periods the lease lasts. A sweep that takes longer may meet another one; each takes rows by
-#: themselves, so that does no harm.
+#: Length of the lease in periods. A sweep that takes longer may overlap with another one, which is
+#: harmless because each takes rows exclusively.
 _LEASE_PERIODS: Final = 2
 #: Shortest pause between two sweeps.
 _LEAST_SECONDS: Final = 0.05
-#: Rows that one sweep takes of each kind; the next one goes on.
+#: Most rows that one sweep takes of each kind; the next sweep takes the rest.
 _BATCH: Final = 500
 
 
 class Sweeper:
-    """Sweeps every ``sweep_seconds`` while it holds the lease, sooner when something is due sooner."""
+    """Sweeps every ``sweep_seconds`` while it holds the lease; earlier when work is due earlier."""
 
     def __init__(
         self,
@@ -48,10 +48,11 @@ class Sweeper:
         owner: str,
         sweeps: Sequence[Sweep] = (),
     ) -> None:
-        """Take what to sweep with.
+        """Create the sweeper.
 
         Args:
-            sweeps: what to do besides rounds and calls; one that fails keeps none of the others back.
+            sweeps: sweeps in addition to the one for rounds and calls; a failure of one does not stop
+                the others.
         """
         self._database = database
         self._publisher = publisher
@@ -62,11 +63,11 @@ class Sweeper:
         self._fence: int | None = None
 
     def start(self) -> None:
-        """Begin to sweep on the running loop."""
+        """Start to sweep on the running loop."""
         self._task = asyncio.create_task(self._sweep_forever(), name="nekro-sweep")
 
     async def close(self) -> None:
-        """Stop, and give the lease to the next one."""
+        """Stop, and release the lease."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -75,10 +76,10 @@ class Sweeper:
                 await LeaseRepository(transaction.connection).release(_LEASE, fence=self._fence)
 
     async def sweep(self) -> float | None:
-        """End calls whose worker died, and announce chats that wait without one.
+        """End calls whose worker died, and announce chats that wait for a worker.
 
-        Returns in how many seconds the first lease on a running round runs out, should its
-        worker not renew it: that chat shall not wait for the next period as well.
+        Returns the seconds until the first lease on a running round expires if its worker does not
+        renew it, so that this chat is not left waiting for the next period.
         """
         async with self._database.begin() as transaction:
             calls = CallRepository(transaction.connection)
@@ -99,7 +100,7 @@ class Sweeper:
 
     async def _sweep_forever(self) -> None:
         while True:
-            # Whoever does not hold the lease looks twice as often: with a dead holder nobody sweeps.
+            # Without the lease it checks twice as often, because the holder may be dead.
             pause_seconds = self._period_seconds / 2
             with survived("sweep_failed"):  # the next sweep finds what this one missed
                 if await self._hold_lease():
@@ -109,7 +110,7 @@ class Sweeper:
     async def _sweep_all(self) -> float:
         pauses = [self._period_seconds]
         for sweep in self._sweeps:
-            with survived("sweep_failed", sweep=sweep.__qualname__):  # the other sweeps go on
+            with survived("sweep_failed", sweep=sweep.__qualname__):  # the other sweeps must still run
                 seconds = await sweep()
                 if seconds is not None:
                     pauses.append(max(seconds, _LEAST_SECONDS))

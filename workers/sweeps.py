@@ -1,4 +1,4 @@
-"""What the sweep does besides rounds and calls: timers, jobs whose message or worker got lost, old rows."""
+"""Sweeps other than that of rounds and calls: timers, jobs without a worker, old rows and files."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from workers.publisher import EventPublisher
 
 __all__ = ["JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSweep"]
 
-#: Rows that one sweep takes of each kind; the next one goes on.
+#: Most rows that one sweep takes of each kind; the next sweep takes the rest.
 _BATCH: Final = 500
-#: Files of uploads that one sweep removes.
+#: Most uploaded files that one sweep removes.
 _UPLOADS_BATCH: Final = 5_000
 _DAY_SECONDS: Final = 86_400
-#: How often the sweep looks for rows that ended long ago.
+#: How often the sweep checks for expired rows and files.
 _RETENTION_SECONDS: Final = 3600.0
-#: How long a job may stand in its queue before its message is taken for lost and sent again.
+#: How long a job may be queued before its message is considered lost and sent again.
 _QUEUED_SECONDS: Final = 60.0
 
 
 class TimerFirings:
-    """What a firing causes: a system message with its description, and a round."""
+    """The effects of a firing: a system message with its description, and a round."""
 
     def __init__(self, publisher: EventPublisher, *, debounce_seconds: float = 0) -> None:
         self._publisher = publisher
         self._debounce_seconds = debounce_seconds
 
     async def fire(self, transaction: Transaction, firing: Firing) -> None:
-        """Record both in the transaction that takes the firing; publish after it."""
+        """Record both in the transaction that takes the firing; publish after its commit."""
         await transaction.chats.lock(firing.chat_key, create=True)
         message, is_new = await transaction.messages.append_once(
             NewMessage(
@@ -73,14 +73,14 @@ class TimerFirings:
 
 
 class TimerSweep:
-    """Fires what is due; several processes may do so at once."""
+    """Fires due timers; several processes may do so concurrently."""
 
     def __init__(self, database: Database, firings: TimerFirings) -> None:
         self._database = database
         self._firings = firings
 
     async def sweep(self) -> float | None:
-        """Fire what is due; returns in how many seconds the next timer is, None if none waits."""
+        """Fire what is due; returns the seconds until the next timer, None if none is scheduled."""
         fired = await fire_due(
             self._database, on_fire=self._firings.fire, next_fire_at=_next_fire_at, limit=_BATCH
         )
@@ -95,7 +95,7 @@ class TimerSweep:
 
 
 def _next_fire_at(job: CronJob) -> datetime | None:
-    # From now on, and past what fires now: times that nobody swept are made up for by one firing.
+    # After now and after this firing: one firing makes up for all times that passed without a sweep.
     now = shared_time()
     after = max(now, job.next_fire_at or now)
     try:
@@ -108,7 +108,7 @@ def _next_fire_at(job: CronJob) -> datetime | None:
 
 
 class RetentionSweep:
-    """Deletes what ended long ago, once an hour."""
+    """Deletes expired rows once an hour."""
 
     def __init__(self, database: Database, settings: RetentionSettings) -> None:
         self._database = database
@@ -116,7 +116,7 @@ class RetentionSweep:
         self._next_at = time.monotonic()
 
     async def sweep(self) -> float | None:
-        """Delete what is due; returns in how many seconds the next look is."""
+        """Delete what is due; returns the seconds until the next check."""
         if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + _RETENTION_SECONDS
             deleted = await delete_expired(self._database, self._settings)
@@ -126,7 +126,7 @@ class RetentionSweep:
 
 
 class UploadSweep:
-    """Removes files of chats' uploads that nothing changed for long, once an hour."""
+    """Removes uploaded files that have been unchanged for the retention time, once an hour."""
 
     def __init__(self, settings: RetentionSettings, *, data_dir: Path) -> None:
         self._keep_seconds = settings.uploads_days * _DAY_SECONDS
@@ -134,7 +134,7 @@ class UploadSweep:
         self._next_at = time.monotonic()
 
     async def sweep(self) -> float | None:
-        """Remove what is due, at most some thousand names at a time; returns in how many seconds to go on."""
+        """Remove what is due, at most 5,000 names at a time; returns the seconds until the next sweep."""
         if time.monotonic() >= self._next_at:
             now = time.time()
             removed = await asyncio.to_thread(
@@ -152,7 +152,7 @@ class UploadSweep:
 
 
 class JobSweep:
-    """Sends jobs again that nobody works on, and ends those that do not restart."""
+    """Sends jobs without a worker again, and ends those that must not restart."""
 
     def __init__(self, database: Database, publisher: EventPublisher, settings: AgentSettings) -> None:
         self._database = database
@@ -160,7 +160,7 @@ class JobSweep:
         self._lease_seconds = settings.lease_seconds
 
     async def sweep(self) -> float | None:
-        """End first what must not restart, then publish the rest; when there is more is not known."""
+        """End jobs that must not restart, then publish the others; None: the time of the next is unknown."""
         for _ in range(_BATCH):
             if not await self._end_one():
                 break
@@ -174,7 +174,7 @@ class JobSweep:
         return None
 
     async def _end_one(self) -> bool:
-        """End one job, and tell its chat in the same transaction; False when there is none."""
+        """End one job, and inform its chat in the same transaction; False when there is none."""
         async with self._database.begin() as transaction:
             for job in await transaction.jobs.fail_orphans(limit=1):
                 logger.bind(job_id=job.id, job_type=job.type, reason=job.message).warning("job_lost")
@@ -185,7 +185,7 @@ class JobSweep:
         return False
 
     async def _tell(self, transaction: Transaction, job: Job) -> None:
-        # Its own code cannot any more, and the agent may wait for it.
+        # The job's own code can no longer inform the chat, and the agent may wait for it.
         await transaction.chats.lock(job.chat_key, create=True)
         message, is_new = await transaction.messages.append_once(
             NewMessage(

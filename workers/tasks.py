@@ -1,4 +1,4 @@
-"""The Celery tasks: each translates a message and delegates to plain code."""
+"""Defines the Celery tasks: each translates a message and delegates to code without Celery."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workers.executor import MethodExecutor, MisplacedCall
 from workers.fast_path import FAST_BODY
 from workers.job_runner import Interruption
 
-#: What a job that is stopped at its time limit has to clean up.
+#: Time between the soft and the hard limit of a job, for its cleanup.
 _HARD_LIMIT_GRACE_SECONDS: Final = 5
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ __all__ = ["register_commands", "register_drain", "register_hooks", "register_jo
 
 
 def register_methods(services: Services) -> None:
-    """Give each method of the catalogue its Celery task ``author.module.function``.
+    """Register a Celery task ``author.module.function`` for each method of the catalogue.
 
-    Disabled methods are registered too, so that their callers hear it from this worker.
+    Disabled methods are registered too, so that this worker answers their callers with an error.
     """
     executor, cleanups = services.executor, _LoopCleanups(services)
     for entry in services.registry:
@@ -81,7 +81,7 @@ def register_hooks(services: Services) -> None:
 
 
 def register_drain(app: Celery, drain: Callable[[], RoundDrain]) -> None:
-    """Register the task that works off a chat's requested rounds."""
+    """Register the task that drains a chat."""
 
     def body(chat_key: str) -> None:
         run_async(drain().drain(chat_key))
@@ -90,7 +90,7 @@ def register_drain(app: Celery, drain: Callable[[], RoundDrain]) -> None:
 
 
 def register_jobs(services: Services) -> None:
-    """Register the task that executes background jobs; their rows decide who runs what."""
+    """Register the task that executes background jobs; their claimed rows decide which worker runs one."""
     runner, announcer, cleanups = services.job_runner, services.announcer, _LoopCleanups(services)
     seconds = services.settings.workers.long_timeout_seconds
 
@@ -139,10 +139,10 @@ def _method_body(
                 return known
             return run_async(execute(body))
         except DuplicateDelivery as exc:
-            # Neither success nor failure: the delivery that runs it will store the result.
+            # Neither success nor failure: the delivery that runs the call will store the result.
             raise Ignore("another delivery of this call is running") from exc
         except MisplacedCall as exc:
-            # Sent by somebody who did not know yet that its plugin is pinned.
+            # Its sender did not know yet that the plugin is pinned.
             _send_home(task, exc)
             raise Ignore(str(exc)) from exc
 
@@ -152,7 +152,7 @@ def _method_body(
 
 
 def _send_home(task: Task, misplaced: MisplacedCall) -> None:
-    """Send a call to the process that its plugin lives in, signed for that queue."""
+    """Send a call to the process that owns its plugin, signed for that process's queue."""
     app, request = task.app, task.request
     hard, soft = request.timelimit or (None, None)
     message = app.amqp.signed_task(
@@ -174,15 +174,15 @@ def _send_home(task: Task, misplaced: MisplacedCall) -> None:
 
 
 class _LoopCleanups:
-    """Closes a loop's database connections with the loop: in lane ``long`` each thread has one."""
+    """Closes a loop's database connections with the loop; in lane ``long`` each thread has a loop."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        # Not by id(): the id of a loop that is gone is used again.
+        # Not keyed by id(): the id of a deleted loop may be reused.
         self._seen: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     def ensure(self) -> None:
-        """Register the cleanup of the running loop, once."""
+        """Register the cleanup of the running loop once."""
         loop = asyncio.get_running_loop()
         if loop not in self._seen:
             self._seen.add(loop)

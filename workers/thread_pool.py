@@ -1,7 +1,7 @@
-"""A Celery pool of threads, each with an event loop that lives as long as it does.
+"""A Celery pool of threads, each with an event loop of its own.
 
-For lane ``long``: methods that block, compute or last. Unlike Celery's own threads pool it
-keeps time limits, stops a revoked job, and shuts down warm, soft and cold. Chosen with
+It serves lane ``long``: methods that block, compute or take long. Unlike Celery's own threads pool it
+enforces time limits, stops revoked jobs, and supports warm, soft and cold shutdown. It is selected with
 ``CELERY_CUSTOM_WORKER_POOL=workers.thread_pool:ThreadPool`` and ``--pool custom``.
 """
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadPool(JobPool):
-    """Runs up to ``limit`` jobs, one per thread; a loop on a thread of its own keeps their limits."""
+    """Runs up to ``limit`` jobs, one per thread; a separate loop thread enforces their time limits."""
 
     def on_start(self) -> None:
         """Start the threads."""
@@ -44,11 +44,11 @@ class ThreadPool(JobPool):
             self._add_thread()
 
     def submit(self, job: Job) -> None:
-        """Give a job to the next free thread."""
+        """Queue a job for the next free thread."""
         self._queue.put(job)
 
     def drop_waiting(self) -> None:
-        """Forget jobs that have not started."""
+        """Discard jobs that have not started."""
         while True:
             try:
                 job = self._queue.get_nowait()
@@ -58,7 +58,7 @@ class ThreadPool(JobPool):
                 self.ended(job)
 
     def close_loops(self) -> None:
-        """End the threads; one that blocks is left to end with the process."""
+        """Stop the threads; a blocked thread is abandoned and ends with the process."""
         for _ in range(len(self._threads)):
             self._queue.put(None)
         end = time.monotonic() + JOIN_SECONDS
@@ -74,7 +74,7 @@ class ThreadPool(JobPool):
             self._add_thread()
 
     def shrink(self, n: int = 1) -> None:
-        """Remove threads, as they become free."""
+        """Remove threads as they become free."""
         for _ in range(min(n, self.limit - 1)):
             self.limit -= 1
             self._queue.put(None)
@@ -88,24 +88,24 @@ class ThreadPool(JobPool):
         self._threads.add(thread)
         thread.start()
 
-    # What the threads call.
+    # Called by the threads.
 
     def niceness(self) -> int:
-        """By how much jobs give way to the rest of the machine."""
+        """How much the niceness of job threads is raised."""
         settings = getattr(self.app, "nekro_settings", None)
         return 0 if settings is None else int(settings.workers.long_nice)
 
     def next_job(self) -> Job | None:
-        """Wait for a job; None tells the thread to end."""
+        """Wait for a job; None asks the thread to end."""
         return self._queue.get()
 
     def begin(self, job: Job) -> None:
-        """A thread starts a job."""
+        """Record that a thread starts a job."""
         self._clock.call(self._alarms.arm, job)
         self._clock.call(self._share.changed)
 
     def finish(self, job: Job) -> None:
-        """A thread is done with a job."""
+        """Record that a thread has finished a job."""
         self._clock.call(self._alarms.disarm, job)
         self._clock.call(self._share.changed)
         self.ended(job)
@@ -114,16 +114,16 @@ class ThreadPool(JobPool):
         return any(thread.job is not None for thread in list(self._threads))
 
     def gone(self, thread: JobThread) -> None:
-        """A thread has ended."""
+        """Record that a thread has ended."""
         self._threads.discard(thread)
 
     def _give_up(self, job: Job) -> None:
-        """A job passed its hard limit; its thread has a moment to obey."""
+        """Abandon a job that passed its hard limit; replace its thread if that does not end soon."""
         self.ended(job)
         self._clock.loop.call_later(CANCEL_SECONDS, self._replace_thread, job)
 
     def _replace_thread(self, job: Job) -> None:
-        """Let another thread take the place of one that blocks: nothing can stop it."""
+        """Start another thread in place of a blocked one, which cannot be stopped."""
         for thread in list(self._threads):
             if thread.job is job and not thread.is_retired:
                 thread.is_retired = True
@@ -132,18 +132,18 @@ class ThreadPool(JobPool):
 
 
 class JobThread(threading.Thread):
-    """One thread with its own event loop, for as long as it lives."""
+    """A thread with an event loop of its own."""
 
     def __init__(self, pool: ThreadPool) -> None:
-        # A daemon: a plugin that blocks for ever must not keep the process.
+        # A daemon thread: a plugin that blocks for ever must not keep the process alive.
         super().__init__(name="nekro-long", daemon=True)
         self._pool = pool
         self.job: Job | None = None
-        #: Another thread has taken its place; it ends when its job does.
+        #: Another thread has replaced it; it ends with its job.
         self.is_retired = False
 
     def run(self) -> None:
-        """Run jobs until told to end."""
+        """Run jobs until asked to end."""
         lower_thread(self._pool.niceness())
         loop = thread_state.loop = uvloop.new_event_loop()
         try:

@@ -1,4 +1,4 @@
-"""What came before a round: the earlier rounds of its turn, and the results that led to it."""
+"""What preceded a round: the earlier rounds of its turn, and the results that led to it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["Turn"]
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A claimed round's past.
+    """The past of a claimed round.
 
-    A round that took triggers along answers several turns; the earlier rounds of all of them
-    are shown, in order, so that the model knows what its results belong to.
+    A round that merged other triggers answers several turns; the earlier rounds of all of them
+    are shown, in order, so that the model can relate its results to them.
     """
 
-    #: When the turn of the claimed round itself began: its time limit counts from here.
+    #: When the turn of the claimed round itself started; its time limit counts from here.
     started_at: datetime
-    #: Rounds of the turns that have ended, in order.
+    #: Finished rounds of the turns, in order.
     earlier: tuple[Round, ...]
-    #: Results by the round whose code made the call, in order; None: nobody knows which.
+    #: Results, in order, by the id of the round whose code made the call; None: unknown.
     observations: Mapping[str | None, Sequence[Observation]]
 
     @property
@@ -46,7 +46,7 @@ class Turn:
     def loose(self) -> tuple[Observation, ...]:
         """Results that no earlier round caused.
 
-        Of a run from the command line, or of this round's own code when it is started again.
+        They come from runs of the command line, or from this round's own code if the round was restarted.
         """
         ids = {item.id for item in self.earlier}
         loose = (found for caller, found in self.observations.items() if caller not in ids)
@@ -54,7 +54,7 @@ class Turn:
 
     @classmethod
     async def read(cls, transaction: Transaction, claimed: ClaimedRound) -> Turn:
-        """Gather it."""
+        """Read the past of a claimed round."""
         found = await transaction.rounds.rounds_of_turns(claimed.round.turn_id)
         own = [item for item in found if item.turn_id == claimed.round.turn_id]
         triggers = [*claimed.triggers, *_merged_into(own, found)]
@@ -77,14 +77,14 @@ class Turn:
         )
 
     def then(self, ended: Round, calls: Sequence[CallRecord], claimed: ClaimedRound) -> Turn | None:
-        """Return the past of the round that follows at once on the one whose past this is.
+        """Return the past of the round that directly follows the round of this past.
 
-        None where it may have come otherwise (by something else, with something else, for the second
-        time) and has to be read.
+        None if the new round has other triggers, merged rounds or an earlier attempt; then the past must
+        be read.
 
         Args:
             ended: the round whose past this is.
-            calls: those of its code.
+            calls: the calls of its code.
         """
         following = claimed.round
         if claimed.merged or following.attempt > 1 or following.turn_id != ended.turn_id:
@@ -107,7 +107,7 @@ def _merged_into(rounds: Sequence[Round], found: Sequence[Round]) -> list[Round]
 async def _observations(
     transaction: Transaction, triggers: Sequence[Round]
 ) -> dict[str | None, list[Observation]]:
-    """Results among the triggers, by the round whose code made the call; in order."""
+    """Return the results among the triggers, in order, by the round whose code made the call."""
     found: dict[str | None, list[Observation]] = {}
     by_id = {item.id: item for item in triggers if item.trigger_kind is TriggerKind.CALL}
     calls = await transaction.calls.find_all({item.trigger_id for item in by_id.values()})
@@ -119,7 +119,7 @@ async def _observations(
 
 
 def _observation(trigger: Round, call: Call | CallRecord | None) -> Observation:
-    # Calls are kept for days only, and a fleet may stand still for longer.
+    # The row of the call may be missing: calls are deleted after some days, and the fleet may be down longer.
     kind = SandboxMethodType.AGENT if trigger.segments is None else SandboxMethodType.MULTIMODAL_AGENT
     return Observation(
         method="" if call is None else call.method.rpartition(".")[2],

@@ -1,4 +1,4 @@
-"""The sweep's part for `agent.events`: queues whose watcher was killed."""
+"""Drops queues on `agent.events` whose watcher was killed, as part of the sweep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PERIOD_SECONDS: Final = 60.0
 
 
 class WatchSweep:
-    """Drops abandoned queues once a minute."""
+    """Drops abandoned queues of watchers once a minute."""
 
     def __init__(self, app: Celery, settings: BrokerSettings) -> None:
         self._app = app
@@ -26,7 +26,7 @@ class WatchSweep:
         self._next_at = time.monotonic()
 
     async def sweep(self) -> float | None:
-        """Drop what is abandoned; returns in how many seconds the next look is."""
+        """Drop abandoned queues; returns the seconds until the next check."""
         if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + _PERIOD_SECONDS
             dropped = await asyncio.to_thread(drop_abandoned, self._app, self._settings)

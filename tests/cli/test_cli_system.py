@@ -214,7 +214,7 @@ def test_a_command_answers_asks_back_and_refuses(shell: Shell) -> None:
         refused = shell.inside("command", "g1", line)
         assert (refused.code, refused.out) == (6, "") and words in refused.err
     assert "needs the permission user" in shell.inside("command", "g1", "/greet x", "--as", "public").err
-    assert "no command asked anything" in shell.inside("command", "g1", "Bob").err
+    assert "no command waits for an answer" in shell.inside("command", "g1", "Bob").err
     (listed,) = shell.inside("command", "--json").value
     assert (listed["full_name"], listed["permission"]) == ("t.probe:greet", "user")
     assert "/greet" in shell.inside("command").out

@@ -149,7 +149,7 @@ async def test_a_tool_that_outlasts_patience_ends_the_code_and_brings_its_value_
     report = await run(services, "x = weigh('gold')\nprint('not reached', x)", "tool")
     job = await job_of(services, "tool")
     assert report.stop_type is StopType.ERROR and "not reached" not in report.output
-    assert f"StillRunning: weigh has no value yet: it goes on as job {job.id}" in report.output
+    assert f"StillRunning: weigh has no value yet: it continues as job {job.id}" in report.output
     await let_go(services, "gold")
     rounds = await rounds_done(fleet, services, "tool", 1)
     told = f"weigh (job {job.id}) returned: 42"

@@ -85,7 +85,7 @@ def test_files_that_are_no_plugins_are_not_imported(load: Load, folder: Path) ->
             "import no_such_package\nplugin = 1",
             "install it for the workers, or let",
         ),
-        ("plugin = 42", "`plugin` is int; it must hold the NekroPlugin"),
+        ("plugin = 42", "`plugin` is int; it must be the NekroPlugin instance"),
         ("x = 1\nraise ValueError('broken on purpose')\nplugin = 1", "bad.py, line 2: ValueError: broken on"),
         ("import sys\nsys.exit('bye')\nplugin = 1", "SystemExit: bye"),
         (source("bad").replace('"bad", "d"', '"1bad", "d"'), "module_name='1bad' must be letters"),
