@@ -1,8 +1,8 @@
-"""From an LLM's answer to the code that runs.
+"""Extracts the code to run from an LLM's answer.
 
-An answer is a thought (``<think>…</think>``, optional), words, and a fenced code block
-that ends it. Answers are untrusted text of any shape, so everything here walks the lines
-once and never backtracks over them; nothing is parsed as Python on the host.
+An answer is an optional thought (``<think>…</think>``), text, and a final fenced code block.
+Answers are untrusted text of any shape, so each function walks the lines once and never
+backtracks over them; nothing is parsed as Python on the host.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["ExtractedCode", "extract_code", "new_check_word", "reveals_check_wor
 _OPEN_THINK: Final = re.compile(r"^[ \t]*<think>", re.MULTILINE)
 _CLOSE_THINK: Final = "</think>"
 _HEADLESS_THINK: Final = re.compile(r"</think>[ \t]*$", re.MULTILINE)
-#: Thoughts taken off one answer; more is noise, and each costs a pass over the text.
+#: Most thoughts removed from one answer; each costs a pass over the text.
 _MAX_THOUGHTS: Final = 16
 
-#: A fence line: up to three blanks, the fence, an info string without fence characters.
+#: A fence line: up to three spaces, the fence, an info string without fence characters.
 _FENCE: Final = re.compile(r"^ {0,3}(?P<mark>`{3,}|~{3,})(?P<info>[^`~\n]*)$")
 _PYTHON_LABELS: Final = frozenset({"python", "py", "python3", "py3"})
-#: What matters to find the end of a string literal.
+#: Tokens that matter for finding the end of a string literal.
 _STRING_TOKEN: Final = re.compile(r"\\.|\"\"\"|'''|[\"'#]")
 
-#: Modules that models invent for methods which need no import.
+#: Modules that models invent for methods that need no import.
 _INVENTED: Final = re.compile(
     r"^(?P<indent>[ \t]*)from[ \t]+"
     r"(?:plugins|predefined_methods|predefined_plugins|core\.api|plugin_manager)\b"
@@ -35,16 +35,16 @@ _INVENTED: Final = re.compile(
 #: Lines that one import statement may continue on.
 _MAX_IMPORT_LINES: Final = 100
 
-#: Bytes of entropy in a check word: guessing one is hopeless, the prompt stays short.
+#: Bytes of entropy of a check word: enough against guessing, short enough for the prompt.
 _CHECK_WORD_BYTES: Final = 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractedCode:
-    """What an answer holds.
+    """The parts of an answer.
 
     ``fenced`` is False when the whole answer was taken as code; ``closed`` is False when the
-    code's fence never ends, which is how an answer looks that was cut off.
+    code's fence is never closed, as in an answer that was cut off.
     """
 
     thought: str
@@ -54,8 +54,8 @@ class ExtractedCode:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing would happen when the code ran: no line, or comments alone."""
-        # Where the compiler ends lines, and nowhere else.
+        """Whether the code has no effect: it is empty or consists of comments."""
+        # Split only where the compiler ends lines.
         lines = self.code.replace("\r", "\n").split("\n")
         return all(not line.strip() or line.lstrip().startswith("#") for line in lines)
 
@@ -73,10 +73,10 @@ class _Block:
 def extract_code(text: str) -> ExtractedCode:
     """Split an answer into its thought and its code, in time linear in its length.
 
-    The code is the longest fenced block that ends the text: a fence inside a string of the
-    code does not end it, and words or an unlabelled block after the last block labelled as
-    Python do not hide that one. An answer without any fence is code as a whole. Imports of
-    modules that exist in a model's imagination only (``from plugins …``) are taken out.
+    The code is the last block labelled as Python, else the last unlabelled one, else the last one of
+    any label. A fence inside a string of the code does not close the block. An answer without any
+    fence is code as a whole. Imports of modules that only models invent (``from plugins …``) are
+    removed.
 
     >>> extract_code("<think>easy</think>\\nHere:\\n```python\\nprint(1)\\n```").code
     'print(1)'
@@ -98,10 +98,10 @@ def new_check_word() -> str:
 
 
 def reveals_check_word(check_word: str, text: str | bytes) -> bool:
-    """Whether ``text`` carries the round's one-time word, in any letter case.
+    """Whether ``text`` contains the round's one-time word, in any letter case.
 
-    A model that was talked into repeating its instructions repeats the word with them, so
-    code, output and call arguments that carry it end the run with SECURITY.
+    A model that was persuaded to repeat its instructions repeats the word with them, so
+    code, output and call arguments that contain it end the run with SECURITY.
     """
     if isinstance(text, bytes):
         return check_word.encode() in text.lower()
@@ -109,14 +109,14 @@ def reveals_check_word(check_word: str, text: str | bytes) -> bool:
 
 
 def _split_thought(text: str) -> tuple[str, str]:
-    """Take the thoughts before the first code block off the text."""
+    """Remove the thoughts before the first code block from the text."""
     thoughts: list[str] = []
     for _ in range(_MAX_THOUGHTS):
         opening = _OPEN_THINK.search(text)
         if opening is None or _has_fence(text[: opening.start()]):
             break
         closing = text.find(_CLOSE_THINK, opening.end())
-        if closing < 0:  # cut off while it was thinking
+        if closing < 0:  # the answer was cut off during the thought
             thoughts.append(text[opening.end() :])
             text = text[: opening.start()]
             break
@@ -128,7 +128,7 @@ def _split_thought(text: str) -> tuple[str, str]:
 
 
 def _split_headless_thought(text: str) -> tuple[str, str]:
-    """Handle chat templates that open the thought themselves, so that only its end is in the answer."""
+    """Handle chat templates that open the thought themselves, so the answer contains only its end."""
     closing = _HEADLESS_THINK.search(text)
     if closing is None or not text[closing.end() :].strip() or "<think>" in text[: closing.start()]:
         return "", text
@@ -140,7 +140,7 @@ def _has_fence(text: str) -> bool:
 
 
 def _detach_fence(lines: list[str]) -> list[str]:
-    """Move a closing fence that sticks to the last line of code onto a line of its own."""
+    """Move a closing fence at the end of the last line of code to a line of its own."""
     while lines and not lines[-1].strip():
         lines.pop()
     if len(lines) < 2 or not lines[-1].endswith("```") or _FENCE.match(lines[-1]):
@@ -160,7 +160,7 @@ def _choose(blocks: Sequence[_Block]) -> _Block | None:
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
-    """Yield the fenced blocks in order; a bare fence on the very last line alone opens none."""
+    """Yield the fenced blocks in order; a bare fence on the very last line opens none."""
     position = 0
     while position < len(lines):
         fence = _FENCE.match(lines[position])
@@ -178,8 +178,8 @@ def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
 def _closing_line(lines: Sequence[str], start: int, mark: str, *, is_python: bool) -> int | None:
     """Return the line of the fence that closes a block, or None.
 
-    In Python a fence inside a triple-quoted string is text. Where that rule leaves no closing
-    fence (the string itself never ends), the last fence closes, so that the code stays whole.
+    In Python a fence inside a triple-quoted string is text. If that rule leaves no closing fence
+    because the string never ends, the last fence closes the block, so that the code stays complete.
     """
     quote: str | None = None
     last: int | None = None
@@ -220,9 +220,9 @@ def _quote_after(line: str, quote: str | None) -> str | None:
 
 
 def _drop_invented(lines: Sequence[str]) -> str:
-    """Delete imports of invented modules, with the lines that such a statement continues on.
+    """Delete imports of invented modules, including continuation lines.
 
-    An indented one becomes ``pass``: it may be the only statement of its block.
+    An indented import becomes ``pass``, because it may be the only statement of its block.
     """
     kept: list[str] = []
     position = 0
@@ -239,7 +239,7 @@ def _drop_invented(lines: Sequence[str]) -> str:
 
 
 def _statement_end(lines: Sequence[str], start: int) -> int:
-    """Return the line after an import statement that begins at ``start``."""
+    """Return the line after an import statement that starts at ``start``."""
     depth = 0
     for number in range(start, min(start + _MAX_IMPORT_LINES, len(lines))):
         statement = lines[number].split("#", 1)[0].rstrip()

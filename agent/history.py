@@ -1,4 +1,4 @@
-"""The chat's messages as a prompt shows them, within limits."""
+"""Renders the chat's messages for a prompt, within limits."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from nekro_agent.ports import MessageKind
 
 __all__ = ["Segment", "render_history", "render_time", "split_by_round"]
 
-#: The least that is kept of a message that has to be shown although the budget is spent.
+#: Least characters shown of a message that must be shown although the budget is used up.
 _LEAST_CHARS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A run of messages, oldest first, that one prompt message shows."""
+    """Consecutive messages, oldest first, that one prompt message shows."""
 
     messages: tuple[HistoryMessage, ...]
 
 
 def split_by_round(messages: Sequence[HistoryMessage], asked_at: Sequence[datetime]) -> list[Segment]:
-    """Cut the history where earlier rounds of the turn read it.
+    """Split the history at the times when earlier rounds of the turn read it.
 
     Returns:
         one segment more than ``asked_at`` has entries: what the first round saw, then what came
-        between each round and the next. Every message is in exactly one, so none is shown
-        twice or never, whatever the clocks of the hosts that wrote them.
+        between each round and the next. Every message is in exactly one segment, so each is shown
+        once, even if the clocks of the hosts that wrote them differ.
     """
     segments: list[list[HistoryMessage]] = [[] for _ in range(len(asked_at) + 1)]
     for message in messages:
@@ -39,10 +39,10 @@ def split_by_round(messages: Sequence[HistoryMessage], asked_at: Sequence[dateti
 
 
 def render_history(segment: Segment, settings: AgentSettings) -> str:
-    """Render the newest messages that fit, oldest first, with a line for those that do not.
+    """Render the newest messages that fit, oldest first, with a line that counts the others.
 
-    The newest message is always shown. One that is too long is cut in the middle, whoever
-    wrote it, so that it can neither push out the others nor vanish itself.
+    The newest message is always shown. A message that is too long is cut in the middle, so that it
+    neither displaces the other messages nor disappears itself.
     """
     shown: list[str] = []
     room = settings.history_chars
@@ -59,7 +59,7 @@ def render_history(segment: Segment, settings: AgentSettings) -> str:
 
 
 def render_time(moment: datetime) -> str:
-    """Return a time as the model reads it, in UTC to the second."""
+    """Return a time in the form that prompts use: UTC, to the second."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -69,7 +69,7 @@ def _render(message: HistoryMessage, limit: int) -> str:
     moment = render_time(message.sent_at)
     if message.kind is MessageKind.SYSTEM:
         return f'<notice at="{moment}">\n{body}\n</notice>'
-    # The role is an attribute of its own: a user may be called "you" or "assistant".
+    # The role is an attribute of its own, because a user may be called "you" or "assistant".
     if message.kind is MessageKind.ASSISTANT:
         return f'<message role="assistant" at="{moment}">\n{body}\n</message>'
     return f'<message role="user" from="{_sender(message)}" at="{moment}">\n{body}\n</message>'

@@ -1,4 +1,4 @@
-"""Texts that plugins add to every prompt."""
+"""Collects the texts that plugins add to every prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.model import InjectedPrompt, PluginBrief
 
 __all__ = ["INJECT_SECONDS", "collect_injected"]
 
-#: How long one plugin may hold up a prompt.
+#: How long one plugin may delay a prompt.
 INJECT_SECONDS: Final = 10.0
 _ERROR_CHARS: Final = 300
 
@@ -23,9 +23,9 @@ async def collect_injected(
     redact: Callable[[str], str] = str,
     timeout_seconds: float = INJECT_SECONDS,
 ) -> list[InjectedPrompt]:
-    """Run the plugins' inject methods side by side; return their results in the plugins' order.
+    """Run the plugins' inject methods concurrently; return their results in the plugins' order.
 
-    A plugin that fails or takes too long costs its own text only; the prompt says so in its place.
+    A plugin that fails or takes too long loses only its own text; the prompt states the error there.
     """
     return await asyncio.gather(
         *(
@@ -54,6 +54,6 @@ async def _inject(
 
 
 def _is_ours(exc: BaseException) -> bool:
-    """Whether the exception is meant for this task (it is being cancelled) and not the plugin's own."""
+    """Whether the exception is the cancellation of this task and not an error of the plugin."""
     task = asyncio.current_task()
     return isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling() > 0

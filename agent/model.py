@@ -1,4 +1,4 @@
-"""What a round is made from and what comes out of it: plain frozen values, no database, no broker."""
+"""Input and output of a round as plain frozen values, independent of database and broker."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = [
 
 
 class Role(StrEnum):
-    """Who a message of a prompt comes from."""
+    """The origin of a prompt's message."""
 
     #: The host's instructions.
     SYSTEM = "system"
     #: Everything the model reads: chat, observations, notices.
     USER = "user"
-    #: What the model answered earlier in this turn.
+    #: The model's earlier answers in this turn.
     ASSISTANT = "assistant"
 
 
@@ -95,9 +95,9 @@ class ChatBrief:
 class HistoryMessage:
     """One message of the chat, as the prompt shows it.
 
-    ``observation_of`` is set on the system message that keeps a call's result for later
-    turns: the id of that call. The turn that the result woke shows it as an observation
-    instead. What a method sent into the chat while it ran is no such message.
+    ``observation_of`` is set on the system message that stores a call's result for later turns:
+    the id of that call. The turn that the result triggered shows it as an observation instead.
+    Messages that a method sent into the chat while it ran do not have it.
     """
 
     message_id: str
@@ -114,9 +114,9 @@ class HistoryMessage:
 class Observation:
     """The result of an AGENT or MULTIMODAL_AGENT call.
 
-    ``text`` is an AGENT's result; ``segments`` is a MULTIMODAL_AGENT's, as ``Envelope.segments``
-    or in any other shape that ``nekro_agent.invoke.segments_of`` takes. ``method`` may be empty
-    where nobody knows it any more.
+    ``text`` is the result of an AGENT method; ``segments`` is that of a MULTIMODAL_AGENT method, as
+    ``Envelope.segments`` or in any other form that ``nekro_agent.invoke.segments_of`` accepts.
+    ``method`` may be empty if it is no longer known.
     """
 
     method: str
@@ -130,7 +130,7 @@ class Observation:
 class TurnRound:
     """An earlier round of the same turn.
 
-    ``asked_at`` is when its prompt was made (``RoundOutcome.asked_at``): messages of the chat
+    ``asked_at`` is when its prompt was built (``RoundOutcome.asked_at``): messages of the chat
     up to then belong before its answer, later ones after it.
     """
 
@@ -145,11 +145,11 @@ class TurnRound:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodBrief:
-    """One method in the catalogue that the model reads.
+    """One method of the catalogue in the prompt.
 
-    ``name`` is what code writes to call it; ``signature`` is the plugin's own without the
+    ``name`` is the name by which code calls it; ``signature`` is the plugin's own without the
     context parameter, for example ``(city: str, days: int = 3) -> str``; ``doc`` is the
-    docstring as the plugin wrote it.
+    plugin's docstring, unchanged.
     """
 
     name: str
@@ -160,10 +160,10 @@ class MethodBrief:
 
 @dataclass(frozen=True, kw_only=True)
 class PluginBrief:
-    """One plugin in the catalogue.
+    """One plugin of the catalogue in the prompt.
 
-    ``inject`` returns the text that the plugin adds to every prompt, None when it has no such
-    method; the plugin's context is bound already. ``adapters`` names the platforms that the
+    ``inject`` returns the text that the plugin adds to every prompt, None if it has no such
+    method; it is already bound to the plugin's context. ``adapters`` names the platforms that the
     plugin supports; empty means all.
     """
 
@@ -178,7 +178,7 @@ class PluginBrief:
 
 @dataclass(frozen=True, kw_only=True)
 class InjectedPrompt:
-    """What one plugin's inject method returned, or why it returned nothing."""
+    """What one plugin's inject method returned, or its error."""
 
     plugin: str
     text: str = ""

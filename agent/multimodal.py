@@ -1,7 +1,7 @@
-"""Content parts that MULTIMODAL_AGENT methods return, as parts of a prompt.
+"""Converts content parts that MULTIMODAL_AGENT methods return to parts of a prompt.
 
-A plugin's mistake must not kill the round it was meant to wake: whatever cannot be shown
-becomes a sentence that tells the model what is missing and why.
+A plugin's error must not fail the round that its result triggered: a part that cannot be shown is
+replaced with a sentence about what is missing and why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nekro_agent.invoke import segments_of
 
 __all__ = ["image_data", "render_segments"]
 
-#: What OpenAI-compatible endpoints accept, by the first bytes.
+#: Image formats that OpenAI-compatible endpoints accept, recognised by their first bytes.
 _SIGNATURES: Final = (
     ("image/png", re.compile(rb"\x89PNG")),
     ("image/jpeg", re.compile(rb"\xff\xd8\xff")),
@@ -28,16 +28,16 @@ _SIGNATURES: Final = (
     ("image/webp", re.compile(rb"RIFF....WEBP", re.DOTALL)),
 )
 _DETAILS: Final = frozenset({"auto", "low", "high"})
-#: Parts of one result; more would be a plugin gone wrong.
+#: Most parts of one result; more indicate a faulty plugin.
 MAX_PARTS: Final = 64
 _DATA_URL: Final = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?P<options>(?:;[\w.+=-]+)*),", re.ASCII)
 
 
 def render_segments(value: object, *, image_bytes: int) -> list[Part]:
-    """Turn a MULTIMODAL_AGENT result, in any shape that ``segments_of`` takes, into parts of a message.
+    """Convert a MULTIMODAL_AGENT result, in any form that ``segments_of`` accepts, to parts of a message.
 
     Args:
-        image_bytes: largest image, decoded; a larger one is replaced by a sentence saying so.
+        image_bytes: size limit of a decoded image; a larger one is replaced with a sentence.
     """
     try:
         segments = segments_of(value, name="the method")
@@ -50,7 +50,7 @@ def render_segments(value: object, *, image_bytes: int) -> list[Part]:
 
 
 def image_data(url: str) -> tuple[str, bytes] | None:
-    """Return (media type, bytes) of a data URL, or None when ``url`` is not a readable one."""
+    """Return (media type, bytes) of a data URL, or None if ``url`` is not a valid one."""
     match = _DATA_URL.match(url)
     if match is None:
         return None
@@ -89,18 +89,18 @@ def _render_image(segment: Mapping[str, Any], image_bytes: int) -> Part:
 
 
 def _checked(url: str, image_bytes: int) -> str:
-    """Return a data URL that endpoints will take, under the type that its bytes really have.
+    """Return a data URL that endpoints accept, with the media type of its actual bytes.
 
-    An endpoint refuses the whole request for one bad image, so nothing doubtful is passed on.
+    An endpoint refuses the whole request for one invalid image, so only checked images are passed on.
 
     Raises:
-        ValueError: it is none; the message says what is wrong with it.
+        ValueError: the image is not acceptable; the message gives the reason.
     """
     if not url.startswith("data:"):
         raise ValueError(
             f"an image at {cut_middle(url, 80)!r}, which is neither a data URL nor an http(s) URL"
         )
-    # Refuse by length first: base64 of a huge image is not worth decoding.
+    # Check the length first, so that a huge image is not decoded.
     if len(url) > image_bytes * 4 // 3 + 200 and ";base64," in url[:200]:
         raise ValueError(f"an image of about {len(url) * 3 // 4} bytes; the limit is {image_bytes}")
     decoded = image_data(url)
@@ -112,7 +112,7 @@ def _checked(url: str, image_bytes: int) -> str:
     for media_type, signature in _SIGNATURES:
         if signature.match(data):
             return url if media_type == declared else _data_url(media_type, data)
-    raise ValueError(f"{len(data)} bytes of type {declared}, which are no PNG, JPEG, GIF or WebP image")
+    raise ValueError(f"{len(data)} bytes of type {declared}, which are not a PNG, JPEG, GIF or WebP image")
 
 
 def _data_url(media_type: str, data: bytes) -> str:

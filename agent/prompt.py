@@ -1,9 +1,9 @@
-"""The messages of one LLM request.
+"""Builds the messages of one LLM request.
 
-What changes least comes first, so that an endpoint's prompt cache keeps working through a
-turn: the system prompt with the catalogue, the history as the turn's first round saw it,
-then each earlier round as its answer and what came of it. What is new in every round (the
-plugins' injected prompts, round numbers, time, check word) stands at the very end.
+Parts that change least come first, so that an endpoint's prompt cache stays valid through a turn:
+the system prompt with the catalogue, the history as the turn's first round saw it, then each
+earlier round as its answer and its results. What is new in every round (the plugins' injected
+prompts, round numbers, time, check word) comes last.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SYNTAX_HINT: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class PromptRequest:
-    """All that one prompt is made from.
+    """The input of one prompt.
 
     ``history`` is oldest first and reaches from before the turn to now; ``observations`` are
     results that no round in ``previous`` caused (a job's report, a run from the command line).
@@ -84,10 +84,10 @@ class PromptBuilder:
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
-            autoescape=False,  # noqa: S701 - prompts are text; `agent.text` guards our own tags
+            autoescape=False,  # noqa: S701 - prompts are text; `agent.text` protects our own tags
         )
         self._templates.filters["attribute"] = attribute
-        #: The last system prompt and what it was made of: in the rounds of a turn it is the same.
+        #: The last system prompt and its input, which are usually the same in all rounds of a turn.
         self._last_system: tuple[object, str] = (None, "")
 
     def build(self, request: PromptRequest) -> tuple[PromptMessage, ...]:
@@ -131,7 +131,7 @@ class PromptBuilder:
         return parts
 
     def _run(self, earlier: TurnRound, segment: Segment) -> list[Part]:
-        # Output of a run that broke a safety rule may be the very text that must not spread.
+        # Output of a run that broke a safety rule may contain the confidential text itself.
         output = "" if earlier.stop_type is StopType.SECURITY else earlier.output
         run = self._templates.get_template("run.j2").render(
             number=earlier.number,
@@ -169,17 +169,17 @@ class PromptBuilder:
 
 
 def order_plugins(plugins: Iterable[PluginBrief], *, adapter_key: str | None) -> list[PluginBrief]:
-    """Return the plugins that support the chat's platform, the steadiest ones first.
+    """Return the plugins that support the chat's platform, those that change least first.
 
-    Plugins without injected prompts and those that never sleep change least, so they come
-    first; names decide the rest, so that the order is the same in every process.
+    Plugins without injected prompts and those that are always active change least. Names decide the
+    rest, so that the order is the same in every process.
     """
     shown = [p for p in plugins if not p.adapters or adapter_key is None or adapter_key in p.adapters]
     return sorted(shown, key=lambda p: (p.inject is not None, not p.always_awake, p.module_name, p.key))
 
 
 def _unobserved(request: PromptRequest) -> list[HistoryMessage]:
-    """Leave out messages that hold the text of an observation: the prompt shows that once, in full."""
+    """Leave out messages that repeat an observation, which the prompt shows once, in full."""
     everything = [*request.observations, *(o for earlier in request.previous for o in earlier.observations)]
     observed = {observation.call_id for observation in everything if observation.call_id}
     return [message for message in request.history if message.observation_of not in observed]
@@ -198,7 +198,7 @@ def _shown(prompt: InjectedPrompt) -> dict[str, str]:
 
 
 def _join(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Merge neighbouring text parts: one text reads better than ten, and some endpoints take one only."""
+    """Merge adjacent text parts: that is easier to read, and some endpoints accept only one."""
     joined: list[Part] = []
     for part in parts:
         if joined and isinstance(part, TextPart) and isinstance(joined[-1], TextPart):

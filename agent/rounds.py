@@ -1,7 +1,7 @@
-"""One round: prompt, answer, run of the code, and what follows from how it ended.
+"""One round: prompt, answer, run of the code, and the decision what follows.
 
-Free of Celery and SQL: whoever drains a chat loads the input, hands in the way to dispatch
-plugin calls, and writes the outcome down.
+Independent of Celery and SQL: the caller loads the input, provides the function that dispatches
+plugin calls, and records the outcome.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from sandbox.models import (
 
 __all__ = ["RoundAnswer", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
 
-#: Kept free for the program: an answer that could not run is never asked for.
+#: Time reserved for the program: the model is not asked for an answer that could not run.
 _LEAST_RUN_SECONDS: Final = 1.0
-#: How long the start of a sandbox waits, so that it does not hold up the request beside which it starts.
+#: Delay of a sandbox's start, so that it does not delay the LLM request that is sent at the same time.
 _REQUEST_LEAVES_SECONDS: Final = 0.02
-#: Longest program; no model means to write more, and a sandbox takes no more than a mebibyte.
+#: Longest program: far more than a model intends to write, and below the sandbox's limit of a mebibyte.
 _MOST_CODE_CHARS: Final = 200_000
 
 
 class Sandbox(Protocol):
-    """What a round needs from ``sandbox.SandboxManager``."""
+    """The part of ``sandbox.SandboxManager`` that a round uses."""
 
     async def prepare(self, *, chat_key: str, container_key: str) -> None:
-        """Start a sandbox for the chat, to be waiting when the code comes.
+        """Start a sandbox for the chat, so that it is ready when the code arrives.
 
-        Cancelling stops the waiting and not the start; a failure shows again in ``run``.
+        Cancelling ends the wait but not the start; a failure is raised again by ``run``.
         """
         ...
 
     async def run(self, request: RunRequest) -> RunResult:
-        """Run code; a cancelled run leaves nothing behind."""
+        """Run code; a cancelled run leaves nothing running."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundAnswer:
-    """What the model answered, while nothing of it has run yet."""
+    """The model's answer, before its code runs."""
 
     prompt_chars: int
     llm: LLMAnswer
@@ -70,13 +70,13 @@ class RoundAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundInput:
-    """All that a round starts from.
+    """The input of a round.
 
     ``history`` is oldest first and reaches from before the turn until now; ``previous`` are
     the turn's earlier rounds, ``observations`` the results that none of them caused.
-    ``dispatch`` carries one plugin call to a worker; in the last round of a turn
-    (``RoundRunner.is_last``) it must not let a call schedule a follow-up round.
-    ``on_answer`` is awaited before the code runs; when it raises, the code does not run.
+    ``dispatch`` sends one plugin call to a worker; in the last round of a turn
+    (``RoundRunner.is_last``) it must not let a call request a follow-up round.
+    ``on_answer`` is awaited before the code runs; if it raises, the code does not run.
     """
 
     round_id: str
@@ -100,9 +100,9 @@ class RoundInput:
 class RoundOutcome:
     """How a round ended.
 
-    ``stop_type`` is None when the turn's limits left no room to ask the model or to run its
-    code. ``needs_follow_up`` says that the turn goes on: an AGENT or MULTIMODAL_AGENT result
-    has scheduled its round already, for every other stop type the caller schedules one.
+    ``stop_type`` is None when the turn's limits did not allow asking the model or running its
+    code. ``needs_follow_up`` says that the turn continues: for an AGENT or MULTIMODAL_AGENT result
+    the next round is already requested, for every other stop type the caller requests it.
     ``notice`` is a text for the people in the chat when a limit ended the turn, else None.
     """
 
@@ -123,14 +123,14 @@ class RoundOutcome:
 
 
 class _OutOfTimeError(Exception):
-    """The turn's time ended inside this round; never leaves this module."""
+    """The turn's time ended during this round; never leaves this module."""
 
 
 class RoundRunner:
-    """Carries out rounds; one instance serves all chats of a process.
+    """Runs rounds; one instance serves all chats of a process.
 
     Args:
-        redact: takes secrets and host paths out of what a plugin's failure says.
+        redact: removes secrets and host paths from error messages of plugins.
     """
 
     def __init__(
@@ -150,14 +150,14 @@ class RoundRunner:
         self._redact = redact
 
     def is_last(self, number: int) -> bool:
-        """Whether no round may follow the one with this number in its turn."""
+        """Whether a round with this number is the last one of its turn."""
         return number >= self._agent.rounds_per_turn
 
     async def run(self, round_input: RoundInput) -> RoundOutcome:
-        """Carry out one round.
+        """Run one round.
 
-        The model is never asked for an answer that could not run: a round beyond the turn's
-        limits ends the turn with a notice instead.
+        The model is not asked for an answer that could not run: a round beyond the turn's limits
+        ends the turn with a notice instead.
 
         Raises:
             LLMError: the model gave no answer.
@@ -191,7 +191,7 @@ class RoundRunner:
 
 
 class _Round:
-    """One round under way, and what is known of it so far."""
+    """One running round and its results so far."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class _Round:
         self._output = ""
 
     async def carry_out(self) -> Verdict:
-        """Ask the model and run what it answered."""
+        """Ask the model, then run the code of its answer."""
         if self._seconds_to_ask() <= 0:
             raise _OutOfTimeError
         async with self._sandbox_prepared():
@@ -237,7 +237,7 @@ class _Round:
         return refused or await self._run(extracted.code)
 
     def outcome(self, decided: Verdict, *, needs_follow_up: bool) -> RoundOutcome:
-        """Put together what became of the round."""
+        """Return the outcome of the round."""
         return RoundOutcome(
             stop_type=decided.stop_type,
             reason=decided.reason,
@@ -293,7 +293,7 @@ class _Round:
             raise _OutOfTimeError from exc
 
     def _refuse(self, answer: LLMAnswer, extracted: ExtractedCode) -> Verdict | None:
-        """Decide on answers whose code must not run, or has nothing to run."""
+        """Decide on answers whose code must not run or is empty; None if the code is to run."""
         if reveals_check_word(self._check_word, extracted.code):
             return verdict.word_revealed()
         if answer.was_cut and not (extracted.fenced and extracted.closed):
@@ -326,7 +326,7 @@ class _Round:
         return verdict.judge(result, wall_seconds=wall_seconds, max_calls=self._limits.max_calls)
 
     async def _dispatch(self, call: StubCall) -> StubResult:
-        """Pass a call on, unless its arguments would carry the check word out of the sandbox."""
+        """Pass a call on unless its arguments contain the check word."""
         if reveals_check_word(self._check_word, call.arguments):
             self._word_in_call = True
             return Stopped(stop=StopType.SECURITY)
@@ -334,7 +334,7 @@ class _Round:
 
     @asynccontextmanager
     async def _sandbox_prepared(self) -> AsyncIterator[None]:
-        """Start a sandbox beside the block; ``Sandbox.run`` takes it, ready or still on its way."""
+        """Start a sandbox concurrently with the block; ``Sandbox.run`` uses it, ready or still starting."""
         preparing: list[asyncio.Future[None]] = []
 
         def prepare() -> None:
@@ -345,9 +345,9 @@ class _Round:
         timer = asyncio.get_running_loop().call_later(_REQUEST_LEAVES_SECONDS, prepare)
         try:
             yield
-            if not preparing:  # answered at once
+            if not preparing:  # the answer came before the delay was over
                 prepare()
-            await asyncio.sleep(0)  # a start that has not begun would be cancelled before it did
+            await asyncio.sleep(0)  # let the task start; cancelled before that, it would start no sandbox
         finally:
             timer.cancel()
             for task in preparing:
@@ -359,5 +359,5 @@ class _Round:
         return self._turn_seconds - gone
 
     def _seconds_to_ask(self) -> float:
-        """How long the model may take, so that its program still gets to run."""
+        """Time limit of the model's answer that leaves time for its program to run."""
         return self._seconds_left() - _LEAST_RUN_SECONDS

@@ -1,9 +1,9 @@
-"""Text that did not come from us, made fit for a prompt.
+"""Makes untrusted text safe for a prompt.
 
-Prompts mark their parts with tags of our own (``<sandbox_output>``, ``<agent_result>``, …).
-Whoever writes into a chat, and whatever code prints, must not be able to write such a part,
-so the opening bracket of anything that reads like one of our tags is replaced by a look-alike.
-Other markup stays as it is: chats and programs are full of it.
+Prompts mark their parts with tags of our own (``<sandbox_output>``, ``<agent_result>``, …). Users
+who write into a chat and code that prints must not be able to forge such a part, so the opening
+bracket of anything that resembles one of our tags is replaced with a similar character. Other
+markup is left unchanged, because it is common in chats and programs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 __all__ = ["TAGS", "attribute", "clean", "cut_middle", "neutralise"]
 
-#: Every tag that the templates and renderers write.
+#: Every tag that templates and renderers use.
 TAGS: Final = (
     "agent_result",
     "chat_history",
@@ -30,7 +30,7 @@ TAGS: Final = (
     "sandbox_run",
 )
 
-#: Characters that are invisible and would hide a tag from the pattern below, not from a model.
+#: Invisible characters, which would hide a tag from the pattern below but not from a model.
 _INVISIBLE: Final = "\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff"
 #: Brackets that models read as ``<``.
 _BRACKETS: Final = "<\uff1c\ufe64"
@@ -41,7 +41,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 def _tag_pattern() -> re.Pattern[str]:
     hidden = f"[{_INVISIBLE}]*"
     names = "|".join(hidden.join(re.escape(letter) for letter in tag) for tag in TAGS)
-    # Blanks and slashes come as one class, so that no run of them can be split in two ways.
+    # White space and slashes are one class, so that no run of them can be matched in two ways.
     return re.compile(
         f"[{_BRACKETS}](?=[\\s/{_INVISIBLE}]*(?:{names}){hidden}(?![0-9A-Za-z_]))", re.IGNORECASE
     )
@@ -51,7 +51,7 @@ _TAG: Final = _tag_pattern()
 
 
 def neutralise(text: str) -> str:
-    """Return ``text`` without control characters and without anything that reads like our own tags.
+    """Return ``text`` without control characters and without anything that resembles our own tags.
 
     >>> neutralise("a < b, <b>bold</b>, </chat_history>")
     'a < b, <b>bold</b>, ‹/chat_history>'
@@ -60,7 +60,7 @@ def neutralise(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return ``text`` with line ends unified and control characters and lone surrogates removed."""
+    """Return ``text`` with uniform line ends and without control characters and lone surrogates."""
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -72,17 +72,17 @@ def attribute(text: str, *, limit: int = 80) -> str:
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """Shorten ``text`` to at most ``limit`` characters by leaving out its middle.
+    """Shorten ``text`` to at most ``limit`` characters by removing its middle.
 
-    The gap names how many characters are hidden. Beginnings say what something is and ends say
-    how it went, so both stay.
+    The gap states the number of hidden characters. Both ends stay, because the beginning identifies a
+    text and the end shows its outcome.
 
     Args:
-        limit: >= 60, room for the note in the gap.
+        limit: >= 60, to leave space for the note in the gap.
     """
     if len(text) <= limit:
         return text
-    # The note's own length depends on the count, which depends on the note: reserve the widest.
+    # The length of the note depends on the count and the other way round: reserve the longest note.
     room = limit - len(_gap(len(text)))
     head = room * 2 // 3
     tail = room - head

@@ -1,7 +1,7 @@
 """The port to a language model, and the client that replays a script.
 
 The client for endpoints is in ``agent.llm.openai_client``; ``create_client`` imports it when
-it is asked for.
+needed.
 """
 
 from agent.llm.factory import create_client

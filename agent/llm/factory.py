@@ -1,4 +1,4 @@
-"""Which client the settings ask for."""
+"""Creates the client that the settings select."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["create_client"]
 
 
 def create_client(settings: LLMSettings) -> LLMClient:
-    """Build the client that the settings name; a script goes before an endpoint.
+    """Build the configured client; a script has priority over an endpoint.
 
     Raises:
         LLMError: neither is configured, or the script cannot be read.
@@ -19,7 +19,7 @@ def create_client(settings: LLMSettings) -> LLMClient:
     if settings.script is not None:
         return ScriptedClient(settings.script, record=settings.record)
     if settings.base_url and settings.model:
-        # Here and not above: the package takes 0.3 s to import, which a script need not wait for.
+        # Imported here because the package takes 0.3 s to import and a script does not need it.
         from agent.llm.openai_client import OpenAIClient
 
         return OpenAIClient(settings)

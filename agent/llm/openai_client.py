@@ -1,4 +1,4 @@
-"""Any endpoint that speaks the OpenAI chat protocol."""
+"""A client for endpoints that implement the OpenAI chat protocol."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from nekro_agent.errors import LLMError
 
 __all__ = ["OpenAIClient"]
 
-#: Posted to as it is. The package's method for it walks through the messages part by part to find names
-#: to translate, which takes longer than all else that is done for a request.
+#: Path for plain posts. The package's own method walks through all messages to translate names, which
+#: takes longer than the rest of the work for a request.
 _PATH: Final = "/chat/completions"
 _Chunks = openai.AsyncStream[ChatCompletionChunk]
-#: Sent where no key is configured: local endpoints want none, the package insists on one.
+#: Sent when no key is configured: local endpoints need none, but the package requires one.
 _NO_KEY: Final = "none"
-#: How much of an endpoint's own words an error repeats.
+#: Most characters of an endpoint's own message in an error.
 _FAULT_CHARS: Final = 300
 
 
 class _TryFailed(Exception):
-    """Leads from one try back to the loop of tries; never leaves this module."""
+    """Ends one attempt; caught by the retry loop and never leaves this module."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.what)
@@ -44,7 +44,7 @@ class _TryFailed(Exception):
 
 @dataclass
 class _Gathered:
-    """What has arrived of one answer."""
+    """The received part of one answer."""
 
     model: str
     pieces: list[str] = field(default_factory=list)
@@ -54,13 +54,13 @@ class _Gathered:
 
 
 class OpenAIClient:
-    """Asks an OpenAI-compatible endpoint, with our own retries in place of the package's.
+    """A client of an OpenAI-compatible endpoint, with its own retries instead of the package's.
 
-    Three time limits hold for each try: connecting, the first token (of a streamed answer),
-    the whole answer. A stream that ends without a finish reason was cut and is asked for again
-    from the start; so is an answer without text. The last try goes to the fallback model. What
-    the endpoint refuses for good (4xx) is not repeated, except once with the fallback model
-    where that could help.
+    Three time limits apply to each attempt: connecting, the first token (of a streamed answer),
+    the whole answer. A stream that ends without a finish reason was cut off and is requested again
+    from the start; so is an answer without text. The last attempt uses the fallback model. A request
+    that the endpoint refuses permanently (4xx) is not repeated, except once with the fallback model
+    where that may succeed.
     """
 
     def __init__(self, settings: LLMSettings) -> None:
@@ -106,7 +106,7 @@ class OpenAIClient:
             await client.close()
 
     def _models(self) -> list[str]:
-        """Return the model of each try; with one try alone there is nothing to fall back from."""
+        """Return the model of each attempt; a single attempt does not use the fallback model."""
         models = [self._settings.model] * self._settings.tries
         if self._settings.fallback_model and len(models) > 1:
             models[-1] = self._settings.fallback_model
@@ -133,8 +133,8 @@ class OpenAIClient:
         body = self._body(request, gathered.model)
         completion: object = await self._connected().post(_PATH, body=body, cast_to=ChatCompletion)
         if not isinstance(completion, ChatCompletion) or not completion.choices:
-            # The package hands out whatever text a wrong address answers with.
-            raise _TryFailed(Fault(what="the response is no chat completion", status=200))
+            # With a wrong base URL the package returns whatever text the server sent.
+            raise _TryFailed(Fault(what="the response is not a chat completion", status=200))
         choice = completion.choices[0]
         gathered.pieces.append(choice.message.content or "")
         gathered.finish_reason = choice.finish_reason or "stop"
@@ -162,7 +162,7 @@ class OpenAIClient:
         try:
             stream = await self._stream(body)
         except openai.BadRequestError as exc:
-            # Some compatible servers know no usage in streams: ask without, now and from here on.
+            # Some compatible servers do not support usage in streams: omit it from now on.
             if not self._asks_usage or "stream_options" not in str(exc):
                 raise
             self._asks_usage = False
@@ -180,8 +180,8 @@ class OpenAIClient:
     def _connected(self) -> openai.AsyncOpenAI:
         if self._client is None:
             settings = self._settings
-            # A streamed answer may rest no longer than its first token may take; a whole one
-            # is silent until it is there, and the limit of the whole try holds.
+            # A pause within a stream may be no longer than the time to its first token. A whole
+            # answer arrives in one piece, so only the limit of the whole attempt applies.
             silence = settings.first_token_timeout_seconds if settings.stream else settings.timeout_seconds
             self._client = openai.AsyncOpenAI(
                 base_url=self._base_url,
@@ -201,7 +201,7 @@ class OpenAIClient:
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """Translate the package's errors; the one place that knows them."""
+        """Translate the package's errors; no other place handles them."""
         try:
             yield
         except openai.APIStatusError as exc:
@@ -217,7 +217,7 @@ class OpenAIClient:
             raise _TryFailed(Fault(what=f"unreadable answer: {self._words(exc)}")) from exc
 
     def _words(self, exc: BaseException) -> str:
-        """Return an error's own words, short, on one line, and without the key should they echo it."""
+        """Return an error's message, shortened, on one line, with the key removed."""
         words = " ".join(str(exc).split())
         if self._key:
             words = words.replace(self._key, "***")
@@ -247,12 +247,12 @@ class OpenAIClient:
 
 
 def _add_chunk(gathered: _Gathered, chunk: ChatCompletionChunk) -> bool:
-    """Take over one chunk; return whether the model has begun to speak (or to think)."""
+    """Add one chunk; return whether the model has sent text, reasoning or its end."""
     _note_usage(gathered, chunk)
     if not chunk.choices:
         return False
     choice = chunk.choices[0]
-    # Reasoning models stream their thoughts under names that the protocol does not have.
+    # Reasoning models stream their thoughts in fields that the protocol does not define.
     thinks = any(value for name, value in (choice.delta.model_extra or {}).items() if "reasoning" in name)
     if choice.delta.content:
         gathered.pieces.append(choice.delta.content)
@@ -280,7 +280,7 @@ def _hint(fault: Fault) -> str:
 
 
 def _wire(message: PromptMessage) -> dict[str, Any]:
-    """Return a message as the protocol writes it; text alone stays text, which every server takes."""
+    """Return a message in the protocol's form; without images a plain string, which every server accepts."""
     if not message.images:
         return {"role": message.role.value, "content": _sendable(message.text)}
     return {"role": message.role.value, "content": [_wire_part(part) for part in message.parts]}
@@ -294,5 +294,5 @@ def _wire_part(part: Part) -> dict[str, Any]:
 
 
 def _sendable(text: str) -> str:
-    """Replace lone surrogates: a model's earlier answer may hold some, and UTF-8 has no place for them."""
+    """Replace lone surrogates, which a model's earlier answer may contain and UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""What the agent needs from a language model."""
+"""The agent's port to a language model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["LLMAnswer", "LLMClient", "LLMRequest"]
 
 @dataclass(frozen=True, kw_only=True)
 class LLMRequest:
-    """One prompt; ``round_id`` and ``chat_key`` only label the record of the request."""
+    """One prompt; ``round_id`` and ``chat_key`` are used only in the record of the request."""
 
     messages: tuple[PromptMessage, ...]
     round_id: str = ""
@@ -20,7 +20,7 @@ class LLMRequest:
 
     @property
     def chars(self) -> int:
-        """Characters of text in the prompt, images left out."""
+        """Characters of text in the prompt, without images."""
         return sum(len(message.text) for message in self.messages)
 
 
@@ -28,9 +28,9 @@ class LLMRequest:
 class LLMAnswer:
     """One complete answer.
 
-    ``model`` is the one that answered, as the endpoint names it; token counts are None where
-    the endpoint does not say; ``tries`` counts the requests that were sent, the failed ones
-    included; ``cost`` is in the currency of the prices in the settings.
+    ``model`` is the model that answered, as the endpoint names it; token counts are None if the
+    endpoint does not report them; ``tries`` is the number of requests sent, including failed
+    ones; ``cost`` is in the currency of the prices in the settings.
     """
 
     text: str
@@ -43,12 +43,12 @@ class LLMAnswer:
 
     @property
     def was_cut(self) -> bool:
-        """Whether the answer ended at the limit of its length, in the middle of a thought or of code."""
+        """Whether the answer reached its length limit, in the middle of a thought or of code."""
         return self.finish_reason == "length"
 
 
 class LLMClient(Protocol):
-    """Asks a model; bound to the event loop that it is first used on."""
+    """A client of a model; bound to the event loop of its first use."""
 
     async def complete(self, request: LLMRequest) -> LLMAnswer:
         """Return the model's answer.

@@ -1,4 +1,4 @@
-"""A record of every LLM request, for readers who want to know what a model was really shown."""
+"""A record of every LLM request, for checking what a model was shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RequestRecord"]
 
 
 class RequestRecord:
-    """Appends one JSON line for each request that is sent; does nothing without a path.
+    """Appends one JSON line for each request sent; without a path it does nothing.
 
     A line holds ``at``, ``client``, ``model``, ``try``, ``round_id``, ``chat_key`` and
     ``messages``; images are shortened to type, length in bytes and SHA-256.
@@ -30,7 +30,7 @@ class RequestRecord:
         self._client = client
 
     async def add(self, request: LLMRequest, *, model: str, number: int) -> None:
-        """Write the line of one request, without holding up the event loop."""
+        """Write the line of one request without blocking the event loop."""
         if self._path is not None:
             await asyncio.to_thread(self._append, self._path, request, model, number)
 
@@ -49,8 +49,8 @@ class RequestRecord:
         }
         data = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         make_directory(path.parent)
-        # One write with O_APPEND, so that lines of several worker processes never mix; private,
-        # because it holds what people wrote.
+        # One write with O_APPEND, so that lines of several worker processes never mix; private to
+        # this user, because it contains messages of people.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.write(descriptor, data)

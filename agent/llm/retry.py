@@ -1,4 +1,4 @@
-"""When a failed LLM request is sent again, and how long to wait before."""
+"""Decides when a failed LLM request is retried, and after which pause."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Final
 
 __all__ = ["Fault", "RetryPolicy", "parse_retry_after"]
 
-#: Statuses below 500 that say "not now": request timeout, conflict, too early, too many requests.
+#: Statuses below 500 that are temporary: request timeout, conflict, too early, too many requests.
 _TRANSIENT: Final = frozenset({408, 409, 425, 429})
-#: Statuses that no other model changes: the key or the account is refused.
+#: Statuses that another model would get too: the key or the account is refused.
 _ACCOUNT: Final = frozenset({401, 402, 403})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Why one try gave no answer.
+    """Why one attempt gave no answer.
 
     ``status`` is None when no response came (connection refused or cut, time limit) or the
-    response was no answer; such faults may pass by themselves.
+    response was not an answer; such faults may be temporary.
     """
 
     what: str
@@ -35,16 +35,16 @@ class Fault:
 
     @property
     def is_of_the_model(self) -> bool:
-        """Whether another model may succeed where this one was refused."""
+        """Whether another model may succeed where this one is refused."""
         return not self.is_transient and self.status not in _ACCOUNT
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Exponential backoff with jitter, or what the endpoint asks for.
+    """Exponential backoff with jitter, or the pause that the endpoint requests.
 
     Args:
-        longest_seconds: an endpoint that asks for a longer pause is not waited for.
+        longest_seconds: if an endpoint requests a longer pause, the request fails.
     """
 
     tries: int
@@ -52,28 +52,28 @@ class RetryPolicy:
     longest_seconds: float
 
     def pause_seconds(self, fault: Fault, failed: int) -> float | None:
-        """Return the pause before the next try, or None when there shall be none.
+        """Return the pause before the next attempt, or None if there is none.
 
         Args:
-            failed: tries that failed so far, >= 1.
+            failed: attempts that failed so far, >= 1.
 
         Source: "equal jitter": half of the exponential step is fixed, half is random, so that
-        clients that failed together do not come back together.
+        clients that failed together do not retry together.
         """
         if failed >= self.tries or not fault.is_transient:
             return None
         if fault.retry_after_seconds is not None:
-            # Never earlier than asked; the jitter comes on top.
+            # Never earlier than requested; the jitter is added.
             pause = fault.retry_after_seconds + random.uniform(0, self.backoff_seconds)  # noqa: S311
             return pause if fault.retry_after_seconds <= self.longest_seconds else None
         step = min(self.backoff_seconds * 2.0 ** (failed - 1), self.longest_seconds)
-        return step / 2 + random.uniform(0, step / 2)  # noqa: S311 - jitter, no secret
+        return step / 2 + random.uniform(0, step / 2)  # noqa: S311 - jitter, not a secret
 
 
 def parse_retry_after(value: str | None, *, now: datetime | None = None) -> float | None:
-    """Return the seconds that a ``Retry-After`` header asks for: a number or an HTTP date.
+    """Return the seconds that a ``Retry-After`` header requests: a number or an HTTP date.
 
-    Source: RFC 9110, section 10.2.3. Unreadable values count as none.
+    Source: RFC 9110, section 10.2.3. Invalid values are ignored.
     """
     if not value:
         return None

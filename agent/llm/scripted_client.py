@@ -1,4 +1,4 @@
-"""A model that replays a file: for demos, tests, and trying plugins without an endpoint."""
+"""A client that replays a file instead of a model: for demos, tests and trials of plugins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLACEHOLDER: Final = re.compile(r"\$\{(\w+)\}")
 
 
 class ScriptedAnswer(BaseModel):
-    """One entry of a script: an answer and when it is given."""
+    """One entry of a script: an answer and its condition."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,11 +37,11 @@ _SCRIPT: Final = TypeAdapter(list[ScriptedAnswer])
 
 
 class ScriptedClient:
-    """Gives the first answer of a script whose condition fits the prompt; keeps no state.
+    """Returns the first answer of a script whose condition matches the prompt; stateless.
 
-    The script is a YAML list of ``ScriptedAnswer``. Since the prompt alone decides, any
-    number of worker processes may replay the same script, and a repeated round gets the
-    same answer again.
+    The script is a YAML list of ``ScriptedAnswer``. Because only the prompt decides, any number
+    of worker processes may replay the same script, and a repeated round gets the same answer
+    again.
     """
 
     def __init__(self, script: Path, *, record: Path | None = None) -> None:
@@ -54,7 +54,7 @@ class ScriptedClient:
         """Return the scripted answer.
 
         Raises:
-            LLMError: no entry fits; the message quotes what the prompt's last user message says.
+            LLMError: no entry matches; the message quotes the prompt's last user message.
         """
         await self._record.add(request, model=_MODEL, number=1)
         text = self._answer(request)
@@ -69,7 +69,7 @@ class ScriptedClient:
         )
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing; there is nothing to release."""
 
     def _answer(self, request: LLMRequest) -> str:
         last_user = [message for message in request.messages if message.role is Role.USER][-1:]
@@ -95,7 +95,7 @@ def _find(pattern: re.Pattern[str], messages: list[PromptMessage]) -> re.Match[s
 
 
 def _fill(answer: str, match: re.Match[str]) -> str:
-    """Replace ``${1}`` and ``${name}`` by groups of the match; anything else stays as it is."""
+    """Replace ``${1}`` and ``${name}`` with groups of the match; leave other placeholders unchanged."""
 
     def group(placeholder: re.Match[str]) -> str:
         name = placeholder[1]
@@ -128,5 +128,5 @@ def _compile(script: Path, number: int, entry: ScriptedAnswer) -> re.Pattern[str
         return re.compile(entry.when, re.DOTALL | re.MULTILINE)
     except re.error as exc:
         raise LLMError(
-            f"NEKRO_LLM__SCRIPT: {script}, answer {number}: {entry.when!r} is no regular expression: {exc}"
+            f"NEKRO_LLM__SCRIPT: {script}, answer {number}: {entry.when!r} is not a regular expression: {exc}"
         ) from exc

@@ -213,7 +213,7 @@ async def test_a_page_instead_of_an_answer_is_an_error_that_names_the_setting() 
     message, _ = await failure(respond(404, "<html>not here</html>"), stream=False)
     assert "NEKRO_LLM__BASE_URL" in message
     message, _ = await failure(respond(200, "<html>welcome</html>"), stream=False)
-    assert "no chat completion" in message
+    assert "not a chat completion" in message
 
 
 async def test_a_slow_first_token_is_given_up_and_tried_again() -> None:

@@ -78,7 +78,7 @@ async def test_a_prompt_that_no_answer_fits_is_quoted_in_the_error(write: Script
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("[{when: '(', answer: x}]", "answer 1: '\\(' is no regular expression"),
+        ("[{when: '(', answer: x}]", "answer 1: '\\(' is not a regular expression"),
         ("[{wenn: a, answer: x}]", "0.wenn: Extra inputs"),
         ("[{when: a}]", "0.answer: Field required"),
         ("when: a", "has to be a list"),
