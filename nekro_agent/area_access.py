@@ -1,4 +1,4 @@
-"""What the SDK does with the areas that sandboxed code shares, on top of ``tools.safe_files``."""
+"""Operations of the SDK on areas that sandboxed code shares, on top of ``tools.safe_files``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from nekro_agent.tools import safe_files
 __all__ = ["copy_in", "copy_out", "exists", "refuse_links", "safe_basename"]
 
 _MAX_NAME_BYTES = 255
-#: Far above what a sandbox may write; stops a file that grows while it is copied.
+#: Far above what a sandbox may write; limits a file that grows while it is copied.
 _MAX_COPY_BYTES = 1 << 32
 
 
 def safe_basename(name: str) -> str:
-    """Reduce a name that came from outside to a plain file name of at most 255 bytes.
+    """Reduce an untrusted name to a plain file name of at most 255 bytes.
 
-    Directories before it are dropped and control characters removed; a name that is too
-    long loses the end of its stem and keeps its suffix.
+    Leading directories and control characters are removed; a name that is too long is shortened
+    before its suffix.
 
     Raises:
         InvalidValueError: nothing usable is left (``""``, ``"."``, ``".."``, ``"a/"``).
@@ -42,7 +42,7 @@ def safe_basename(name: str) -> str:
 
 
 def refuse_links(root: Path, relative: PurePosixPath) -> None:
-    """Raise when a component of ``relative`` is a link; components that do not exist are fine.
+    """Raise if a component of ``relative`` is a link; missing components are accepted.
 
     Raises:
         InvalidValueError: a component is a link, or a parent is not a directory.
@@ -53,7 +53,7 @@ def refuse_links(root: Path, relative: PurePosixPath) -> None:
 
 
 def exists(root: Path, relative: PurePosixPath) -> bool:
-    """Whether a regular file or a directory lies there, reached without links."""
+    """Whether a regular file or a directory exists there, reached without links."""
     try:
         mode = safe_files.mode_of(root, relative)
     except (FileNotFoundError, InvalidValueError):
@@ -62,23 +62,23 @@ def exists(root: Path, relative: PurePosixPath) -> bool:
 
 
 def copy_out(root: Path, relative: PurePosixPath, target: Path) -> None:
-    """Copy a file of an area to ``target``, a host path outside it that does not exist yet.
+    """Copy a file of an area to ``target``, a host path outside of it that must not exist yet.
 
     Raises:
-        InvalidValueError: it is a link, has a second hard link, or is no ordinary file.
-        FileNotFoundError: nothing lies there.
+        InvalidValueError: it is a link, has a second hard link, or is not an ordinary file.
+        FileNotFoundError: it does not exist.
     """
     safe_files.copy_out(root, relative, destination=target, max_bytes=_MAX_COPY_BYTES)
 
 
 def copy_in(root: Path, name: str | PurePosixPath, source: Path | bytes | BinaryIO) -> None:
-    """Put a file into an area under ``name``, replacing whatever lies there in one step.
+    """Put a file into an area as ``name``, atomically replacing a file of that name.
 
-    Directories of ``name`` are made. A link at that name is replaced, never written through.
+    Parent directories of ``name`` are created. A link at that name is replaced, never written through.
 
     Raises:
         InvalidValueError: a directory of ``name`` is a link.
-        IsADirectoryError: a directory lies at that name.
+        IsADirectoryError: ``name`` is a directory.
     """
     if isinstance(source, Path):
         with source.open("rb") as original:

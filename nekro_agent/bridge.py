@@ -1,14 +1,13 @@
-"""Letting ordinary functions wait inside a coroutine without holding its event loop.
+"""Lets synchronous functions wait inside a coroutine without blocking its event loop.
 
-Some functions of the plugin API are not coroutines although their work takes long
+Some functions of the plugin API are synchronous although their work takes long
 (``dynamic_import_pkg``) or is asynchronous (``task.is_running``), and plugins call them inside
-``async def`` methods. Plugin coroutines therefore take their steps in greenlets: such a function
-switches out of its greenlet, the event loop goes on with other calls, and the greenlet is
-switched in again with the result. To the coroutine nothing is different; it still belongs to
-the same asyncio task.
+``async def`` methods. Plugin coroutines therefore execute their steps in greenlets: such a function
+switches out of its greenlet, the event loop continues with other calls, and the greenlet is
+resumed with the result. Nothing changes for the coroutine; it still belongs to the same asyncio task.
 
-A greenlet serves one step, from one ``await`` to the next: a coroutine that awaits holds none, and
-thousands of calls that wait need no more memory than their coroutines.
+A greenlet serves one step, from one ``await`` to the next: a coroutine that awaits holds none, so
+thousands of waiting calls need no more memory than their coroutines.
 
 Source: the technique of SQLAlchemy's ``greenlet_spawn``, applied around a coroutine.
 """
@@ -25,12 +24,12 @@ __all__ = ["Bridged", "can_wait", "wait"]
 
 T = TypeVar("T")
 
-#: Idle greenlets kept per thread: making one costs more than everything else here.
+#: Most idle greenlets per thread; creating a greenlet costs more than everything else here.
 _MAX_IDLE: Final = 256
 
 
 class _Step(NamedTuple):
-    """What comes out of a greenlet: a future of the coroutine, or an awaitable to wait for."""
+    """What a greenlet hands out: a future of the coroutine, or an awaitable to wait for."""
 
     value: Any
     is_wait: bool
@@ -44,10 +43,10 @@ class _End(NamedTuple):
 
 
 class _Inner(greenlet):  # type: ignore[misc]  # greenlet has no types
-    """Takes one step of a coroutine after another; :func:`wait` works inside."""
+    """Executes steps of coroutines one after another; :func:`wait` works inside."""
 
     def run(self, advance: Callable[[Any], Any], argument: Any) -> None:
-        """Take steps for ever; what each comes to is handed out."""
+        """Execute steps for ever, and hand out the outcome of each."""
         while True:
             outcome = _advanced(advance, argument)
             del advance, argument
@@ -56,7 +55,7 @@ class _Inner(greenlet):  # type: ignore[misc]  # greenlet has no types
 
 
 class _Idle(threading.local):
-    """This thread's greenlets that have nothing to do."""
+    """The idle greenlets of this thread."""
 
     def __init__(self) -> None:
         self.greenlets: list[_Inner] = []
@@ -84,7 +83,7 @@ class Bridged(Generic[T]):
             try:
                 argument = yield outcome.value
                 advance = coroutine.send
-            except BaseException as exc:  # cancellation included: it belongs to the coroutine
+            except BaseException as exc:  # passed to the coroutine, including a cancellation
                 argument, advance = exc, coroutine.throw
         value, error = outcome
         if error is None:
@@ -92,23 +91,23 @@ class Bridged(Generic[T]):
         try:
             raise error
         finally:
-            # Its traceback holds this frame: a cycle that would keep the plugin's locals alive.
+            # The traceback refers to this frame: a cycle that would keep the plugin's locals alive.
             del error, outcome
 
 
 def _step(advance: Callable[[Any], Any], argument: Any) -> Generator[Any, Any, _Step | _End]:
-    """Take a step in a greenlet, waiting as often as the code there says."""
+    """Execute a step in a greenlet, and await whatever its code waits for."""
     idle = _idle.greenlets
     inner = idle.pop() if idle else _Inner()
     inner.parent = getcurrent()
-    # One context for both, or context variables set before the call would be invisible inside.
+    # Share one context: otherwise context variables set before the call would not be visible inside.
     inner.gr_context = getcurrent().gr_context
-    # One that runs is given what ``run`` takes, one that rests what it waits for.
+    # A new greenlet gets the arguments of ``run``, a suspended one the value that it waits for.
     outcome = inner.switch((advance, argument)) if inner else inner.switch(advance, argument)
     while isinstance(outcome, _Step) and outcome.is_wait:
         try:
             reply = yield from outcome.value.__await__()
-        except BaseException as exc:  # it belongs to the coroutine
+        except BaseException as exc:  # passed to the coroutine
             inner.parent = getcurrent()
             outcome = inner.throw(type(exc), exc, exc.__traceback__)
         else:
@@ -121,24 +120,24 @@ def _step(advance: Callable[[Any], Any], argument: Any) -> Generator[Any, Any, _
 
 
 def _advanced(advance: Callable[[Any], Any], argument: Any) -> _Step | _End:
-    """Take a step; runs in the greenlet."""
+    """Execute a step; runs in the greenlet."""
     try:
         return _Step(advance(argument), is_wait=False)
     except StopIteration as stop:
         return _End(stop.value, None)
     except GreenletExit:
-        raise  # the interpreter takes the greenlet down
-    except BaseException as exc:  # whatever it is, the awaiting task gets it
+        raise  # the interpreter is ending the greenlet
+    except BaseException as exc:  # the awaiting task receives it, whatever it is
         return _End(None, exc)
 
 
 def can_wait() -> bool:
-    """Whether :func:`wait` works here: in a plugin's coroutine itself, not in a task or thread of it."""
+    """Whether :func:`wait` works here: directly in a plugin's coroutine, not in its tasks or threads."""
     return isinstance(getcurrent(), _Inner)
 
 
 def wait(awaitable: Awaitable[T]) -> T:
-    """Return what ``awaitable`` gives, while the event loop goes on.
+    """Return the result of ``awaitable`` while the event loop continues.
 
     Raises:
         RuntimeError: the caller is not inside a bridged coroutine (see :func:`can_wait`).

@@ -21,9 +21,9 @@ _log = get_sub_logger("config")
 
 
 class ExtraField(BaseModel):
-    """How a configuration UI shows a field: ``Field(json_schema_extra=ExtraField(…).model_dump())``.
+    """Display of a field in a configuration UI: ``Field(json_schema_extra=ExtraField(…).model_dump())``.
 
-    Unknown attributes are kept, so plugins that were written for a newer reference load.
+    Unknown attributes are kept, so that plugins written for a newer reference load.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -54,7 +54,7 @@ class ExtraField(BaseModel):
 class ConfigBase(BaseModel):
     """Base class of plugin configurations; every field needs a default.
 
-    ``load_to_sysenv`` is not honoured: one worker process serves many plugins, and one
+    ``load_to_sysenv`` has no effect: one worker process serves many plugins, and one
     plugin's configuration must not change the environment of the others.
     """
 
@@ -66,14 +66,14 @@ class ConfigBase(BaseModel):
 
     @classmethod
     def load_config(cls, file_path: Path | str | None = None) -> Self:
-        """Read the file, create it with the defaults when missing, and add fields it lacks.
+        """Read the file, create it with the defaults if it is missing, and add missing fields.
 
         Args:
             file_path: None means the plugin's own file, which is written only while a runtime is
-                bound: importing a plugin changes nothing on disk.
+                bound, because importing a plugin must not change files.
 
         Raises:
-            InvalidValueError: the file is no YAML mapping or a value does not fit its field.
+            InvalidValueError: the file is not a YAML mapping or a value is invalid for its field.
         """
         path = cls._path(file_path)
         known = _read_mapping(path) if path.exists() else {}
@@ -93,26 +93,26 @@ class ConfigBase(BaseModel):
         return _build(cls, _read_mapping(Path(path)), Path(path))
 
     def dump_config(self, file_path: Path | str | None = None) -> None:
-        """Write the file in one step; other processes see the old or the new one, never a half."""
+        """Write the file atomically: other processes see the old or the new content."""
         path = type(self)._path(file_path)
         values = to_jsonable_python(_revealed(self.model_dump()))
         write_private(path, yaml.safe_dump(values, allow_unicode=True, sort_keys=False))
 
     @classmethod
     def get_field_title(cls, field_name: str) -> str:
-        """Return the field's title, its name when it has none, "" when there is no such field."""
+        """Return the field's title, its name if it has none, "" if there is no such field."""
         field = cls.model_fields.get(field_name)
         return "" if field is None else field.title or field_name
 
     @classmethod
     def get_field_placeholder(cls, field_name: str) -> str:
-        """Return the placeholder of the field's ``ExtraField``; "" when there is none."""
+        """Return the placeholder of the field's ``ExtraField``; "" if there is none."""
         field = cls.model_fields.get(field_name)
         extra = field.json_schema_extra if field is not None else None
         return str(extra.get("placeholder", "")) if isinstance(extra, dict) else ""
 
     def load_config_to_env(self) -> None:
-        """Do nothing: see the class's note on ``load_to_sysenv``."""
+        """Do nothing; see the class's docstring on ``load_to_sysenv``."""
 
     @classmethod
     def _path(cls, file_path: Path | str | None) -> Path:
@@ -127,21 +127,21 @@ C = TypeVar("C", bound=ConfigBase)
 
 
 class ConfigFile:
-    """The one live instance of a mounted configuration class, kept equal to its file.
+    """The only instance of a mounted configuration class, kept equal to its file.
 
-    The instance never changes its identity: a change made by another process is copied into it
-    field by field, so plugin code that holds the object sees it.
+    The instance never changes its identity: a change by another process is copied into it field
+    by field, so plugin code that holds the object sees it.
 
-    The file is the one below the data root of the moment. When another runtime is bound, as in a
-    test, the instance takes the values of that runtime's file, or the defaults where it has none.
-    Nothing is written before :meth:`complete` or :meth:`save`.
+    The file is below the current data root. When another runtime is bound, as in a test, the
+    instance takes the values of that runtime's file, or the defaults if there is none.
+    Only :meth:`complete` and :meth:`save` write.
     """
 
     def __init__(self, cls: type[ConfigBase], key: str) -> None:
         """Read the file if there is one.
 
         Raises:
-            InvalidValueError: the file is no YAML mapping or a value does not fit its field.
+            InvalidValueError: the file is not a YAML mapping or a value is invalid for its field.
         """
         self.cls = cls
         self._key = key
@@ -151,14 +151,14 @@ class ConfigFile:
 
     @property
     def path(self) -> Path:
-        """Where the file is, or would be."""
+        """Path of the file, whether or not it exists."""
         return layout.config_file(self._root, self._key)
 
     def refreshed(self) -> ConfigBase:
-        """Return the instance after taking over a newer file; a broken file changes nothing.
+        """Return the instance after reading a newer file; an invalid file changes nothing.
 
         Raises:
-            InvalidValueError: the data root is another one than before and its file is broken.
+            InvalidValueError: the data root has changed and the file there is invalid.
         """
         if runtime.data_root() != self._root:
             self._move()
@@ -169,11 +169,11 @@ class ConfigFile:
             try:
                 self._copy(self.cls.load_from_path(self.path))
             except InvalidValueError as exc:
-                _log.error(f"{exc}; the configuration read before stays in force")
+                _log.error(f"{exc}; the configuration read before stays in effect")
         return self.instance
 
     def complete(self) -> None:
-        """Create the file, or add the fields that it lacks; values that it has stay as they are.
+        """Create the file, or add missing fields; existing values are kept.
 
         Raises:
             InvalidValueError: as for the constructor.
@@ -185,7 +185,7 @@ class ConfigFile:
             self.save(self.instance)
 
     def save(self, config: ConfigBase) -> None:
-        """Take over ``config`` and write the file."""
+        """Copy ``config`` into the instance and write the file."""
         self._root = runtime.data_root()
         if config is not self.instance:
             self._copy(config)
@@ -193,7 +193,7 @@ class ConfigFile:
         self._stamp = self._read_stamp()
 
     def _move(self) -> None:
-        """Go over to the file below the present data root."""
+        """Switch to the file below the current data root."""
         before, self._root = self._root, runtime.data_root()
         try:
             stamp = self._read_stamp()
@@ -219,7 +219,7 @@ class ConfigFile:
 
 
 def _revealed(value: Any) -> Any:
-    """Put what ``SecretStr`` and ``SecretBytes`` hide in their place: the file is where it is kept."""
+    """Replace ``SecretStr`` and ``SecretBytes`` with their values, because the file stores them."""
     if isinstance(value, SecretStr | SecretBytes):
         return value.get_secret_value()
     if isinstance(value, dict):

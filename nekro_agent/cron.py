@@ -1,4 +1,4 @@
-"""When a recurring timer fires next."""
+"""Computes when a recurring timer fires next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def checked_expression(cron_expr: str) -> str:
     """Return a five-field cron expression with single spaces.
 
     Raises:
-        InvalidValueError: it has not five fields or one of them is wrong.
+        InvalidValueError: it does not have five fields, or one of them is invalid.
     """
     fields = cron_expr.split() if isinstance(cron_expr, str) else []
     text = " ".join(fields)
@@ -51,10 +51,10 @@ def checked_timezone(name: str) -> ZoneInfo:
 def next_fire(cron_expr: str, *, timezone: str, workday_mode: WorkdayMode, after: datetime) -> datetime:
     """Return the first due time after ``after``, in UTC.
 
-    Days are those of ``timezone``, daylight saving included.
+    Days are those of ``timezone``, including daylight saving time.
 
     Raises:
-        InvalidValueError: expression or zone is wrong, or no such day comes within eight years.
+        InvalidValueError: expression or zone is invalid, or there is no due time within eight years.
     """
     zone = checked_timezone(timezone)
     start = after.astimezone(zone)

@@ -1,4 +1,4 @@
-"""Every error that this project raises on purpose.
+"""Every error that this project raises deliberately.
 
     NekroError
     ├── SettingsError
@@ -36,11 +36,11 @@
     ├── UsageError
     └── RuntimeNotBoundError
 
-Each class carries two facts as class attributes: ``code``, a stable word that may
-cross process borders, and ``retryable``, whether the same request may succeed later
-without a change by the caller.
+Each class has two facts as class attributes: ``code``, a stable word that may cross process
+boundaries, and ``retryable``, whether the same request may succeed later without a change by the
+caller.
 
-Errors that describe wrong values subclass ``ValueError`` or ``TypeError`` as well, so
+Errors that describe invalid values also subclass ``ValueError`` or ``TypeError``, so that
 plugins that catch the built-in types keep working.
 """
 
@@ -89,7 +89,7 @@ __all__ = [
 
 
 class NekroError(Exception):
-    """Root of the tree above."""
+    """Root of the error tree in the module's docstring."""
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
@@ -102,7 +102,7 @@ class SettingsError(NekroError):
 
 
 class PluginError(NekroError):
-    """Something about a plugin or a call of one of its methods."""
+    """Base of errors about a plugin or a call of one of its methods."""
 
     code = "plugin"
 
@@ -126,33 +126,33 @@ class MethodNotFoundError(PluginError, LookupError):
 
 
 class MethodDisabledError(PluginError):
-    """The method exists and its plugin is disabled."""
+    """The method exists, but its plugin is disabled."""
 
     code = "method_disabled"
 
 
 class ArgumentError(PluginError, TypeError):
-    """Arguments cannot be decoded, are too large, or do not fit the method's signature."""
+    """Arguments cannot be decoded, are too large, or do not match the method's signature."""
 
     code = "argument"
 
 
 class ResultError(PluginError):
-    """A method returned something that cannot cross to its caller (unpicklable, too large, secret)."""
+    """A method returned a value that cannot be sent to its caller (unpicklable, too large, secret)."""
 
     code = "result"
 
 
 class InvalidValueError(PluginError, ValueError):
-    """Plugin code gave the SDK a key, value, path or name that it cannot accept; the message says why."""
+    """Plugin code passed a key, value, path or name that the SDK does not accept; the message says why."""
 
     code = "invalid_value"
 
 
 class UploadQuotaError(PluginError):
-    """A file does not fit into a chat's uploads; raised to the plugin by whatever stores it there.
+    """A file exceeds the quota of a chat's uploads; raised to the plugin by the function that stores it.
 
-    Sizes are in bytes; ``used_…`` counts what is there besides a file that would be replaced.
+    Sizes are in bytes; ``used_…`` excludes a file that would be replaced.
     """
 
     code = "upload_quota"
@@ -181,26 +181,26 @@ class UploadQuotaError(PluginError):
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by the data; Celery reports what does not pickle as its nearest base class."""
+        """Pickle by the data; Celery replaces an error that cannot be pickled with its nearest base class."""
         return functools.partial(UploadQuotaError, **vars(self)), ()
 
 
 class DownloadError(PluginError):
-    """A download failed: the server refused, fell silent, or sent something else than promised."""
+    """A download failed: the server refused, stopped sending, or sent something else than announced."""
 
     code = "download"
     retryable = True
 
 
 class DownloadRefusedError(DownloadError):
-    """A download was not allowed to start or to go on: scheme, address, size or hash."""
+    """A download was not allowed to start or continue, because of its scheme, address, size or hash."""
 
     code = "download_refused"
     retryable = False
 
 
 class PackageInstallError(PluginError, RuntimeError):
-    """``dynamic_import_pkg`` could not install a package, or installing is switched off."""
+    """``dynamic_import_pkg`` could not install a package, or installing is disabled."""
 
     code = "package_install"
 
@@ -208,8 +208,9 @@ class PackageInstallError(PluginError, RuntimeError):
 class MethodFailedError(PluginError):
     """A plugin method raised; ``error_type`` and ``error_message`` are the plugin's own.
 
-    Raised on the caller's side only: on the worker the plugin's exception itself travels
-    through Celery, so that Flower shows it with its traceback.
+    Callers and failed jobs raise it. A method's worker reports the plugin's own exception to Celery, so
+    that Flower shows it with its traceback, and raises this one only if the text had to be changed
+    (a secret redacted, a hint added).
     """
 
     code = "method_failed"
@@ -220,7 +221,7 @@ class MethodFailedError(PluginError):
         super().__init__(f"{error_type}: {error_message}" if error_message else error_type)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by both arguments; Celery reports what does not pickle as its nearest base class."""
+        """Pickle by both arguments; see ``UploadQuotaError.__reduce__``."""
         return MethodFailedError, (self.error_type, self.error_message)
 
 
@@ -237,13 +238,13 @@ class CallTimeoutError(PluginError, TimeoutError):
 
 
 class CallCancelledError(PluginError):
-    """A call was cancelled on purpose before it ended."""
+    """A call was cancelled before it ended."""
 
     code = "call_cancelled"
 
 
 class OutcomeUnknownError(PluginError):
-    """A worker died inside an at-most-once call, or the broker or the database failed around it.
+    """A worker died during an at-most-once call, or the broker or the database failed around it.
 
     Its effect may or may not have happened.
     """
@@ -252,7 +253,7 @@ class OutcomeUnknownError(PluginError):
 
 
 class BrokerError(NekroError):
-    """Something about the message broker or the result backend."""
+    """Base of errors about the message broker or the result backend."""
 
     code = "broker"
 
@@ -265,20 +266,20 @@ class BrokerUnavailableError(BrokerError):
 
 
 class OverloadedError(BrokerError):
-    """A queue, or a caller's waiting room, is full; the call was not sent and did not start."""
+    """A queue, or a caller's list of waiting calls, is full; the call was not sent and did not start."""
 
     code = "overloaded"
     retryable = True
 
 
 class MessageRefusedError(BrokerError):
-    """A message is unsigned, altered, expired, of an unknown version or malformed; a worker refuses it."""
+    """A worker refused a message: unsigned, altered, expired, of an unknown version or malformed."""
 
     code = "message_refused"
 
 
 class StorageError(NekroError):
-    """Something about the database."""
+    """Base of errors about the database."""
 
     code = "storage"
 
@@ -296,26 +297,26 @@ class ConflictError(StorageError):
 
 
 class FencedError(StorageError):
-    """A write came from a holder whose lease has passed to somebody else."""
+    """A write was refused because the lease of its holder has passed to another holder."""
 
     code = "fenced"
 
 
 class StorageUnavailableError(StorageError):
-    """The database does not answer, or its schema is not the one this version needs."""
+    """The database does not answer, or its schema is not the one that this version needs."""
 
     code = "storage_unavailable"
     retryable = True
 
 
 class SandboxError(NekroError):
-    """Something about the sandbox."""
+    """Base of errors about the sandbox."""
 
     code = "sandbox"
 
 
 class SandboxUnavailableError(SandboxError):
-    """No driver can isolate code on this machine; the message lists each reason with its mend."""
+    """No driver can isolate code on this machine; the message lists each reason with a suggested fix."""
 
     code = "sandbox_unavailable"
 
@@ -334,13 +335,13 @@ class LLMError(NekroError):
 
 
 class ServiceError(NekroError):
-    """A process of the system did not start, ended early, or another one is in its way; raised by the CLI."""
+    """A process did not start, ended early, or conflicts with another one; raised by the CLI."""
 
     code = "service"
 
 
 class UsageError(NekroError, ValueError):
-    """A command line asks for something that cannot be done; raised by the CLI."""
+    """A command line requests something that cannot be done; raised by the CLI."""
 
     code = "usage"
 

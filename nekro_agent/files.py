@@ -1,4 +1,4 @@
-"""``_ctx.fs``: files between plugins and sandboxed code."""
+"""``_ctx.fs``: exchanges files between plugins and sandboxed code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nekro_agent.uploads import UploadArea
 
 __all__ = ["FileSystem"]
 
-#: Why a file that a text names is refused.
+#: The reason why a file that a text names is refused.
 _WHOSE = (
     "it is neither a file of this chat (/app/uploads, /app/shared) nor of this plugin's data directory, "
     "nor did this call make it by tempfile"
@@ -56,15 +56,15 @@ class FileSystem:
     def get_file(self, path: str | Path) -> Path:
         """Return a host path for a sandbox path (``/app/shared/…``, ``/app/uploads/…`` or relative).
 
-        A path in the shared area leads to a private copy, under its own name and for the
-        duration of the call, because sandboxed code may exchange files there at any moment.
-        What the plugin writes to it, or beside it, is in the area when the call ends, or
-        earlier when it is forwarded or sent. A directory maps to the live area, and so does a
-        path where nothing lies when no call is served.
+        For a file in the shared area this is the path of a private copy, with the same name and for
+        the duration of the call, because sandboxed code may replace files there at any time.
+        What the plugin writes to it, or beside it, is copied to the area when the call ends, or
+        earlier when it is forwarded or sent. A directory maps to the live area; outside of a call,
+        a path that does not exist does too.
 
         Raises:
-            InvalidValueError: the path lies in neither area, climbs with ``..`` or passes
-                through a link.
+            InvalidValueError: the path is in neither area, contains ``..`` or passes through a
+                link.
         """
         location, relative = locate(PurePosixPath(path))
         mapped = convert_to_host_path(Path(path), self.chat_key, self.container_key)
@@ -76,10 +76,10 @@ class FileSystem:
         return copy
 
     def forward_file(self, host_path: str | Path) -> str:
-        """Return the sandbox path of a host file that already lies in one of the two areas.
+        """Return the sandbox path of a host file that is already in one of the two areas.
 
         Raises:
-            InvalidValueError: it lies elsewhere (:meth:`mixed_forward_file` copies such files).
+            InvalidValueError: it is elsewhere (:meth:`mixed_forward_file` copies such files).
         """
         path = Path(host_path)
         mapped = self._as_sandbox_path(path)
@@ -90,20 +90,20 @@ class FileSystem:
         return mapped
 
     async def mixed_forward_file(self, file: str | Path | bytes, file_name: str = "") -> str:
-        """Make something readable for sandboxed code and return its sandbox path.
+        """Make a file or content readable for sandboxed code and return its sandbox path.
 
         Args:
-            file: an ``http(s)://`` URL or ``data:`` URL or bytes (all go to the uploads), a
+            file: an ``http(s)://`` URL, a ``data:`` URL or bytes (all are stored in the uploads), a
                 sandbox path, or a host path: one inside an area is mapped, any other file is copied
                 to the shared area.
-            file_name: name to deliver under, reduced to its basename; ``""`` chooses one.
+            file_name: name of the file in the area, reduced to its basename; ``""`` chooses one.
 
         Raises:
             InvalidValueError: the file does not exist, the path or name is not acceptable, or a
                 ``str`` names a host file that does not belong to this plugin or chat.
             DownloadError: the URL could not be fetched.
-            UploadQuotaError: the chat's uploads have no room for it.
-            TypeError: ``file`` is of another type.
+            UploadQuotaError: the chat's uploads have no space for it.
+            TypeError: ``file`` has another type.
         """
         await staging.settle()
         name = safe_basename(file_name) if file_name else ""
@@ -121,16 +121,16 @@ class FileSystem:
         return await self._forward_text_path(file, name)
 
     async def bring_to_uploads(self, file: str, file_name: str = "") -> str:
-        """Bring a file to the chat's uploads, where messages keep theirs, and return its sandbox path.
+        """Copy a file to the chat's uploads, which hold the files of messages; return its sandbox path.
 
         Args:
             file: a URL, a sandbox path, or a host path of this plugin or chat.
-            file_name: name to store under; ``""`` keeps the file's own.
+            file_name: name to store under; ``""`` keeps the file's own name.
 
         Raises:
-            InvalidValueError: the file does not exist or belongs to somebody else.
+            InvalidValueError: the file does not exist or belongs to another plugin, chat or the system.
             DownloadError: the URL could not be fetched.
-            UploadQuotaError: the chat's uploads have no room for it.
+            UploadQuotaError: the chat's uploads have no space for it.
         """
         await staging.settle()
         name = safe_basename(file_name) if file_name else ""
@@ -151,7 +151,7 @@ class FileSystem:
             return f"{layout.SANDBOX_UPLOADS}/{target}"
         path = self.get_file(sandbox_path or file)
         if not path.is_file():
-            raise InvalidValueError(f"cannot send {shown(file)}: it is a directory, or nothing")
+            raise InvalidValueError(f"cannot send {shown(file)}: it is a directory or does not exist")
         if sandbox_path and sandbox_path.startswith(layout.SANDBOX_UPLOADS + "/"):
             return sandbox_path
         await asyncio.to_thread(_upload, self.upload_path, target, path.open("rb"))
@@ -200,13 +200,13 @@ class FileSystem:
         target = name or safe_basename(path.name)
         found = None if mapped is not None else self._found(path)
         if found is not None and found.directory == self.shared_path.resolve():
-            # By a link: what lies there may be exchanged at any moment.
+            # Reached by a link: the file there may be replaced at any time.
             await asyncio.to_thread(_copy_found, self.shared_path, target, found)
             return f"{layout.SANDBOX_SHARED}/{target}"
         if mapped is not None:
             path = self.get_file(mapped)
         if not path.is_file():
-            raise InvalidValueError(f"{path.name!r} does not exist or is no regular file")
+            raise InvalidValueError(f"{path.name!r} does not exist or is not a regular file")
         if mapped is None and found is None and self._is_foreign(path):
             raise InvalidValueError(f"{path.name!r} belongs to another plugin, chat or to the system itself")
         await asyncio.to_thread(copy_in, self.shared_path, target, path)
@@ -214,11 +214,11 @@ class FileSystem:
 
     @contextlib.contextmanager
     def open_named(self, text: str) -> Iterator[BinaryIO]:
-        """Open a file that a text names for reading: by a sandbox path, or a host path of this call.
+        """Open the file that a text names for reading: by a sandbox path, or a host path of this call.
 
         Raises:
-            InvalidValueError: it is no file of this call.
-            FileNotFoundError: it has gone.
+            InvalidValueError: it is not a file of this call.
+            FileNotFoundError: it no longer exists.
         """
         sandbox_path = self._existing_sandbox_path(text)
         found = self._found(self.get_file(sandbox_path) if sandbox_path else Path(text))
@@ -228,10 +228,10 @@ class FileSystem:
             yield file
 
     def require_target(self, text: str) -> None:
-        """Check that a text names a place where this call may write: in its areas or directories.
+        """Check that a text names a path where this call may write: in its areas or directories.
 
         Raises:
-            InvalidValueError: it lies elsewhere.
+            InvalidValueError: it is elsewhere.
         """
         parent = Path(text).absolute().parent.resolve()
         own = [*self._own_directories(), *(path for path in staging.temporary_names() if path.is_dir())]
@@ -252,7 +252,7 @@ class FileSystem:
         return f"{layout.SANDBOX_ROOT}/{location.value}/{relative}"
 
     def _as_sandbox_path(self, path: Path) -> str | None:
-        """Map a host path inside one of this chat's areas; None when it lies elsewhere."""
+        """Map a host path inside one of this chat's areas; None if it is elsewhere."""
         path = Path(path).absolute()
         if ".." in path.parts:
             return None
@@ -279,11 +279,11 @@ class FileSystem:
         return own
 
     def _found(self, path: Path) -> OwnFile | None:
-        """Find the file that a path in a text, perhaps the LLM's, means; None when it is not this call's."""
+        """Find the file of a path that a text, perhaps of the LLM, names; None if it is not this call's."""
         return find_file(path, directories=self._own_directories(), temporary=staging.temporary_names())
 
     def _is_foreign(self, path: Path) -> bool:
-        """Whether a path lies below the data root, but in no area that this call may read."""
+        """Whether a path is below the data root, but in no area that this call may read."""
         return path.resolve().is_relative_to(runtime.data_root().resolve())
 
 
@@ -293,7 +293,7 @@ def _upload(area: Path, name: str, source: AbstractContextManager[BinaryIO]) -> 
 
 
 def _copy_found(area: Path, name: str, found: OwnFile) -> None:
-    """Copy a file into an area, as long as no link leads to it."""
+    """Copy a file into an area; refused if a link leads to the file."""
     with found.open() as file:
         copy_in(area, name, file)
 

@@ -1,4 +1,4 @@
-"""Running the plugins' hooks: each in its turn, and none able to stop the others or the worker."""
+"""Runs the plugins' hooks one after another; a failing hook stops neither the others nor the worker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HookFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class InjectedPrompt:
-    """What a plugin adds to the prompt of one round."""
+    """The text that a plugin adds to the prompt of one round."""
 
     plugin_key: str
     module_name: str
@@ -43,14 +43,14 @@ class InjectedPrompt:
 
 
 class RemoteHooks(Protocol):
-    """The way to plugins that live in another process; the application implements it."""
+    """Runs hooks of plugins that run in another process; implemented by the application."""
 
     async def is_elsewhere(self, plugin_key: str) -> bool:
-        """Whether the plugin's hooks have to run in another process."""
+        """Whether the plugin's hooks must run in another process."""
         ...
 
     async def run(self, plugin_key: str, hook: str, ctx: AgentCtx, *args: Any) -> Any:
-        """Run a hook there and return its text or signal; None when it does not answer."""
+        """Run a hook there and return its text or signal; None if there is no answer."""
         ...
 
 
@@ -58,7 +58,7 @@ class PluginHost:
     """The lifecycle and the hooks of the plugins of one process.
 
     A hook that raises is logged and reported as :class:`HookFailure`; the other plugins' hooks
-    run all the same. Disabled plugins have init and cleanup only.
+    still run. Disabled plugins have init and cleanup only.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class PluginHost:
         """Take the plugins in loading order.
 
         Args:
-            remote: None when every plugin lives here. Init and cleanup always run here.
-            hook_seconds: longest run of a hook of a message, prompt or reset.
-            init_seconds: longest run of one init; migrations take their time.
-            cleanup_seconds: longest run of the cleanup hooks of all plugins that stop together.
+            remote: None if every plugin runs in this process. Init and cleanup always run here.
+            hook_seconds: time limit of a hook of a message, prompt or reset.
+            init_seconds: time limit of one init; long, because it may migrate data.
+            cleanup_seconds: time limit of the cleanup hooks of all plugins that stop together.
         """
         self.plugins: Sequence[NekroPlugin] = list(plugins)
         self._remote = remote
         self._hook_seconds = hook_seconds
         self._init_seconds = init_seconds
-        #: See the argument; for whoever bounds ``stop``.
+        #: See the argument; public for callers that limit ``stop``.
         self.cleanup_seconds = cleanup_seconds
         self._started: list[NekroPlugin] = []
         #: Tasks that the inits started and that still run, by plugin key.
@@ -91,7 +91,7 @@ class PluginHost:
     async def start(self, *, skip: Collection[str] = ()) -> list[HookFailure]:
         """Run every init hook, one after another; a plugin whose init failed keeps its methods.
 
-        The caller makes sure that only one process of the fleet is inside this at a time: an
+        The caller ensures that only one process of the fleet runs this at a time, because an
         init may migrate data.
 
         Args:
@@ -106,7 +106,7 @@ class PluginHost:
         return failures
 
     async def start_plugin(self, plugin: NekroPlugin) -> list[HookFailure]:
-        """Run one plugin's init hook; returns the failure, if it is one."""
+        """Run one plugin's init hook; returns its failure in a list, or an empty list."""
         self._started.append(plugin)
         async with watched_tasks() as created:
             _, failure = await self._run(plugin, "init", seconds=self._init_seconds)
@@ -114,14 +114,14 @@ class PluginHost:
         return [failure] if failure else []
 
     async def stop_plugin(self, plugin: NekroPlugin) -> list[HookFailure]:
-        """Run one plugin's cleanup hook and cancel the tasks that its init left; nothing if not started."""
+        """Run one plugin's cleanup hook and cancel its init's tasks; no effect if it was not started."""
         return await self.stop([plugin])
 
     async def stop(self, plugins: Collection[NekroPlugin] | None = None) -> list[HookFailure]:
-        """Run the cleanup hooks of plugins that were started, in reverse order, once.
+        """Run the cleanup hooks of started plugins once, in reverse order.
 
-        All of them share ``cleanup_seconds``: one that uses them up leaves those after it no time, which is
-        a failure of each. The tasks that inits left are cancelled in any case.
+        All of them share ``cleanup_seconds``: if one uses them up, those after it have no time left, which
+        is a failure of each. The tasks that inits left running are cancelled in any case.
 
         Args:
             plugins: None means all.
@@ -145,24 +145,24 @@ class PluginHost:
         return [failure for _, failure in ran if failure]
 
     async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
-        """Show an incoming message to every plugin and return their merged answer."""
+        """Pass an incoming message to every plugin and return their merged answer."""
         ran = [await self._show(p, "user_message", ctx, message) for p in self._enabled()]
         return merge_signals(_signal(answer) for answer, _ in ran)
 
     async def system_message(self, ctx: AgentCtx, text: str) -> MsgSignal:
-        """Show a system message to every plugin and return their merged answer."""
+        """Pass a system message to every plugin and return their merged answer."""
         ran = [await self._show(p, "system_message", ctx, text) for p in self._enabled()]
         return merge_signals(_signal(answer) for answer, _ in ran)
 
     async def on_system_message(self, chat_key: str, text: str) -> bool:
-        """Run the system message hooks; True when the message is to be dropped (BLOCK_ALL)."""
+        """Run the system message hooks; True if the message must be dropped (BLOCK_ALL)."""
         if not any(plugin.hook("system_message") for plugin in self._enabled()):
             return False
         ctx = await AgentCtx.create_by_chat_key(chat_key)
         return await self.system_message(ctx, text) is MsgSignal.BLOCK_ALL
 
     async def injected_prompts(self, ctx: AgentCtx) -> list[InjectedPrompt]:
-        """Return what plugins add to a round's prompt; one that fails or returns nothing is left out."""
+        """Return what plugins add to a round's prompt, without those that fail or return nothing."""
         prompts: list[InjectedPrompt] = []
         for plugin in self._enabled():
             if not _serves(plugin, ctx):
@@ -180,7 +180,7 @@ class PluginHost:
         return prompts
 
     async def inject(self, plugin: NekroPlugin, ctx: AgentCtx) -> str:
-        """Return what one plugin adds to a round's prompt; what its hook raises passes through."""
+        """Return what one plugin adds to a round's prompt; an exception of its hook propagates."""
         hook = plugin.hook("prompt_inject")
         if hook is None:
             return ""
@@ -189,12 +189,12 @@ class PluginHost:
         return str(await run_callable(hook, ctx.for_plugin(plugin.key)) or "")
 
     async def run_here(self, plugin: NekroPlugin, hook: str, ctx: AgentCtx, *args: Any) -> Any:
-        """Run one plugin's hook for another process; None when it failed, which is logged."""
+        """Run one plugin's hook for another process; None if it failed, which is logged."""
         answer, _ = await self._run(plugin, hook, ctx.for_plugin(plugin.key), *args)
         return answer
 
     async def set_enabled(self, plugin_key: str, enabled: bool) -> list[HookFailure]:
-        """Switch a plugin on or off and run its callbacks, when that changes anything.
+        """Enable or disable a plugin and run its callbacks; no effect if its state is unchanged.
 
         Raises:
             KeyError: no plugin has that key.
@@ -216,7 +216,7 @@ class PluginHost:
     async def _show(
         self, plugin: NekroPlugin, hook: str, ctx: AgentCtx, *args: Any
     ) -> tuple[Any, HookFailure | None]:
-        """Run a hook for an event of a chat, where the plugin lives."""
+        """Run a hook for an event of a chat, in the plugin's process."""
         if plugin.hook(hook) is None:
             return None, None
         if self._remote is not None and await self._remote.is_elsewhere(plugin.key):
@@ -245,27 +245,27 @@ class PluginHost:
         except asyncio.CancelledError as exc:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # the worker stops, not the hook
+                raise  # the task itself is cancelled, not the hook
             error = f"CancelledError: {exc}".rstrip(": ")
-            _log.error(f"{plugin.key}: {hook} hook was cancelled from inside")
-        except (Exception, SystemExit) as exc:  # a plugin's code; the others and the worker go on
+            _log.error(f"{plugin.key}: {hook} hook was cancelled by its own code")
+        except (Exception, SystemExit) as exc:  # plugin code; other plugins and the worker must continue
             error = f"{type(exc).__name__}: {exc}".rstrip(": ")
             _log.opt(exception=exc).error(f"{plugin.key}: {hook} hook failed: {error}")
         return None, HookFailure(plugin_key=plugin.key, hook=hook, error=error)
 
 
 async def _complete_config(plugin: NekroPlugin) -> None:
-    """Write the fields that the plugin's configuration file lacks, for its operator to find."""
+    """Add missing fields to the plugin's configuration file, so that its operator sees them."""
     if plugin.config_file is None:
         return
     try:
         await asyncio.to_thread(plugin.config_file.complete)
-    except (OSError, InvalidValueError) as exc:  # the values that were read before stay in force
+    except (OSError, InvalidValueError) as exc:  # the values read before stay in effect
         _log.error(f"{plugin.key}: the configuration file cannot be completed: {exc}")
 
 
 def _signal(answer: Any) -> MsgSignal | None:
-    """Take a hook's answer as a signal; what is none counts as CONTINUE."""
+    """Convert a hook's answer to a signal; None if it is not one, which counts as CONTINUE."""
     try:
         return None if answer is None or isinstance(answer, bool) else MsgSignal(answer)
     except (ValueError, TypeError):

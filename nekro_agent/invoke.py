@@ -1,4 +1,4 @@
-"""Running one sandbox method: arguments in, a result in the form that its type asks for out."""
+"""Runs one sandbox method and converts its result to the form that its type requires."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["Outcome", "call_method", "run_callable", "segments_of"]
 _log = get_sub_logger("methods")
 
 _GENERATORS: Final = (GeneratorType, AsyncGeneratorType)
-#: Ways to call one method that are remembered; code may think of any number.
+#: Most call shapes remembered per method, because code may use any number.
 _MAX_SHAPES: Final = 64
-#: Ordinary functions that may run at the same time in one process.
+#: Most synchronous functions that run concurrently in one process.
 _MAX_THREADS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a method returned, by type.
+    """The result of a method, by type.
 
     TOOL: ``value``. BEHAVIOR: ``value`` for the code and ``text`` for the chat's history. AGENT:
     ``text``. MULTIMODAL_AGENT: ``segments``, OpenAI content parts.
@@ -52,12 +52,12 @@ async def call_method(
 ) -> Outcome:
     """Run a method with ``ctx`` as its first positional argument.
 
-    Coroutine functions run here; ordinary functions run in a thread, so that blocking code
-    does not hold the event loop. The plugin's own exceptions pass through unchanged.
+    Coroutine functions run here; other functions run in a thread, so that blocking code does not
+    block the event loop. The plugin's own exceptions propagate unchanged.
 
     Raises:
-        ArgumentError: the arguments do not fit the signature.
-        ResultError: the method yields, or a MULTIMODAL_AGENT method returned no content parts.
+        ArgumentError: the arguments do not match the signature.
+        ResultError: the method yields, or a MULTIMODAL_AGENT method did not return content parts.
     """
     callee = _callee(method.func)
     args, kwargs = _fitted(callee, ctx, args, kwargs)
@@ -80,7 +80,7 @@ def _run(
 async def _run_in_thread(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     run = functools.partial(contextvars.copy_context().run, func, *args, **kwargs)
     result = await asyncio.get_running_loop().run_in_executor(_threads(), run)
-    # A decorator may have wrapped a coroutine function in a plain one.
+    # A decorator may have wrapped a coroutine function in a synchronous one.
     if inspect.iscoroutine(result):
         return await Bridged(result)
     return await result if isinstance(result, Awaitable) else result
@@ -92,8 +92,8 @@ def _fitted(
     named = dict(kwargs)
     swapped = callee.swapped
     if swapped is not None and swapped[0] in named:
-        # Declared (command, ctx): the context arrives in the first parameter, as everywhere, so what
-        # the code passes under that name belongs to the second.
+        # Declared as (command, ctx): the first parameter always receives the context, so the argument
+        # that the code passes under that name belongs to the second.
         named[swapped[1]] = named.pop(swapped[0])
     shape = (len(args), *named)
     if shape not in callee.fitting:
@@ -108,20 +108,20 @@ def _fitted(
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    # Not the loop's own executor: methods that block would keep name resolution and file writes waiting.
+    # Not the loop's own executor: blocking methods would delay name resolution and file writes.
     return ThreadPoolExecutor(max_workers=_MAX_THREADS, thread_name_prefix="nekro-method")
 
 
 @dataclass(frozen=True, slots=True)
 class _Callee:
-    """What is known of a method's function, asked once."""
+    """Properties of a method's function, computed once."""
 
     func: Callable[..., Any]
     is_coroutine_function: bool
     signature: inspect.Signature
     #: See ``takes_context_second``.
     swapped: tuple[str, str] | None
-    #: Numbers and names of arguments that were found to fit; whether they do hangs on nothing else.
+    #: Shapes (number and names of arguments) that matched; the match depends on nothing else.
     fitting: set[tuple[object, ...]]
 
 
@@ -136,7 +136,7 @@ def _outcome(method: SandboxMethod, result: Any) -> Outcome:
     kind = method.method_type
     if isinstance(result, _GENERATORS):
         raise ResultError(
-            f"{method.func.__name__} uses yield, so its caller got a generator and no result; "
+            f"{method.func.__name__} uses yield, so its result is a generator; "
             "a sandbox method must return its result"
         )
     if kind is SandboxMethodType.TOOL:
@@ -153,12 +153,12 @@ def _outcome(method: SandboxMethod, result: Any) -> Outcome:
 
 
 def segments_of(result: Any, *, name: str) -> list[dict[str, Any]]:
-    """Return what a MULTIMODAL_AGENT method returned as a list of OpenAI content parts.
+    """Return the result of a MULTIMODAL_AGENT method as a list of OpenAI content parts.
 
     Accepted: a list of parts and texts, one part, a text, or a message with ``role`` and ``content``.
 
     Raises:
-        ResultError: it is something else; the message names the method and the type.
+        ResultError: it has another form; the message names the method and the type.
     """
     if isinstance(result, BaseModel):
         result = result.model_dump(mode="json")

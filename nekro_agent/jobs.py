@@ -1,4 +1,4 @@
-"""Background jobs of plugins: how a plugin writes one, starts one, and talks to one."""
+"""Background jobs of plugins: registering, starting, querying and signalling them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["AsyncTaskHandle", "TaskCtl", "TaskRunner", "TaskSignal", "drive", "r
 
 _log = get_sub_logger("jobs")
 
-#: Task type → plugins that mounted it; two plugins may use the same word.
+#: Task type → plugins that mounted it; two plugins may use the same name.
 _owners: defaultdict[str, list[NekroPlugin]] = defaultdict(list)
 
 
 class TaskSignal(StrEnum):
-    """What a job says of itself."""
+    """The kind of a job's report."""
 
     PROGRESS = "progress"
     SUCCESS = "success"
@@ -36,46 +36,46 @@ class TaskSignal(StrEnum):
 
 
 class TaskCtl(BaseModel):
-    """One report of a job: progress, or its end."""
+    """One report of a job: progress or its end."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     signal: TaskSignal
     message: str = ""
     data: Any = None
-    #: Percent; None where it does not apply.
+    #: Percent; None if not applicable.
     progress: int | None = Field(None, ge=0, le=100)
 
     @classmethod
     def report_progress(cls, message: str, percent: float = 0) -> TaskCtl:
-        """Say how far the job is; percent from 0 to 100."""
-        # A quotient is no integer, and may miss 100 by a little: no reason for a job to fail.
+        """Report progress; percent from 0 to 100."""
+        # A computed percentage may be fractional or slightly above 100, which must not fail the job.
         progress = max(0, min(int(percent), 100))
         return cls(signal=TaskSignal.PROGRESS, message=message, progress=progress)
 
     @classmethod
     def success(cls, message: str = "", data: Any = None) -> TaskCtl:
-        """End well."""
+        """End the job as successful."""
         return cls(signal=TaskSignal.SUCCESS, message=message, data=data, progress=100)
 
     @classmethod
     def fail(cls, message: str, error: BaseException | str | None = None) -> TaskCtl:
-        """End badly."""
+        """End the job as failed."""
         return cls(signal=TaskSignal.FAIL, message=message, data=error)
 
     @classmethod
     def cancel(cls, message: str = "") -> TaskCtl:
-        """End because somebody asked for it."""
+        """End the job as cancelled, after a request."""
         return cls(signal=TaskSignal.CANCEL, message=message)
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the job ends with this."""
+        """Whether this is the job's last report."""
         return self.signal is not TaskSignal.PROGRESS
 
     @classmethod
     def of_job(cls, job: JobInfo) -> TaskCtl:
-        """Return a recorded job's latest state in this form."""
+        """Return a recorded job's latest state as a report."""
         signal = _SIGNALS[job.state]
         return cls(signal=signal, message=job.message, data=job.data, progress=job.percent)
 
@@ -90,7 +90,7 @@ _SIGNALS: Final = {
 
 
 class AsyncTaskHandle:
-    """One job, seen from inside (its function's first argument) or from outside (``task.start``)."""
+    """One job, for its function (as first argument) or for the code that started it."""
 
     def __init__(
         self, task_id: str, chat_key: str, plugin: NekroPlugin, *, job_id: str = "", task_type: str = ""
@@ -102,44 +102,44 @@ class AsyncTaskHandle:
         self.task_type = task_type
 
     async def wait(self, key: str, timeout: float | None = None) -> Any:  # noqa: ASYNC109  # the reference's name
-        """Wait until somebody calls ``notify(key, data)`` and return the data, also if they did before.
+        """Wait for ``notify(key, data)`` and return the data; an earlier notification counts too.
 
         Args:
-            timeout: seconds; None or 0 waits for ever.
+            timeout: seconds; None or 0 means no limit.
 
         Raises:
-            TimeoutError: nothing came in time.
+            TimeoutError: no notification came in time.
             asyncio.CancelledError: ``cancel_wait`` or the job's cancellation ended the wait.
         """
         return await runtime.current().service("jobs").wait(self.job_id, key, timeout_seconds=timeout or None)
 
     def notify(self, key: str, data: Any = None) -> bool:
-        """Hand data to ``wait(key)``, now or later; False when the job has ended."""
+        """Pass data to ``wait(key)``, now or later; False if the job has ended."""
         return runtime.current().service("jobs").notify(self.job_id, key, data)
 
     def cancel_wait(self, key: str) -> bool:
-        """Cancel a wait; False when nobody waits."""
+        """Cancel a wait; False if there is none."""
         return runtime.current().service("jobs").cancel_wait(self.job_id, key) > 0
 
     def cancel_all(self) -> int:
-        """Cancel every wait of the job; returns how many."""
+        """Cancel every wait of the job; returns their number."""
         return runtime.current().service("jobs").cancel_wait(self.job_id)
 
     async def notify_agent(self, message: str, trigger: bool = True) -> None:
-        """Add a system message to the job's chat, by default waking the agent."""
+        """Add a system message to the job's chat and, by default, request a round of the agent."""
         from nekro_agent.api.message import push_system
 
         await push_system(self.chat_key, message, trigger_agent=trigger)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody asked the job to end; a long loop should look now and then."""
+        """Whether the job was asked to end; a long loop should check it regularly."""
         job = runtime.current().service("jobs").peek(self.plugin.key, self.task_type, self.task_id)
         return job is not None and (job.cancel_requested or job.state is JobState.CANCELLED)
 
 
 class TaskRunner:
-    """``task``: starts jobs and asks after them."""
+    """``task``: starts and queries jobs."""
 
     async def start(
         self,
@@ -154,8 +154,8 @@ class TaskRunner:
         """Start a job.
 
         Args:
-            task_id: the plugin's own name for it; at most one open job of that type and name.
-            on_terminal: called with the last ``TaskCtl``, if this process is still there then.
+            task_id: the plugin's own name for it; only one open job may have a type and name.
+            on_terminal: called with the last ``TaskCtl`` if this process still runs then.
 
         Raises:
             InvalidValueError: the type is not mounted, or such a job is running.
@@ -190,7 +190,7 @@ class TaskRunner:
         return None if found is None or found[0].state.is_final else _handle(*found)
 
     def get_state(self, task_type: str, task_id: str) -> TaskCtl | None:
-        """Return the newest job's latest report, or None when there never was one."""
+        """Return the newest job's latest report, or None if there was no job."""
         found = self._find(task_type, task_id)
         return None if found is None else TaskCtl.of_job(found[0])
 
@@ -199,7 +199,7 @@ class TaskRunner:
         return self.get_handle(task_type, task_id) is not None
 
     async def cancel(self, task_type: str, task_id: str) -> bool:
-        """Ask a job to end; False when none is open."""
+        """Ask a job to end; False if none is open."""
         found = self._find(task_type, task_id)
         if found is None or found[0].state.is_final:
             return False
@@ -210,12 +210,12 @@ class TaskRunner:
         return [f"{job.task_type}:{job.task_id}" for job in self._running()]
 
     async def stop_all(self) -> int:
-        """Ask every job of the plugins of this process to end; returns how many."""
+        """Ask every job of the plugins of this process to end; returns their number."""
         jobs = runtime.current().service("jobs")
         return sum([await jobs.cancel(job.id) for job in self._running()])
 
     def runner(self) -> TaskRunner:
-        """Return itself; the reference reaches the runner this way."""
+        """Return itself; plugins of the reference access the runner this way."""
         return self
 
     @staticmethod
@@ -226,24 +226,24 @@ class TaskRunner:
 
     @staticmethod
     def _find(task_type: str, task_id: str) -> tuple[JobInfo, NekroPlugin] | None:
-        """Return the job of whichever plugin mounted the type; an open one before an ended one."""
+        """Return the job of the plugin that mounted the type; an open job before an ended one."""
         jobs = runtime.current().service("jobs")
         found = [(jobs.peek(plugin.key, task_type, str(task_id)), plugin) for plugin in _owners[task_type]]
         known = [(job, plugin) for job, plugin in found if job is not None]
         return min(known, key=lambda pair: pair[0].state.is_final, default=None)
 
 
-#: The one runner, under the name that plugins import.
+#: The only runner, under the name that plugins import.
 task = TaskRunner()
 
 
 def runner() -> TaskRunner:
-    """Return the one runner."""
+    """Return the only runner."""
     return task
 
 
 def register(plugin: NekroPlugin, task_type: str) -> None:
-    """Remember which plugin mounted a task type."""
+    """Record which plugin mounted a task type."""
     owners = _owners[task_type]
     owners[:] = [owner for owner in owners if owner.key != plugin.key]
     owners.append(plugin)
@@ -261,14 +261,14 @@ async def drive(
     *,
     report: Callable[[TaskCtl], Awaitable[None]],
 ) -> TaskCtl:
-    """Run a job's function to its end and return its last signal; whoever runs jobs calls this.
+    """Run a job's function to its end and return its last signal; called by the runner of jobs.
 
     A coroutine function succeeds by returning. An async generator ends with the terminal signal
-    that it yields; one that stops without any has failed. An exception is a failure, a
-    cancellation passes through.
+    that it yields; without one it has failed. An exception is a failure; a cancellation
+    propagates.
 
     Args:
-        report: awaited with each signal that is not the last.
+        report: awaited with each signal but the last.
     """
     try:
         async with staging.call_scope():
@@ -278,7 +278,7 @@ async def drive(
             if inspect.isawaitable(result):
                 result = await result
         return result if isinstance(result, TaskCtl) and result.is_terminal else TaskCtl.success(data=result)
-    except (Exception, SystemExit) as exc:  # a plugin's code: whatever it raises is the job's failure
+    except (Exception, SystemExit) as exc:  # plugin code: any exception is the job's failure
         _log.opt(exception=exc).error(f"{handle.plugin.key}: task {handle.task_type} failed")
         return TaskCtl.fail(f"{type(exc).__name__}: {exc}".rstrip(": "), exc)
 

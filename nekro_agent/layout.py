@@ -1,17 +1,17 @@
-"""Where things lie: directory names below the data root, and paths as sandboxed code sees them.
+"""Directory layout: directory names below the data root, and paths as sandboxed code sees them.
 
 <data root>/
 ├── plugins/<plugin key>/        a plugin's own files
 ├── configs/<plugin key>.yaml    a plugin's configuration
 ├── uploads/<id>/                /app/uploads in the chat's sandboxes, read-only there
 ├── sandboxes/<container key>/   /app/shared in the sandbox
-├── packages/                    what ``dynamic_import_pkg`` installed
-├── locks/                       locks of writers of uploads
-└── staging/                     private copies that live as long as one call
+├── packages/                    packages that ``dynamic_import_pkg`` installed
+├── locks/                       locks of processes that write uploads
+└── staging/                     private copies for the duration of one call
 
-Both names are random-looking ids that SQL maps to chats (``upload_areas``, ``chats``): what
-sandboxed code learns of the host's paths tells nothing. Where there is no database, and in
-directories of older versions, uploads lie below the chat's encoded key.
+The names of uploads and sandbox directories are random-looking ids that SQL maps to chats
+(``upload_areas``, ``chats``), so that host paths reveal nothing to sandboxed code. Without a
+database, and in directories of older versions, uploads are below the chat's encoded key.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ SANDBOX_ROOT: Final = "/app"
 SANDBOX_UPLOADS: Final = "/app/uploads"
 SANDBOX_SHARED: Final = "/app/shared"
 
-#: Directories of the data root that sandboxed code passes through where it runs as a host user of its
-#: own without a mount namespace.
+#: Directories of the data root that sandboxed code must be able to traverse where it runs as a separate
+#: host user without a mount namespace.
 PASSABLE: Final = frozenset({"uploads", "sandboxes", "layers"})
 
-#: Longest name that a key becomes; file systems end at 255 bytes.
+#: Longest name of an encoded key; file systems allow 255 bytes.
 _MAX_NAME_BYTES: Final = 200
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 def encode_key(key: str) -> str:
-    """Return a directory name for a chat or container key; different keys never share one.
+    """Return a directory name for a chat or container key; different keys have different names.
 
-    Keys of letters, digits, ``_``, ``.`` and ``-`` stay as they are; other characters become
-    ``%XX`` of their UTF-8 bytes; what would be too long ends in ``~`` and a SHA-256.
+    Letters, digits, ``_``, ``.`` and ``-`` are kept; other characters become ``%XX`` of their
+    UTF-8 bytes; a name that would be too long ends in ``~`` and a SHA-256.
 
     Raises:
-        InvalidValueError: the key is empty or holds a lone surrogate.
+        InvalidValueError: the key is empty or contains a lone surrogate.
     """
     if not isinstance(key, str):
         raise InvalidValueError(f"a chat or container key must be text, not {type(key).__name__}: {key!r}")
     if not key:
-        raise InvalidValueError("a chat or container key is empty; it names a directory and must not be")
+        raise InvalidValueError("a chat or container key is empty; it names a directory, so it needs a text")
     if set(key) == {"."}:
         return "%2E" * len(key) if len(key) <= 64 else _digest_name("dots", key)
     try:
         name = _UNSAFE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), key)
     except UnicodeEncodeError as exc:
-        raise InvalidValueError(f"key {key!r} holds a lone surrogate, which has no bytes") from exc
+        raise InvalidValueError(f"key {key!r} contains a lone surrogate, which cannot be encoded") from exc
     return name if len(name) <= _MAX_NAME_BYTES else _digest_name(name[:64], key)
 
 
@@ -80,7 +80,7 @@ def _digest_name(prefix: str, key: str) -> str:
 
 
 def default_container_key(chat_key: str) -> str:
-    """Return the container key of a chat that has none of its own."""
+    """Return the container key of a chat without one of its own."""
     return f"sandbox_{encode_key(chat_key)}"
 
 
@@ -95,12 +95,12 @@ def config_file(root: Path, plugin_key: str) -> Path:
 
 
 def uploads_dir(root: Path, chat_key: str) -> Path:
-    """Host side of ``/app/uploads`` where no database names it."""
+    """Host directory of ``/app/uploads`` where no database assigns one."""
     return uploads_root(root) / encode_key(chat_key)
 
 
 def uploads_root(root: Path) -> Path:
-    """Directory that holds the uploads of all chats, a directory each."""
+    """Directory of the uploads of all chats, with one subdirectory each."""
     return root / "uploads"
 
 
@@ -110,12 +110,12 @@ def locks_dir(root: Path) -> Path:
 
 
 def shared_dir(root: Path, container_key: str) -> Path:
-    """Host side of ``/app/shared``."""
+    """Host directory of ``/app/shared``."""
     return root / "sandboxes" / encode_key(container_key)
 
 
 def packages_dir(root: Path) -> Path:
-    """Directory of packages that plugins asked for, shared by all workers of the data root."""
+    """Directory of packages that plugins requested, shared by all workers of the data root."""
     return root / "packages"
 
 

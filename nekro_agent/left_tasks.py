@@ -1,4 +1,4 @@
-"""Telling which tasks a piece of plugin code starts on the event loop."""
+"""Detects the tasks that plugin code starts on the event loop and leaves running."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 __all__ = ["watched_tasks"]
 
-#: How long a task may take to end by itself after the block.
+#: How long tasks may take after the block to end by themselves.
 _SETTLE_SECONDS: Final = 0.05
 
 _watched: ContextVar[list[asyncio.Task[Any]] | None] = ContextVar("nekro_watched_tasks", default=None)
@@ -18,9 +18,9 @@ _watched: ContextVar[list[asyncio.Task[Any]] | None] = ContextVar("nekro_watched
 
 @asynccontextmanager
 async def watched_tasks() -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Collect the tasks that the block starts, directly or through others; not those of other code.
+    """Collect the tasks that the block starts, directly or through others.
 
-    A context tells them apart: what runs on the loop meanwhile is none of the block's.
+    A context variable distinguishes them from tasks of other code that runs on the loop meanwhile.
     """
     loop = asyncio.get_running_loop()
     before = loop.get_task_factory()

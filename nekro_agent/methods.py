@@ -1,4 +1,4 @@
-"""What a sandbox method is: its type, its registration, its names."""
+"""The types of sandbox methods, their lanes and their registration."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ class SandboxMethodType(StrEnum):
 
     #: The value goes to the calling code.
     TOOL = "tool"
-    #: The text becomes an observation and wakes the LLM at once; the calling code ends.
+    #: The text becomes an observation and triggers the LLM at once; the calling code ends.
     AGENT = "agent"
     #: The value goes to the calling code, its text to the chat's history.
     BEHAVIOR = "behavior"
-    #: Content parts become an observation and wake the LLM at once; the calling code ends.
+    #: Content parts become an observation and trigger the LLM at once; the calling code ends.
     MULTIMODAL_AGENT = "multimodal_agent"
 
     @property
     def wakes_agent(self) -> bool:
-        """Whether a result ends the calling code and schedules a follow-up round."""
+        """Whether a result ends the calling code and requests a follow-up round."""
         return self in (SandboxMethodType.AGENT, SandboxMethodType.MULTIMODAL_AGENT)
 
 
 class Lane(StrEnum):
-    """The queue that a task travels on."""
+    """The kind of work that a task belongs to; each lane has its own queue and pool."""
 
     METHODS = "methods"
     LONG = "long"
     ROUNDS = "rounds"
-    #: Each pinned plugin has a queue of its own, ``pinned.<plugin key>``, which its one owner serves.
+    #: Each pinned plugin has a queue of its own, ``pinned.<plugin key>``, served by its owner.
     PINNED = "pinned"
 
 
 @dataclass
 class SandboxMethod:
-    """One registered sandbox method, as ``mount_sandbox_method`` keeps it."""
+    """One registered sandbox method, as ``mount_sandbox_method`` stores it."""
 
     method_type: SandboxMethodType
     name: str

@@ -1,4 +1,4 @@
-"""What a plugin registers: sandbox methods, commands, background jobs and hooks."""
+"""The decorators with which a plugin registers sandbox methods, commands, background jobs and hooks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _log = get_sub_logger("plugin")
 
 
 def long_running(func: F) -> F:
-    """Mark a sandbox method as long: it runs in lane ``long``, off the ordinary methods' event loop.
+    """Mark a sandbox method as long: it runs in lane ``long``, outside of ordinary methods' event loop.
 
     The order with ``mount_sandbox_method`` does not matter.
     """
@@ -40,17 +40,17 @@ def long_running(func: F) -> F:
 
 
 def repeatable(func: F) -> F:
-    """Mark a sandbox method that a second run does no harm: one that downloads, for example.
+    """Mark a sandbox method for which a second run is harmless, for example a download.
 
-    When a worker dies inside a call of it, another worker runs it again. Without the mark the caller
-    or the chat is told that the outcome is unknown; TOOL methods need no mark.
+    When a worker dies during a call of it, another worker runs it again. Without the mark the outcome
+    is reported as unknown to the caller or the chat; TOOL methods need no mark.
     """
     setattr(func, REPEATABLE_ATTRIBUTE, True)
     return func
 
 
 class PluginMounts:
-    """The decorators of a plugin, and what they have collected."""
+    """The decorators of a plugin and its registrations."""
 
     @property
     def key(self) -> str:
@@ -65,14 +65,14 @@ class PluginMounts:
         *,
         lane: Lane | str | None = None,
     ) -> Callable[[F], F]:
-        """Register a method that sandboxed code can call; the function comes back unchanged.
+        """Register a method that sandboxed code can call; the function is returned unchanged.
 
         The first positional argument of the function receives the ``AgentCtx``, whatever its
         name. Sandboxed code calls it by the function's name.
 
         Args:
-            method_type: what becomes of the result, see :class:`SandboxMethodType`.
-            name: label for people; callable too when it is a free identifier.
+            method_type: determines what happens to the result, see :class:`SandboxMethodType`.
+            name: label for people; also callable if it is an unused identifier.
             lane: queue of the calls, ``"long"`` for downloads and other long work; None leaves it
                 to the installation.
 
@@ -87,10 +87,10 @@ class PluginMounts:
         def decorate(func: F) -> F:
             if not callable(func) or not hasattr(func, "__name__"):
                 raise TypeError(f"{self.key}: mount_sandbox_method needs a function, not {func!r}")
-            with contextlib.suppress(AttributeError):  # a method of an object takes no attributes
+            with contextlib.suppress(AttributeError):  # a bound method accepts no attributes
                 func._method_type = kind  # type: ignore[attr-defined]  # plugins of the reference read it
             if func.__name__ in self._methods:
-                _log.warning(f"{self.key}: method {func.__name__} is registered again; the later one counts")
+                _log.warning(f"{self.key}: method {func.__name__} is registered again; the later one is used")
             self._methods[func.__name__] = SandboxMethod(
                 method_type=kind, name=name, description=description, func=func, lane=queue
             )
@@ -104,11 +104,11 @@ class PluginMounts:
         return list(self._methods.values())
 
     def mount_collect_methods(self) -> Callable[[F], F]:
-        """Register ``async (ctx) -> list`` that chooses which methods a chat sees."""
+        """Register ``async (ctx) -> list`` that selects the methods of a chat."""
         return self._slot("collect_methods")
 
     async def render_sandbox_methods_prompt(self, ctx: AgentCtx) -> str:
-        """Return what the LLM is told of this plugin's methods: name, signature, docstring."""
+        """Return the prompt's text about this plugin's methods: name, signature, docstring."""
         collect = self.hook("collect_methods")
         chosen = await collect(ctx) if collect is not None else self.sandbox_methods
         functions = [item.func if isinstance(item, SandboxMethod) else item for item in chosen]
@@ -168,7 +168,7 @@ class PluginMounts:
         category: str = "plugin",
         tags: list[str] | None = None,
     ) -> CommandGroup:
-        """Return a group; its commands are called ``<name>.<command>``."""
+        """Return a group; its commands are named ``<name>.<command>``."""
         level = permission or CommandPermission.USER
         return CommandGroup(self, name, description, permission=level, category=category, tags=tags)
 
@@ -179,11 +179,11 @@ class PluginMounts:
     def mount_async_task(self, task_type: str, *, restarts: bool = True) -> Callable[[F], F]:
         """Register a background job: ``async (handle, …)``, or an async generator of ``TaskCtl``.
 
-        The type belongs to this plugin; another plugin may use the same word.
+        The type belongs to this plugin; another plugin may use the same name.
 
         Args:
             restarts: whether another worker starts a job from its beginning when its worker died;
-                False lets it fail then, for what must not be done twice.
+                with False the job fails then, for work that must not be done twice.
         """
 
         def decorate(func: F) -> F:
@@ -211,27 +211,27 @@ class PluginMounts:
         return self._slot("channel_reset")
 
     def mount_on_user_message(self) -> Callable[[F], F]:
-        """Register ``async (ctx, ChatMessage) -> MsgSignal | None`` that sees each user message."""
+        """Register ``async (ctx, ChatMessage) -> MsgSignal | None`` that receives each user message."""
         return self._slot("user_message")
 
     def mount_on_message(self) -> Callable[[F], F]:
-        """Register the same as :meth:`mount_on_user_message`, under its v1 name."""
+        """Like :meth:`mount_on_user_message`, under its v1 name."""
         return self._slot("user_message")
 
     def mount_on_system_message(self) -> Callable[[F], F]:
-        """Register ``async (ctx, str) -> MsgSignal | None`` that sees each system message."""
+        """Register ``async (ctx, str) -> MsgSignal | None`` that receives each system message."""
         return self._slot("system_message")
 
     def mount_prompt_inject_method(self, name: str, description: str = "") -> Callable[[F], F]:
-        """Register ``async (ctx) -> str`` whose text joins the prompt of every round."""
+        """Register ``async (ctx) -> str`` whose text is added to the prompt of every round."""
         return self._slot("prompt_inject")
 
     def mount_router(self) -> Callable[[F], F]:
-        """Register a function that returns a FastAPI ``APIRouter``, for an HTTP process to serve."""
+        """Register a function that returns a FastAPI ``APIRouter``, served by an HTTP process."""
         return self._slot("router")
 
     def mount_webhook_method(self, endpoint: str, name: str, description: str = "") -> Callable[[F], F]:
-        """Register ``async (ctx)`` that serves a webhook; ``ctx.webhook_request`` holds the request."""
+        """Register ``async (ctx)`` that serves a webhook; ``ctx.webhook_request`` is the request."""
 
         def decorate(func: F) -> F:
             self.webhook_methods[endpoint] = SandboxMethod(
@@ -250,7 +250,7 @@ class PluginMounts:
         return self._listener(self.disabled_callbacks)
 
     def reset_methods(self) -> None:
-        """Forget every registration; used before a reload."""
+        """Remove every registration; used before a reload."""
         self._methods: dict[str, SandboxMethod] = {}
         self._slots: dict[str, Callable[..., Any]] = {}
         self.commands: list[Command] = []
@@ -262,13 +262,13 @@ class PluginMounts:
         self.disabled_callbacks: list[Callable[[], Any]] = []
 
     def hook(self, slot: str) -> Callable[..., Any] | None:
-        """Return what is registered as ``init``, ``cleanup``, ``channel_reset``, …; for the host."""
+        """Return the function registered as ``init``, ``cleanup``, ``channel_reset``, …; for the host."""
         return self._slots.get(slot)
 
     def _slot(self, slot: str) -> Callable[[F], F]:
         def decorate(func: F) -> F:
             if slot in self._slots:
-                _log.warning(f"{self.key}: {slot} is registered again; the later one counts")
+                _log.warning(f"{self.key}: {slot} is registered again; the later one is used")
             self._slots[slot] = func
             return func
 

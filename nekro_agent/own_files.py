@@ -1,16 +1,16 @@
-"""Host files that a text may name: only those of the call that the text came to.
+"""Restricts the host files that a text may name to those of the call that received the text.
 
-A path in a text may be a model's. It is admitted where it leads, without links, to a file below a
-directory of this call: the chat's two areas, the plugin's own directory, the call's staging
-directories, and what the call itself made by ``tempfile``. The rest of the host's temporary
-directory belongs to other services, plugins and chats. Neither owner nor time of creation tells
-calls apart that run in one process at the same time, so both are left out of the decision: CPython
-announces each name that ``tempfile`` makes by an audit event (``tempfile.mkstemp``,
-``tempfile.mkdtemp``) in the context of the code that asked for it, and the call keeps the name.
+A path in a text may come from a model. It is admitted if it leads to a file below a directory of this
+call: the chat's two areas, the plugin's own directory, the call's staging directories, and files and
+directories that the call itself created with ``tempfile``. The rest of the host's temporary directory
+belongs to other services, plugins and chats. Neither owner nor creation time distinguishes calls that run
+concurrently in one process, so neither is used: CPython announces each name that ``tempfile`` creates by
+an audit event (``tempfile.mkstemp``, ``tempfile.mkdtemp``) in the context of the requesting code, and
+the call records the name.
 
-What is opened is walked by the kernel from a directory that no sandboxed code can rename, without
-following a link; it must be an ordinary file with one name. So it does not matter what is exchanged
-after the decision.
+The kernel resolves the opened path from a directory that sandboxed code cannot rename, without following
+links; the file must be an ordinary one with a single name. Replacing files after the decision therefore
+has no effect.
 
 Source: https://docs.python.org/3/library/audit_events.html
 """
@@ -38,22 +38,22 @@ class OwnFile:
 
     directory: Path
     relative: PurePosixPath
-    #: User who must own the file; None where the directory decides.
+    #: User id that must own the file; None where the directory decides.
     owner: int | None = None
 
     @property
     def path(self) -> Path:
-        """Where it lies. Another file may lie there by the time that the path is opened."""
+        """The file's path. Another file may exist there by the time the path is opened."""
         return self.directory / self.relative
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Open it for reading.
+        """Open the file for reading.
 
         Raises:
-            InvalidValueError: a link leads to it, it is no ordinary file, has a second name or
+            InvalidValueError: a link leads to it, it is not an ordinary file, has a second name or
                 belongs to another user.
-            FileNotFoundError: it has gone.
+            FileNotFoundError: it no longer exists.
         """
         with safe_files.open_file(self.directory, self.relative) as file:
             if self.owner is not None and os.fstat(file.fileno()).st_uid != self.owner:
@@ -62,11 +62,11 @@ class OwnFile:
 
 
 def find_file(path: Path, *, directories: Iterable[Path], temporary: Iterable[Path]) -> OwnFile | None:
-    """Return the file that ``path`` leads to when it is one of the call's; None for any other.
+    """Return the file that ``path`` leads to if it belongs to the call, else None.
 
     Args:
-        directories: below which files are the call's.
-        temporary: names that the call made by ``tempfile``: files, and directories with all in them.
+        directories: directories of the call.
+        temporary: paths that the call created with ``tempfile``: files, and directories with their content.
     """
     try:
         if not path.is_file():
@@ -84,11 +84,11 @@ def find_file(path: Path, *, directories: Iterable[Path], temporary: Iterable[Pa
                 return OwnFile(
                     directory=base, relative=PurePosixPath(real.relative_to(base)), owner=os.geteuid()
                 )
-    except (OSError, RuntimeError):  # no path at all, longer than a name can be, or links in a circle
+    except (OSError, RuntimeError):  # not a path, a name that is too long, or a loop of links
         return None
     return None
 
 
 def shown(text: str) -> str:
-    """Quote a path for an error; what was meant as content may be long."""
+    """Quote a path for an error, shortened because it may be content passed by mistake."""
     return repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…")

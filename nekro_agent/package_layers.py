@@ -1,4 +1,4 @@
-"""Layers: directories with one installed package and what it needs beyond the workers' environment.
+"""Layers: directories with one installed package and the dependencies that the workers' environment lacks.
 
     <packages>/<interpreter>/
     ├── .lock                          held while pip runs
@@ -6,9 +6,9 @@
         ├── layer.json
         └── …/site-packages/
 
-A layer is installed under a temporary name and renamed, so that other workers see all of it
-or nothing. pip is told to keep to the versions of the workers' environment, and layers come
-after that environment in ``sys.path``: they add modules and replace none.
+A layer is installed under a temporary name and then renamed, so other workers see it complete or not
+at all. pip is constrained to the versions of the workers' environment, and layers come after that
+environment in ``sys.path``: they add modules and replace none.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _STALE_SECONDS: Final = 24 * 3600
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 _log = get_sub_logger("packages")
 
-#: Site directories of active layers, by canonical package name.
+#: Active layers by canonical package name.
 _active: dict[str, Layer] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipOptions:
-    """How pip is called."""
+    """Options of a pip call."""
 
     mirror: str | None
     allow_plain_http: bool
@@ -65,7 +65,7 @@ class PipOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One installed package with its own needs."""
+    """One installed package with its additional dependencies."""
 
     site: Path
     name: str
@@ -73,7 +73,7 @@ class Layer:
     extras: frozenset[str]
 
     def serves(self, requirement: Requirement) -> bool:
-        """Whether it satisfies a requirement."""
+        """Whether the layer satisfies a requirement."""
         return (
             self.name == canonicalize_name(requirement.name)
             and requirement.specifier.contains(self.version, prereleases=True)
@@ -84,16 +84,16 @@ class Layer:
         """Make the layer importable in this process.
 
         Raises:
-            PackageInstallError: another version of the package is in use already.
+            PackageInstallError: another version of the package is already in use.
         """
         active = _active.setdefault(self.name, self)
         if active.version != self.version:
             raise PackageInstallError(
-                f"{self.name} {self.version} is asked for, but another plugin of this process uses "
-                f"{self.name} {active.version}; let both ask for the same version"
+                f"{self.name} {self.version} is required, but another plugin of this process uses "
+                f"{self.name} {active.version}; let both require the same version"
             )
         if str(self.site) not in sys.path:
-            # At the end: the workers' own modules must win over a layer's.
+            # At the end, so that the workers' own modules have priority over a layer's.
             sys.path.append(str(self.site))
 
 
@@ -112,10 +112,10 @@ class LayerStore:
         return max(serving, key=lambda layer: Version(layer.version), default=None)
 
     def install(self, requirement: Requirement, options: PipOptions) -> Layer:
-        """Install under the fleet's lock; a layer that somebody else finished meanwhile is used.
+        """Install under the fleet's lock; a layer that another worker finished meanwhile is used.
 
         Raises:
-            PackageInstallError: pip failed, or the time is over.
+            PackageInstallError: pip failed, or the time limit passed.
         """
         deadline = time.monotonic() + options.timeout_seconds
         make_directory(self._root)
@@ -194,12 +194,12 @@ class LayerStore:
 
 
 def base_version(name: str) -> Version | None:
-    """Return the version that the workers' own environment has of a package, or None."""
+    """Return the version of a package in the workers' own environment, or None."""
     return _environment().get(canonicalize_name(name))
 
 
 def satisfies(requirement: Requirement, *, _seen: frozenset[str] = frozenset()) -> bool:
-    """Whether the environment has the package and everything that the asked-for extras need."""
+    """Whether the environment has the package and everything that the requested extras need."""
     version = base_version(requirement.name)
     if version is None or not requirement.specifier.contains(version, prereleases=True):
         return False
@@ -218,7 +218,7 @@ def satisfies(requirement: Requirement, *, _seen: frozenset[str] = frozenset()) 
 
 
 def top_level_names(package: str) -> list[str]:
-    """Return the top-level modules that an installed package brings."""
+    """Return the top-level modules of an installed package."""
     try:
         files = importlib.metadata.distribution(package).files or []
     except importlib.metadata.PackageNotFoundError:
@@ -229,7 +229,7 @@ def top_level_names(package: str) -> list[str]:
 
 @functools.cache
 def _environment() -> dict[str, Version]:
-    """Return what was installed when the first plugin asked, before any layer was added."""
+    """Return the packages of the environment, read once before any layer is added."""
     found: dict[str, Version] = {}
     for dist in importlib.metadata.distributions():
         with contextlib.suppress(InvalidVersion, TypeError):
@@ -246,7 +246,7 @@ def _run_pip(requirement: Requirement, prefix: Path, options: PipOptions, deadli
             "--prefix", str(prefix), "--no-warn-script-location", "--no-warn-conflicts", "--no-compile",
             "--constraint", constraints.name, *_index_arguments(options), str(requirement),
         ]  # fmt: skip
-        # The settings hold secrets, which a package's build script must not see.
+        # Settings in the environment contain secrets, which a package's build script must not see.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("NEKRO_")}
         with subprocess.Popen(  # noqa: S603  # our interpreter, arguments parsed above
             command,
@@ -276,7 +276,7 @@ def _index_arguments(options: PipOptions) -> list[str]:
         return []
     parts = urllib.parse.urlsplit(options.mirror)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidValueError(f"mirror {options.mirror!r} is no http:// or https:// URL")
+        raise InvalidValueError(f"mirror {options.mirror!r} is not an http:// or https:// URL")
     arguments = ["--index-url", options.mirror]
     if parts.scheme == "http":
         if not options.allow_plain_http:
@@ -293,7 +293,7 @@ def _failure(output: str) -> str:
 
 
 def _site_directory(prefix: Path) -> Path:
-    """Return where pip put the packages below a prefix; distributions name it differently."""
+    """Return the directory below a prefix where pip put the packages; its name varies by distribution."""
     for info in sorted(prefix.rglob("*.dist-info")):
         return info.parent
     raise PackageInstallError("pip installed nothing")

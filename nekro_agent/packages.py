@@ -1,4 +1,4 @@
-"""``dynamic_import_pkg``: packages that plugins ask for, installed once for all workers."""
+"""``dynamic_import_pkg``: installs packages that plugins require, once for all workers."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ def dynamic_import_pkg(
     timeout: int = 300,
     repo_dir: str | Path | None = None,
 ) -> ModuleType:
-    """Import a package, installing it first when no satisfying version is here.
+    """Import a package, installing it first if no satisfying version is available.
 
-    What the workers' own environment provides is used and never replaced. Anything else is
+    A package of the workers' own environment is used and never replaced. Any other package is
     installed once into a directory that all workers of the data root share. Inside a plugin's
-    coroutine the event loop goes on meanwhile; at import time the import waits.
+    coroutine the event loop continues meanwhile; during a plugin's import the call blocks.
 
     Args:
         package_spec: name with optional extras and versions, ``"requests[socks]>=2.25"``.
         import_name: module to import; None derives it from the package.
-        mirror: URL of the package index to ask; None leaves it to pip's configuration.
-        trusted_host: whether a mirror without TLS may be asked.
-        timeout: seconds for waiting and installing together.
+        mirror: URL of the package index; None leaves it to pip's configuration.
+        trusted_host: whether a mirror without TLS may be used.
+        timeout: time limit in seconds for waiting and installing together.
         repo_dir: another directory to install into.
 
     Raises:
-        InvalidValueError: the spec is wrong.
-        PackageInstallError: installing is switched off or failed, or another version is in use.
-        ImportError: the package is here and has no such module.
+        InvalidValueError: the spec is invalid.
+        PackageInstallError: installing is disabled or failed, or another version is in use.
+        ImportError: the package is installed but has no such module.
     """
     requirement = _parsed(package_spec)
     options = PipOptions(mirror=mirror, allow_plain_http=trusted_host, timeout_seconds=timeout)
@@ -68,23 +68,23 @@ def _parsed(package_spec: str) -> Requirement:
         ) from exc
     if requirement.url:
         raise InvalidValueError(
-            f"package spec {package_spec!r} names a URL; only names of the package index are taken"
+            f"package spec {package_spec!r} names a URL; only names of the package index are accepted"
         )
     return requirement
 
 
 def _in_environment(requirement: Requirement) -> bool:
-    """Whether the workers' own environment satisfies the requirement, extras included.
+    """Whether the workers' own environment satisfies the requirement, including extras.
 
     Raises:
-        PackageInstallError: it has the package in another version, which may not be replaced.
+        PackageInstallError: it has another version of the package, which must not be replaced.
     """
     version = base_version(requirement.name)
     if version is None:
         return False
     if not requirement.specifier.contains(version, prereleases=True):
         raise PackageInstallError(
-            f"{requirement} is asked for, but the workers' own environment has {requirement.name} {version}, "
+            f"{requirement} is required, but the workers' own environment has {requirement.name} {version}, "
             "which plugins may not replace; relax the plugin's requirement or upgrade the environment"
         )
     return satisfies(requirement)
@@ -108,7 +108,7 @@ def _check_policy(requirement: Requirement) -> None:
     policy = runtime.package_policy()
     if policy.install == "off":
         raise PackageInstallError(
-            f"{requirement} is not installed, and installing is off "
+            f"{requirement} is not installed, and installing is disabled "
             "(NEKRO_PLUGINS__PACKAGE_INSTALL=on allows it)"
         )
     allowed = {canonicalize_name(name) for name in policy.allow}
@@ -139,7 +139,7 @@ def _exists(module_name: str) -> bool:
 
 
 def _module_names(package: str) -> list[str]:
-    """Return likely module names: the package's own spelling, then the top-level names that it installed."""
+    """Return likely module names: spellings of the package's name, then its only top-level module if any."""
     guesses = [package.replace("-", "_"), package.replace("-", "_").lower(), package.replace("-", ".")]
     found = top_level_names(package)
     return list(dict.fromkeys([*guesses, *(found if len(found) == 1 else [])]))

@@ -1,13 +1,13 @@
-"""Names of the reference that do not exist here: they import, and raise at first use.
+"""Placeholders for names of the reference that do not exist here: importable, but raise at first use.
 
-Published plugins import internals of the reference (workspaces, adapters, …) that this
-project has no counterpart for. Their other methods should work all the same, so such an
-import gives a :class:`Placeholder`. Using it raises ``PlaceholderUsedError``; importing it is
-recorded, and ``nekro plugins`` lists the plugin as degraded.
+Published plugins import internals of the reference (workspaces, adapters, …) that have no counterpart
+in this project. Their other methods should work nevertheless, so such an import returns a
+:class:`Placeholder`. Using it raises ``PlaceholderUsedError``; importing it is recorded, and
+``nekro plugins`` lists the plugin as degraded.
 
-The same goes for ``nonebot``, whose handlers many plugins register while they are imported. During
-that time calling a placeholder gives another one, and as a decorator it leaves the function
-as it is; once the plugin is loaded, every use raises.
+The same applies to ``nonebot``, whose handlers many plugins register during their import. During the
+import, calling a placeholder returns another one, and as a decorator it returns the function
+unchanged; after that every use raises.
 
 An import that the plugin itself guards with ``try … except ImportError`` fails as usual, so
 that the plugin's own fallback runs. Our own code never gets placeholders.
@@ -40,7 +40,7 @@ __all__ = ["Placeholder", "forget", "install", "loading", "used_by"]
 
 _ROOT: Final = "nekro_agent"
 _ROOTS: Final = frozenset({_ROOT, "nonebot"})
-#: Packages that exist for plugins; the other modules of the SDK are ours alone.
+#: Packages whose names plugins may import; the other modules of the SDK are private.
 _REFERENCE_PACKAGES: Final = (
     "api",
     "adapters",
@@ -60,12 +60,12 @@ _IMPORT_OPCODES: Final = frozenset({dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_
 #: Whether a plugin is being imported.
 _loading: ContextVar[bool] = ContextVar("nekro_placeholders_loading", default=False)
 
-#: Importing module → full names of the placeholders that it got.
+#: Importing module → full names of the placeholders that it received.
 _used: defaultdict[str, set[str]] = defaultdict(set)
 
 
 class Placeholder:
-    """Stands for a name that does not exist here; any use but annotating raises."""
+    """Replaces a name that does not exist here; any use except in annotations raises."""
 
     def __init__(self, full_name: str) -> None:
         self.__dict__["_full_name"] = full_name
@@ -121,27 +121,27 @@ class _PlaceholderModule(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Last in ``sys.meta_path``: answers for ``nekro_agent.*`` modules that nobody else found."""
+    """Last in ``sys.meta_path``: provides modules of the reference that no other finder found."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Give a placeholder module to plugin code."""
+        """Return the spec of a placeholder module for plugin code, else None."""
         if fullname.partition(".")[0] not in _ROOTS or not _grant(fullname):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Make the module."""
+        """Create the module."""
         return _PlaceholderModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module has no content."""
+        """Do nothing, because the module has no content."""
 
 
 @functools.cache
 def install() -> None:
-    """Let plugin code import unknown ``nekro_agent`` names from now on; called by the loader."""
+    """Let plugin code import unknown names of the reference from now on; called by the loader."""
     sys.meta_path.append(_Finder())
     package = importlib.import_module(_ROOT)
     for part in _REFERENCE_PACKAGES:
@@ -164,23 +164,23 @@ def loading() -> Iterator[None]:
 
 
 def used_by(module_prefix: str) -> list[str]:
-    """Return the placeholders that a module, or any module below it, has imported."""
+    """Return the placeholders that a module and its submodules have imported."""
     names: set[str] = set()
     for module, found in _used.items():
         if module == module_prefix or module.startswith(module_prefix + "."):
             names |= found
-    # "nekro_agent.x" says nothing beside "nekro_agent.x.y".
+    # "nekro_agent.x" is implied by "nekro_agent.x.y".
     return sorted(name for name in names if not any(other.startswith(name + ".") for other in names))
 
 
 def forget(module_prefix: str) -> None:
-    """Drop what is recorded of a module, for a reload."""
+    """Drop the records of a module and its submodules, for a reload."""
     for module in [m for m in _used if m == module_prefix or m.startswith(module_prefix + ".")]:
         del _used[module]
 
 
 def _forget_modules() -> None:
-    """Take placeholder modules out of ``sys.modules``: the next plugin's imports are its own."""
+    """Remove placeholder modules from ``sys.modules``, so that the next plugin imports its own."""
     for name, module in list(sys.modules.items()):
         if isinstance(module, _PlaceholderModule):
             del sys.modules[name]
@@ -202,15 +202,15 @@ def _missing_names(module_name: str, own: Callable[[str], Any] | None) -> Callab
 
 
 def _grant(full_name: str) -> bool:
-    """Decide whether the code that is asking gets a placeholder, and record it."""
+    """Decide whether the importing code gets a placeholder, and record it."""
     frame = _asking_frame()
     if frame is None:
         return False
     importer = str(frame.f_globals.get("__name__", ""))
     if importer.partition(".")[0] in _OWN_CODE:
         return False
-    # An attribute of a module (`core.thing`) is a use, not an import: an ordinary AttributeError is
-    # precise, and keeps hasattr() truthful.
+    # Attribute access (`core.thing`) is a use and not an import: an ordinary AttributeError is
+    # precise, and hasattr() must return False.
     if frame.f_code.co_code[frame.f_lasti] not in _IMPORT_OPCODES:
         return False
     if frame.f_lineno in _guarded_lines(frame.f_code.co_filename):
@@ -220,7 +220,7 @@ def _grant(full_name: str) -> bool:
 
 
 def _asking_frame() -> FrameType | None:
-    """Return the nearest frame outside the import machinery and this module."""
+    """Return the nearest stack frame outside the import machinery and this module."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

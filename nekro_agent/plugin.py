@@ -1,4 +1,4 @@
-"""``NekroPlugin``: what a plugin is and what it registers."""
+"""``NekroPlugin``: a plugin's identity, services and registrations."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class NekroPlugin(PluginMounts):
 
         Args:
             module_name: ASCII identifier, like ``author``.
-            support_adapter: adapters whose chats see the methods; empty or None means all.
+            support_adapter: adapters whose chats have access to the methods; empty or None means all.
             allow_sleep: whether the methods may be hidden behind ``sleep_brief``.
 
         Raises:
-            InvalidValueError: ``module_name`` or ``author`` is no ASCII identifier.
+            InvalidValueError: ``module_name`` or ``author`` is not an ASCII identifier.
         """
-        if isinstance(support_adapter, bool):  # seventh in API v1: is_builtin
+        if isinstance(support_adapter, bool):  # the seventh parameter of API v1 is is_builtin
             is_builtin, support_adapter = support_adapter, None
         self.name = name
         self.module_name = _checked_identifier("module_name", module_name)
@@ -75,7 +75,7 @@ class NekroPlugin(PluginMounts):
         self.allow_sleep = allow_sleep
         self.sleep_brief = sleep_brief
         self.webui_path = webui_path
-        #: Whether the plugin lives in one process of the fleet: for background loops that ``init``
+        #: Whether the plugin runs in only one process of the fleet: for background loops that ``init``
         #: starts, and for state in memory. Set it after the constructor; other hosts ignore it.
         self.pinned = False
         self._is_enabled = True
@@ -97,7 +97,7 @@ class NekroPlugin(PluginMounts):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether the operator has the plugin switched on."""
+        """Whether the plugin is enabled by the operator."""
         return self._is_enabled
 
     def set_enabled(self, enabled: bool) -> None:
@@ -123,18 +123,18 @@ class NekroPlugin(PluginMounts):
         return make_directory(layout.plugin_dir(runtime.data_root(), self.key))
 
     def get_plugin_path(self) -> Path:
-        """Return the same directory as :meth:`get_plugin_data_dir`, under its older name."""
+        """Like :meth:`get_plugin_data_dir`, under its older name."""
         return self.get_plugin_data_dir()
 
     def mount_config(self) -> Callable[[Config], Config]:
         """Register the configuration class and read its file, if there is one.
 
         The file is ``<data root>/configs/<key>.yaml``. It is written when a worker starts the
-        plugin, with the defaults of every field it lacks; importing the plugin writes nothing.
+        plugin, with the defaults of missing fields; importing the plugin writes nothing.
 
         Raises:
             TypeError: the class does not derive from ``ConfigBase``.
-            InvalidValueError: the file does not fit the class.
+            InvalidValueError: the file does not match the class.
         """
 
         def decorate(cls: Config) -> Config:
@@ -148,7 +148,7 @@ class NekroPlugin(PluginMounts):
 
     @property
     def config_file(self) -> ConfigFile | None:
-        """The mounted configuration with its file; None without one. For the host."""
+        """The mounted configuration with its file, for the host; None without one."""
         return self._config
 
     @overload
@@ -156,10 +156,10 @@ class NekroPlugin(PluginMounts):
     @overload
     def get_config(self, config_class: type[C]) -> C: ...
     def get_config(self, config_class: type[ConfigBase] = ConfigBase) -> ConfigBase:
-        """Return the configuration: the same object each time, with what other processes saved.
+        """Return the configuration: the same object each time, including what other processes saved.
 
         Args:
-            config_class: a type hint only.
+            config_class: only a type hint.
 
         Raises:
             InvalidValueError: no configuration class is mounted.
@@ -172,11 +172,11 @@ class NekroPlugin(PluginMounts):
 
     @property
     def config(self) -> ConfigBase:
-        """The same as :meth:`get_config`."""
+        """Like :meth:`get_config`."""
         return self.get_config()
 
     def save_config(self, config: ConfigBase) -> None:
-        """Take over ``config`` and write the file; other processes see it at their next ``get_config``.
+        """Use ``config`` and write the file; other processes see it at their next ``get_config``.
 
         Raises:
             TypeError: ``config`` is not an instance of the mounted class.
@@ -207,7 +207,7 @@ def _checked_identifier(field: str, value: object) -> str:
     text = value.strip() if isinstance(value, str) else ""
     if not _IDENTIFIER.fullmatch(text):
         raise InvalidValueError(
-            f"NekroPlugin: {field}={value!r} must be letters, digits and underscores, the first no digit"
+            f"NekroPlugin: {field}={value!r} must be letters, digits and underscores, with no digit first"
         )
     return text
 

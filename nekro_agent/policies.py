@@ -20,28 +20,28 @@ class StorePolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadPolicy:
-    """Limits of downloads by URL, and how they are carried out."""
+    """Limits of downloads by URL, and options of their execution."""
 
     max_bytes: int = 20 << 30
-    #: Longest silence of a server.
+    #: Longest time without data from a server.
     timeout_seconds: float = 60
-    #: Host names and networks (CIDR) that may be fetched although private, loopback or link-local.
+    #: Host names and networks (CIDR) that are allowed although private, loopback or link-local.
     allow_private: tuple[str, ...] = ()
     #: Connections to one server for one large file.
     connections: int = 4
-    #: What counts as large.
+    #: Size from which a file is large.
     parallel_min_bytes: int = 64 << 20
-    #: Tries in a row that bring nothing new.
+    #: Consecutive attempts without new data before a download fails.
     tries: int = 5
-    #: Pause before the second try; doubles.
+    #: Pause before the second attempt; doubles with each further one.
     retry_seconds: float = 0.5
-    #: How long an unfinished file waits for somebody who goes on with it.
+    #: How long an unfinished file is kept for being continued.
     keep_partial_seconds: float = 3 * 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
 class UploadPolicy:
-    """What the uploads of one chat may hold."""
+    """Quota of the uploads of one chat."""
 
     chat_bytes: int = 1 << 30
     #: Files and directories.
@@ -50,7 +50,7 @@ class UploadPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class PackagePolicy:
-    """What ``dynamic_import_pkg`` may install; ``allow`` counts with ``"allow_list"`` only."""
+    """What ``dynamic_import_pkg`` may install; ``allow`` applies only with ``"allow_list"``."""
 
     install: Literal["off", "allow_list", "on"] = "on"
     allow: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class PackagePolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfigGroup:
-    """One language model as plugins of the reference read it."""
+    """One language model in the form that plugins of the reference read."""
 
     GROUP_NAME: str = "default"
     CHAT_MODEL: str = ""
@@ -91,7 +91,7 @@ class CoreConfig:
         """Return a model group.
 
         Raises:
-            KeyError: there is none of that name; the message lists those that exist.
+            KeyError: there is none of that name; the message lists the existing ones.
         """
         try:
             return self.MODEL_GROUPS[model_name]

@@ -1,4 +1,4 @@
-"""What the SDK needs from the system around it: protocols that a runtime implements.
+"""The SDK's ports: protocols that a runtime implements.
 
 ``storage`` and ``workers`` implement them on SQL and Celery, ``nekro_agent.testing`` in memory;
 one contract test suite runs on both.
@@ -44,28 +44,28 @@ class KeyValueStore(Protocol):
     """Durable text values per plugin; ``""`` as chat or user key means "none"."""
 
     async def get(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str) -> str | None:
-        """Return the value, or None when there is none."""
+        """Return the value, or None if there is none."""
         ...
 
     async def set(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str, value: str) -> bool:
-        """Store durably before returning; True when the key is new, False when it was there."""
+        """Store durably before returning; True if the key is new, False if it existed."""
         ...
 
     async def delete(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str) -> bool:
-        """True when a value was deleted, False when there was none."""
+        """Delete a value; True if there was one."""
         ...
 
     async def purge(self, plugin_key: str) -> int:
-        """Delete all values of a plugin; returns how many."""
+        """Delete all values of a plugin; returns their number."""
         ...
 
 
 class MessageKind(StrEnum):
-    """Who a message of a chat's history comes from."""
+    """The origin of a message of a chat's history."""
 
     #: A person wrote it on the platform.
     USER = "user"
-    #: The agent said it (``send_text`` and its siblings).
+    #: Sent by the agent (``send_text`` and the like).
     ASSISTANT = "assistant"
     #: An observation or notice for the LLM; not posted to the platform.
     SYSTEM = "system"
@@ -73,10 +73,10 @@ class MessageKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class OutgoingMessage:
-    """Something a plugin sends into a chat.
+    """A message that a plugin sends into a chat.
 
-    ``file_path`` is a sandbox path (``/app/uploads/…``) after the SDK brought the file there;
-    ``file_kind`` is ``"image"`` or ``"file"`` when it is set.
+    ``file_path`` is a sandbox path (``/app/uploads/…``) to which the SDK has copied the file;
+    ``file_kind`` is then ``"image"`` or ``"file"``.
     """
 
     chat_key: str
@@ -92,7 +92,7 @@ class OutgoingMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatInfo:
-    """What is known of a chat."""
+    """A chat's recorded properties."""
 
     chat_key: str
     container_key: str
@@ -104,26 +104,26 @@ class ChatInfo:
 
 
 class Messages(Protocol):
-    """A chat's messages; a row exists before a method returns, an event follows it."""
+    """A chat's messages; the row exists before a method returns, and an event follows it."""
 
     async def send(self, message: OutgoingMessage) -> str:
         """Record and deliver a message of the agent; returns its id."""
         ...
 
     async def push_system(self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None) -> str:
-        """Record a system message, optionally schedule a round in the same transaction; returns its id."""
+        """Record a system message and optionally request a round in the same transaction; returns its id."""
         ...
 
     async def wake(self, chat_key: str) -> None:
-        """Schedule a round of the chat's agent without a message."""
+        """Request a round of the chat's agent without a message."""
         ...
 
 
 class SystemMessageHooks(Protocol):
-    """What runs before a plugin's system message is recorded."""
+    """Hooks that run before a plugin's system message is recorded."""
 
     async def on_system_message(self, chat_key: str, text: str) -> bool:
-        """Run the hooks; True when one of them asked that the message be dropped."""
+        """Run the hooks; True if one of them requests that the message be dropped."""
         ...
 
 
@@ -131,11 +131,11 @@ class FileAreas(Protocol):
     """Host directories of chats, sandboxes and plugins; every directory exists when returned."""
 
     def uploads_dir(self, chat_key: str) -> Path:
-        """Directory that the chat's sandboxes see, read-only, as ``/app/uploads``."""
+        """Directory that appears in the chat's sandboxes as ``/app/uploads``, read-only."""
         ...
 
     def shared_dir(self, container_key: str) -> Path:
-        """Directory that the sandbox sees as ``/app/shared``."""
+        """Directory that appears in the sandbox as ``/app/shared``."""
         ...
 
     def plugin_dir(self, plugin_key: str) -> Path:
@@ -156,14 +156,14 @@ class TimerInfo:
 
 
 class Timers(Protocol):
-    """One-time timers: durable, fired once across the fleet, each firing wakes the chat's agent."""
+    """One-time timers: durable, fired once in the whole fleet; each firing triggers the chat's agent."""
 
     async def add(self, chat_key: str, *, fire_at: datetime, description: str, temporary: bool) -> TimerInfo:
-        """Keep a timer; a temporary one takes the place of the chat's other one in the same step."""
+        """Add a timer; a temporary one atomically replaces the chat's other temporary timer."""
         ...
 
     async def clear(self, chat_key: str, *, temporary: bool | None = None) -> int:
-        """Cancel the chat's timers, or only the (non-)temporary ones; returns how many."""
+        """Cancel the chat's timers, or only the (non-)temporary ones; returns their number."""
         ...
 
     async def pending(self, chat_key: str) -> list[TimerInfo]:
@@ -172,7 +172,7 @@ class Timers(Protocol):
 
 
 class WorkdayMode(StrEnum):
-    """On which days a recurring timer fires."""
+    """The days on which a recurring timer fires."""
 
     NONE = "none"
     MON_FRI = "mon_fri"
@@ -210,10 +210,10 @@ class CronJob:
 
 
 class CronJobs(Protocol):
-    """Recurring timers: durable, each due time fired once across the fleet."""
+    """Recurring timers: durable, each due time fired once in the whole fleet."""
 
     async def add(self, job: CronJob) -> bool:
-        """Keep a job; False, and nothing kept, when the id is taken."""
+        """Add a job; False, without effect, if the id is taken."""
         ...
 
     async def get(self, job_id: str) -> CronJob | None:
@@ -221,11 +221,11 @@ class CronJobs(Protocol):
         ...
 
     async def replace(self, job: CronJob) -> bool:
-        """Take over everything but ``last_fired_at`` and ``created_at``; False when there is no such job."""
+        """Replace all but ``last_fired_at`` and ``created_at``; False if there is no such job."""
         ...
 
     async def delete(self, job_id: str) -> bool:
-        """True when there was such a job."""
+        """Delete a job; True if there was one."""
         ...
 
     async def of_chat(self, chat_key: str) -> list[CronJob]:
@@ -233,12 +233,12 @@ class CronJobs(Protocol):
         ...
 
     async def run_now(self, job_id: str) -> bool:
-        """Fire once, apart from the schedule; False when there is no such job."""
+        """Fire once, independently of the schedule; False if there is no such job."""
         ...
 
 
 class JobState(StrEnum):
-    """Where a background job of a plugin is."""
+    """State of a plugin's background job."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -257,22 +257,22 @@ class JobRequest:
     """A background job to start."""
 
     plugin_key: str
-    #: What the plugin mounted; unique within the plugin.
+    #: Name under which the plugin mounted the function; unique within the plugin.
     task_type: str
     #: The plugin's own name for it; at most one open job per plugin, type and name.
     task_id: str
     chat_key: str
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether another worker starts it again when its worker died; else it fails then.
+    #: Whether another worker restarts it after its worker died; otherwise it fails then.
     restarts: bool = True
-    #: Called with the final ``TaskCtl`` if this process is still there when the job ends.
+    #: Called with the final ``TaskCtl`` if this process still runs when the job ends.
     on_terminal: Callable[[Any], object] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
-    """What is known of a background job."""
+    """A background job's recorded state."""
 
     id: str
     plugin_key: str
@@ -283,7 +283,7 @@ class JobInfo:
     #: 0 to 100.
     percent: int
     message: str
-    #: What the job's last signal carried; JSON values.
+    #: Data of the job's last signal, as JSON values.
     data: Any
     cancel_requested: bool
 
@@ -291,12 +291,12 @@ class JobInfo:
 class Jobs(Protocol):
     """Background jobs of plugins.
 
-    The reference's ``is_running``, ``get_state`` and ``notify`` are ordinary functions, so their
-    counterparts here are too; they answer within milliseconds.
+    The reference's ``is_running``, ``get_state`` and ``notify`` are synchronous, so their
+    counterparts here are too; they return within milliseconds.
     """
 
     async def start(self, request: JobRequest) -> JobInfo:
-        """Record the job durably and have it run.
+        """Record the job durably and start it on a worker.
 
         Raises:
             ConflictError: a job of that plugin, type and name is open.
@@ -308,24 +308,24 @@ class Jobs(Protocol):
         ...
 
     async def cancel(self, job_id: str) -> bool:
-        """Ask a job to end; False when it has ended already."""
+        """Ask a job to end; False if it has already ended."""
         ...
 
     def notify(self, job_id: str, key: str, data: Any) -> bool:
-        """Hand data to a job's ``wait(key)``; kept when nobody waits yet. False when the job has ended."""
+        """Pass data to a job's ``wait(key)``; stored if there is no wait yet. False if the job has ended."""
         ...
 
     async def wait(self, job_id: str, key: str, *, timeout_seconds: float | None) -> Any:
-        """Return what ``notify`` brought for ``key``, and forget it.
+        """Return the data of ``notify`` for ``key``, and delete them.
 
         Raises:
-            TimeoutError: nothing came in time.
+            TimeoutError: no signal came in time.
             asyncio.CancelledError: the wait was cancelled.
         """
         ...
 
     def cancel_wait(self, job_id: str, key: str | None = None) -> int:
-        """Cancel the waits for ``key``, or all of the job's; returns how many."""
+        """Cancel the waits for ``key``, or all waits of the job; returns their number."""
         ...
 
     def running(self) -> list[JobInfo]:
@@ -335,7 +335,7 @@ class Jobs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredMessage:
-    """One message of a chat's history, as plugins query it."""
+    """One message of a chat's history, in the form that plugins query."""
 
     #: Grows with time within an installation.
     sequence: int
@@ -361,33 +361,33 @@ class PluginValue:
 
 
 class Records(Protocol):
-    """Reading the tables that plugins of the reference query through its models."""
+    """Read access to the tables that plugins of the reference query through its models."""
 
     async def messages(
         self, *, chat_key: str | None, since: datetime | None, limit: int
     ) -> list[StoredMessage]:
-        """Return the newest messages, newest first; of all chats when ``chat_key`` is None."""
+        """Return the newest messages, newest first; of all chats if ``chat_key`` is None."""
         ...
 
     async def chats(self, *, chat_key: str | None, limit: int) -> list[ChatInfo]:
-        """Return chats, newest first; only that one when ``chat_key`` is given."""
+        """Return chats, newest first; only that chat if ``chat_key`` is given."""
         ...
 
     async def plugin_values(
         self, *, plugin_key: str | None, store_key: str | None, chat_key: str | None, limit: int
     ) -> list[PluginValue]:
-        """Return stored values; None does not narrow."""
+        """Return stored values; a filter that is None matches everything."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadReport:
-    """How a download ended: what it brought, or what was wrong."""
+    """The result of a download: properties of the content, or the error."""
 
     size_bytes: int = 0
     sha256: str = ""
     content_type: str | None = None
-    #: Where the content came from, after redirects.
+    #: URL of the content, after redirects.
     final_url: str = ""
     #: None when it succeeded.
     error: str | None = None
@@ -399,9 +399,9 @@ class DownloadReport:
 class DownloadStatus:
     """The newest download to a target."""
 
-    #: What it fetches, and what it checks: downloads with another key have another outcome.
+    #: Identifies what is fetched and checked: a download with another key has another result.
     request: str
-    #: Counts the claims on the target.
+    #: Fencing token: counts the claims on the target.
     fence: int
     done_bytes: int
     whole_bytes: int | None
@@ -410,7 +410,7 @@ class DownloadStatus:
 
 
 class DownloadClaim(Protocol):
-    """The right to download to a target; kept alive by whoever gave it."""
+    """The exclusive right to download to a target; renewed by the ``Downloads`` that granted it."""
 
     @property
     def previous(self) -> DownloadStatus | None:
@@ -419,33 +419,33 @@ class DownloadClaim(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the right passed to somebody else, or may have; no I/O."""
+        """Whether the claim passed to another owner, or may have; no I/O."""
         ...
 
     def progress(self, done_bytes: int, whole_bytes: int | None) -> None:
-        """Let others see how far it is; returns at once, written soon."""
+        """Publish the progress; returns at once, the write follows soon."""
         ...
 
     async def confirm(self) -> None:
-        """Check once more, before the target is replaced.
+        """Verify the claim, before the target is replaced.
 
         Raises:
-            FencedError: the right passed to somebody else.
+            FencedError: the claim passed to another owner.
         """
         ...
 
     async def end(self, report: DownloadReport | None) -> None:
-        """Give the right back; None when another try is to go on with what is there."""
+        """Release the claim; None means that another attempt should continue with the partial file."""
         ...
 
 
 class Downloads(Protocol):
-    """One download per target across the fleet."""
+    """One download per target in the whole fleet."""
 
     async def claim(self, target: Path, *, request: str) -> DownloadClaim | None:
-        """Take the right to download to ``target``; None when somebody else has it."""
+        """Claim the download to ``target``; None if another download holds the claim."""
         ...
 
     async def status(self, target: Path) -> DownloadStatus | None:
-        """Return how far the download to ``target`` is, or how it ended; None when there never was one."""
+        """Return the progress of the download to ``target``, or its end; None if there was none."""
         ...

@@ -1,8 +1,8 @@
-"""The services behind the SDK, bundled; one bundle is bound per process.
+"""The services behind the SDK, as one bundle that is bound per process.
 
-Plugins never see this module. The application binds a :class:`Runtime` when it starts
-(``workers.composition`` on SQL and Celery, ``nekro_agent.testing`` in memory). What plugins
-do at import time, before anything is bound, needs the data root only.
+Plugins do not use this module. The application binds a :class:`Runtime` when it starts
+(``workers.composition`` on SQL and Celery, ``nekro_agent.testing`` in memory). During the import
+of plugins, before a runtime is bound, only the data root and the package policy are available.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """Every port that plugin code reaches, and the limits that apply to it.
+    """Every port that plugin code uses, and the limits that apply to it.
 
-    A port that is None is a service that this process does not offer.
+    A port that is None is not available in this process.
     """
 
     data_dir: Path
@@ -56,7 +56,7 @@ class Runtime:
     cron_jobs: CronJobs | None = None
     jobs: Jobs | None = None
     records: Records | None = None
-    #: None: downloads to one target exclude each other within this process only.
+    #: None: downloads to one target exclude each other only within this process.
     download_claims: Downloads | None = None
     #: Runs the plugins' ``on_system_message`` hooks; None where no plugins are loaded.
     hooks: SystemMessageHooks | None = None
@@ -76,10 +76,10 @@ class Runtime:
     @overload
     def service(self, name: Literal["records"]) -> Records: ...
     def service(self, name: str) -> Any:
-        """Return a port that not every process has.
+        """Return a port that is not available in every process.
 
         Raises:
-            RuntimeNotBoundError: this process does not offer it.
+            RuntimeNotBoundError: it is not available in this process.
         """
         port = getattr(self, name)
         if port is None:
@@ -93,20 +93,20 @@ _packages = PackagePolicy()
 
 
 def bind(runtime: Runtime) -> None:
-    """Make ``runtime`` the one that plugin code of this process uses."""
+    """Make ``runtime`` the runtime of this process's plugin code."""
     global _current
     _current = runtime
 
 
 def unbind() -> None:
-    """Take the bound runtime away; used when a process stops and in tests."""
+    """Remove the bound runtime; used when a process stops and in tests."""
     global _current
     _current = None
 
 
 @contextmanager
 def bound(runtime: Runtime) -> Iterator[Runtime]:
-    """Bind ``runtime`` for a block and restore what was bound before."""
+    """Bind ``runtime`` for a block, then restore the previous one."""
     global _current
     before, _current = _current, runtime
     try:
@@ -136,10 +136,10 @@ def current() -> Runtime:
 
 
 def prepare(*, data_dir: Path | None, packages: PackagePolicy | None = None) -> None:
-    """Fix what plugins may need while they are imported, before a runtime is bound.
+    """Set what plugins may need during their import, before a runtime is bound.
 
     Args:
-        data_dir: None returns to the environment's.
+        data_dir: None restores the environment's.
         packages: None allows installing.
     """
     global _data_root, _packages

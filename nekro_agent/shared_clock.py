@@ -1,12 +1,12 @@
-"""The time that all processes of a system share: that of its database, not that of their hosts.
+"""The time that all processes of a system share: that of the database, not those of the hosts.
 
-What one process writes and another one judges (deadlines of calls, the age of signed commands, due times)
-is a time of this clock. A process compares itself with the database when it starts and again from time to
-time (``workers.clock_watch``); in between it adds the time that has passed here, so reading the clock asks
-nobody and survives a step of the host's clock. A process that has compared nothing, and every process on
-SQLite, whose database is on the same host, reads the host's clock.
+Times that one process writes and another one compares (deadlines of calls, the age of signed commands, due
+times) are times of this clock. A process compares itself with the database when it starts and periodically
+(``workers.clock_watch``); in between it adds the time elapsed locally, so reading the clock needs no I/O and
+is not affected by a step of the host's clock. A process without a comparison, and every process on SQLite,
+whose database is on the same host, uses the host's clock.
 
-Durations inside one process are none of this: they are measured with ``time.monotonic``.
+Durations inside one process do not use it; they are measured with ``time.monotonic``.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ __all__ = [
     "shared_time",
 ]
 
-#: Exchanges of one reading; the shortest counts.
+#: Exchanges of one reading; the one with the shortest round trip is used.
 _EXCHANGES: Final = 3
 
-#: Seconds since some fixed moment; unlike ``time.monotonic`` it counts while the host is suspended.
+#: Seconds since a fixed moment; unlike ``time.monotonic`` it also counts while the host is suspended.
 elapsed_seconds: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What another clock said, and what this process' clocks said at that moment."""
+    """The time of another clock, and this process' clocks at that moment."""
 
     #: Seconds since 1970 by the other clock.
     theirs_seconds: float
     #: Seconds since 1970 by the clock of this host.
     host_seconds: float
-    #: ``elapsed_seconds`` then.
+    #: ``elapsed_seconds`` at that moment.
     elapsed_seconds: float
-    #: Half the exchange: the reading is wrong by so much at most.
+    #: Half the duration of the exchange, which is the largest possible error of the reading.
     uncertain_seconds: float
 
     @property
     def ahead_seconds(self) -> float:
-        """By how much the host's clock is ahead of the other one; negative: behind."""
+        """How far the host's clock is ahead of the other one; negative: behind."""
         return self.host_seconds - self.theirs_seconds
 
 
 async def read_clock(
     ask: Callable[[], Awaitable[float]], *, host_clock: Callable[[], float] = time.time
 ) -> Reading:
-    """Read another clock, taken to have been read in the middle of the exchange.
+    """Read another clock, assuming that it was read in the middle of the exchange.
 
     Args:
-        ask: returns the other clock's seconds since 1970; its errors pass.
+        ask: returns the other clock's seconds since 1970; its errors propagate.
 
     Source: F. Cristian, Probabilistic clock synchronization (1989).
     """
@@ -81,10 +81,10 @@ async def _read_once(ask: Callable[[], Awaitable[float]], host_clock: Callable[[
 
 
 class SharedClock:
-    """The shared time as one process knows it; thread-safe."""
+    """This process's view of the shared time; thread-safe."""
 
     def __init__(self) -> None:
-        #: The shared time when ``elapsed_seconds`` was zero; None: nothing was compared yet.
+        #: The shared time when ``elapsed_seconds`` was zero; None before the first comparison.
         self._base_seconds: float | None = None
 
     def now(self) -> float:
@@ -93,10 +93,9 @@ class SharedClock:
         return time.time() if base is None else base + elapsed_seconds()
 
     def take(self, reading: Reading) -> None:
-        """Follow a reading of the database's clock where it proves this one wrong.
+        """Follow a reading of the database's clock if the difference exceeds the reading's uncertainty.
 
-        Within the reading's own uncertainty nothing changes; for a first reading that means that the host's
-        clock is right.
+        Within the uncertainty nothing changes; for a first reading this means that the host's clock is used.
         """
         held = self._base_seconds
         if held is None:
@@ -119,5 +118,5 @@ def shared_time() -> datetime:
 
 
 def share_time(reading: Reading) -> None:
-    """Have this process follow a reading of the database's clock, see ``SharedClock.take``."""
+    """Let this process follow a reading of the database's clock, see ``SharedClock.take``."""
     _clock.take(reading)

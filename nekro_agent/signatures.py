@@ -1,4 +1,4 @@
-"""The signature of a sandbox method as its caller sees it: without the context."""
+"""Describes the signature of a sandbox method for its caller: without the context."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 __all__ = ["describe", "takes_context_second"]
 
-#: Module prefixes of names inside an annotation: ``typing.List`` reads better as ``List``.
-#: Quoted text, as in ``Literal['a.b']``, is matched first and stays.
+#: Module prefixes of names inside an annotation: ``typing.List`` is shown as ``List``.
+#: Quoted text, as in ``Literal['a.b']``, is matched first and kept.
 _QUALIFIER = re.compile(r"'[^']*'|\"[^\"]*\"|\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 _STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 _LITERALS = (str, bytes, int, float, bool, type(None))
 
 
 def describe(func: Callable[..., Any]) -> str:
-    """Return the signature text that callers see, for example ``(city: str, days: int = 3) -> str``.
+    """Return the signature text for callers, for example ``(city: str, days: int = 3) -> str``.
 
     The first positional parameter, which receives the context, is left out. A default that is
-    no literal reads ``...``.
+    not a literal is shown as ``...``.
     """
     try:
         signature = inspect.signature(func)
@@ -35,7 +35,7 @@ def describe(func: Callable[..., Any]) -> str:
     ):
         first = visible.pop(0)
         if swapped is not None:
-            # The second parameter receives what the code passes first; show the name it was meant to have.
+            # The second parameter receives the code's first argument; show it under its intended name.
             visible[0] = visible[0].replace(name=first.name, annotation=first.annotation)
     parts: list[str] = []
     kinds = [parameter.kind for parameter in visible]
@@ -52,7 +52,7 @@ def describe(func: Callable[..., Any]) -> str:
 
 
 def takes_context_second(signature: inspect.Signature) -> tuple[str, str] | None:
-    """Return the names of the first two parameters when the second, not the first, is the context's."""
+    """Return the names of the first two parameters if only the second one is annotated as the context."""
     names = list(signature.parameters.values())[:2]
     if len(names) == 2 and _is_context(names[1]) and not _is_context(names[0]):
         return names[0].name, names[1].name
@@ -86,7 +86,7 @@ def _annotation(annotation: Any) -> str:
 
 def _default(value: Any) -> str:
     if isinstance(value, enum.Enum):
-        # Its class does not exist where the caller is; its value is what a caller can pass.
+        # The enum's class does not exist in the sandbox; the caller passes its value.
         value = value.value
     plain = isinstance(value, _LITERALS) or (
         isinstance(value, list | tuple | set | dict) and all(isinstance(item, _LITERALS) for item in value)

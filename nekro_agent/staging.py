@@ -1,10 +1,10 @@
-"""Private copies of sandbox files: made for plugin code, removed when its call has ended.
+"""Private copies of sandbox files for plugin code, removed when the call has ended.
 
-Sandboxed code can exchange anything in the shared area at any moment, for example a file by a
+Sandboxed code can replace anything in the shared area at any time, for example a file with a
 link to a file of the host. Plugin code therefore never opens a path in it. It gets a path in a
-private directory that stands for one of the area's directories: what lies in the area is
-copied there, and what the plugin wrote, changed or deleted there is done to the area when the
-call ends, or when the plugin hands the file on, without following a link.
+private directory that mirrors one of the area's directories: files of the area are copied there,
+and files that the plugin wrote, changed or deleted there are copied back or deleted in the area
+when the call ends, or when the plugin forwards the file, without following a link.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ __all__ = [
 
 _log = get_sub_logger("files")
 
-#: Names in a private directory beyond which nothing is carried over.
+#: Most files of a private directory that are copied back.
 _MAX_FILES: Final = 10_000
 
-#: Names of temporary files that a call may send or forward, at a time.
+#: Most names of temporary files that a call may send or forward.
 _MAX_TEMPORARY: Final = 1_000
 _TEMPFILE_EVENTS: Final = frozenset({"tempfile.mkstemp", "tempfile.mkdtemp"})
 
-#: Inode, size and time of change: what differs after a write.
+#: Inode, size and modification time: at least one differs after a write.
 _State: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(kw_only=True)
 class _Mirror:
-    """A private directory that stands for a directory of an area."""
+    """A private directory that mirrors a directory of an area."""
 
     directory: Path
     area: Path
     parent: PurePosixPath
-    #: Files that were copied from the area, as they were then.
+    #: Files that were copied from the area, with their state at that time.
     copied: dict[str, _State] = field(default_factory=dict)
 
     def fetch(self, name: str) -> Path:
-        """Return the private path of a file; what the plugin has not touched is copied anew."""
+        """Return the private path of a file; a file that the plugin has not changed is copied again."""
         path = self.directory / name
         if _state(path) != self.copied.get(name):
             return path
@@ -86,10 +86,10 @@ class _Mirror:
         return path
 
     def settle(self) -> None:
-        """Carry over what changed since the files were copied; what cannot be does not stop the rest.
+        """Copy changes back to the area; a failure does not stop the remaining files.
 
         Raises:
-            InvalidValueError: the first file that could not be carried over.
+            InvalidValueError: the first file that could not be copied back.
         """
         failures: list[InvalidValueError] = []
         present = dict(_files(self.directory))
@@ -117,15 +117,15 @@ class _Mirror:
 
 
 class _Scope:
-    """What one call, hook, command or job has staged; ``async with`` it."""
+    """The staged files of one call, hook, command or job; used with ``async with``."""
 
-    # No generator: thousands of calls may wait inside.
+    # A class and not a generator, to save memory: thousands of calls may wait inside.
     __slots__ = ("_token", "directories", "files", "is_open", "mirrors", "temporary")
 
     def __init__(self, files: FileSystem | None) -> None:
         self.files = files
         self.directories: list[Path] = []
-        #: Names that ``tempfile`` made for this call, newest last.
+        #: Names that ``tempfile`` created for this call, newest last.
         self.temporary: dict[str, None] = {}
         self.mirrors: dict[tuple[Path, PurePosixPath], _Mirror] = {}
         self.is_open = True
@@ -145,18 +145,18 @@ class _Scope:
             self._close()
 
     async def settle(self) -> None:
-        """Carry over what was written so far."""
+        """Copy back everything that was written so far."""
         if any(dict(_files(mirror.directory)) != mirror.copied for mirror in self.mirrors.values()):
             await asyncio.to_thread(self._settle_all)
 
     async def _settle_after_failure(self) -> None:
         try:
             await self.settle()
-        except InvalidValueError as exc:  # the failure itself is the answer
+        except InvalidValueError as exc:  # the caller gets the original failure
             _log.warning(str(exc))
 
     def note_temporary(self, name: str | bytes) -> None:
-        """Remember a name that ``tempfile`` made; of very many only the newest."""
+        """Record a name that ``tempfile`` created; only the newest ones are kept."""
         self.temporary[os.path.abspath(os.fsdecode(name))] = None
         while len(self.temporary) > _MAX_TEMPORARY:
             del self.temporary[next(iter(self.temporary))]
@@ -184,31 +184,31 @@ def new_directory() -> Path:
 
 
 def call_scope(files: FileSystem | None = None) -> AbstractAsyncContextManager[None]:
-    """Stage for plugin code in the block; at its end carry over what was written, and clean up.
+    """Stage files for plugin code in the block; at its end copy changes back and clean up.
 
-    Nothing is carried over when the block was cancelled: files may be half written.
+    Nothing is copied back when the block was cancelled, because files may be incomplete.
 
     Args:
-        files: those of the chat and plugin that are served; None where no single one is.
+        files: those of the chat and plugin that are served; None if there is not exactly one.
 
     Raises:
-        InvalidValueError: a file could not be carried over, because something stands in its way.
+        InvalidValueError: a file could not be copied back, for example because a directory has its name.
     """
     return _Scope(files)
 
 
 def files_of_call() -> FileSystem | None:
-    """Return the files of the call that this code belongs to; None outside calls of a chat."""
+    """Return the files of the call that this code belongs to; None outside of a chat's calls."""
     scope = _scope.get()
     return None if scope is None else scope.files
 
 
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a host file for reading; in a call, a text names files of the call only.
+    """Open a host file for reading; in a call, a text may name only files of the call.
 
     Raises:
-        InvalidValueError: a text names a file that is not the call's.
+        InvalidValueError: a text names a file that does not belong to the call.
         OSError: it cannot be opened.
     """
     files = files_of_call()
@@ -221,34 +221,34 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def own_directories() -> list[Path]:
-    """Return the private directories of the surrounding call."""
+    """Return the private directories of the current call."""
     scope = _scope.get()
     return [] if scope is None else list(scope.directories)
 
 
 def temporary_names() -> list[Path]:
-    """Return the files and directories that the surrounding call made by ``tempfile``.
+    """Return the files and directories that the current call created with ``tempfile``.
 
-    Also for tasks that the call has left running, and for what has been removed since.
+    Includes those of tasks that the call left running, and those removed since.
     """
     scope = _scope.get()
     return [] if scope is None else [Path(name) for name in reversed(scope.temporary)]
 
 
 async def settle() -> None:
-    """Carry over what the surrounding call wrote so far."""
+    """Copy back everything that the current call wrote so far."""
     scope = _current()
     if scope is not None:
         await scope.settle()
 
 
 def private_path(area: Path, relative: PurePosixPath) -> Path | None:
-    """Return the private path that stands for a path in an area.
+    """Return the private path that mirrors a path in an area.
 
-    None outside a call, and for what is a directory there.
+    None outside of a call, and for a directory.
 
     Raises:
-        InvalidValueError: the path passes through a link, or there is a file with a second name.
+        InvalidValueError: the path passes through a link, or the file has a second name.
     """
     scope = _current()
     if scope is None or not relative.parts or _is_directory(area, relative):
@@ -262,7 +262,7 @@ def private_path(area: Path, relative: PurePosixPath) -> Path | None:
 
 
 def place_of(path: Path) -> tuple[Path, PurePosixPath] | None:
-    """Return the area and the path in it that a private path stands for; None for any other path."""
+    """Return the area and the path in it that a private path mirrors; None for any other path."""
     scope = _current()
     for mirror in scope.mirrors.values() if scope else ():
         if path.is_relative_to(mirror.directory) and path != mirror.directory:
@@ -271,7 +271,7 @@ def place_of(path: Path) -> tuple[Path, PurePosixPath] | None:
 
 
 def sweep(root: Path, *, older_than_seconds: float = 24 * 3600) -> int:
-    """Remove what crashed processes and code outside calls left behind; returns how many."""
+    """Remove leftovers of crashed processes and of code outside of calls; returns their number."""
     base = layout.staging_dir(root)
     if not base.is_dir():
         return 0
@@ -284,12 +284,12 @@ def sweep(root: Path, *, older_than_seconds: float = 24 * 3600) -> int:
 
 @functools.cache
 def _listen_to_tempfile() -> None:
-    """Note the names that ``tempfile`` makes, for the call whose context asks. There is no way back."""
+    """Record names that ``tempfile`` creates, in the call of the current context. Cannot be undone."""
     sys.addaudithook(_on_audit_event)
 
 
 def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
-    # Runs for every audited action of the process, in any thread; the first line is all of it nearly always.
+    # Runs for every audited action of the process in any thread, so it must return fast for other events.
     if event in _TEMPFILE_EVENTS:
         scope = _scope.get()
         if scope is not None:
@@ -310,7 +310,7 @@ def _state(path: Path) -> _State | None:
 
 
 def _files(directory: Path) -> Iterator[tuple[str, _State]]:
-    """Yield the ordinary files below a private directory; a link in it is the plugin's own affair."""
+    """Yield the ordinary files below a private directory; links in it are ignored."""
     left = _MAX_FILES
     for folder, _, names in os.walk(directory):
         for name in names:

@@ -17,10 +17,10 @@ _log = get_sub_logger("store")
 class PluginStore:
     """Key-value store of one plugin.
 
-    ``chat_key`` and ``user_key`` choose the scope; ``""`` means "none", so neither of them is the
-    plugin's global scope and both together are a scope of their own. ``None`` as chat or user key
-    means "unknown" (``_ctx.from_user_id`` of a call that no user triggered): nothing is stored
-    there, and writing to it is an error rather than a write to the global scope.
+    ``chat_key`` and ``user_key`` choose the scope; ``""`` means "none": without both it is the
+    plugin's global scope, and both together are a scope of their own. ``None`` as chat or user key
+    means "unknown" (``_ctx.from_user_id`` of a call that no user triggered): reading returns None,
+    and writing is an error rather than a write to the global scope.
     """
 
     def __init__(self, plugin_key: str) -> None:
@@ -29,7 +29,7 @@ class PluginStore:
     async def get(
         self, chat_key: str | None = "", user_key: str | None = "", store_key: str = ""
     ) -> str | None:
-        """Return the value, or None when there is none.
+        """Return the value, or None if there is none.
 
         Raises:
             InvalidValueError: a key is too long, not a string, or ``store_key`` is empty.
@@ -46,10 +46,10 @@ class PluginStore:
         """Store a value durably; numbers and booleans are stored as their text, with a warning.
 
         Returns:
-            0 when the key is new, 1 when its value was replaced.
+            0 if the key is new, 1 if its value was replaced.
 
         Raises:
-            InvalidValueError: a key or the value is of a wrong type or too large, or a scope is
+            InvalidValueError: a key or the value has a wrong type or is too large, or a scope is
                 unknown (``user_key=None``).
         """
         for name, key in (("chat_key", chat_key), ("user_key", user_key)):
@@ -69,7 +69,7 @@ class PluginStore:
         """Delete a value.
 
         Returns:
-            0 when a value was deleted, 1 when there was none.
+            0 if a value was deleted, 1 if there was none.
 
         Raises:
             InvalidValueError: as for :meth:`get`.

@@ -1,14 +1,14 @@
-"""What a chat's uploads may hold: a quota that every writer of this project keeps, and a retention.
+"""Limits of a chat's uploads: a quota that every writer of this project respects, and a retention.
 
-Usage is measured, not recorded: plugins may write to the directory by themselves, and what they wrote
-counts for the next one who asks. A file counts by its size or by its disk blocks, whichever is more, so
-a sparse file counts as what it may become. Room is reserved before anything is copied: under a lock that
-holds between processes, a file of the whole size is made, which the next measurement finds. So any
-number of writers at a time stays within the quota, and the lock is held for one look at the directory,
-never while content is copied.
+Usage is measured, not recorded: plugins may write to the directory directly, and their files count at the
+next measurement. A file counts by its size or by its disk blocks, whichever is more, so a sparse file
+counts with the size that it may reach. Space is reserved before anything is copied: under a lock between
+processes a file of the whole size is created, which the next measurement includes. Any number of
+concurrent writers thus stays within the quota, and the lock is held for one measurement, never while
+content is copied.
 
-The lock is one of 64 files of the data directory, chosen by the area's name. It does not lie in the area:
-sandboxed code, which sees the area read-only, could hold it there.
+The lock is one of 64 files of the data directory, chosen by the area's name. It is not in the area, where
+sandboxed code, which sees the area read-only, could hold it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["UploadArea", "area_of", "remove_expired"]
 _LOCKS: Final = 64
 _CHUNK_BYTES: Final = 1 << 20
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-#: What a writer that was killed leaves behind.
+#: Names of files that a killed writer leaves behind.
 _UNFINISHED: Final = re.compile(r"\.[0-9a-f]{16}\.(part|download)")
 _MOST_NAMES: Final = 1_000_000
 
@@ -48,7 +48,7 @@ class UploadArea:
     def __init__(self, path: Path, policy: UploadPolicy | None = None) -> None:
         """
         Args:
-            policy: None means that of the bound runtime.
+            policy: None means the bound runtime's.
         """
         self.path = path
         if policy is None:
@@ -56,15 +56,15 @@ class UploadArea:
         self._policy = policy
 
     def put(self, name: str, source: bytes | BinaryIO) -> None:
-        """Store a file in the place of whatever has its name; it appears complete or not at all.
+        """Store a file, replacing an existing file of its name; it appears complete or not at all.
 
-        A file that grows while it is copied is stored as long as it was at the beginning.
+        If a file grows while it is copied, only its size at the start is stored.
 
         Args:
             name: relative to the area; its directory exists.
 
         Raises:
-            UploadQuotaError: it does not fit.
+            UploadQuotaError: it exceeds the quota.
             IsADirectoryError: a directory has that name.
         """
         size = len(source) if isinstance(source, bytes) else os.fstat(source.fileno()).st_size
@@ -80,22 +80,22 @@ class UploadArea:
                 raise
 
     def new_download(self) -> Path:
-        """Return a path in the area that nobody uses; :meth:`finish` gives the file its name."""
+        """Return an unused path in the area; :meth:`finish` gives the file its name."""
         return self.path / f".{secrets.token_hex(8)}.download"
 
     def finish(self, path: Path, name: str) -> None:
-        """Give a finished file of the area its name, in the place of whatever has it."""
+        """Rename a finished file of the area, replacing an existing file of the new name."""
         with directory(self.path) as area_fd:
             self._rename(area_fd, path.name, name)
 
     def reserve(self, fd: int, *, part: Path, target: Path, size: int) -> None:
-        """Make an open file of the area as large as it will become.
+        """Extend an open file of the area to the size that it will have.
 
         Args:
-            fd: of the file ``part``, which will be renamed to ``target``.
+            fd: descriptor of the file ``part``, which will be renamed to ``target``.
 
         Raises:
-            UploadQuotaError: it does not fit.
+            UploadQuotaError: it exceeds the quota.
         """
         with directory(self.path) as area_fd, self._locked():
             self._check(area_fd, self._relative(target), size, without=self._relative(part))
@@ -104,10 +104,10 @@ class UploadArea:
 
     @contextlib.contextmanager
     def publishing(self, *, part: Path, target: Path, size: int) -> Iterator[None]:
-        """Check the size of a finished file once more, and let nothing change while it is renamed.
+        """Check the size of a finished file again, and hold the lock while it is renamed.
 
         Raises:
-            UploadQuotaError: it does not fit.
+            UploadQuotaError: it exceeds the quota.
         """
         with directory(self.path) as area_fd, self._locked():
             self._check(area_fd, self._relative(target), size, without=self._relative(part))
@@ -129,11 +129,11 @@ class UploadArea:
         return part, fd
 
     def _rename(self, area_fd: int, part: str, name: str) -> None:
-        with self._locked():  # a sweep that found the old file expired must not remove the new one
+        with self._locked():  # otherwise a sweep that found the old file expired could remove the new one
             os.rename(part, name, src_dir_fd=area_fd, dst_dir_fd=area_fd)
 
     def _check(self, area_fd: int, name: str, size: int, *, without: str | None = None) -> None:
-        """Raise unless ``size`` bytes fit into the area besides what is not ``name`` or ``without``."""
+        """Raise unless ``size`` bytes fit into the area; files ``name`` and ``without`` do not count."""
         policy = self._policy
         used = names = 0
         for node in safe_files.walk(area_fd, max_entries=policy.chat_names + 2):
@@ -159,7 +159,7 @@ class UploadArea:
 
 
 def area_of(path: Path) -> Path | None:
-    """Return the chat's uploads directory that a host path leads into; None when it leads to none."""
+    """Return the chat's uploads directory that contains a host path; None if there is none."""
     base = layout.uploads_root(runtime.data_root())
     directory, root = path.parent.resolve(), base.resolve()
     if directory == root or not directory.is_relative_to(root):
@@ -168,18 +168,18 @@ def area_of(path: Path) -> Path | None:
 
 
 def remove_expired(root: Path, *, before: float | None, unfinished_before: float, limit: int) -> int:
-    """Remove what nothing changed since a time from every chat's uploads; links are not followed.
+    """Remove files that have not changed since a given time from every chat's uploads; follows no links.
 
-    By the time of the last change of a file or of its name, which no program can set. Directories
-    go when they are as old and empty; those of the chats themselves stay.
+    The time is the ctime of a file (last change of its content, metadata or name), which programs cannot
+    set. Directories are removed when they are as old and empty; those of the chats themselves stay.
 
     Args:
-        before: seconds since the epoch; None keeps what is complete.
-        unfinished_before: the same for what writers that were killed left behind.
-        limit: names to remove at most.
+        before: seconds since the epoch; None keeps complete files.
+        unfinished_before: the same for files that killed writers left behind.
+        limit: most names to remove.
 
     Returns:
-        How many names went; ``limit`` when there may be more.
+        The number of names removed; ``limit`` if there may be more.
     """
     removed = 0
     with contextlib.suppress(FileNotFoundError), os.scandir(layout.uploads_root(root)) as entries:
@@ -203,7 +203,7 @@ def _expire(area: Path, before: float, unfinished_before: float, limit: int) -> 
                 with contextlib.suppress(OSError):
                     os.unlink(node.name, dir_fd=node.parent_fd)
                     removed += 1
-        for path in reversed(directories):  # a walk comes to a directory before what is in it
+        for path in reversed(directories):  # a walk yields a directory before its content
             if removed < limit:
                 removed += safe_files.remove_empty(area_fd, path)
     return removed

@@ -1,4 +1,4 @@
-"""Texts in more than one language."""
+"""Texts in several languages."""
 
 from __future__ import annotations
 

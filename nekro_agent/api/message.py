@@ -1,4 +1,4 @@
-"""Messages into a chat: to people (``send_…``) and to the LLM (``push_system``)."""
+"""Sends messages into a chat: to people (``send_…``) and to the LLM (``push_system``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def send_text(
 
     Args:
         record: whether the LLM sees it in the chat's history.
-        ref_msg_id: id of the message that this one answers.
+        ref_msg_id: id of the message to which this one replies.
 
     Raises:
         InvalidValueError: ``chat_key`` is empty or ``message`` is not a string.
@@ -71,12 +71,12 @@ async def send_file(
     Args:
         file_path: a URL, a sandbox path, or a host path inside this plugin's data directory
             or the chat's own areas.
-        filename: name to show (``file_name`` is the same); None keeps the file's own.
+        filename: name to show (``file_name`` is an alias); None keeps the file's own name.
 
     Raises:
         InvalidValueError: the file does not exist or may not be sent.
         DownloadError: the URL could not be fetched.
-        UploadQuotaError: the chat's uploads have no room for it.
+            UploadQuotaError: the chat's uploads have no space for it.
     """
     await _send_path(chat_key, file_path, ctx, "file", record, filename or file_name, ref_msg_id)
 
@@ -121,7 +121,7 @@ async def push_system(
     """Add a system message to a chat's history; people on the platform do not see it.
 
     Args:
-        trigger_agent: whether the LLM is woken for it.
+        trigger_agent: whether a round of the agent is requested for it.
     """
     bound, text, known = runtime.current(), str(message), _checked_context("push_system", ctx)
     if bound.hooks is not None and await bound.hooks.on_system_message(_checked_chat(chat_key), text):
@@ -132,7 +132,7 @@ async def push_system(
 
 
 async def download_from_url(url: str, ctx: AgentCtx) -> str:
-    """Fetch a URL into the chat's uploads and return its sandbox path."""
+    """Download a URL into the chat's uploads and return its sandbox path."""
     known = _checked_context("download_from_url", ctx)
     if known is None:
         raise InvalidValueError("download_from_url: pass the AgentCtx, which says into whose uploads")
@@ -141,7 +141,7 @@ async def download_from_url(url: str, ctx: AgentCtx) -> str:
 
 def _checked_chat(chat_key: str) -> str:
     if not isinstance(chat_key, str) or not chat_key:
-        raise InvalidValueError(f"chat_key={chat_key!r} names no chat; pass _ctx.chat_key")
+        raise InvalidValueError(f"chat_key={chat_key!r} is not a chat key; pass _ctx.chat_key")
     return chat_key
 
 

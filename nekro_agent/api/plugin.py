@@ -1,4 +1,4 @@
-"""What a plugin's module imports to declare itself."""
+"""Names that a plugin's module imports to declare itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurring timers: wake a chat's agent by a cron expression."""
+"""Recurring timers: trigger a chat's agent by a cron expression."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def update_job(
     workday_mode: str | None = None,
     title: str | None = None,
 ) -> CronJob:
-    """Change a job; None leaves a value as it is. A paused job stays paused.
+    """Change a job; None leaves a value unchanged. A paused job stays paused.
 
     Raises:
         NotFoundError: there is no such job.
@@ -111,7 +111,7 @@ async def get_job(job_id: str) -> CronJob | None:
 
 
 async def delete_job(job_id: str) -> bool:
-    """Delete a job; False when there was none."""
+    """Delete a job; False if there was none."""
     return await runtime.current().service("cron_jobs").delete(job_id)
 
 
@@ -125,7 +125,7 @@ async def pause_job(job_id: str) -> CronJob:
 
 
 async def resume_job(job_id: str) -> CronJob:
-    """Let a paused job fire again, from its next due time on.
+    """Let a paused job fire again from its next due time.
 
     Raises:
         NotFoundError: there is no such job.
@@ -134,12 +134,12 @@ async def resume_job(job_id: str) -> CronJob:
 
 
 async def run_now(job_id: str) -> bool:
-    """Fire a job once, apart from its schedule; False when there is none."""
+    """Fire a job once, independently of its schedule; False if there is none."""
     return await runtime.current().service("cron_jobs").run_now(job_id)
 
 
 async def list_jobs(chat_key: str, status: Literal["active", "paused", ""] | None = None) -> list[CronJob]:
-    """Return a chat's jobs, oldest first; only those of a status when one is given."""
+    """Return a chat's jobs, oldest first; only those of ``status`` if it is given."""
     jobs = await runtime.current().service("cron_jobs").of_chat(chat_key)
     return [job for job in jobs if not status or job.status == status]
 
@@ -147,7 +147,7 @@ async def list_jobs(chat_key: str, status: Literal["active", "paused", ""] | Non
 async def get_job_summary(
     chat_key: str, upcoming_limit: int = 5, recent_limit: int = 5
 ) -> tuple[int, int, list[CronJob], list[CronJob]]:
-    """Return how many jobs are active and paused, those due next, and those that fired last."""
+    """Return the numbers of active and paused jobs, the jobs due next, and those that fired last."""
     jobs = await list_jobs(chat_key)
     active = [job for job in jobs if job.next_fire_at is not None]
     upcoming = sorted(active, key=lambda job: _moment(job.next_fire_at))
@@ -162,16 +162,16 @@ def get_job_id(job: CronJob) -> str:
 
 
 def validate_cron_expr(cron_expr: str) -> str:
-    """Return the expression, tidied.
+    """Return the expression in normalised form.
 
     Raises:
-        InvalidValueError: it is wrong.
+        InvalidValueError: it is invalid.
     """
     return cron.checked_expression(cron_expr)
 
 
 def validate_timezone(timezone: str) -> str:
-    """Return the name.
+    """Return the time zone's name.
 
     Raises:
         InvalidValueError: there is no such zone.

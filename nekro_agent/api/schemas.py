@@ -1,4 +1,4 @@
-"""Types of values that plugins receive."""
+"""Types of the values that plugins receive."""
 
 from __future__ import annotations
 

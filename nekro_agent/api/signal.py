@@ -1,4 +1,4 @@
-"""What a message hook wants to happen next."""
+"""The signals that a message hook may return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One-time timers: wake a chat's agent at a time, with a note why."""
+"""One-time timers: trigger a chat's agent at a time, with a description of the reason."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ async def set_timer(chat_key: str, trigger_time: int, event_desc: str) -> bool:
     """Set a timer; it survives restarts.
 
     Args:
-        trigger_time: seconds since the epoch; 0 wakes the agent now, a negative number clears
+        trigger_time: seconds since the epoch; 0 triggers the agent now, a negative number clears
             the chat's timers.
 
     Returns:
-        False, with a warning in the log, when the time is past, no integer, or over ten years away.
+        False, with a warning in the log, if the time is past, not an integer, or over ten years away.
     """
     return await _set(chat_key, trigger_time, event_desc, temporary=False)
 
 
 async def set_temp_timer(chat_key: str, trigger_time: int, event_desc: str) -> bool:
-    """Set the chat's temporary timer, of which there is one; see :func:`set_timer`."""
+    """Set the chat's only temporary timer, replacing the old one; see :func:`set_timer`."""
     return await _set(chat_key, trigger_time, event_desc, temporary=True)
 
 
@@ -66,10 +66,10 @@ async def clear_timers(chat_key: str, temporary: bool | None = None) -> bool:
 
 
 class TimerList(Sequence[TimerTask]):
-    """A chat's timers, soonest first: a list when awaited, and usable as one without.
+    """A chat's timers, soonest first: a list when awaited, and usable as a sequence without ``await``.
 
-    The reference's function is no coroutine, so plugins use its result at once; ours has to ask
-    the database.
+    The reference's function is synchronous, so plugins use its result directly; this implementation
+    must query the database.
     """
 
     def __init__(self, chat_key: str) -> None:
@@ -108,7 +108,7 @@ class TimerList(Sequence[TimerTask]):
 
 
 def get_timers(chat_key: str) -> TimerList:
-    """Return the chat's timers, soonest first; ``await`` it, or in a method use it at once."""
+    """Return the chat's timers, soonest first; ``await`` the result, or use it directly in a method."""
     return TimerList(chat_key)
 
 

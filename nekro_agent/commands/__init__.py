@@ -1,1 +1,1 @@
-"""Commands: what people type (``/weather Tokyo``), parsed, checked and run."""
+"""Plugin commands (``/weather Tokyo``): parsing, checks and execution."""

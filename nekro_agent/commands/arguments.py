@@ -1,4 +1,4 @@
-"""From the text after a command's name to the arguments of its function."""
+"""Parses the text after a command's name into the arguments of its function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["UNSET", "Arg", "ArgSpec", "Parameter", "parameters_of", "parse"]
 
 UNSET: Final = object()
 
-#: A word, a quoted text, or ``key:value`` with the value quoted or not.
+#: A word, a quoted text, or ``key:value`` with an optionally quoted value.
 _TOKEN = re.compile(
     r"""(?:(?P<key>[^\W\d]\w*):)?(?:"(?P<double>(?:\\.|[^"\\])*)"|'(?P<single>(?:\\.|[^'\\])*)'|(?P<bare>\S+))"""
 )
@@ -40,9 +40,9 @@ class ArgSpec:
         """Describe the parameter.
 
         Args:
-            default: without one the parameter is required.
+            default: if missing, the parameter is required.
             positional: may be given in order, without ``name:``.
-            greedy: takes the rest of the text, as it is.
+            greedy: takes the rest of the text unchanged.
             range: smallest and largest value.
         """
         self.description = description
@@ -87,10 +87,10 @@ class Parameter:
         return self.default is UNSET
 
     def convert(self, text: str) -> Any:
-        """Return the value that a text stands for.
+        """Convert a text to the parameter's type.
 
         Raises:
-            InvalidValueError: it does not fit the type, the choices or the range.
+            InvalidValueError: it does not match the type, the choices or the range.
         """
         if self.arg.choices and text not in self.arg.choices:
             raise InvalidValueError(f"{self.name} must be one of {', '.join(self.arg.choices)}, not {text!r}")
@@ -99,7 +99,7 @@ class Parameter:
         except ValidationError as exc:
             raise InvalidValueError(f"{self.name}: {text!r}: {exc.errors()[0]['msg']}") from exc
         except PydanticUserError:
-            value = text  # a type that only the plugin knows: it gets the text
+            value = text  # a type that pydantic does not support: the plugin receives the text
         if self.arg.range is not None:
             low, high = self.arg.range
             if (low is not None and value < low) or (high is not None and value > high):
@@ -112,7 +112,7 @@ def parameters_of(func: Callable[..., Any]) -> list[Parameter]:
     try:
         hints = typing.get_type_hints(func, include_extras=True)
     except (NameError, TypeError):
-        hints = {}  # an annotation of a name that does not exist: texts are passed as they are
+        hints = {}  # an annotation names something undefined: arguments are passed as text
     found = []
     for parameter in list(inspect.signature(func).parameters.values())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -137,14 +137,14 @@ def parameters_of(func: Callable[..., Any]) -> list[Parameter]:
 
 
 def parse(parameters: list[Parameter], text: str) -> dict[str, Any]:
-    """Return the arguments that a text gives.
+    """Return the arguments in a text.
 
     ``key:value`` and ``key:"a value"`` name a parameter; other words fill the positional
     parameters in order; a greedy one takes the rest of the text.
 
     Raises:
-        InvalidValueError: a required parameter is missing, a word is left over, or a value does
-            not fit.
+        InvalidValueError: a required parameter is missing, a word is left over, or a value is
+            invalid.
     """
     by_name = {parameter.name: parameter for parameter in parameters}
     given: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""How a command's function answers."""
+"""Builds the responses of a command's function."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class CmdCtl:
 
     @staticmethod
     def message(content: Content = "", *, data: Any = None) -> CommandResponse:
-        """Say something on the way; the command goes on."""
+        """Send an intermediate message; the command continues."""
         return _response(CommandResponseStatus.PROCESSING, content, data)
 
     @staticmethod
     def success(content: Content = "", *, data: Any = None) -> CommandResponse:
-        """End well."""
+        """End the command as successful."""
         return _response(CommandResponseStatus.SUCCESS, content, data)
 
     @staticmethod
     def failed(content: Content = "", *, data: Any = None) -> CommandResponse:
-        """End badly."""
+        """End the command as failed."""
         return _response(CommandResponseStatus.ERROR, content, data)
 
     @staticmethod
@@ -45,10 +45,10 @@ class CmdCtl:
         on_timeout_message: str = "",
         context_data: dict[str, Any] | None = None,
     ) -> CommandResponse:
-        """Ask for more input, which goes to the command ``callback_cmd``.
+        """Request more input, which is passed to the command ``callback_cmd``.
 
         Args:
-            timeout: seconds to wait for it.
+            timeout: seconds to wait for the input.
         """
         return CommandResponse(
             status=CommandResponseStatus.WAITING,

@@ -1,4 +1,4 @@
-"""What a plugin registers as a command."""
+"""The commands that a plugin registers, and groups of them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Command:
 
 
 class CommandOwner(Protocol):
-    """What a group needs of the plugin."""
+    """The part of a plugin that a group needs."""
 
     def add_command(self, command: Command) -> None:
-        """Register."""
+        """Register a command."""
         ...
 
 
@@ -75,7 +75,7 @@ class CommandGroup:
         i18n_usage: I18nDict | None = None,
         i18n_category: I18nDict | None = None,
     ) -> Callable[[F], F]:
-        """Register a command of the group; what is left out is the group's."""
+        """Register a command of the group; omitted values are those of the group."""
 
         def decorate(func: F) -> F:
             self._owner.add_command(

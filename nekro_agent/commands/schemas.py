@@ -1,4 +1,4 @@
-"""Values that commands take and give."""
+"""Input and output types of commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 class CommandPermission(StrEnum):
-    """Who may run a command; each level includes the ones after it."""
+    """Least permission that a command requires; users of the later levels may run it too."""
 
     PUBLIC = "public"
     USER = "user"
@@ -29,7 +29,7 @@ class CommandPermission(StrEnum):
 
 
 class CommandResponseStatus(StrEnum):
-    """Where a command is after a response."""
+    """State of a command after a response."""
 
     #: More responses follow.
     PROCESSING = "processing"
@@ -59,7 +59,7 @@ class CommandOutputSegment(BaseModel):
 
 
 class CommandResponse(BaseModel):
-    """What a command answers."""
+    """A response of a command."""
 
     status: CommandResponseStatus
     message: str = ""
@@ -74,12 +74,12 @@ class CommandResponse(BaseModel):
 
     @property
     def is_final(self) -> bool:
-        """Whether the command ends with this."""
+        """Whether this is the command's last response."""
         return self.status is not CommandResponseStatus.PROCESSING
 
 
 class CommandExecutionContext(BaseModel):
-    """Who runs a command, and where."""
+    """The user and chat for which a command runs."""
 
     user_id: str = ""
     chat_key: str = ""
@@ -88,11 +88,11 @@ class CommandExecutionContext(BaseModel):
     is_super_user: bool = False
     is_advanced_user: bool = False
     lang: SupportedLang = SupportedLang.ZH_CN
-    #: What ``CmdCtl.wait(context_data=…)`` handed on.
+    #: The value of ``CmdCtl.wait(context_data=…)``.
     context_data: dict[str, Any] = Field(default_factory=dict)
 
     def may(self, permission: CommandPermission) -> bool:
-        """Whether this person may run commands of that level."""
+        """Whether the user may run commands of that level."""
         if permission is CommandPermission.PUBLIC or self.is_super_user:
             return True
         if permission is CommandPermission.USER:

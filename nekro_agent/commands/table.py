@@ -1,4 +1,4 @@
-"""All commands of a process, and running one."""
+"""The table of all commands of a process, which finds and runs them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = get_sub_logger("commands")
 
 @dataclass(frozen=True, kw_only=True)
 class CommandEntry:
-    """A command and the plugin that it belongs to."""
+    """A command and the plugin that owns it."""
 
     plugin: NekroPlugin
     command: Command
@@ -31,7 +31,7 @@ class CommandEntry:
 
     @property
     def full_name(self) -> str:
-        """``<plugin key>:<name>``, which no other command has."""
+        """``<plugin key>:<name>``, which is unique."""
         return f"{self.plugin.key}:{self.command.name}"
 
 
@@ -50,14 +50,14 @@ class CommandTable:
                     self._claim(name, entry)
 
     def __iter__(self) -> Iterator[CommandEntry]:
-        """Iterate over the commands that may be listed."""
+        """Iterate over the commands that are listed."""
         return (e for e in self._entries if e.plugin.is_enabled and not e.command.internal)
 
     def find(self, name: str) -> CommandEntry:
         """Return a command of an enabled plugin.
 
         Raises:
-            InvalidValueError: there is none; the message suggests near names.
+            InvalidValueError: there is none; the message suggests similar names.
         """
         entry = self._by_name.get(name.removeprefix("/"))
         if entry is None or not entry.plugin.is_enabled:
@@ -70,7 +70,7 @@ class CommandTable:
     async def run(self, line: str, context: CommandExecutionContext) -> AsyncIterator[CommandResponse]:
         """Run ``/name arguments`` and yield the responses; the last one is final.
 
-        Mistakes (no such command, no permission, wrong arguments, an exception of the plugin)
+        Errors (unknown command, missing permission, invalid arguments, an exception of the plugin)
         are responses too.
         """
         name, _, rest = line.strip().partition(" ")
@@ -88,7 +88,7 @@ class CommandTable:
                 yield response
                 if response.is_final:
                     return
-        except (Exception, SystemExit) as exc:  # a plugin's code; the person must get an answer
+        except (Exception, SystemExit) as exc:  # plugin code; the user must get a response
             _log.opt(exception=exc).error(f"command {entry.full_name} failed")
             yield CmdCtl.failed(f"{type(exc).__name__}: {exc}".rstrip(": "))
             return

@@ -1,7 +1,7 @@
 """Logger and global configuration.
 
-``logger`` and ``config`` here are the objects; the modules of the same names are reached by
-``from nekro_agent.core.logger import …`` all the same.
+``logger`` and ``config`` are objects here; the modules of the same names can still be imported with
+``from nekro_agent.core.logger import …``.
 """
 
 from __future__ import annotations

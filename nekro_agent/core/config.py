@@ -1,4 +1,4 @@
-"""Global configuration as plugins of the reference read it."""
+"""Global configuration in the form that plugins of the reference read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNBOUND = CoreConfig()
 
 
 class _CurrentConfig:
-    """Reads through to the bound runtime's values, so that it may be imported before there is one."""
+    """Reads the values of the bound runtime at each access, so that it can be imported before binding."""
 
     def __getattr__(self, name: str) -> object:
         source = runtime.current().core if runtime.is_bound() else _UNBOUND

@@ -1,4 +1,4 @@
-"""Older import path of the configuration base class."""
+"""Older import path of the base class of configurations."""
 
 from __future__ import annotations
 

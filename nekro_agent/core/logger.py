@@ -1,11 +1,12 @@
-"""The logger of plugins: loguru, whose level and format the application chooses.
+"""The logger of plugins: loguru, with level and format set by the application.
 
 A record is a constant event name and fields: ``logger.bind(call_id=…).info("call_ended")``.
 
-Records quote text of unknown origin: messages of plugins, errors, arguments. The sink formats them, not
-loguru's templates: a record is one line whatever it holds and however it was logged, ``raw`` and ``colors``
-included. As text, the lines of a traceback follow it, each after four blanks and a bar; every other line is
-a record. Messages and values that could be taken for fields are quoted.
+Records quote text of unknown origin: messages of plugins, errors, arguments. They are formatted by the
+sink and not by loguru's templates, so a record is one line whatever it contains and however it was logged,
+including with ``raw`` and ``colors``. In text form the lines of a traceback follow it, each after four
+spaces and a bar; every other line is a record. Messages and values that could be mistaken for fields are
+quoted.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ __all__ = ["StandardLogs", "begin_fields", "configure", "end_fields", "get_sub_l
 MAX_MESSAGE_CHARS: Final = 4000
 MAX_FIELD_CHARS: Final = 1000
 MAX_TRACE_LINES: Final = 200
-#: Deepest nesting, most items of a collection and largest int that JSON shows as such, not as text.
+#: Deepest nesting, most items of a collection and largest int in JSON; beyond that the value becomes text.
 MAX_DEPTH: Final = 5
 MAX_ITEMS: Final = 100
 MAX_INT_BITS: Final = 1024
-#: What lines after the first one of a record begin with.
+#: Prefix of the lines after the first line of a record.
 _CONTINUED: Final = "    | "
-#: Text that needs no quotes as a value: nothing that ends it, begins another field or quotes.
+#: Text that needs no quotes as a value: it contains nothing that ends it, starts a field or quotes.
 _BARE_VALUE: Final = re.compile(r'[^\s"=\\]+')
-#: Text that needs none as a message, which may hold blanks.
+#: Text that needs no quotes as a message, which may contain spaces.
 _BARE_MESSAGE: Final = re.compile(r'[^"=]*')
-#: Colours of a terminal, by name of the level; others have none.
+#: Terminal colours by name of the level; other levels have none.
 _LEVEL_COLOURS: Final = {
     "TRACE": "36",
     "DEBUG": "34",
@@ -72,11 +73,11 @@ def configure(
         level: lowest level that is written.
         json_lines: one JSON object per line instead of text: ``time`` (UTC), ``level``, ``logger``,
             ``event``, the bound fields, and ``exception`` with the traceback. Values are exact, up to the
-            length that text has too.
+            length limits that text has too.
         sink: None means standard error.
-        fields: bound to every record; text leaves them out, since they are the same on each line.
-        redact: takes what must not be written out of a text; sees every message, value and traceback.
-        quiet: names of loggers whose records are left out.
+        fields: bound to every record; omitted in text form, where they would repeat on each line.
+        redact: removes confidential parts of a text; applied to every message, value and traceback.
+        quiet: names of loggers whose records are omitted.
     """
     constant = dict(fields or {})
     target = sink if sink is not None else sys.stderr
@@ -91,13 +92,13 @@ def configure(
         filter=lambda record: record["extra"].get("name") not in quiet,
         colorize=False,
         backtrace=False,
-        # A traceback must not print the values of variables, secrets among them.
+        # A traceback must not contain the values of variables, which may be secrets.
         diagnose=False,
     )
 
 
 class StandardLogs(logging.Handler):
-    """Hands records of the standard library to loguru, under the name of their logger."""
+    """Passes records of the standard library to loguru, under the name of their logger."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Pass one record on."""
@@ -105,20 +106,20 @@ class StandardLogs(logging.Handler):
             level: str | int = logger.level(record.levelname).name
         except ValueError:
             level = record.levelno
-        # Not record.args nor Celery's record.data: both hold the arguments of tasks.
+        # Not record.args and not Celery's record.data: both contain the arguments of tasks.
         try:
             message = record.getMessage()
         except Exception:
-            # A library's mistake in its own logging must not end what it was doing.
+            # An error in a library's logging call must not end the library's work.
             message = f"{_text(record.msg)} (its arguments do not fit)"
         logger.opt(exception=record.exc_info).bind(name=record.name).log(level, "{}", message)
 
 
 def begin_fields(fields: Mapping[str, str]) -> Token[Mapping[str, str]]:
-    """Add fields to what the running context logs from now on, until ``end_fields``.
+    """Add fields to the running context's log records until ``end_fields``.
 
-    What ``logger.contextualize`` does, without the objects that it holds meanwhile: thousands of
-    calls may wait in one process.
+    Like ``logger.contextualize``, but with fewer objects per context, because thousands of calls
+    may wait in one process.
     """
     around = _fields_here.get()
     return _fields_here.set({**around, **fields} if around else fields)
@@ -128,7 +129,7 @@ def end_fields(token: Token[Mapping[str, str]]) -> None:
     """Undo ``begin_fields``.
 
     Raises:
-        ValueError: this is another context than the one that it was called in.
+        ValueError: this is not the context in which ``begin_fields`` was called.
     """
     _fields_here.reset(token)
 
@@ -144,23 +145,23 @@ def _add_fields(record: Record) -> None:
 
 
 def _no_template(record: Record) -> str:
-    """Leave the whole form to the sink."""
+    """Return an empty template, because the sink formats the record."""
     return ""
 
 
 class _Sink:
-    """Writes each record in one piece: other threads and processes share the stream."""
+    """Writes each record in one piece, because other threads and processes share the stream."""
 
     def __init__(self, target: TextIO, form: Callable[[Record], str]) -> None:
         self._target = target
         self._form = form
 
     def write(self, message: Message) -> None:
-        """Write one record; its text as loguru formats it is of no use here."""
+        """Write one record, ignoring loguru's formatted text."""
         self._target.write(self._form(message.record))
 
     def flush(self) -> None:
-        """Pass it on."""
+        """Flush the stream."""
         self._target.flush()
 
 
@@ -192,7 +193,7 @@ class _TextForm:
         return self._quoted(_text(value), _BARE_VALUE, MAX_FIELD_CHARS)
 
     def _quoted(self, text: str, bare: re.Pattern[str], limit: int) -> str:
-        # Redacted first: a secret that is cut, or has a quote in it, is spelled differently afterwards.
+        # Redact first: shortening or escaping would change a secret so that it is not recognised.
         text = self._redact(text)
         shown = visible(text, limit=limit)
         if bare.fullmatch(shown):
@@ -241,7 +242,7 @@ def _fields(record: Record) -> dict[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    """Whether JSON has this number: it knows no NaN, and Python writes no int of many digits."""
+    """Whether JSON can represent this number: it has no NaN, and Python limits the digits of an int."""
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and value.bit_length() <= MAX_INT_BITS
@@ -251,12 +252,12 @@ def _text(value: object) -> str:
     try:
         return str(value)
     except Exception:
-        # Objects of plugins are logged; one that fails here must not cost the record.
+        # Objects of plugins are logged; an error in their __str__ must not lose the record.
         return f"<{type(value).__name__} without text>"
 
 
 def _traceback(record: Record, redact: Callable[[str], str]) -> list[str]:
-    """Return the lines of the record's traceback without line ends; a long one lacks its middle."""
+    """Return the lines of the record's traceback without line ends; the middle of a long one is omitted."""
     error = record["exception"]
     if error is None:
         return []

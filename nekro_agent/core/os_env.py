@@ -26,7 +26,7 @@ class OsEnv(metaclass=_OsEnvMeta):
 
 
 def __getattr__(name: str) -> str:
-    # Read when asked: the data root may be fixed after this module was imported.
+    # Read at each access, because the data root may be set after this module was imported.
     below = {"DATA_DIR": ".", "USER_UPLOAD_DIR": "uploads", "SANDBOX_SHARED_HOST_DIR": "sandboxes"}
     if name in below:
         return str(runtime.data_root() / below[name])

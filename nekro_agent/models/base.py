@@ -1,4 +1,4 @@
-"""What the query models share."""
+"""Shared base of the query models."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from nekro_agent.models.query import Query
 
 __all__ = ["MAX_ROWS", "QueryModel"]
 
-#: Rows that one query looks at, newest first; these models are for looking something up, not for reports.
+#: Most rows that one query reads, newest first; these models are meant for look-ups, not for reports.
 MAX_ROWS = 10_000
 
 
 class QueryModel(BaseModel):
-    """Read access to one of our tables, in the form of the reference's models."""
+    """Read access to one of our tables, with the interface of the reference's models."""
 
     _extra_fields: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     async def _load(cls, equal: dict[str, Any]) -> list[Self]:
-        """Return the rows; ``equal`` holds the conditions that may narrow the query."""
+        """Return the rows; ``equal`` contains the conditions that may narrow the query."""
         raise NotImplementedError
 
     @classmethod

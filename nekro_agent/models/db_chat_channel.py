@@ -1,4 +1,4 @@
-"""The chat as plugins of the reference query it."""
+"""The chat model that plugins of the reference query."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DBChatChannel(QueryModel):
     channel_id: str = ""
     channel_name: str = ""
     channel_type: str = ""
-    #: Names the sandbox area of the chat; None while nothing was recorded of the chat.
+    #: Names the sandbox area of the chat; None while nothing is recorded for the chat.
     container_key: str | None = None
     is_active: bool = True
     conversation_start_time: datetime = datetime.fromtimestamp(0, UTC)
@@ -40,7 +40,7 @@ class DBChatChannel(QueryModel):
 
     @classmethod
     async def get_channel(cls, chat_key: str) -> Self:
-        """Return the chat; one that is not known yet has its key only."""
+        """Return the chat; an unknown chat has only its key."""
         return await cls.get_or_none(chat_key=chat_key) or cls(chat_key=chat_key)
 
     async def get_preset(self) -> DefaultPreset | DBPreset:
@@ -49,7 +49,7 @@ class DBChatChannel(QueryModel):
 
     @classmethod
     def of_context(cls, ctx: AgentCtx) -> Self:
-        """Build it from what a context knows."""
+        """Build it from the fields of a context."""
         return cls(
             chat_key=ctx.chat_key,
             adapter_key=ctx.adapter_key or "",

@@ -1,4 +1,4 @@
-"""Messages as plugins of the reference query them."""
+"""The message model that plugins of the reference query."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nekro_agent.ports import MessageKind, StoredMessage
 
 __all__ = ["DBChatMessage"]
 
-#: Sender ids that the reference gives to the agent and to the system.
+#: Sender ids that the reference assigns to the agent and to the system.
 _SENDERS = {MessageKind.ASSISTANT: "-1", MessageKind.SYSTEM: "0"}
 
 

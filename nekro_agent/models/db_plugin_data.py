@@ -1,4 +1,4 @@
-"""Values of ``plugin.store`` as plugins of the reference query them."""
+"""The model of ``plugin.store`` values that plugins of the reference query."""
 
 from __future__ import annotations
 

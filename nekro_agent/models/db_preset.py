@@ -1,4 +1,4 @@
-"""The agent's persona as plugins of the reference query it."""
+"""The model of the agent's persona that plugins of the reference query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["DBPreset", "DefaultPreset"]
 
 
 class DefaultPreset(BaseModel):
-    """The one persona of this installation (``NEKRO_AGENT__PERSONA``)."""
+    """The only persona of this installation (``NEKRO_AGENT__PERSONA``)."""
 
     id: int = -1
     name: str
@@ -23,12 +23,12 @@ class DefaultPreset(BaseModel):
 
     @classmethod
     def current(cls) -> Self:
-        """Return it as configured now."""
+        """Return the persona as currently configured."""
         return cls(name=config.AI_CHAT_PRESET_NAME, content=config.AI_CHAT_PRESET_SETTING)
 
 
 class DBPreset(QueryModel):
-    """A stored persona; this system has none beside the configured one."""
+    """A stored persona; this system has none but the configured one."""
 
     id: int
     name: str

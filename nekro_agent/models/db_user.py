@@ -1,4 +1,4 @@
-"""Users as plugins of the reference query them."""
+"""The user model that plugins of the reference query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["DBUser"]
 
 
 class DBUser(QueryModel):
-    """A person who wrote messages; there are no accounts here, so permissions are the lowest."""
+    """A person with recorded messages; there are no accounts here, so permissions are the lowest."""
 
     platform_userid: str
     adapter_key: str = ""
@@ -35,7 +35,7 @@ class DBUser(QueryModel):
 
     @classmethod
     def of_context(cls, ctx: AgentCtx) -> Self | None:
-        """Build it from what a context knows; None when nobody triggered the call."""
+        """Build it from the fields of a context; None if no user triggered the call."""
         if ctx.from_platform_userid is None:
             return None
         return cls(platform_userid=ctx.from_platform_userid, adapter_key=ctx.adapter_key or "")

@@ -1,4 +1,4 @@
-"""Queries in the form that plugins write them: ``Model.filter(…).order_by(…).limit(…)``, awaited."""
+"""Queries with the interface that plugins use: ``Model.filter(…).order_by(…).limit(…)``, awaited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Query", "Rows"]
 
 T = TypeVar("T")
 
-#: Loads rows; gets the equality filters, of which it may use some, and how many rows are wanted at most.
+#: Loads rows; receives the equality filters and may apply some of them.
 Rows = Callable[[dict[str, Any]], Awaitable[list[T]]]
 
 
@@ -42,7 +42,7 @@ _LOOKUPS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 class Query(Generic[T]):
-    """A query that has not run; awaiting it gives the list of rows."""
+    """A query that has not run; awaiting it returns the list of rows."""
 
     def __init__(self, name: str, fields: Iterable[str], rows: Rows[T]) -> None:
         self._name = name
@@ -67,7 +67,7 @@ class Query(Generic[T]):
         return self._with_condition(False, conditions)
 
     def order_by(self, *names: str) -> Query[T]:
-        """Sort; ``-name`` sorts downwards."""
+        """Sort; ``-name`` sorts in descending order."""
         for name in names:
             self._checked_field(name.removeprefix("-"))
         return self._copy(_order=names)
@@ -77,7 +77,7 @@ class Query(Generic[T]):
         return self._copy(_limit=count)
 
     def offset(self, count: int) -> Query[T]:
-        """Leave out the first ``count`` rows."""
+        """Skip the first ``count`` rows."""
         return self._copy(_offset=count)
 
     def distinct(self) -> Query[T]:
@@ -104,19 +104,19 @@ class Query(Generic[T]):
         """
         row = await self.first()
         if row is None:
-            raise NotFoundError(f"{self._name}: no row fits {self._conditions}")
+            raise NotFoundError(f"{self._name}: no row matches {self._conditions}")
         return row
 
     async def count(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return len(await self._run())
 
     async def exists(self) -> bool:
-        """Whether there is a row."""
+        """Whether there is at least one row."""
         return await self.first() is not None
 
     async def delete(self) -> int:
-        """Delete the rows; returns how many.
+        """Delete the rows; returns their number.
 
         Raises:
             InvalidValueError: rows of this model cannot be deleted.
@@ -130,12 +130,12 @@ class Query(Generic[T]):
         return len(rows)
 
     async def values(self, *names: str) -> list[dict[str, Any]]:
-        """Return the named fields of each row, all when none is named."""
+        """Return the named fields of each row; all fields if none is named."""
         wanted = [self._checked_field(name) for name in names] or sorted(self._fields)
         return self._unique([{name: getattr(row, name) for name in wanted} for row in await self._run()])
 
     async def values_list(self, *names: str, flat: bool = False) -> list[Any]:
-        """Return the named fields of each row as tuples; ``flat`` gives one field as it is."""
+        """Return the named fields of each row as tuples; with ``flat`` the values of one field."""
         wanted = [self._checked_field(name) for name in names]
         rows = await self._run()
         if flat:

@@ -1,1 +1,1 @@
-"""Data that plugins meet, at the reference's import paths."""
+"""Data types of plugins, at the reference's import paths."""

@@ -1,4 +1,4 @@
-"""``AgentCtx``: what a plugin method or hook knows of the call it serves."""
+"""``AgentCtx``: the context of the call that a plugin method or hook serves."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _blank(kind: type[_Context]) -> _Context:
 class AgentCtx(BaseModel):
     """Context of one call: chat, user, sandbox, and shortcuts to files and messages.
 
-    The application builds it from the signed invocation (:meth:`for_call`); sandboxed code has
-    no say in it. It stays on the host: pickling it is an error.
+    The application builds it from the signed invocation (:meth:`for_call`); sandboxed code cannot
+    influence it. It must stay on the host, so pickling it is an error.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="ignore")
@@ -85,12 +85,12 @@ class AgentCtx(BaseModel):
         Args:
             chat_key: None only for webhooks, which belong to no chat.
             container_key: None derives the chat's own.
-            user_id: platform id of the user that triggered the turn; None or "" if nobody did.
-            on_progress: receives what ``report_progress`` says.
+            user_id: platform id of the user that triggered the turn; None or "" if there is none.
+            on_progress: receives the arguments of ``report_progress``.
         """
         if container_key is None and chat_key:
             container_key = layout.default_container_key(chat_key)
-        # A copy, filled in directly, takes half the time of a validation, and these are our own values.
+        # Copying and filling in directly takes half the time of validation, and the values are our own.
         ctx: Self = _blank(cls).__copy__()
         ctx.__dict__.update(
             from_chat_key=chat_key or None,
@@ -105,7 +105,7 @@ class AgentCtx(BaseModel):
         private = ctx.__pydantic_private__
         assert private is not None  # noqa: S101 - the class has private attributes
         private.update(
-            # "" would mean "no user scope" to plugin.store, so an unknown user is always None.
+            # "" would mean "no user scope" in plugin.store, so an unknown user is always None.
             _user_id=user_id or None,
             _plugin_key=plugin_key,
             _call_id=call_id,
@@ -115,7 +115,7 @@ class AgentCtx(BaseModel):
         return ctx
 
     def for_plugin(self, plugin_key: str) -> Self:
-        """Return a copy that acts for another plugin; hooks of several plugins share one event."""
+        """Return a copy for another plugin, since hooks of several plugins share one event."""
         other = self.model_copy()
         other._plugin_key = plugin_key
         return other
@@ -135,12 +135,12 @@ class AgentCtx(BaseModel):
 
     @property
     def from_platform_userid(self) -> str | None:
-        """Platform id of the user that triggered the turn; None if nobody did."""
+        """Platform id of the user that triggered the turn; None if there is none."""
         return self._user_id
 
     @property
     def from_user_id(self) -> str | None:
-        """The same as :attr:`from_platform_userid`, under its older name."""
+        """Like :attr:`from_platform_userid`, under its older name."""
         return self._user_id
 
     @property
@@ -160,7 +160,7 @@ class AgentCtx(BaseModel):
 
     @property
     def fs(self) -> FileSystem:
-        """Files between this plugin and the chat's sandboxed code."""
+        """File exchange between this plugin and the chat's sandboxed code."""
         container_key = self.container_key or layout.default_container_key(self.chat_key)
         return FileSystem(self.chat_key, container_key, plugin_key=self._plugin_key)
 
@@ -173,12 +173,12 @@ class AgentCtx(BaseModel):
 
     @property
     def adapter(self) -> NoReturn:
-        """There are no adapter objects in a worker.
+        """Raise an error, because a worker has no adapter objects.
 
         Raises:
             InvalidValueError: always; ``adapter_key`` names the adapter.
         """
-        raise InvalidValueError("no adapter object is reachable from a worker; adapter_key names the adapter")
+        raise InvalidValueError("a worker has no adapter objects; adapter_key names the adapter")
 
     @property
     def db_chat_channel(self) -> DBChatChannel:
@@ -189,7 +189,7 @@ class AgentCtx(BaseModel):
 
     @property
     def db_user(self) -> DBUser | None:
-        """The triggering user as the model that plugins query; None if nobody triggered."""
+        """The triggering user as the model that plugins query; None if there is none."""
         from nekro_agent.models.db_user import DBUser
 
         return DBUser.of_context(self)
@@ -213,13 +213,13 @@ class AgentCtx(BaseModel):
         await message.send_file(self.chat_key, file_path, self, record=record)
 
     async def push_system(self, message: str, trigger_agent: bool = False) -> None:
-        """Add a system message to this chat's history; optionally wake the agent."""
+        """Add a system message to this chat's history; optionally trigger the agent."""
         from nekro_agent.api import message as messages
 
         await messages.push_system(self.chat_key, message, self, trigger_agent=trigger_agent)
 
     def report_progress(self, percent: float, message: str = "") -> None:
-        """Say how far a long method is; shown by ``nekro jobs``. Without a listener nothing happens.
+        """Report the progress of a long method, shown by ``nekro jobs``; no effect outside of a call.
 
         Args:
             percent: 0 to 100.
@@ -236,7 +236,7 @@ class AgentCtx(BaseModel):
         webhook_request: WebhookRequest | None = None,
         **unused: object,
     ) -> Self:
-        """Return a context for code that acts on a chat outside any call."""
+        """Return a context for code that acts on a chat outside of a call."""
         from nekro_agent.models.db_chat_channel import DBChatChannel
 
         channel = await DBChatChannel.get_channel(chat_key=chat_key)
@@ -251,7 +251,7 @@ class AgentCtx(BaseModel):
         webhook_request: WebhookRequest | None = None,
         **unused: object,
     ) -> Self:
-        """Return a context for a chat that was looked up; ``await`` is allowed and not needed.
+        """Return a context for a chat that was looked up; ``await`` is allowed but not needed.
 
         Args:
             container_key: None takes the chat's own.
@@ -279,18 +279,18 @@ class AgentCtx(BaseModel):
         return config
 
     async def get_bound_workspace(self) -> None:
-        """Return the chat's workspace: there are none here."""
+        """Return None: there are no workspaces here."""
         return None
 
-    # No coroutines, these two: called without ``await`` they must raise all the same.
+    # These two are not coroutines, because they must raise even when called without ``await``.
     def get_onebot_v11_bot(self) -> NoReturn:
-        """There is no bot object in a worker.
+        """Raise an error, because a worker has no bot object.
 
         Raises:
-            InvalidValueError: always; the message says what to use instead.
+            InvalidValueError: always; the message names the alternative.
         """
         raise InvalidValueError(
-            f"no OneBot connection is reachable from a worker (adapter: {self.adapter_key}); "
+            f"a worker has no OneBot connection (adapter: {self.adapter_key}); "
             "send through _ctx.send_text, _ctx.send_image or _ctx.send_file"
         )
 
@@ -301,15 +301,15 @@ class AgentCtx(BaseModel):
         return DefaultPreset.current()
 
     async def get_preset_by_id(self, preset_id: int) -> DefaultPreset | None:
-        """Return the configured persona for its id -1, None for any other: no others are stored here."""
+        """Return the configured persona for its id -1, None for any other id: no others are stored."""
         return await self.current_preset() if preset_id == -1 else None
 
     async def get_effective_preset_by_id(self, preset_id: int) -> DefaultPreset:
-        """Return the persona that applies: always the configured one."""
+        """Return the effective persona, which is always the configured one."""
         return await self.current_preset()
 
     def set_preset(self, preset_id: int) -> NoReturn:
-        """Refuse: personas are configured, not stored.
+        """Raise an error: personas are configured, not stored.
 
         Raises:
             InvalidValueError: always.
@@ -317,10 +317,10 @@ class AgentCtx(BaseModel):
         raise InvalidValueError(f"preset {preset_id} cannot be set: the persona is NEKRO_AGENT__PERSONA")
 
     def __await__(self) -> Generator[Any, None, Self]:
-        """Return the context itself: one factory is a coroutine in some versions of the API only."""
+        """Return the context itself, because one factory is a coroutine only in some API versions."""
         yield from ()
         return self
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be pickled: a context must not cross into a sandbox or a message."""
+        """Refuse pickling: a context must not cross into a sandbox or a message."""
         raise ResultError("AgentCtx cannot leave its process; return the values you need from it instead")

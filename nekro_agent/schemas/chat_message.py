@@ -1,4 +1,4 @@
-"""A message as ``on_user_message`` hooks receive it."""
+"""The message that ``on_user_message`` hooks receive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ChatType(StrEnum):
 
     @classmethod
     def from_chat_key(cls, chat_key: str) -> ChatType:
-        """Guess from a key such as ``onebot_v11-group_123``."""
+        """Derive it from a key such as ``onebot_v11-group_123``."""
         lowered = chat_key.lower()
         for kind in (cls.GROUP, cls.PRIVATE):
             if kind.value in lowered:

@@ -1,4 +1,4 @@
-"""Texts in more than one language."""
+"""Texts in several languages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def i18n_text(*, zh_CN: str, en_US: str) -> I18nDict:
 def get_text(
     texts: I18nDict | None, default: str = "", lang: SupportedLang | str = SupportedLang.ZH_CN
 ) -> str:
-    """Return the text of a language, else ``default``, else any."""
+    """Return the text of a language, else ``default``, else any text."""
     if not texts:
         return default
     return texts.get(str(lang)) or default or next(iter(texts.values()), "")

@@ -1,4 +1,4 @@
-"""What a message hook wants to happen next."""
+"""The signals with which message hooks decide what happens to a message."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["MsgSignal", "merge_signals"]
 class MsgSignal(IntEnum):
     """Answer of ``on_user_message`` and ``on_system_message`` hooks; None means CONTINUE."""
 
-    #: Wake the agent, whatever the message.
+    #: Trigger the agent, whatever the message.
     FORCE_TRIGGER = -1
-    #: Nothing special.
+    #: No special handling.
     CONTINUE = 0
-    #: Record the message, but do not wake the agent.
+    #: Record the message, but do not trigger the agent.
     BLOCK_TRIGGER = 1
     #: Drop the message.
     BLOCK_ALL = 2
 
 
 def merge_signals(signals: Iterable[MsgSignal | None]) -> MsgSignal:
-    """Return the one answer of several hooks: BLOCK_ALL wins, then FORCE_TRIGGER, then the strongest."""
+    """Return the merged answer of several hooks: BLOCK_ALL, else FORCE_TRIGGER, else the strongest."""
     given = [signal for signal in signals if signal is not None]
     if MsgSignal.BLOCK_ALL in given:
         return MsgSignal.BLOCK_ALL

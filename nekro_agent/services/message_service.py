@@ -1,4 +1,4 @@
-"""System messages and waking the agent, as a service object."""
+"""System messages and triggering the agent, as a service object."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class MessageService:
         trigger_agent: bool = False,
         db_chat_channel: object = None,
     ) -> None:
-        """Add a system message to a chat's history; optionally wake the agent.
+        """Add a system message to a chat's history; optionally trigger the agent.
 
         Args:
             agent_messages: a text, or a list of segments with ``content`` or ``text``.
-            db_chat_channel: accepted, not needed.
+            db_chat_channel: accepted for compatibility, not used.
         """
         await push_system(chat_key, _text_of(agent_messages), trigger_agent=trigger_agent)
 
     async def schedule_agent_task(self, chat_key: str, **unused: object) -> None:
-        """Wake the chat's agent."""
+        """Request a round of the chat's agent."""
         await runtime.current().messages.wake(chat_key)
 
 

@@ -1,4 +1,4 @@
-"""Everything a plugin needs, in memory: for plugin authors' tests.
+"""In-memory implementations of the SDK's services, for tests of plugin authors.
 
     async def test_greeting(tmp_path):
         async with InMemoryRuntime(plugin, data_dir=tmp_path) as world:
@@ -6,7 +6,7 @@
             assert outcome.value == "Hello Ada"
             assert world.messages.sent[0].text == "…"
 
-Import this module before the plugin when the plugin uses names of the reference that do not
+Import this module before the plugin if the plugin uses names of the reference that do not
 exist here. The same contract tests run on these services and on the real ones.
 """
 

@@ -1,4 +1,4 @@
-"""The file areas below one directory."""
+"""File areas below one directory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class LocalAreas:
         self._root = root
 
     def uploads_dir(self, chat_key: str) -> Path:
-        """Directory behind ``/app/uploads``."""
+        """Host directory of ``/app/uploads``."""
         return make_directory(layout.uploads_dir(self._root, chat_key), passable=True)
 
     def shared_dir(self, container_key: str) -> Path:
-        """Directory behind ``/app/shared``."""
+        """Host directory of ``/app/shared``."""
         return make_directory(layout.shared_dir(self._root, container_key), passable=True)
 
     def plugin_dir(self, plugin_key: str) -> Path:

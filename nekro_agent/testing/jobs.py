@@ -50,7 +50,7 @@ class InMemoryJobs:
         )
         self._jobs[job.id] = job
         running = asyncio.create_task(self._run(job, request))
-        # A task that is cancelled before its first step never enters _run.
+        # A task that is cancelled before its first step never runs any code of _run.
         running.add_done_callback(lambda _: self._finish(job.id, request, TaskCtl.cancel("cancelled")))
         self._tasks[job.id] = running
         return job
@@ -62,7 +62,7 @@ class InMemoryJobs:
         return own[-1] if own else None
 
     async def cancel(self, job_id: str) -> bool:
-        """Cancel a job; False when it has ended."""
+        """Cancel a job; False if it has ended."""
         job = self._jobs.get(job_id)
         if job is None or job.state.is_final:
             return False
@@ -71,7 +71,7 @@ class InMemoryJobs:
         return True
 
     def notify(self, job_id: str, key: str, data: Any) -> bool:
-        """Hand data to a wait, now or later."""
+        """Pass data to a wait, now or later."""
         job = self._jobs.get(job_id)
         if job is None or job.state.is_final:
             return False
@@ -83,7 +83,7 @@ class InMemoryJobs:
         return True
 
     async def wait(self, job_id: str, key: str, *, timeout_seconds: float | None) -> Any:
-        """Return what ``notify`` brought."""
+        """Return the data of ``notify``."""
         if (job_id, key) in self._kept:
             return self._kept.pop((job_id, key))
         future = asyncio.get_running_loop().create_future()
@@ -92,7 +92,7 @@ class InMemoryJobs:
             return await future
 
     def cancel_wait(self, job_id: str, key: str | None = None) -> int:
-        """Cancel waits; returns how many."""
+        """Cancel waits; returns their number."""
         chosen = [pair for pair in self._waits if pair[0] == job_id and key in (None, pair[1])]
         return sum(self._waits.pop(pair).cancel() for pair in chosen)
 
@@ -105,7 +105,7 @@ class InMemoryJobs:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancel every job and wait for the end."""
+        """Cancel every job and wait until all have ended."""
         for task in self._tasks.values():
             task.cancel()
         await self.settled()

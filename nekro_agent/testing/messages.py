@@ -1,4 +1,4 @@
-"""Messages in lists."""
+"""Messages in memory."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ __all__ = ["InMemoryMessages"]
 class InMemoryMessages:
     """Implements ``Messages``."""
 
-    #: What plugins sent, in order.
+    #: Messages that plugins sent, in order.
     sent: list[OutgoingMessage] = field(default_factory=list)
     #: Every recorded message of every chat, in order.
     history: list[StoredMessage] = field(default_factory=list)
-    #: Chats whose agent was woken, in order.
+    #: Chats whose agent was triggered, in order.
     triggered: list[str] = field(default_factory=list)
 
     async def send(self, message: OutgoingMessage) -> str:
-        """Keep a message of the agent."""
+        """Record a message of the agent."""
         self.sent.append(message)
         if not message.record:
             return f"unrecorded-{len(self.sent)}"
         return self.add(message.chat_key, MessageKind.ASSISTANT, message.text or f"[{message.file_name}]")
 
     async def push_system(self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None) -> str:
-        """Keep a system message."""
+        """Record a system message."""
         if trigger_agent:
             self.triggered.append(chat_key)
         return self.add(chat_key, MessageKind.SYSTEM, text)
 
     async def wake(self, chat_key: str) -> None:
-        """Note that the chat's agent was woken."""
+        """Record that the chat's agent was triggered."""
         self.triggered.append(chat_key)
 
     def add(

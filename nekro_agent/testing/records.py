@@ -1,4 +1,4 @@
-"""What plugins query through models, read from the other in-memory services."""
+"""Data for the query models, read from the other in-memory services."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class InMemoryRecords:
     def __init__(self, messages: InMemoryMessages, store: InMemoryStore) -> None:
         self._messages = messages
         self._store = store
-        #: Chats that are known beside those that have messages.
+        #: Known chats in addition to those that have messages.
         self.known_chats: dict[str, ChatInfo] = {}
 
     async def messages(

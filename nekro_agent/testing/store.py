@@ -1,4 +1,4 @@
-"""``plugin.store`` in a dictionary."""
+"""``plugin.store`` in memory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class InMemoryStore:
         return self._values.get((plugin_key, chat_key, user_key, store_key))
 
     async def set(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str, value: str) -> bool:
-        """Store; True when the key is new."""
+        """Store a value; True if the key is new."""
         key = (plugin_key, chat_key, user_key, store_key)
         new = key not in self._values
         self._values[key] = value
         return new
 
     async def delete(self, plugin_key: str, *, chat_key: str, user_key: str, store_key: str) -> bool:
-        """Delete; True when there was a value."""
+        """Delete a value; True if there was one."""
         return self._values.pop((plugin_key, chat_key, user_key, store_key), None) is not None
 
     async def purge(self, plugin_key: str) -> int:
-        """Delete all values of a plugin; returns how many."""
+        """Delete all values of a plugin; returns their number."""
         keys = [key for key in self._values if key[0] == plugin_key]
         for key in keys:
             del self._values[key]

@@ -1,4 +1,4 @@
-"""Timers in dictionaries; a test fires them by hand."""
+"""Timers in memory; a test fires them explicitly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InMemoryTimers:
         self._count = 0
 
     async def add(self, chat_key: str, *, fire_at: datetime, description: str, temporary: bool) -> TimerInfo:
-        """Keep a timer."""
+        """Add a timer."""
         if temporary:
             await self.clear(chat_key, temporary=True)
         self._count += 1
@@ -35,7 +35,7 @@ class InMemoryTimers:
         return timer
 
     async def clear(self, chat_key: str, *, temporary: bool | None = None) -> int:
-        """Cancel timers; returns how many."""
+        """Cancel timers; returns their number."""
         gone = [t.id for t in await self.pending(chat_key) if temporary in (None, t.temporary)]
         for timer_id in gone:
             del self._timers[timer_id]
@@ -47,7 +47,7 @@ class InMemoryTimers:
         return sorted(own, key=lambda timer: timer.fire_at)
 
     async def fire_due(self, now: datetime) -> int:
-        """Fire what is due at ``now``; returns how many."""
+        """Fire timers that are due at ``now``; returns their number."""
         due = sorted((t for t in self._timers.values() if t.fire_at <= now), key=lambda t: t.fire_at)
         for timer in due:
             del self._timers[timer.id]
@@ -65,7 +65,7 @@ class InMemoryCronJobs:
         self._jobs: dict[str, CronJob] = {}
 
     async def add(self, job: CronJob) -> bool:
-        """Keep a job; False when the id is taken."""
+        """Add a job; False if the id is taken."""
         return self._jobs.setdefault(job.job_id, job) is job
 
     async def get(self, job_id: str) -> CronJob | None:
@@ -73,7 +73,7 @@ class InMemoryCronJobs:
         return self._jobs.get(job_id)
 
     async def replace(self, job: CronJob) -> bool:
-        """Take over a job's new values."""
+        """Replace a job's values."""
         old = self._jobs.get(job.job_id)
         if old is None:
             return False
@@ -83,7 +83,7 @@ class InMemoryCronJobs:
         return True
 
     async def delete(self, job_id: str) -> bool:
-        """True when there was such a job."""
+        """Delete a job; True if there was one."""
         return self._jobs.pop(job_id, None) is not None
 
     async def of_chat(self, chat_key: str) -> list[CronJob]:

@@ -30,7 +30,7 @@ __all__ = ["InMemoryRuntime"]
 
 
 class InMemoryRuntime:
-    """A runtime, bound for the duration of an ``async with`` block, with the plugins' init and cleanup."""
+    """A runtime that is bound in an ``async with`` block, which also runs the plugins' init and cleanup."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class InMemoryRuntime:
         """Take the plugins to run.
 
         Args:
-            data_dir: None makes a temporary directory that is removed at the end.
+            data_dir: None creates a temporary directory that is removed at the end.
         """
         self._cleanup = ExitStack()
         root = data_dir or Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="nekro-")))
@@ -79,7 +79,7 @@ class InMemoryRuntime:
         )
 
     async def __aenter__(self) -> Self:
-        # Callbacks run in reverse: this one when what was bound before is bound again.
+        # Callbacks run in reverse order: this one runs after the previous runtime is bound again.
         self._cleanup.callback(self._refresh_configs)
         self._cleanup.enter_context(runtime.bound(self.runtime))
         self._refresh_configs()
@@ -98,7 +98,7 @@ class InMemoryRuntime:
     def context(
         self, *, chat_key: str = "test-chat", user_id: str | None = "test-user", plugin_key: str | None = None
     ) -> AgentCtx:
-        """Return a context as a call of sandboxed code would have it."""
+        """Return a context like that of a call of sandboxed code."""
         return AgentCtx.for_call(
             chat_key=chat_key,
             user_id=user_id,
@@ -122,7 +122,7 @@ class InMemoryRuntime:
 
         Raises:
             MethodNotFoundError: none of the plugins has it.
-            ArgumentError: the arguments do not fit.
+            ArgumentError: the arguments do not match the signature.
         """
         for plugin in self.plugins:
             for method in plugin.sandbox_methods:
@@ -144,7 +144,7 @@ class InMemoryRuntime:
             yield response
 
     def _refresh_configs(self) -> None:
-        """Let objects that plugins read while they were imported have the values of the present data root."""
+        """Update configurations that plugins read during their import to the current data root."""
         for plugin in self.plugins:
             if plugin.config_file is not None:
                 plugin.config_file.refreshed()
@@ -154,5 +154,5 @@ class InMemoryRuntime:
         if text is not None and not await self.host.on_system_message(ctx.chat_key, text):
             await self.messages.push_system(ctx.chat_key, text, trigger_agent=wakes, call_id=ctx.call_id)
         elif wakes:
-            # A text that a hook dropped, or content parts: no record, but the agent goes on.
+            # Nothing to record (a text that a hook dropped, or content parts), but the agent continues.
             await self.messages.wake(ctx.chat_key)

@@ -1,4 +1,4 @@
-"""Which addresses a download may reach, decided on the address that is really connected to."""
+"""The addresses that a download may reach, checked on the address of the actual connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 #: IPv4 that is not globally reachable (IANA IPv4 Special-Purpose Address Registry, RFC 6890), multicast and
-#: reserved. Written out: what ``ipaddress`` calls global differs between versions of Python.
+#: reserved. Listed here because ``ipaddress`` has different definitions of global in different Pythons.
 _NOT_PUBLIC_4: Final = tuple(
     map(
         ipaddress.IPv4Network,
@@ -42,11 +42,11 @@ _NOT_PUBLIC_4: Final = tuple(
         ),
     )
 )
-#: The only IPv6 that is given out as global unicast (RFC 4291). Outside of it lie loopback, discard-only
+#: The only IPv6 range allocated as global unicast (RFC 4291). Outside of it are loopback, discard-only
 #: (100::/64), local NAT64 (64:ff9b:1::/48), segment ids (5f00::/16), unique local, link-local, site-local
 #: (fec0::/10) and multicast.
 _GLOBAL_6: Final = ipaddress.IPv6Network("2000::/3")
-#: What of it is not globally reachable (IANA IPv6 Special-Purpose Address Registry).
+#: Parts of it that are not globally reachable (IANA IPv6 Special-Purpose Address Registry).
 _NOT_PUBLIC_6: Final = tuple(
     map(
         ipaddress.IPv6Network,
@@ -57,7 +57,7 @@ _NOT_PUBLIC_6: Final = tuple(
         ),
     )
 )
-#: Other spellings of an IPv4 address, and the bits to the right of it: mapped, NAT64 (RFC 6052), 6to4.
+#: IPv6 forms of IPv4 addresses, and the number of bits after the IPv4 part: mapped, NAT64 (RFC 6052), 6to4.
 _EMBEDDED_4: Final = (
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),
@@ -66,13 +66,13 @@ _EMBEDDED_4: Final = (
 
 
 class AddressPolicy:
-    """Admits public addresses, and the private ones that were allowed by name or network."""
+    """Admits public addresses, and private ones that are allowed by name or network."""
 
     def __init__(self, allow_private: Iterable[str] = ()) -> None:
         """Take host names (``models.internal``), addresses and networks (``10.0.0.0/8``).
 
         Raises:
-            SettingsError: an entry looks like a network and is none.
+            SettingsError: an entry looks like a network but is not one.
         """
         self._hosts: set[str] = set()
         self._networks: list[IPNetwork] = []
@@ -82,13 +82,13 @@ class AddressPolicy:
             except ValueError as exc:
                 if "/" in entry:
                     raise SettingsError(
-                        f"NEKRO_DOWNLOADS__ALLOW_PRIVATE: {entry!r} is no network; "
+                        f"NEKRO_DOWNLOADS__ALLOW_PRIVATE: {entry!r} is not a network; "
                         "write one like 10.0.0.0/8, or a host name"
                     ) from exc
                 self._hosts.add(entry.lower().rstrip("."))
 
     def admits(self, host: str, address: str) -> bool:
-        """Whether ``host``, resolved to ``address``, may be connected to."""
+        """Whether a connection to ``host``, resolved to ``address``, is allowed."""
         if host.lower().rstrip(".") in self._hosts:
             return True
         ip = ipaddress.ip_address(address.split("%", 1)[0])
@@ -99,7 +99,7 @@ class AddressPolicy:
 
         Raises:
             DownloadError: the name does not resolve.
-            DownloadRefusedError: it resolves to addresses that may not be reached only.
+            DownloadRefusedError: none of its addresses is allowed.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -111,13 +111,13 @@ class AddressPolicy:
         if not admitted:
             raise DownloadRefusedError(
                 f"host {host!r} is at {', '.join(addresses)}: private, loopback and link-local addresses are "
-                "refused. If it is meant, list the host or network in NEKRO_DOWNLOADS__ALLOW_PRIVATE"
+                "refused. To allow it, list the host or network in NEKRO_DOWNLOADS__ALLOW_PRIVATE"
             )
         return admitted
 
 
 def _is_public(ip: IPAddress) -> bool:
-    """Whether an address is globally reachable; one that embeds an IPv4 address is what that is."""
+    """Whether an address is globally reachable; decided by the IPv4 address if it embeds one."""
     if isinstance(ip, ipaddress.IPv4Address):
         return not any(ip in network for network in _NOT_PUBLIC_4)
     for network, bits in _EMBEDDED_4:
@@ -127,10 +127,10 @@ def _is_public(ip: IPAddress) -> bool:
 
 
 class CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Opens TCP connections to admitted addresses only.
+    """Opens TCP connections only to admitted addresses.
 
-    The name is resolved here and the connection goes to the address that was checked, so a
-    name that changes its answer between check and use (DNS rebinding) gains nothing.
+    The name is resolved here and the connection uses the checked address, so a name that changes
+    its answer between check and use (DNS rebinding) has no effect.
     """
 
     def __init__(self, policy: AddressPolicy) -> None:
@@ -165,8 +165,8 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ASYNC109  # the interface of httpcore
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Refuse: a URL must not lead to a local socket."""
-        raise DownloadRefusedError(f"Unix socket {path!r} is no download source")
+        """Refuse, because a URL must not lead to a local socket."""
+        raise DownloadRefusedError(f"Unix socket {path!r} is not a valid download source")
 
     async def sleep(self, seconds: float) -> None:
         """Sleep."""

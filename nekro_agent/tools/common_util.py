@@ -1,4 +1,4 @@
-"""Small helpers that plugins of the reference use."""
+"""Small helper functions that plugins of the reference use."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ async def download_file(
     retry_count: int = 3,
     from_chat_key: str = "",
 ) -> tuple[str, str]:
-    """Fetch a URL to ``file_path``, or into a chat's uploads.
+    """Download a URL to ``file_path``, or into a chat's uploads.
 
     Args:
-        file_name: name in the uploads; "" takes the URL's digest and ``use_suffix``.
-        retry_count: tries after the first.
+        file_name: name in the uploads; "" uses the URL's digest and ``use_suffix``.
+        retry_count: attempts after the first.
 
     Returns:
         The host path and the file's name.
 
     Raises:
         InvalidValueError: neither ``file_path`` nor ``from_chat_key`` is given.
-        DownloadError: every try failed.
+        DownloadError: every attempt failed.
     """
     target: str | Path
     if file_path is not None:
@@ -95,8 +95,8 @@ async def copy_to_upload_dir(
     """Copy a host file into a chat's uploads; returns host path and name.
 
     Args:
-        file_path: in a call, a text names files of this chat, plugin or call only, because it may
-            come from a model.
+        file_path: in a call, a text may name only files of this chat, plugin or call, because it
+            may come from a model.
 
     Raises:
         InvalidValueError: ``from_chat_key`` is empty, or a text names another file.
@@ -116,7 +116,7 @@ async def copy_to_upload_dir(
 
 
 def limited_text_output(text: str, limit: int = 100, placeholder: str = "...") -> str:
-    """Return a text of at most ``limit`` characters, the middle left out when it is longer."""
+    """Return a text of at most ``limit`` characters; the middle of a longer one is left out."""
     if len(text) <= limit:
         return text
     keep = max(limit - len(placeholder), 0)
@@ -126,14 +126,14 @@ def limited_text_output(text: str, limit: int = 100, placeholder: str = "...") -
 
 
 def calculate_text_similarity(text1: str, text2: str, min_length: int = 0) -> float:
-    """Return how alike two texts are, 0 to 1; 0 when one is shorter than ``min_length``."""
+    """Return the similarity of two texts, 0 to 1; 0 if one is shorter than ``min_length``."""
     if min(len(text1), len(text2)) < min_length:
         return 0.0
     return difflib.SequenceMatcher(None, text1, text2).ratio()
 
 
 def calculate_file_md5(file_path: str | Path) -> str:
-    """Return a file's MD5 in hexadecimal."""
+    """Return a file's MD5 as hexadecimal text."""
     with Path(file_path).open("rb") as file:
         return _md5_of(file)
 
@@ -144,7 +144,7 @@ def _md5_of(file: BinaryIO) -> str:
 
 def _upload_target(chat_key: str, name: str) -> Path:
     if not chat_key:
-        raise InvalidValueError("pass file_path, or from_chat_key to store into that chat's uploads")
+        raise InvalidValueError("pass file_path, or from_chat_key to store in that chat's uploads")
     if runtime.is_bound():
         runtime.current().areas.uploads_dir(chat_key)
     return convert_filename_to_access_path(safe_basename(name), chat_key)

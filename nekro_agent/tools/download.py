@@ -1,4 +1,4 @@
-"""Downloads: complete files or none, resumed after cuts and crashes, one per target across the fleet."""
+"""Downloads: complete files or none, resumed after cuts and crashes, one per target in the whole fleet."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["Download", "Progress", "fetch"]
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _LONGEST_NAME_BYTES: Final = 255
-#: How often one who waits for another's download looks how far it is.
+#: How often the progress of another worker's download is checked while waiting for it.
 _LOOK_SECONDS: Final = 0.25
 
-#: Called with the bytes received so far and the whole size, None while it is unknown.
+#: Called with the bytes received so far and the whole size, which is None while it is unknown.
 Progress = Callable[[int, int | None], None]
 
-#: Where no runtime offers claims of a fleet.
+#: Used where no runtime offers claims of a fleet.
 _local = LocalDownloads()
 
 
@@ -44,13 +44,13 @@ class Download:
     size_bytes: int
     sha256: str
     content_type: str | None
-    #: Where the content came from, after redirects.
+    #: URL of the content, after redirects.
     url: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Order:
-    """What ``fetch`` was asked for, with the limits that apply."""
+    """The arguments of ``fetch`` with the limits that apply."""
 
     url: str
     target: Path
@@ -60,12 +60,12 @@ class _Order:
     progress: Progress
     addresses: AddressPolicy
     policy: DownloadPolicy
-    #: Uploads of a chat that the file counts for.
+    #: Uploads whose quota applies to the file; None outside of uploads.
     area: uploads.UploadArea | None = None
 
     @property
     def request(self) -> str:
-        """What decides the outcome: who asks for the same may share it."""
+        """Key of everything that determines the result: equal requests may share a result."""
         parts = (self.url, self.sha256, self.max_bytes, sorted(self.headers.items()))
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -81,19 +81,19 @@ async def fetch(
     headers: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Download:
-    """Fetch ``url`` into the file ``dest``, which appears complete or not at all.
+    """Download ``url`` to the file ``dest``, which appears complete or not at all.
 
-    A connection that breaks is taken up where it broke; so is a download whose process died, when
-    somebody asks for it again. While another worker downloads to the same ``dest``, this one waits:
-    it shares the progress and, if both asked for the same, the outcome.
+    A broken connection is resumed where it broke; so is a download whose process died, at the next
+    request for it. While another worker downloads to the same ``dest``, this one waits: it reports the
+    other's progress and, if both requests are the same, shares the result.
 
     Args:
-        dest: a file path; its directory is created, a file there is replaced at the end. In a
-            call, a text must lie in a directory of this chat, plugin or call, because it may come
+        dest: a file path; its directory is created, an existing file is replaced at the end. In a
+            call, a text must be in a directory of this chat, plugin or call, because it may come
             from a model.
-        sha256: expected digest in hexadecimal; None accepts any content.
+        sha256: expected digest as hexadecimal text; None accepts any content.
         max_bytes: largest content; None means the configured limit, which it can only lower.
-        timeout_seconds: longest silence of the server; None means the configured one.
+        timeout_seconds: longest time without data from the server; None means the configured one.
         allow_private: hosts and networks that may be reached although private; None means
             the configured ones.
 
@@ -101,9 +101,9 @@ async def fetch(
         DownloadRefusedError: scheme, address, size or digest is not acceptable.
         DownloadError: the server could not be reached, refused, or broke off too often; or the
             file cannot be written.
-        UploadQuotaError: ``dest`` lies in a chat's uploads, which have no room for it.
-        InvalidValueError: ``dest`` is a directory, no file name or a text that names another
-            place, or ``sha256`` is no digest.
+        UploadQuotaError: ``dest`` is in a chat's uploads, which have no space for it.
+        InvalidValueError: ``dest`` is a directory, an invalid file name or a text that names another
+            place, or ``sha256`` is not a digest.
     """
     if sha256 is not None and not _SHA256.fullmatch(sha256):
         raise InvalidValueError(f"sha256={sha256!r} is not a digest of 64 hexadecimal digits")
@@ -127,7 +127,7 @@ async def fetch(
 
 
 async def _alone(order: _Order, claims: Downloads) -> Download:
-    """Download when nobody else does; else wait, and share what the other one brings."""
+    """Download if no other worker does; otherwise wait and share its result."""
     waits_since: int | None = None
     while True:
         claim = await claims.claim(order.target, request=order.request)
@@ -137,7 +137,7 @@ async def _alone(order: _Order, claims: Downloads) -> Download:
             try:
                 return await _claimed(order, claim)
             except FencedError:
-                continue  # this process stood still so long that another one took over
+                continue  # this process was suspended so long that another one took over
         if claim is not None:
             await claim.end(report)
         if report is not None:
@@ -149,7 +149,7 @@ async def _alone(order: _Order, claims: Downloads) -> Download:
 
 
 def _shared(order: _Order, status: DownloadStatus | None, *, since: int) -> DownloadReport | None:
-    """Return how a download ended that was not over when the wait for it began, if it was the same one."""
+    """Return how a download ended during the wait, if it was for the same request; else None."""
     if status is None or status.report is None or status.fence < since or status.request != order.request:
         return None
     is_there = order.target.is_file() and order.target.stat().st_size == status.report.size_bytes
@@ -157,10 +157,10 @@ def _shared(order: _Order, status: DownloadStatus | None, *, since: int) -> Down
 
 
 async def _claimed(order: _Order, claim: DownloadClaim) -> Download:
-    """Download under a claim, which is given back with the outcome.
+    """Download under a claim, which is released with the result.
 
     Raises:
-        FencedError: the claim passed to another worker, which goes on with what is on disk.
+        FencedError: the claim passed to another worker, which continues with the partial file.
     """
     report: DownloadReport | None = None
     try:
@@ -191,7 +191,7 @@ async def _download(order: _Order, claim: DownloadClaim) -> DownloadReport:
         await in_thread(part.publish)
         return _report(part, content)
     except FencedError:
-        keep = True  # it is the other worker's now
+        keep = True  # the file now belongs to the other worker
         raise
     except (asyncio.CancelledError, DownloadError) as exc:
         keep = await _saved(part, transfer, exc)
@@ -201,7 +201,7 @@ async def _download(order: _Order, claim: DownloadClaim) -> DownloadReport:
 
 
 async def _saved(part: PartFile, transfer: Transfer | None, exc: BaseException) -> bool:
-    """Record what is on disk for the next try; False when none can use it."""
+    """Record what is on disk for the next attempt; False if it cannot be used."""
     is_passing = isinstance(exc, asyncio.CancelledError) or isinstance(exc.__cause__, Interrupted)
     state = transfer.state if transfer is not None and is_passing else None
     if state is None:
@@ -244,7 +244,7 @@ def _transfer(
 
 
 def _fits(state: PartState, order: _Order) -> bool:
-    """Whether what is on disk is the beginning of what is asked for."""
+    """Whether what is on disk is the beginning of the requested content."""
     return (
         state.url == order.url
         and state.whole_bytes <= order.max_bytes
@@ -262,7 +262,7 @@ def _report(part: PartFile, content: Content) -> DownloadReport:
 
 
 def _result(order: _Order, report: DownloadReport) -> Download:
-    """Turn a report into what ``fetch`` returns or raises."""
+    """Convert a report to the return value or the exception of ``fetch``."""
     if report.error is not None:
         raise (DownloadError if report.retryable else DownloadRefusedError)(report.error)
     return Download(
@@ -282,7 +282,7 @@ def _checked_target(dest: Path | str) -> Path:
         files.require_target(dest)
     target = Path(dest).absolute()
     if len(os.fsencode(target.name)) > _LONGEST_NAME_BYTES:
-        raise InvalidValueError(f"download target {target.name[:100]!r}… is no name that a file can have")
+        raise InvalidValueError(f"download target {target.name[:100]!r}… is too long for a file name")
     if target.is_dir():
         raise InvalidValueError(f"download target {target.name!r} is a directory; name a file in it")
     return target
@@ -298,4 +298,4 @@ def _remove_stale(order: _Order) -> None:
 
 
 def _ignore(done_bytes: int, whole_bytes: int | None) -> None:
-    """Nobody wants to know."""
+    """Do nothing: the caller did not pass a progress callback."""

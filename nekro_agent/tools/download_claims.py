@@ -1,4 +1,4 @@
-"""One download per target within one process: what is used where no fleet is behind the SDK."""
+"""One download per target within one process, used where the SDK runs without a fleet."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nekro_agent.ports import DownloadReport, DownloadStatus
 
 __all__ = ["LocalDownloads"]
 
-#: Ended downloads that are remembered for those who waited; the oldest make room.
+#: Most ended downloads that are remembered for waiting requests; the oldest are dropped.
 _MOST_ENDED = 1000
 
 
 class LocalDownloads:
-    """``nekro_agent.ports.Downloads`` in memory; its claims never pass to somebody else."""
+    """``nekro_agent.ports.Downloads`` in memory; its claims never pass to another owner."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._claims: dict[Path, _Claim] = {}
 
     async def claim(self, target: Path, *, request: str) -> _Claim | None:
-        """Take the right to download to ``target``; None when somebody else has it."""
+        """Claim the download to ``target``; None if another download holds the claim."""
         with self._lock:
             known = self._claims.pop(target, None)
             if known is not None and not known.is_ended:
@@ -38,7 +38,7 @@ class LocalDownloads:
         return claim
 
     async def status(self, target: Path) -> DownloadStatus | None:
-        """Return how far the download to ``target`` is, or how it ended."""
+        """Return the progress of the download to ``target``, or its end; None if there is none."""
         with self._lock:
             claim = self._claims.get(target)
             return None if claim is None else claim.status()
@@ -56,20 +56,20 @@ class _Claim:
     _report: DownloadReport | None = field(default=None)
 
     def progress(self, done_bytes: int, whole_bytes: int | None) -> None:
-        """Let others see how far it is."""
+        """Publish the progress."""
         self._done_bytes, self._whole_bytes = done_bytes, whole_bytes
 
     async def confirm(self) -> None:
-        """Check once more."""
+        """Verify the claim."""
         if self.is_ended:
             raise FencedError("the download was ended")
 
     async def end(self, report: DownloadReport | None) -> None:
-        """Give the right back."""
+        """Release the claim."""
         self._report, self.is_ended = report, True
 
     def status(self) -> DownloadStatus:
-        """Return what others see."""
+        """Return the state that other downloads see."""
         return DownloadStatus(
             request=self.request,
             fence=self.fence,

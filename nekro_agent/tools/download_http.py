@@ -1,4 +1,4 @@
-"""Requests of a download: redirects, ranges and validators, each address checked before it is reached."""
+"""Requests of a download: redirects, ranges and validators; each address is checked before connecting."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Answer", "Interrupted", "Source", "checked_url"]
 
 _MAX_REDIRECTS: Final = 10
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-#: Answers that say "not now": the same request may succeed later.
+#: Temporary failures: the same request may succeed later.
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _BROKEN: Final = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-#: Headers that must not follow a redirect to another host.
+#: Headers that must not be sent to another host after a redirect.
 _PRIVATE_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
@@ -33,20 +33,20 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A response whose body is still to be read."""
+    """A response whose body has not been read yet."""
 
-    #: Where it came from, after redirects.
+    #: URL of the response, after redirects.
     url: str
     #: 200, 206 or 416.
     status: int
-    #: The body carries the bytes from ``start`` to before ``end``; None when the server does not say.
+    #: The body contains the bytes from ``start`` to before ``end``; None if the server does not say.
     start: int
     end: int | None
-    #: Size of the whole content; None when the server does not say.
+    #: Size of the whole content; None if the server does not say.
     whole_bytes: int | None
-    #: What proves that two answers are of the same content: a strong ETag, else Last-Modified.
+    #: Equal in two answers with the same content: a strong ETag, else Last-Modified.
     validator: str | None
-    #: Whether the server offers ranges; None when it says nothing.
+    #: Whether the server supports ranges; None if it does not say.
     accepts_ranges: bool | None
     content_type: str | None
     response: httpcore.Response
@@ -55,7 +55,7 @@ class Answer:
         """Yield the body.
 
         Raises:
-            Interrupted: the server broke off or fell silent.
+            Interrupted: the server broke off or stopped sending.
         """
         received = 0
         try:
@@ -67,11 +67,11 @@ class Answer:
         except _BROKEN as exc:
             raise Interrupted(_reason(exc)) from exc
         finally:
-            # The headers of the next answer must not wait for more.
+            # The headers of the next answer must be returned at once.
             self._stream.gather(0)
 
     def _gather(self, *, received: int) -> None:
-        """Let the connection wait for as much of the body as is worth a read."""
+        """Let the connection wait for as much of the body as one read should return."""
         self._stream.gather(None if self.end is None else self.end - self.start - received)
 
     @property
@@ -81,7 +81,7 @@ class Answer:
 
 
 class Source:
-    """One URL; used as ``async with``, for any number of requests at once up to ``connections``."""
+    """One URL; used with ``async with``, for up to ``connections`` concurrent requests."""
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class Source:
     async def open(
         self, *, start: int = 0, end: int | None = None, validator: str | None = None
     ) -> AsyncIterator[Answer]:
-        """Ask for the content from ``start`` to before ``end``; both at their defaults ask for all of it.
+        """Request the content from ``start`` to before ``end``; the defaults request all of it.
 
         Args:
-            validator: the server is to send everything, and not the range, when it does not fit.
+            validator: if the content no longer matches it, the server sends everything, not the range.
 
         Raises:
             Interrupted: the server could not be reached, or cannot answer now.
@@ -139,7 +139,7 @@ class Source:
             "Host": urllib.parse.urlsplit(url).netloc,
             "User-Agent": "nekro-workers",
             "Accept": "*/*",
-            # Sizes, digests and resuming speak of the stored bytes, not of a compressed transfer.
+            # Sizes, digests and resuming refer to the stored bytes, not to a compressed transfer.
             "Accept-Encoding": "identity",
             **headers,
         }
@@ -152,7 +152,7 @@ class Source:
             raise Interrupted(f"{url} cannot be fetched: {_reason(exc)}") from exc
         except DownloadRefusedError:
             raise
-        except DownloadError as exc:  # of the connection: the name does not resolve, or nobody listens
+        except DownloadError as exc:  # connection error: the name does not resolve, or nothing listens there
             raise Interrupted(str(exc)) from exc
         try:
             yield response
@@ -161,10 +161,10 @@ class Source:
 
 
 def checked_url(url: str) -> tuple[str, str]:
-    """Return a URL that may be fetched at all, in ASCII, and its host.
+    """Return an acceptable URL in ASCII, and its host.
 
     Raises:
-        DownloadRefusedError: it is no http or https URL.
+        DownloadRefusedError: it is not an http or https URL.
     """
     try:
         parts = urllib.parse.urlsplit(url)
@@ -173,7 +173,7 @@ def checked_url(url: str) -> tuple[str, str]:
     except ValueError as exc:
         raise DownloadRefusedError(f"{url!r} is not a URL: {exc}") from exc
     if parts.scheme not in ("http", "https") or not host:
-        raise DownloadRefusedError(f"{url!r} is no http:// or https:// URL")
+        raise DownloadRefusedError(f"{url!r} is not an http:// or https:// URL")
     bracketed = f"[{host}]" if ":" in host else host
     path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
     query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~?")
@@ -197,7 +197,7 @@ def _answer(url: str, response: httpcore.Response) -> Answer:
     if response.status == 206:
         match = _CONTENT_RANGE.fullmatch(_header(response, b"content-range") or "")
         if match is None:
-            raise DownloadError(f"{url} sends a part without saying which")
+            raise DownloadError(f"{url} sends a part without a valid Content-Range header")
         start, end, whole = int(match[1]), int(match[2]) + 1, _number(match[3])
     offered = _header(response, b"accept-ranges")
     return Answer(

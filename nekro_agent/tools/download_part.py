@@ -1,4 +1,4 @@
-"""The unfinished file of a download, and beside it what is needed to go on after a crash."""
+"""The partial file of a download, and a state file beside it for resuming after a crash."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from nekro_agent.uploads import UploadArea
 __all__ = ["PartFile", "PartState", "Spans", "remove_stale", "remove_unfinished"]
 
 _HASH_BYTES: Final = 4 << 20
-#: How much of what was hashed stays in memory: what is on its way to the disk cannot be dropped.
+#: How much hashed data stays in the page cache: data that are still being written cannot be dropped.
 _CACHED_BYTES: Final = 16 << 20
 _STATE_BYTES: Final = 1 << 20
-#: How much more is reserved at a time where the whole size is unknown.
+#: How much more is reserved at a time if the whole size is unknown.
 _RESERVED_BYTES: Final = 16 << 20
 _PART_NAME: Final = re.compile(r"\..+\.[0-9a-f]{12}\.part(\.json|\.new)?", re.DOTALL)
 
 
 class Spans:
-    """Which bytes are there: disjoint ranges ``[start, end)`` in order. Safe to use from several threads."""
+    """The received byte ranges: disjoint ``[start, end)`` in order. Thread-safe."""
 
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ class Spans:
             self._spans = sorted([*merged, (start, end)])
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all ranges."""
         with self._lock:
             self._spans = []
 
@@ -66,12 +66,12 @@ class Spans:
 
     @property
     def total(self) -> int:
-        """How many bytes are there."""
+        """Number of received bytes."""
         return sum(end - start for start, end in self.copy())
 
     @property
     def prefix(self) -> int:
-        """How many bytes are there from the beginning without a gap."""
+        """Number of received bytes from the beginning up to the first gap."""
         spans = self.copy()
         return spans[0][1] if spans and spans[0][0] == 0 else 0
 
@@ -88,7 +88,7 @@ class Spans:
 
 
 class PartState(BaseModel):
-    """What is known of the content, and which bytes are on disk."""
+    """Properties of the content, and the byte ranges on disk."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -101,20 +101,20 @@ class PartState(BaseModel):
 
 
 class PartFile:
-    """The temporary file beside a target. Methods block, except where they say otherwise.
+    """The temporary file beside a target. Methods block, except where documented otherwise.
 
-    Both names follow from the target's, so that the next attempt finds them, in whatever process
-    or host it runs. The directory may be one that sandboxed code writes to: files are opened without
-    following links, and one that another user or a second name leads to is not taken over.
+    Both names derive from the target's, so that the next attempt finds them in any process or host.
+    Sandboxed code may be able to write to the directory: files are opened without following links, and
+    a file with a second name or of another user is not used.
     """
 
     def __init__(self, target: Path, *, area: UploadArea | None = None) -> None:
         """
         Args:
-            area: uploads whose quota the file counts for; None where there is no quota.
+            area: uploads whose quota applies to the file; None if there is no quota.
         """
         self._area = area
-        #: Size up to which the area's quota has room for the file.
+        #: File size that is reserved in the area's quota.
         self._reserved = 0
         digest = hashlib.sha256(os.fsencode(target.name)).hexdigest()[:12]
         self._target = target
@@ -128,7 +128,7 @@ class PartFile:
         self.spans = Spans()
 
     def open(self) -> PartState | None:
-        """Open what an earlier attempt left and return its state, or begin anew and return None.
+        """Open the file of an earlier attempt and return its state, or create a new one and return None.
 
         Raises:
             DownloadError: the directory cannot be written to.
@@ -144,7 +144,7 @@ class PartFile:
         return None
 
     def restart(self) -> None:
-        """Forget the content."""
+        """Discard the content."""
         with self._hash_lock:
             self._state_path.unlink(missing_ok=True)
             os.ftruncate(self._file, 0)
@@ -153,26 +153,26 @@ class PartFile:
             self._hash, self._hashed = hashlib.sha256(), 0
 
     def require_space(self, whole_bytes: int) -> None:
-        """Check that what is missing fits on the disk.
+        """Check that the missing bytes fit on the disk.
 
         Raises:
-            DownloadError: it does not.
-            UploadQuotaError: it does not fit into the chat's uploads.
+            DownloadError: they do not.
+            UploadQuotaError: the file exceeds the quota of the chat's uploads.
         """
         self._reserve(whole_bytes)
         missing, free = whole_bytes - self.spans.total, shutil.disk_usage(self._target.parent).free
         if missing > free:
             raise DownloadError(
-                f"cannot write {self._target.name!r}: {missing} bytes are to come, "
+                f"cannot write {self._target.name!r}: {missing} bytes remain to be written, "
                 f"the disk has {free} bytes free"
             )
 
     def write(self, offset: int, *pieces: bytes | memoryview) -> None:
-        """Write pieces, one after the other, at a place; hash them if all before them was.
+        """Write consecutive pieces at an offset; hash them if everything before them is hashed.
 
         Raises:
-            DownloadError: the disk is full, for example.
-            UploadQuotaError: it does not fit into the chat's uploads.
+            DownloadError: the write failed, for example because the disk is full.
+            UploadQuotaError: the file exceeds the quota of the chat's uploads.
         """
         position = offset
         self._reserve_ahead(offset + sum(map(len, pieces)))
@@ -182,17 +182,17 @@ class PartFile:
                 while view:
                     count = os.pwrite(self._file, view, position)
                     view, position = view[count:], position + count
-            # Begin to bring it to the disk now: else ``save`` waits for a second's worth at once, and so
-            # do others who write to that disk meanwhile.
+            # Start writing to the disk now: otherwise ``save`` would wait for a second's worth of data, and
+            # so would other processes that write to that disk.
             self._let_go(offset, position)
         except OSError as exc:
             raise self._cannot_write(exc) from exc
         self.spans.add(offset, position)
-        if self._hashed == offset:  # else it is read back when what comes before it is there
+        if self._hashed == offset:  # otherwise it is read and hashed when the bytes before it are there
             self._hash_pieces(offset, pieces)
 
     def _reserve_ahead(self, end: int) -> None:
-        """Reserve room for what the server did not announce, some of what is to come included."""
+        """Reserve quota for content of unknown size, with some margin for what follows."""
         if self._area is None or end <= self._reserved:
             return
         try:
@@ -215,7 +215,7 @@ class PartFile:
             self._forget_hashed()
 
     def save(self, state: PartState) -> None:
-        """Record which bytes are on disk; they are, when this returns.
+        """Record which bytes are on disk; they are flushed to the disk first.
 
         Raises:
             DownloadError: it cannot be written.
@@ -232,7 +232,7 @@ class PartFile:
             raise self._cannot_write(exc) from exc
 
     def hash_more(self) -> bool:
-        """Hash up to some mebibytes that are there without a gap; False when there are none."""
+        """Hash up to 4 MiB of the received prefix; False if all of it is hashed."""
         with self._hash_lock:
             size = min(self.spans.prefix - self._hashed, _HASH_BYTES)
             if size <= 0:
@@ -247,20 +247,20 @@ class PartFile:
 
     @property
     def is_hash_behind(self) -> bool:
-        """Whether there is something for ``hash_more``; does not block."""
+        """Whether ``hash_more`` has something to hash; does not block."""
         return self.spans.prefix > self._hashed
 
     @property
     def hexdigest(self) -> str:
-        """SHA-256 of what was hashed so far."""
+        """SHA-256 of the bytes hashed so far."""
         return self._hash.hexdigest()
 
     def verify(self, sha256: str | None, url: str) -> None:
-        """Hash what is left, and check the digest.
+        """Hash the rest and check the digest.
 
         Raises:
             DownloadError: the file is shorter than what was written to it.
-            DownloadRefusedError: it is another one than was expected.
+            DownloadRefusedError: the digest is not the expected one.
         """
         while self.hash_more():
             pass
@@ -274,10 +274,10 @@ class PartFile:
 
         Raises:
             DownloadError: it cannot be moved there.
-            UploadQuotaError: it does not fit into the chat's uploads.
+            UploadQuotaError: the file exceeds the quota of the chat's uploads.
         """
         try:
-            if self._area is not None:  # more was reserved than came
+            if self._area is not None:  # more may be reserved than was received
                 os.ftruncate(self._file, self.spans.total)
             os.fsync(self._file)
             with self._publishing():
@@ -293,7 +293,7 @@ class PartFile:
         return self._area.publishing(part=self._path, target=self._target, size=size)
 
     def close(self, *, keep: bool) -> None:
-        """Close the file, and remove it unless a later attempt is to go on with it."""
+        """Close the file, and remove it unless a later attempt should continue it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -305,7 +305,7 @@ class PartFile:
     def _read_state(self) -> PartState | None:
         try:
             descriptor = os.open(self._state_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:  # none, or a link that somebody put there
+        except OSError:  # missing, or a link
             return None
         with os.fdopen(descriptor, "rb") as file:
             try:
@@ -335,24 +335,24 @@ class PartFile:
         self._file = os.open(self._path, flags, modes_within(self._path.parent.stat()).file)
 
     def _forget_hashed(self) -> None:
-        """Drop from memory what nobody here reads again.
+        """Drop hashed data from the page cache, because this process does not read them again.
 
-        Memory that was just in use is cheaper than untouched memory, and a model of many gigabytes would push
-        out what others on the machine read.
+        Reusing cache pages is cheaper than taking unused memory, and a model of many gigabytes would
+        evict what other processes read.
         """
         end = self._hashed - _CACHED_BYTES
         if end > 0:
-            # Again what was dropped already: some of it may not have been on the disk yet.
+            # Repeat for ranges dropped before, some of which may not have been on disk yet.
             self._let_go(max(0, end - 4 * _CACHED_BYTES), end)
 
     def _let_go(self, start: int, end: int) -> None:
-        """Let the system write what is not on the disk, and drop what is."""
+        """Ask the kernel to start writing the range and to drop from the cache what is on disk."""
         if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # a hint: without it all goes on
+            with suppress(OSError):  # only a hint
                 os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_DONTNEED)
 
     def _was_cut(self) -> DownloadError:
-        return DownloadError(f"the unfinished file of {self._target.name!r} was cut by somebody")
+        return DownloadError(f"the unfinished file of {self._target.name!r} was truncated by another process")
 
     def _cannot_write(self, exc: OSError) -> DownloadError:
         reason = "the disk is full" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else exc.strerror
@@ -360,12 +360,12 @@ class PartFile:
 
 
 def remove_unfinished(target: Path) -> None:
-    """Remove what a download that nobody goes on with left beside its target. Blocks."""
+    """Remove the partial file that an abandoned download left beside its target. Blocks."""
     PartFile(target).close(keep=False)
 
 
 def remove_stale(directory: Path, *, older_seconds: float) -> int:
-    """Remove unfinished files that nobody went on with; returns how many. Blocks."""
+    """Remove partial files of abandoned downloads; returns their number. Blocks."""
     oldest, removed = time.time() - older_seconds, 0
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:

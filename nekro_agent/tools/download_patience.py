@@ -1,4 +1,4 @@
-"""When a download tries again, and when it gives up."""
+"""Decides when a download is retried and when it fails."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 
 
 class Patience:
-    """How often a transfer tries again: a number of tries in a row that bring nothing new."""
+    """Limits consecutive attempts of a transfer that bring no new bytes."""
 
     def __init__(self, policy: DownloadPolicy) -> None:
         self._policy = policy
         self._failures = 0
         self._best = 0
         self._paused_until = 0.0
-        #: A server that never answered is not asked again: the caller decides.
+        #: A server that has never answered is not retried here; the caller decides.
         self.has_answer = False
 
     async def after(self, reason: Exception, *, held_bytes: int) -> None:
-        """Pause before the next try.
+        """Pause before the next attempt.
 
         Raises:
-            DownloadError: there is none.
+            DownloadError: no further attempt is allowed.
         """
         if held_bytes > self._best:
             self._best, self._failures = held_bytes, 0
@@ -38,6 +38,6 @@ class Patience:
         if not self.has_answer or self._failures >= self._policy.tries:
             raise DownloadError(str(reason)) from reason
         pause = min(self._policy.retry_seconds * 2**self._failures, _LONGEST_PAUSE_SECONDS)
-        # Connections that broke together pause together.
+        # Connections that broke at the same time share one pause.
         self._paused_until = max(self._paused_until, time.monotonic() + pause)
         await asyncio.sleep(self._paused_until - time.monotonic())

@@ -1,4 +1,4 @@
-"""The connection of a download: few reads of large pieces, which the kernel gathers meanwhile."""
+"""The connection of a download: few large reads, while the kernel collects the data."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["BLOCK_BYTES", "GatheringStream"]
 
 T = TypeVar("T")
 
-#: As much is read at once. Each read costs the same steps of Python, however much it brings.
+#: Size of one read. Each read has the same cost in Python, whatever its size.
 BLOCK_BYTES: Final = 1 << 20
-#: How long to wait for a block of a slow server before what there is of it is taken.
+#: How long to wait for a full block of a slow server before a part of it is read.
 _GATHER_SECONDS: Final = 0.1
 _RECORD_BYTES: Final = 16 << 10
 
 
 class GatheringStream(httpcore.AsyncNetworkStream):
-    """A TCP connection, encrypted or not, whose reader need not wake for each packet."""
+    """A TCP connection, with or without TLS, whose reader is not woken for each packet."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Take a connected socket that does not block."""
+        """Take a connected, non-blocking socket."""
         self._socket = connection
-        #: How many bytes are worth a read.
+        #: Number of bytes for which a read is worth waiting.
         self._worth = 1
-        #: Below how many the kernel lets the reader sleep.
+        #: The socket's SO_RCVLOWAT: the kernel wakes the reader at this number of bytes.
         self._low_water = 1
 
     @classmethod
@@ -48,7 +48,7 @@ class GatheringStream(httpcore.AsyncNetworkStream):
         """Connect to an IP address.
 
         Raises:
-            httpcore.ConnectError: nobody listens there, or it cannot be reached.
+            httpcore.ConnectError: nothing listens there, or it cannot be reached.
             httpcore.ConnectTimeout: it did not answer.
         """
         with _translated(httpcore.ConnectError, httpcore.ConnectTimeout):
@@ -68,11 +68,11 @@ class GatheringStream(httpcore.AsyncNetworkStream):
         return cls(connection)
 
     def gather(self, expected_bytes: int | None) -> None:
-        """Let later reads wait a moment for a block.
+        """Let later reads wait shortly for a full block.
 
         Args:
-            expected_bytes: how many are still to come; None when that is unknown, 0 for reads
-                that return the first byte at once.
+            expected_bytes: remaining bytes; None if unknown, 0 for reads that return the first byte
+                at once.
         """
         self._worth = BLOCK_BYTES if expected_bytes is None else max(1, min(expected_bytes, BLOCK_BYTES))
         if self._worth == 1:
@@ -83,9 +83,9 @@ class GatheringStream(httpcore.AsyncNetworkStream):
         max_bytes: int,
         timeout: float | None = None,  # noqa: ASYNC109  # the interface of httpcore
     ) -> bytes:
-        """Return what has come, ``b""`` at the end; after ``gather`` up to a block, more than ``max_bytes``.
+        """Return received data, ``b""`` at the end; after ``gather`` up to a block, more than ``max_bytes``.
 
-        The parser of httpcore takes any size, but asks for 64 KiB at a time.
+        The parser of httpcore accepts any size, but requests 64 KiB at a time.
         """
         with _translated(httpcore.ReadError, httpcore.ReadTimeout):
             while True:
@@ -99,14 +99,14 @@ class GatheringStream(httpcore.AsyncNetworkStream):
                     return data
                 self._wake_at(1)
                 if not await self._ready(timeout):
-                    raise TimeoutError(f"nothing came for {timeout} s")
+                    raise TimeoutError(f"no data for {timeout} s")
 
     async def write(
         self,
         buffer: bytes,
         timeout: float | None = None,  # noqa: ASYNC109  # the interface of httpcore
     ) -> None:
-        """Send all of it."""
+        """Send the whole buffer."""
         view = memoryview(buffer)
         with _translated(httpcore.WriteError, httpcore.WriteTimeout):
             while view:
@@ -119,7 +119,7 @@ class GatheringStream(httpcore.AsyncNetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # the interface of httpcore
     ) -> GatheringStream:
-        """Encrypt from now on, once the server has proved its name."""
+        """Start TLS, verifying the server's name."""
         try:
             with _translated(httpcore.ConnectError, httpcore.ConnectTimeout):
                 encrypted = self._socket = ssl_context.wrap_socket(
@@ -136,7 +136,7 @@ class GatheringStream(httpcore.AsyncNetworkStream):
         self._socket.close()
 
     def get_extra_info(self, info: str) -> Any:
-        """Return what httpcore asks for."""
+        """Return the values that httpcore uses."""
         if info == "ssl_object":
             return self._socket if isinstance(self._socket, ssl.SSLSocket) else None
         if info == "is_readable":
@@ -150,12 +150,12 @@ class GatheringStream(httpcore.AsyncNetworkStream):
 
     def _wake_at(self, size: int) -> None:
         if size != self._low_water:
-            with suppress(OSError):  # where the kernel has no such thing, reads are smaller
+            with suppress(OSError):  # without support in the kernel, reads are smaller
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._low_water = size
 
     def _take(self, size: int) -> bytes | None:
-        """Return what the socket holds; None when that is nothing, ``b""`` at the end."""
+        """Return what the socket has received; None if nothing, ``b""`` at the end."""
         if not isinstance(self._socket, ssl.SSLSocket):
             try:
                 return self._socket.recv(size)
@@ -171,13 +171,13 @@ class GatheringStream(httpcore.AsyncNetworkStream):
             except OSError:
                 if not records:
                     raise
-                break  # what came before counts; the next read fails again
+                break  # return what was read before; the next read raises the error again
             if not records[-1]:
                 break
         return b"".join(records) if records else None
 
     async def _done(self, act: Callable[[], T], seconds: float | None) -> T:
-        """Return what ``act`` returns once it need not wait for the connection."""
+        """Return the result of ``act``, retried whenever it would block."""
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             try:
@@ -188,10 +188,10 @@ class GatheringStream(httpcore.AsyncNetworkStream):
                 to_write = True
             left = None if end is None else max(0.0, end - time.monotonic())
             if not await self._ready(left, to_write=to_write):
-                raise TimeoutError(f"the connection did not move for {seconds} s")
+                raise TimeoutError(f"the connection made no progress for {seconds} s")
 
     async def _ready(self, seconds: float | None, *, to_write: bool = False) -> bool:
-        """Wait until the socket can be read, or written to; False when that takes longer."""
+        """Wait until the socket is readable or writable; False if that takes longer."""
         loop = asyncio.get_running_loop()
         is_ready: asyncio.Future[bool] = loop.create_future()
 
@@ -214,7 +214,7 @@ class GatheringStream(httpcore.AsyncNetworkStream):
 
 @contextmanager
 def _translated(error: type[Exception], timeout: type[Exception]) -> Iterator[None]:
-    """Raise the errors of sockets and of TLS as httpcore's."""
+    """Convert errors of sockets and of TLS to httpcore's."""
     try:
         yield
     except TimeoutError as exc:

@@ -1,4 +1,4 @@
-"""Bringing the bytes of one URL into a ``PartFile``, in segments, and again after a cut."""
+"""Transfers the content of one URL into a ``PartFile``, in segments, with retries after a cut."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from nekro_agent.tools.task_groups import in_thread, result_unless_failed, run_t
 
 __all__ = ["Content", "Transfer"]
 
-#: Reads return blocks. Of a slow server, what is on disk and told is never further behind than this.
+#: Reads return blocks. With a slow server, the written and reported position lags by less than this.
 _WRITE_BYTES: Final = BLOCK_BYTES // 2
-#: Segments are at least and at most so large; small enough that connections end together.
+#: Least and largest segment; small enough that all connections finish at about the same time.
 _LEAST_SEGMENT_BYTES: Final = 4 << 20
 _MOST_SEGMENT_BYTES: Final = 64 << 20
-#: How often it is recorded which bytes are there: what a crash costs at most.
+#: How often the received ranges are saved; a crash loses at most this much time.
 _SAVE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What the server told of the content."""
+    """Properties of the content that the server stated."""
 
-    #: Where it came from, after redirects.
+    #: URL of the content, after redirects.
     url: str
     content_type: str | None
 
 
 class _StartOver(Exception):
-    """What is on disk is of no use: the content changed, or the server sends no ranges."""
+    """The partial file cannot be used: the content changed, or the server does not send ranges."""
 
 
 @dataclass
 class _Segment:
     position: int
-    #: None: until the server has sent all.
+    #: None: unknown, until the server has sent everything.
     end: int | None
 
     @property
@@ -51,7 +51,7 @@ class _Segment:
 
 
 class Transfer:
-    """One try to bring the content; ``run`` it once."""
+    """One attempt to transfer the content; call ``run`` once."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class Transfer:
         state: PartState | None,
         on_progress: Callable[[int, int | None], None],
     ) -> None:
-        """Take what to transfer with.
+        """Create the transfer.
 
         Args:
-            state: what an earlier try left in ``part``; None when it is empty.
-            on_progress: called with the bytes that are there and the whole size; what it raises
-                ends the transfer.
+            state: the state that an earlier attempt left in ``part``; None if it is empty.
+            on_progress: called with the received bytes and the whole size; an exception ends the
+                transfer.
         """
         self._source = source
         self._part = part
@@ -79,7 +79,7 @@ class Transfer:
         self._on_progress = on_progress
         self._validator = state.validator if state else None
         self._whole = state.whole_bytes if state else None
-        #: Until the server shows that it does not.
+        #: False once the server has ignored a range request.
         self._sends_ranges = True
         self._accepts_ranges = False
         self._patience = Patience(policy)
@@ -89,12 +89,12 @@ class Transfer:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether a later try can use what is on disk."""
+        """Whether a later attempt can use what is on disk."""
         return self._whole is not None and self._can_resume and self._part.spans.total > 0
 
     @property
     def state(self) -> PartState | None:
-        """What a later try needs to go on; None when it cannot."""
+        """The state for a later attempt; None if it cannot resume."""
         if self._whole is None or not self.may_go_on:
             return None
         return PartState(
@@ -106,12 +106,12 @@ class Transfer:
         )
 
     async def run(self) -> Content:
-        """Bring everything and hash it.
+        """Transfer and hash the whole content.
 
         Raises:
             DownloadError: the server could not be reached, refused, broke off too often, or sends
-                something else each time.
-            DownloadRefusedError: too large, or not acceptable.
+                different content each time.
+            DownloadRefusedError: the content is too large or not acceptable.
         """
         keepers = [asyncio.create_task(self._hash_along()), asyncio.create_task(self._save_now_and_then())]
         try:
@@ -132,7 +132,7 @@ class Transfer:
                 await self._after_cut(exc)
 
     async def _attempt(self) -> Content:
-        """Ask for what is missing, or for everything, and bring it in."""
+        """Request the missing bytes, or everything, and transfer them."""
         gaps = self._part.spans.missing(self._whole) if self._whole is not None else []
         if self._whole is not None and not gaps and self._part.spans.total == self._whole:
             return Content(url=self._source.url, content_type=None)
@@ -148,10 +148,10 @@ class Transfer:
         return Content(url=answer.url, content_type=answer.content_type)
 
     async def _admit(self, answer: Answer, start: int) -> None:
-        """Check what the first answer of an attempt promises, and remember it.
+        """Check the first answer of an attempt and record its properties.
 
         Raises:
-            _StartOver: it is not what the bytes on disk belong to.
+            _StartOver: the answer is not for the content on disk.
         """
         self._patience.has_answer = True
         if start and (answer.status != 206 or self._is_other(answer)):
@@ -159,7 +159,7 @@ class Transfer:
         if answer.status == 416:
             raise DownloadError(f"{answer.url} answered 416")
         if answer.start != start:
-            raise DownloadError(f"{answer.url} sends bytes from {answer.start}, asked for from {start}")
+            raise DownloadError(f"{answer.url} sends bytes from {answer.start}, requested from {start}")
         if answer.whole_bytes is not None and answer.whole_bytes > self._max_bytes:
             raise DownloadRefusedError(
                 f"{answer.url} has {answer.whole_bytes} bytes, the limit is {self._max_bytes}"
@@ -196,7 +196,7 @@ class Transfer:
         await run_together(work((segments[0], answer)), *(work() for _ in range(workers - 1)))
 
     def _segments(self, start: int) -> list[_Segment]:
-        """Split what is missing, if that is much and the server is known to send ranges."""
+        """Split the missing bytes if they are many and the server is known to support ranges."""
         if self._whole is None:
             return [_Segment(start, None)]
         gaps = self._part.spans.missing(self._whole)
@@ -218,7 +218,7 @@ class Transfer:
         )
 
     async def _complete(self, segment: _Segment, answer: Answer | None = None) -> None:
-        """Bring one segment in, over as many connections as it takes."""
+        """Transfer one segment, over as many connections as needed."""
         while True:
             try:
                 if answer is not None:
@@ -240,12 +240,12 @@ class Transfer:
                 self._reject(answer)
             if answer.start != segment.position:
                 raise DownloadError(
-                    f"{answer.url} sends bytes from {answer.start}, asked for from {segment.position}"
+                    f"{answer.url} sends bytes from {answer.start}, requested from {segment.position}"
                 )
             await self._receive(segment, answer)
 
     async def _receive(self, segment: _Segment, answer: Answer) -> None:
-        """Stream a body to disk; what has come is written also when the server breaks off."""
+        """Stream a body to disk; what was received is written even if the server breaks off."""
         pieces: list[bytes] = []
         size = 0
         try:
@@ -257,12 +257,12 @@ class Transfer:
                     await self._write(segment, pieces)
                     pieces, size = [], 0
                 if segment.is_done and answer.end != segment.end:
-                    return  # the rest is for other connections
+                    return  # the rest belongs to other segments
         finally:
             if pieces:
                 await self._write(segment, pieces)
             if answer.end != segment.end:
-                # At once: the next request of this worker needs the connection's place.
+                # Close it now, because this worker's next request needs the connection's slot in the pool.
                 await answer.response.aclose()
         if not segment.is_done and segment.end is not None:
             raise Interrupted(f"the body ended after {segment.position} bytes")
@@ -295,7 +295,7 @@ class Transfer:
 
     @property
     def _can_resume(self) -> bool:
-        # Without a validator the digest tells whether what was put together is one content.
+        # Without a validator only the digest can prove that the parts belong to one content.
         return self._sends_ranges and (self._validator is not None or self._sha256 is not None)
 
     async def _hash_along(self) -> None:

@@ -1,4 +1,4 @@
-"""Paths as sandboxed code sees them, and where the same files lie on the host."""
+"""Converts between paths as sandboxed code sees them and paths of the same files on the host."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _SHARED = PurePosixPath(layout.SANDBOX_SHARED)
 class PathLocation(Enum):
     """The two areas that sandboxed code and plugins share."""
 
-    #: Files of the chat; read-only in the sandbox, at ``/app/uploads``.
+    #: Files of the chat; in the sandbox read-only at ``/app/uploads``.
     UPLOADS = "uploads"
-    #: Files of the sandbox, writable there, at ``/app/shared``.
+    #: Files of the sandbox; in the sandbox writable at ``/app/shared``.
     SHARED = "shared"
 
 
@@ -43,15 +43,15 @@ def locate(sandbox_path: str | PurePosixPath) -> tuple[PathLocation, PurePosixPa
     """Return the area of a sandbox path and the path below it; relative paths start at ``/app``.
 
     Raises:
-        InvalidValueError: the path lies in neither area, climbs with ``..`` or holds a NUL.
+        InvalidValueError: the path is in neither area, contains ``..`` or a NUL.
     """
     text = str(sandbox_path)
     if "\0" in text:
-        raise InvalidValueError(f"sandbox path {text!r} holds a NUL character")
-    # A leading "//" is legal POSIX with a meaning of its own; here it is a spelling of "/".
+        raise InvalidValueError(f"sandbox path {text!r} contains a NUL character")
+    # POSIX allows a leading "//" a meaning of its own; here it is equivalent to "/".
     path = PurePosixPath(layout.SANDBOX_ROOT) / ("/" + text.lstrip("/") if text.startswith("/") else text)
     if ".." in path.parts:
-        raise InvalidValueError(f"sandbox path {text!r} climbs with '..'; write it without")
+        raise InvalidValueError(f"sandbox path {text!r} contains '..'; write it without")
     for location, base in ((PathLocation.UPLOADS, _UPLOADS), (PathLocation.SHARED, _SHARED)):
         if path.is_relative_to(base):
             return location, path.relative_to(base)
@@ -67,21 +67,21 @@ def convert_to_host_path(
     uploads_dir: Path | None = None,
     shared_dir: Path | None = None,
 ) -> Path:
-    """Return the host path of a sandbox path; whether a file lies there is not checked.
+    """Return the host path of a sandbox path; whether a file exists there is not checked.
 
-    The shared area belongs to sandboxed code, which may exchange its files at any moment.
-    In a call, a file there is reached through a private copy that has its name: what the
-    plugin writes there is in the area when the call ends (see ``nekro_agent.staging``).
+    Sandboxed code can replace files of the shared area at any time. In a call, a file there is
+    therefore accessed through a private copy of the same name: what the plugin writes to it is
+    copied to the area when the call ends (see ``nekro_agent.staging``).
 
     Args:
-        chat_key: whose uploads are meant.
-        container_key: whose shared area is meant; needed for ``/app/shared`` only.
+        chat_key: chat whose uploads are used.
+        container_key: container whose shared area is used; needed only for ``/app/shared``.
         uploads_dir: parent of the chats' upload directories; None means the runtime's.
         shared_dir: parent of the sandboxes' shared directories; None means the runtime's.
 
     Raises:
-        InvalidValueError: the path lies in neither area, climbs, passes through a link, or is
-            a shared path without a container key.
+        InvalidValueError: the path is in neither area, contains ``..``, passes through a link, or
+            is a shared path without a container key.
     """
     location, relative = locate(PurePosixPath(sandbox_path))
     if location is PathLocation.UPLOADS:
@@ -145,12 +145,12 @@ def convert_filename_to_container_path(filename: str | Path) -> Path:
     return convert_filename_to_sandbox_upload_path(filename)
 
 
-#: Another name of the same function.
+#: Alias of the same function.
 get_sandbox_path = convert_filename_to_container_path
 
 
 def convert_to_container_path(path: Path | str) -> Path:
-    """Return ``/app/uploads/<name>`` for a host path; only its name counts."""
+    """Return ``/app/uploads/<name>`` for a host path; only its name is used."""
     return convert_filename_to_sandbox_upload_path(path)
 
 
@@ -174,5 +174,5 @@ def _name(filename: str | Path) -> str:
 def _relative(filepath: str | Path) -> PurePosixPath:
     path = PurePosixPath(str(filepath).lstrip("/"))
     if not path.parts or ".." in path.parts or "\0" in str(path):
-        raise InvalidValueError(f"{str(filepath)!r} is no path below an area")
+        raise InvalidValueError(f"{str(filepath)!r} is not a path below an area")
     return path

@@ -1,12 +1,12 @@
-"""Directories and files of the data directory: closed to other users from their first byte.
+"""Creates directories and files of the data directory, private to this user from their creation on.
 
 Every directory is created with mode 0700 and every file with 0600, whatever the umask of the process
-is. The exceptions serve sandboxed code that runs as a host user of its own:
+is. There are two exceptions for sandboxed code that runs as a separate host user:
 
-- a directory that such code has to pass through is as passable as its parent (``passable=True``);
-- a file that is written into a directory that others can read is as readable (:func:`modes_within`).
+- a directory that such code must traverse is as traversable as its parent (``passable=True``);
+- a file in a directory that others can read is as readable (:func:`modes_within`).
 
-The parent decides both, so no writer has to know which sandbox driver is in use.
+The parent decides both, so writers need not know which sandbox driver is in use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Modes(NamedTuple):
 
 
 def modes_within(parent: os.stat_result) -> Modes:
-    """Return the modes of new entries: readable to all where ``parent`` is, else private."""
+    """Return the modes of new entries: readable by all if ``parent`` is, else private."""
     is_open = parent.st_mode & _READ_BY_ALL
     return Modes(0o644, 0o755) if is_open else Modes(0o600, 0o700)
 
@@ -42,11 +42,11 @@ def make_directory(path: Path, *, passable: bool = False) -> Path:
     """Create a private directory and its missing parents; one that exists keeps its mode.
 
     Args:
-        passable: let other users pass through the new directories, without listing them, where
-            they can pass through the directory that holds them.
+        passable: let other users traverse the new directories, without listing them, if they can
+            traverse the parent directory.
 
     Raises:
-        OSError: it cannot be created, or something else has the name.
+        OSError: it cannot be created, or the name exists and is not a directory.
     """
     missing: list[Path] = []
     for directory in (path, *path.parents):
@@ -68,7 +68,7 @@ def make_directory(path: Path, *, passable: bool = False) -> Path:
 
 
 def open_private(path: Path, mode: str, **options: Any) -> IO[Any]:
-    """Open a file for writing as ``open`` does; it is private before anything is written to it.
+    """Open a file for writing, like ``open``; it is private before anything is written to it.
 
     A link at ``path`` is not followed.
     """
@@ -76,7 +76,7 @@ def open_private(path: Path, mode: str, **options: Any) -> IO[Any]:
 
 
 def write_private(path: Path, content: str | bytes) -> None:
-    """Write a private file in one step: readers see the old content or the new, never a part.
+    """Write a private file atomically: readers see the old content or the new one.
 
     The directory is created if it is missing.
     """
@@ -92,10 +92,10 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 
 def restrict(path: Path, mode: int) -> bool:
-    """Give a directory or file of this user ``mode``'s access for others; returns whether it changed.
+    """Restrict a directory or file of this user to ``mode`` for others; returns whether it changed.
 
-    Left alone are links, what belongs to another user, and directories with the sticky bit (``/tmp``),
-    which are shared on purpose.
+    Links, files of other users and directories with the sticky bit (``/tmp``), which are shared
+    deliberately, are not changed.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,11 +1,11 @@
 """Host-side access to directories that sandboxed code can write.
 
-Between checking a path and opening it, sandboxed code can swap a directory for a link to
-anywhere; ``resolve()`` and ``is_relative_to()`` lose that race thousands of times a second.
-Here every path is relative to a directory that the host made, and the kernel walks it without
-following a single link: by ``openat2`` where it exists, else component by component. What is
-opened must be an ordinary file with one name; reading stops at a limit that the caller gives,
-because the size of a file that somebody is writing means nothing.
+Between checking a path and opening it, sandboxed code can replace a directory with a link to
+anywhere; ``resolve()`` and ``is_relative_to()`` can lose that race thousands of times a second.
+Here every path is relative to a directory that the host created, and the kernel resolves it without
+following any link: with ``openat2`` where it exists, else component by component. The opened file
+must be an ordinary file with a single name; reading stops at a limit given by the caller, because
+the size of a file can change while it is read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 _CHUNK_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(_CHUNK_BYTES)
-#: Without O_NONBLOCK, opening a FIFO would wait for whoever planted it.
+#: Without O_NONBLOCK, opening a FIFO would block until a writer opens it.
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -56,8 +56,8 @@ _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLO
 class Entry:
     """One ordinary file below a directory."""
 
-    #: Relative to the directory, ``/`` between components. Bytes that are no UTF-8 are
-    #: surrogate-escaped; pass it back as it is, show it by ``ascii()``.
+    #: Relative to the directory, ``/`` between components. Bytes that are not UTF-8 are
+    #: surrogate-escaped: pass the path back unchanged, display it with ``ascii()``.
     path: str
     size_bytes: int
     modified_at: float
@@ -68,11 +68,11 @@ def open_file(root: Path | int, path: str | PurePath) -> Iterator[BinaryIO]:
     """Open an ordinary file below ``root`` for reading.
 
     Args:
-        root: a directory, or a descriptor of one; it must not be reachable by renames of
-            whoever writes below it.
+        root: a directory, or a descriptor of one; sandboxed code must not be able to rename
+            its path.
 
     Raises:
-        InvalidValueError: the path leaves ``root``, follows a link, or is no ordinary file
+        InvalidValueError: the path leaves ``root``, follows a link, or is not an ordinary file
             with exactly one name.
         FileNotFoundError: there is no such file.
     """
@@ -89,11 +89,11 @@ def open_file(root: Path | int, path: str | PurePath) -> Iterator[BinaryIO]:
 
 
 def mode_of(root: Path | int, path: str | PurePath) -> int:
-    """Return the ``st_mode`` of what lies below ``root``, of any kind but a link; it is not opened.
+    """Return the ``st_mode`` of a path below ``root`` of any type but a link, without opening it.
 
     Raises:
-        InvalidValueError: the path leaves ``root`` or is or follows a link.
-        FileNotFoundError: nothing lies there.
+        InvalidValueError: the path leaves ``root``, or is or follows a link.
+        FileNotFoundError: it does not exist.
     """
     components = split_path(path)
     with directory(root) as root_fd:
@@ -102,7 +102,7 @@ def mode_of(root: Path | int, path: str | PurePath) -> int:
         mode = os.fstat(fd).st_mode
     finally:
         os.close(fd)
-    if stat.S_ISLNK(mode):  # what walking answers; openat2 refuses
+    if stat.S_ISLNK(mode):  # possible after walking; openat2 refuses links itself
         raise refused("/".join(components), "it leads over a link")
     return mode
 
@@ -121,10 +121,10 @@ def read_file(root: Path | int, path: str | PurePath, *, max_bytes: int) -> byte
 def copy_out(root: Path | int, path: str | PurePath, *, destination: Path, max_bytes: int) -> int:
     """Copy an ordinary file below ``root`` to a new private file; returns its size in bytes.
 
-    Plugins get such a copy, or bytes: a path into the directory itself could be swapped.
+    Plugins get such a copy, or bytes, because a path into the directory itself could be replaced.
 
     Raises:
-        InvalidValueError: as ``read_file``; nothing is left at ``destination`` then.
+        InvalidValueError: as ``read_file``; ``destination`` is then removed.
         FileExistsError: ``destination`` exists.
     """
     with open_file(root, path) as source:
@@ -138,13 +138,13 @@ def copy_out(root: Path | int, path: str | PurePath, *, destination: Path, max_b
 
 
 def create_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO) -> str:
-    """Write a new file below ``root``, directories included; returns its path, normalised.
+    """Write a new file below ``root``, creating directories; returns its normalised path.
 
-    A name that exists, even as a link, is refused: the file never lands anywhere else. The
-    file gets the owner of ``root``, so that a sandbox with a user of its own can use it.
+    An existing name, even a link, is refused, so the file is never written elsewhere. The file
+    gets the owner of ``root``, so that a sandbox with a separate user can use it.
 
     Raises:
-        FileExistsError: something of that name exists.
+        FileExistsError: the name exists.
         InvalidValueError: the path leaves ``root`` or one of its directories is a link.
     """
     *parents, name = split_path(path)
@@ -167,13 +167,13 @@ def create_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO) 
 
 
 def replace_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO) -> None:
-    """Write a file below ``root``, directories included, in the place of whatever has its name.
+    """Write a file below ``root``, creating directories and replacing an existing file of its name.
 
-    It appears complete or not at all. A link at that name is replaced, never written through.
+    The file appears complete or not at all. A link at that name is replaced, never written through.
 
     Raises:
         InvalidValueError: the path leaves ``root`` or one of its directories is a link.
-        IsADirectoryError: a directory has that name.
+        IsADirectoryError: ``path`` is a directory.
     """
     *parents, name = split_path(path)
     temporary = f".{secrets.token_hex(8)}.part"
@@ -193,7 +193,7 @@ def replace_file(root: Path | int, path: str | PurePath, data: bytes | BinaryIO)
 def list_files(root: Path | int, *, max_entries: int) -> Iterator[Entry]:
     """Yield the ordinary files below ``root``, directory by directory; links are not followed.
 
-    Stops after looking at ``max_entries`` names of any kind.
+    Stops after ``max_entries`` names of any type.
     """
     for node in walk(root, max_entries=max_entries):
         if stat.S_ISREG(node.info.st_mode):
@@ -210,7 +210,7 @@ def measure(root: Path | int, *, max_entries: int) -> tuple[int, int]:
 
 
 def remove_file(root: Path | int, path: str | PurePath) -> None:
-    """Remove one name below ``root`` that is no directory; a link itself, not what it points at.
+    """Remove one name below ``root`` that is not a directory; for a link, the link itself.
 
     Raises:
         InvalidValueError: the path leaves ``root`` or one of its directories is a link.
@@ -220,7 +220,7 @@ def remove_file(root: Path | int, path: str | PurePath) -> None:
 
 
 def remove_empty(root: Path | int, path: str | PurePath) -> bool:
-    """Remove an empty directory below ``root``; False when it is not empty, or something else."""
+    """Remove an empty directory below ``root``; False if it is not empty or not a directory."""
     try:
         _remove(root, path, lambda name, parent_fd: os.rmdir(name, dir_fd=parent_fd))
     except (OSError, InvalidValueError):
@@ -231,9 +231,9 @@ def remove_empty(root: Path | int, path: str | PurePath) -> bool:
 def take_ownership(
     root: Path | int, *, uid: int, gid: int, max_entries: int, owners: Collection[int] | None = None
 ) -> None:
-    """Give ``root`` and everything below it that ``owners`` own to another user.
+    """Change the owner of ``root``, and of everything below it that ``owners`` own, to another user.
 
-    Links are given away themselves, never what they point at.
+    For links the link itself is changed, never its target.
 
     Args:
         owners: user ids; None means this process's own.
@@ -255,7 +255,7 @@ def _remove(root: Path | int, path: str | PurePath, remove: Callable[[str, int],
     try:
         try:
             remove(name, parent_fd)
-        except PermissionError:  # its owner, who may be this user, has closed the directory
+        except PermissionError:  # the directory's owner, who may be this user, has removed its permissions
             os.fchmod(parent_fd, 0o700)
             remove(name, parent_fd)
     finally:
@@ -266,7 +266,7 @@ def _check_ordinary(info: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(info.st_mode):
         raise refused(path, "it is not an ordinary file")
     if info.st_nlink != 1:
-        # A second name could be one that its writer must not read or change.
+        # The file's other name may be one that the code must not read or change.
         raise refused(path, "it has more than one name (hard link) or none")
 
 
@@ -280,7 +280,7 @@ def _capped(file: BinaryIO, max_bytes: int, path: str) -> Iterator[bytes]:
 
 
 def write_sparse(file: BinaryIO, chunks: Iterable[bytes]) -> int:
-    """Write chunks and return their size; zeros become holes, so that a sparse file stays one."""
+    """Write chunks and return their size; zeros become holes, so that a sparse file stays sparse."""
     size = 0
     for chunk in chunks:
         if chunk == _ZEROS[: len(chunk)]:
@@ -311,7 +311,7 @@ def _make_directories(root_fd: int, parents: list[str], owner: os.stat_result) -
 
 
 def _make_one(parent_fd: int, name: str, mode: int) -> bool:
-    """Create a directory; False when something has the name."""
+    """Create a directory; False if the name exists."""
     try:
         os.mkdir(name, mode, dir_fd=parent_fd)
     except FileExistsError:

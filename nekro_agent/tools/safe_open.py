@@ -1,7 +1,7 @@
-"""Opening paths below a directory without following a link: the primitive of ``safe_files``.
+"""Opens paths below a directory without following links; the basis of ``safe_files``.
 
-The kernel walks the path: by ``openat2`` where it exists and nothing denies it, else component
-by component through descriptors, each opened with ``O_NOFOLLOW``.
+The kernel resolves the path with ``openat2`` where it exists and is permitted; otherwise the path is
+opened component by component through descriptors, each with ``O_NOFOLLOW``.
 
 Source: openat2(2), ``RESOLVE_BENEATH``.
 """
@@ -22,9 +22,9 @@ from nekro_agent.errors import InvalidValueError
 
 __all__ = ["DIRECTORY", "directory", "has_openat2", "open_beneath", "refused", "split_path"]
 
-#: Deeper paths are refused, not walked.
+#: Deeper paths are refused.
 MAX_DEPTH: Final = 32
-#: How a directory is opened.
+#: Flags for opening a directory.
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _OPENAT2: Final = 437
@@ -46,12 +46,12 @@ def split_path(path: str | PurePath) -> tuple[str, ...]:
     """Return the components of a relative path.
 
     Raises:
-        InvalidValueError: it is empty, absolute, too deep, or holds ``..`` or a NUL.
+        InvalidValueError: it is empty, absolute, too deep, or contains ``..`` or a NUL.
     """
     text = os.fspath(path)
     if "\0" in text:
-        # Before anything else: C code would see a shorter path than was checked.
-        raise refused(text, "it holds a NUL character")
+        # Checked first, because C code would use the path up to the NUL only.
+        raise refused(text, "it contains a NUL character")
     if text.startswith("/"):
         raise refused(text, "it is absolute")
     components = tuple(part for part in text.split("/") if part not in ("", "."))
@@ -66,7 +66,7 @@ def split_path(path: str | PurePath) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def directory(root: Path | int) -> Iterator[int]:
-    """Yield a descriptor of a directory; one that was given stays open."""
+    """Yield a descriptor of a directory; a descriptor passed in stays open."""
     if isinstance(root, int):
         yield root
         return
@@ -78,11 +78,11 @@ def directory(root: Path | int) -> Iterator[int]:
 
 
 def open_beneath(root_fd: int, components: tuple[str, ...], flags: int) -> int:
-    """Open a path of components that ``split_path`` made; the caller closes the descriptor.
+    """Open a path of components from ``split_path``; the caller closes the descriptor.
 
     Raises:
-        InvalidValueError: it leads over a link, out of the directory or over no directory.
-        OSError: anything else, ``FileNotFoundError`` among them.
+        InvalidValueError: it leads through a link, out of the directory or through a non-directory.
+        OSError: any other error, including ``FileNotFoundError``.
     """
     try:
         return (_by_openat2 if has_openat2() else _by_walk)(root_fd, components, flags)
@@ -108,7 +108,7 @@ def _by_openat2(root_fd: int, components: tuple[str, ...], flags: int) -> int:
         if fd >= 0:
             return fd
         number = ctypes.get_errno()
-        if number != errno.EAGAIN:  # somebody renames while we walk: the kernel asks to try again
+        if number != errno.EAGAIN:  # EAGAIN: a concurrent rename, and the kernel requests a retry
             raise OSError(number, os.strerror(number), "/".join(components))
     raise OSError(errno.ELOOP, "renamed all the time", "/".join(components))
 
@@ -133,7 +133,7 @@ def _libc() -> ctypes.CDLL:
 
 @cache
 def has_openat2() -> bool:
-    """Whether the kernel has the call and nothing (a container's seccomp profile) denies it."""
+    """Whether the kernel has the call and it is permitted (a container's seccomp profile may deny it)."""
     if platform.machine() not in ("x86_64", "aarch64"):
         return False
     how = _OpenHow(DIRECTORY, 0, _RESOLVE)

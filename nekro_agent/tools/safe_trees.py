@@ -1,9 +1,9 @@
-"""Walking and removing whole trees that sandboxed code made, whatever shape it gave them.
+"""Walks and removes directory trees that sandboxed code created, whatever their shape.
 
-Code can nest directories deeper than any path reaches and, where it runs as the service's own
-user, close them to their owner. Neither may hide anything from a walk, end one in an error, or
-keep a tree from being removed. So a walk opens what is closed, marks what is too deep, and
-holds one descriptor per level; removing moves inner directories up instead of descending.
+Such code can nest directories deeper than any path can address and, where it runs as the service's
+own user, remove the owner's permissions. Neither may hide files from a walk, end a walk with an error,
+or prevent a tree from being removed. A walk therefore restores permissions, marks directories that are
+too deep, and holds one descriptor per level; removing moves inner directories up instead of descending.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nekro_agent.tools.safe_open import DIRECTORY, MAX_DEPTH, directory, open_be
 
 __all__ = ["Node", "empty_directory", "remove_hidden", "walk"]
 
-#: Directories whose own path is longer are not entered: of what lies inside, no path would reach it.
+#: Directories with longer paths are not entered, because no path could address their content.
 _LONGEST_PATH_BYTES: Final = 3700
 _ENTER: Final = 0o700
 _WALK: Final = 0o500
@@ -32,13 +32,13 @@ _MOST_NAMES: Final = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One name below a directory, whatever it is; ``parent_fd`` is open until the next one comes."""
+    """One name below a directory, of any type; ``parent_fd`` is open until the next node is yielded."""
 
     path: str
     info: os.stat_result
     parent_fd: int
     name: str
-    #: A directory that is not entered, because no path would reach what lies in it.
+    #: Whether it is a directory that is not entered, because no path could address its content.
     is_hidden: bool = False
 
 
@@ -47,7 +47,7 @@ class _Level:
     """A directory that is being walked."""
 
     fd: int
-    #: Each with whether it was a directory.
+    #: Names, each with whether it was a directory.
     names: Iterator[tuple[str, bool]]
     parents: tuple[str, ...]
 
@@ -55,14 +55,14 @@ class _Level:
 def walk(
     root: Path | int, *, max_entries: int, on_lost: Callable[[bool], None] | None = None
 ) -> Iterator[Node]:
-    """Yield everything below ``root``, of any kind; links are not followed.
+    """Yield everything below ``root``, of any type; links are not followed.
 
-    What is swapped or removed meanwhile is left out. Stops after ``max_entries`` names, since
-    whoever writes there can make more of them than anybody wants to see.
+    Entries replaced or removed meanwhile are left out. Stops after ``max_entries`` names, because
+    sandboxed code can create any number of them.
 
     Args:
-        on_lost: called for each name that was gone before it could be looked at, with whether it
-            was a directory, whose content then is left out too.
+        on_lost: called for each name that disappeared before it could be read, with whether it was a
+            directory, whose content is then left out too.
     """
     left = max_entries
     with _opened(root, os.R_OK | os.X_OK) as root_fd:
@@ -77,7 +77,7 @@ def walk(
                 left -= 1
                 try:
                     info = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
-                except (FileNotFoundError, PermissionError):  # removed, or closed, meanwhile
+                except (FileNotFoundError, PermissionError):  # removed or made inaccessible meanwhile
                     if on_lost is not None:
                         on_lost(was_directory)
                     continue
@@ -96,20 +96,20 @@ def walk(
 
 
 def empty_directory(root: Path | int) -> int:
-    """Remove everything below ``root`` but not ``root``; returns how many names went.
+    """Remove everything below ``root`` but not ``root``; returns the number of names removed.
 
     Raises:
-        OSError: something cannot be removed; the rest is removed nevertheless.
+        OSError: something cannot be removed; the rest is still removed.
     """
     with _opened(root, os.R_OK | os.W_OK | os.X_OK) as root_fd:
         return _remove_all(root_fd, os.listdir(root_fd))
 
 
 def remove_hidden(root: Path | int) -> int:
-    """Remove the directories below ``root`` that a walk does not enter; returns how many names went.
+    """Remove the directories below ``root`` that a walk does not enter; returns the number of names removed.
 
     Raises:
-        OSError: something cannot be removed; the rest is removed nevertheless.
+        OSError: something cannot be removed; the rest is still removed.
     """
     doomed: list[str] = []
     with _opened(root, os.R_OK | os.W_OK | os.X_OK) as root_fd:
@@ -121,7 +121,7 @@ def remove_hidden(root: Path | int) -> int:
 
 @contextlib.contextmanager
 def _opened(root: Path | int, needed: int) -> Iterator[int]:
-    """Yield a descriptor of ``root``, which its code may have closed to the service's user as well."""
+    """Yield a descriptor of ``root``, restoring its permissions if sandboxed code removed them."""
     if not isinstance(root, int) and not os.access(root, needed):
         with contextlib.suppress(OSError):
             os.chmod(root, _ENTER)
@@ -150,7 +150,7 @@ def _is_too_deep(path: tuple[str, ...]) -> bool:
 
 
 def _enter(parent_fd: int, name: str) -> int | None:
-    """Open a directory; None when it was renamed or swapped, or is another user's and closed."""
+    """Open a directory; None if it was renamed or replaced, or belongs to another user who denies access."""
     for _ in range(2):
         try:
             return open_beneath(parent_fd, (name,), DIRECTORY)
@@ -162,12 +162,12 @@ def _enter(parent_fd: int, name: str) -> int | None:
 
 
 def _unlock(parent_fd: int, name: str) -> None:
-    """Open a directory of this user's to this user, without following a link; failing is no error."""
+    """Restore this user's permissions on its own directory, without following links; errors are ignored."""
     with contextlib.suppress(OSError):
         fd = os.open(name, _PATH_ONLY, dir_fd=parent_fd)
         try:
             if os.fstat(fd).st_mode & _ENTER != _ENTER:
-                # There is no fchmod for such a descriptor.
+                # fchmod does not accept such a descriptor.
                 os.chmod(f"/proc/self/fd/{fd}", _ENTER)
         finally:
             os.close(fd)
@@ -182,7 +182,7 @@ def _lift(parent_fd: int, name: str, root_fd: int) -> str:
 
 
 def _remove_all(root_fd: int, names: Iterable[str]) -> int:
-    """Remove names below ``root_fd``, whole trees among them."""
+    """Remove names below ``root_fd``, including whole trees."""
     pending = list(names)
     removed = 0
     failure: OSError | None = None
@@ -210,7 +210,7 @@ def _remove(root_fd: int, name: str, pending: list[str]) -> int:
     removed = 1
     try:
         for child in os.listdir(fd):
-            with contextlib.suppress(OSError):  # what stays makes the directory's own removal fail
+            with contextlib.suppress(OSError):  # a name that remains makes removing the directory fail
                 removed += _remove_or_lift(fd, child, root_fd, pending)
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Coroutines and threads that begin and end together."""
+"""Runs coroutines and threads that start and end together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def run_together(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run all; when one fails the others are cancelled, and its error is raised as it is."""
+    """Run all; if one fails, cancel the others and raise its error unchanged."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -26,7 +26,7 @@ async def run_together(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 
 async def result_unless_failed(work: Coroutine[Any, Any, T], *keepers: asyncio.Task[None]) -> T:
-    """Return what ``work`` returns, unless a keeper fails before."""
+    """Return the result of ``work``, unless a keeper fails first."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait([task, *keepers], return_when=asyncio.FIRST_COMPLETED)
@@ -40,9 +40,9 @@ async def result_unless_failed(work: Coroutine[Any, Any, T], *keepers: asyncio.T
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Run a blocking function in a thread; also when cancelled, return only after it has ended.
+    """Run a blocking function in a thread; if cancelled, return only after it has ended.
 
-    Otherwise the file that it works on would be closed under it.
+    Otherwise the caller would close the file that the function still uses.
     """
     work = asyncio.ensure_future(asyncio.to_thread(function, *args))
     try:

@@ -1,7 +1,7 @@
-r"""Text of unknown origin made safe to show: in a line of a log, in a terminal, in a table.
+r"""Makes text of unknown origin safe to show: in a line of a log, in a terminal, in a table.
 
-What a reader cannot see, or what a terminal obeys, is written as an escape (``\x1b``, ``\n``, ``\u202e``)
-and never dropped. Text that is already escaped stays as it is, so that two places may both do it.
+Invisible characters and characters that control a terminal are written as an escape (``\x1b``, ``\n``,
+``\u202e``) and never dropped. Escaped text is not changed again, so escaping twice is harmless.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Final
 
 __all__ = ["shortened", "visible", "visible_json", "visible_lines", "visible_text"]
 
-#: Controls (C0, DEL, C1), line and paragraph separators, marks that change the direction of text, what has no
-#: width or no glyph, tag characters and lone surrogates.
+#: Controls (C0, DEL, C1), line and paragraph separators, marks that change the direction of text, characters
+#: without width or glyph, tag characters and lone surrogates.
 _HIDDEN: Final = (
     "\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e"
     "\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
     "\U00013430-\U00013440\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-#: Joiners and variation selectors: part of emoji and of several scripts, and a hiding place anywhere else.
+#: Joiners and variation selectors: part of emoji and of several scripts; elsewhere they can hide data.
 _JOINERS: Final = "\u180b-\u180d\u180f\u200c\u200d\ufe00-\ufe0f"
 _PATTERN: Final = re.compile(f"[{_HIDDEN}][{_JOINERS}]*|[{_JOINERS}]+")
-#: All but tabs, for text that keeps its columns.
+#: Everything but tabs, for text with columns.
 _PATTERN_OF_LINES: Final = re.compile(f"(?!\t)(?:{_PATTERN.pattern})")
-#: All but line feeds, which ``json.dumps`` writes between the items of an indented document.
+#: Everything but line feeds, which ``json.dumps`` writes between the items of an indented document.
 _PATTERN_OF_JSON: Final = re.compile(f"(?!\n)(?:[{_HIDDEN}])")
-#: What of the joiners may stand alone: one, or the pair that emoji are built with. Longer runs hide data.
+#: Joiners that may appear alone: a single one, or the pair used in emoji. Longer runs can hide data.
 _ONE_JOINER: Final = re.compile(f"[{_JOINERS}]|\ufe0f\u200d")
 _KEYCAP: Final = "\u20e3"
 
@@ -34,8 +34,8 @@ def visible(text: str, *, limit: int = 0) -> str:
     r"""Return ``text`` as one line with every hidden or controlling character escaped.
 
     Args:
-        limit: most characters of the result before the note that says how many are left out;
-            0 cuts nothing.
+        limit: most characters of the result, not counting the note on how many are left out;
+            0 means no limit.
 
     >>> print(visible("a\x1b[2J\r\nb"))
     a\x1b[2J\r\nb
@@ -48,26 +48,26 @@ def visible(text: str, *, limit: int = 0) -> str:
 
 
 def visible_lines(text: str) -> list[str]:
-    """Return the lines of ``text``, each escaped; tabs stay. Only ``\\n`` and ``\\r\\n`` end a line."""
+    """Return the lines of ``text``, escaped except for tabs. Only ``\\n`` and ``\\r\\n`` end a line."""
     lines = text.replace("\r\n", "\n").split("\n")
     return [line if line.isascii() and line.isprintable() else _kept_tabs(line) for line in lines]
 
 
 def visible_text(text: str) -> str:
-    """Return ``text`` with its line feeds and tabs, and everything else of that kind escaped."""
+    """Return ``text`` with everything escaped but line feeds and tabs."""
     return "\n".join(visible_lines(text))
 
 
 def visible_json(document: str) -> str:
-    """Escape in a JSON document what JSON allows and terminals obey; it still says the same values."""
+    """Escape characters in a JSON document that JSON allows but terminals execute; values are unchanged."""
     return _PATTERN_OF_JSON.sub(_json_escaped, document)
 
 
 def shortened(text: str, limit: int, *, hidden: int = 0) -> str:
-    """Cut ``text`` to ``limit`` characters and say how many are left out.
+    """Cut ``text`` to ``limit`` characters and append how many are left out.
 
     Args:
-        hidden: characters that were left out before.
+        hidden: characters that were already left out.
     """
     left_out = hidden + max(0, len(text) - limit)
     return f"{text[:limit]}… ({left_out} more characters)" if left_out else text
@@ -83,7 +83,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _joins(run: str, match: re.Match[str]) -> bool:
-    """Whether a joiner stands where writing needs it: after a character that is not ASCII, or in a keycap."""
+    """Whether a joiner is legitimate: after a character that is not ASCII, or in a keycap."""
     if not _ONE_JOINER.fullmatch(run):
         return False
     text, before = match.string, match.start() - 1

@@ -83,8 +83,8 @@ async def test_garbage_is_taken_or_refused_by_an_error_of_value_or_type(data: st
     ("call", "reason"),
     [
         (lambda ctx: message.send_text("c", "hi", "c"), "send_text: ctx must be the AgentCtx, not str"),
-        (lambda ctx: message.send_text(7, "hi", ctx), "chat_key=7 names no chat"),
-        (lambda ctx: message.send_file(7, "/app/shared/x", ctx), "chat_key=7 names no chat"),
+        (lambda ctx: message.send_text(7, "hi", ctx), "chat_key=7 is not a chat key"),
+        (lambda ctx: message.send_file(7, "/app/shared/x", ctx), "chat_key=7 is not a chat key"),
         (lambda ctx: message.send_file("c", "x" * 5000, ctx), r"cannot send 'x{200}…': it is neither"),
         (lambda ctx: message.download_from_url("http://x", None), "pass the AgentCtx"),
         (lambda ctx: ctx.fs.mixed_forward_file("some, text " * 500), "is neither a file of this chat"),

@@ -214,5 +214,5 @@ async def test_an_unfinished_file_that_somebody_cuts_is_told(
                 file.truncate(1000)
 
     url = encrypted(answer_of(CONTENT, size=len(CONTENT)))
-    with pytest.raises(DownloadError, match="was cut by somebody"):
+    with pytest.raises(DownloadError, match="was truncated by another process"):
         await fetch(url, tmp_path / "m", allow_private=LOCAL, progress=cut)

@@ -132,7 +132,7 @@ async def test_redirects_are_followed_and_each_is_checked(file_server: FileServe
     result = await fetch(start, tmp_path / "f", allow_private=LOCAL)
     assert (result.url, result.path.read_bytes()) == (file_server.base + "/end", b"content")
     for target, reason in [
-        ("file:///etc/passwd", "is no http"),
+        ("file:///etc/passwd", "is not an http"),
         ("http://169.254.169.254/latest/meta-data", r"is at 169\.254\.169\.254"),
         (f"http://[::1]:{file_server.port}/end", "is at ::1: private"),
     ]:
@@ -235,7 +235,7 @@ def test_hosts_and_networks_can_be_allowed() -> None:
     assert policy.admits("Models.Internal.", "172.16.0.1")
     assert policy.admits("x", "10.9.9.9") and policy.admits("x", "192.168.1.7")
     assert not policy.admits("x", "192.168.1.8")
-    with pytest.raises(SettingsError, match=r"'10\.0\.0\.0/99' is no network"):
+    with pytest.raises(SettingsError, match=r"'10\.0\.0\.0/99' is not a network"):
         AddressPolicy(["10.0.0.0/99"])
 
 

@@ -210,7 +210,7 @@ async def test_wrong_messages_are_refused(world: InMemoryRuntime) -> None:
     ctx = world.context()
     with pytest.raises(InvalidValueError, match="message must be a string, not int"):
         await ctx.send_text(3)  # type: ignore[arg-type]
-    with pytest.raises(InvalidValueError, match="names no chat"):
+    with pytest.raises(InvalidValueError, match="is not a chat key"):
         await ctx.ms.send_text("", "x", ctx)
 
 

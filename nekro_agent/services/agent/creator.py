@@ -1,4 +1,4 @@
-"""Building multimodal messages for an LLM."""
+"""Builds multimodal messages for an LLM."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ContentSegment(BaseModel):
 
     @staticmethod
     def image_content_from_bytes(image_bytes: bytes, image_type: str = "png") -> Segment:
-        """Return an image part that carries the image; type ``png`` or ``image/png``."""
+        """Return an image part that contains the image; type ``png`` or ``image/png``."""
         media_type = image_type if "/" in image_type else f"image/{image_type.lstrip('.').lower()}"
         media_type = "image/jpeg" if media_type == "image/jpg" else media_type
         encoded = base64.b64encode(image_bytes).decode()
@@ -53,11 +53,11 @@ class ContentSegment(BaseModel):
 
     @staticmethod
     def image_content_from_path(image_path: str | Path) -> Segment:
-        """Return an image part that carries a file of the host; a ``data:`` URL is taken as it is.
+        """Return an image part that contains a host file; a ``data:`` URL is used unchanged.
 
         Args:
-            image_path: in a call, a text may name a sandbox path or a file of this chat, plugin or
-                call only, because it may come from a model; a ``Path`` names any file.
+            image_path: in a call, a text may name only a sandbox path or a file of this chat, plugin
+                or call, because it may come from a model; a ``Path`` may name any file.
 
         Raises:
             InvalidValueError: neither content nor suffix is that of an image, or the text names
@@ -87,7 +87,7 @@ class OpenAIChatMessage(BaseModel):
 
     @classmethod
     def from_text(cls, role: Role, text: str) -> OpenAIChatMessage:
-        """Return a message of one text."""
+        """Return a message with one text part."""
         return cls(role, [ContentSegment.text_content(text)])
 
     @classmethod
@@ -118,7 +118,7 @@ class OpenAIChatMessage(BaseModel):
         return self.batch_add(message.content)
 
     def tidy(self) -> OpenAIChatMessage:
-        """Join texts that follow each other, as they are, and drop empty ones."""
+        """Join consecutive texts without a separator, and drop empty ones."""
         tidied: list[Segment] = []
         for part in self.content:
             if part.get("type") == "text" and tidied and tidied[-1].get("type") == "text":
@@ -129,14 +129,14 @@ class OpenAIChatMessage(BaseModel):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the message as the API takes it: a message of texts only as one text."""
+        """Return the message in the API's form; if all parts are texts, they become one string."""
         if self.content and all(part.get("type") == "text" for part in self.content):
             return {"role": self.role, "content": "".join(part["text"] for part in self.content)}
         return {"role": self.role, "content": list(self.content)}
 
 
 def _media_type(content: bytes) -> str | None:
-    """Tell an image by its first bytes; plugins write downloads to names without a suffix."""
+    """Recognise an image by its first bytes, because plugins save downloads under names without a suffix."""
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return "image/webp"
     return next((media_type for start, media_type in _SIGNATURES.items() if content.startswith(start)), None)

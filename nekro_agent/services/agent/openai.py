@@ -1,4 +1,4 @@
-"""Asking a language model from a plugin, through an OpenAI-compatible endpoint."""
+"""Requests to a language model from plugins, through an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["OpenAIResponse", "gen_openai_chat_response", "gen_openai_embeddings"
 
 
 class OpenAIResponse(BaseModel):
-    """A model's answer."""
+    """A model's answer and its token counts."""
 
     response_content: str
     thought_chain: str = ""
@@ -39,7 +39,7 @@ async def gen_openai_chat_response(
     max_wait_time: float | None = None,
     **unused: object,
 ) -> OpenAIResponse:
-    """Ask a model and return its whole answer.
+    """Send messages to a model and return its complete answer.
 
     Args:
         max_wait_time: seconds; None leaves it to the client.
@@ -87,7 +87,7 @@ async def gen_openai_embeddings(
     timeout: float | None = None,  # noqa: ASYNC109  # the reference's name
     **unused: object,
 ) -> list[float]:
-    """Return the vector of a text (of the first one of a list).
+    """Return the embedding of a text (of the first one of a list).
 
     Args:
         timeout: seconds; None leaves it to the client.
@@ -107,7 +107,7 @@ async def gen_openai_embeddings(
 
 
 def _client(api_key: str | None, base_url: str | None, timeout_seconds: float | None) -> Any:
-    # The package takes a second to import; most plugins never ask a model.
+    # Imported here because the package takes a second to import and most plugins do not use a model.
     from openai import NOT_GIVEN, AsyncOpenAI
 
     return AsyncOpenAI(

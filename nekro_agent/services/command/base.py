@@ -1,4 +1,4 @@
-"""Commands: permission and context."""
+"""Commands: permission and context types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands: answers."""
+"""Commands: responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands: values."""
+"""Commands: argument and response types."""
 
 from __future__ import annotations
 

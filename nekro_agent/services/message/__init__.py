@@ -8,5 +8,5 @@ from nekro_agent.api import message
 
 __all__ = ["message"]
 
-# `import nekro_agent.services.message.message` is the same module, not a copy of its names.
+# `import nekro_agent.services.message.message` returns the module itself, not a copy of its names.
 sys.modules[f"{__name__}.message"] = message

@@ -1,4 +1,4 @@
-"""Background jobs."""
+"""Older import path of background jobs."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ class TimerService:
         """Set a timer.
 
         Args:
-            silent: accepted, without effect here.
+            silent: accepted for compatibility, no effect.
             override: clear the chat's other timers first.
-            callback: run this in this process instead of waking the agent; unlike the chat's
+            callback: called in this process instead of triggering the agent; unlike the chat's
                 timers it does not survive the process.
         """
         if callback is not None:
@@ -54,7 +54,7 @@ class TimerService:
             await asyncio.sleep(delay_seconds)
             try:
                 await callback()
-            except Exception as exc:  # a plugin's code, at the end of its own task
+            except Exception as exc:  # plugin code at the end of its own task
                 _log.opt(exception=exc).error("timer callback failed")
 
         task = asyncio.get_running_loop().create_task(run())
