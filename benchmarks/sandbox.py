@@ -218,7 +218,7 @@ async def _describe() -> bool:
     print("  (busy: take no figure from this run)" if busy else "")
     capability = await describe(SandboxSettings())
     for check in capability.checks:
-        print(f"{'ok ' if check.ok else 'NO '} {check.name}: {check.detail} {check.mend}".rstrip())
+        print(f"{'ok ' if check.ok else 'NO '} {check.name}: {check.detail} {check.fix}".rstrip())
     return capability.ok
 
 

@@ -48,7 +48,7 @@ class Check:
     verdict: Verdict
     detail: str
     #: What to do about it; "" when there is nothing to do.
-    mend: str = ""
+    fix: str = ""
     #: Exit code of the command when this is the first failure.
     code: ExitCode = ExitCode.FAILED
 
@@ -86,7 +86,7 @@ def _data_dir(settings: Settings) -> Check:
             name="data directory",
             verdict=Verdict.FAILED,
             detail=f"{standing} cannot be written to",
-            mend="set NEKRO_DATA_DIR to a directory of yours",
+            fix="set NEKRO_DATA_DIR to a directory of yours",
         )
     free_bytes = shutil.disk_usage(standing).free
     low = free_bytes < _LOW_DISK_BYTES
@@ -95,7 +95,7 @@ def _data_dir(settings: Settings) -> Check:
         verdict=Verdict.WARNING if low else Verdict.OK,
         detail=f"{directory}, {free_bytes / (1 << 30):.1f} GiB free"
         + ("" if directory.exists() else " (not made yet)"),
-        mend="make room" if low else "",
+        fix="make room" if low else "",
     )
 
 
@@ -138,7 +138,7 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
             name=name,
             verdict=Verdict.FAILED,
             detail=f"{without_password(url)} does not answer ({exc})",
-            mend=f"start Redis there, or correct {variable}",
+            fix=f"start Redis there, or correct {variable}",
             code=ExitCode.BROKER,
         )
     version = str(server["redis_version"])
@@ -147,7 +147,7 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
             name=name,
             verdict=Verdict.FAILED,
             detail=f"{without_password(url)} is Redis {version}",
-            mend="use 6.2 or newer",
+            fix="use 6.2 or newer",
             code=ExitCode.BROKER,
         )
     if server.get("redis_mode") == "cluster" or server.get("role") == "slave":
@@ -156,7 +156,7 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
             name=name,
             verdict=Verdict.FAILED,
             detail=f"{without_password(url)} is {kind}",
-            mend=f"name a primary outside of a cluster in {variable}, or Sentinels (sentinel://)",
+            fix=f"name a primary outside of a cluster in {variable}, or Sentinels (sentinel://)",
             code=ExitCode.BROKER,
         )
     faults = _redis_faults(server)
@@ -165,7 +165,7 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
         verdict=Verdict.WARNING if faults else Verdict.OK,
         detail=f"{without_password(url)}, Redis {version}, key prefix {settings.broker.key_prefix!r}"
         + "".join(f"; {fault}" for fault, _ in faults),
-        mend="; ".join(mend for _, mend in faults),
+        fix="; ".join(fix for _, fix in faults),
     )
 
 
@@ -206,7 +206,7 @@ async def _database(settings: Settings) -> Check:
             name="database",
             verdict=Verdict.FAILED,
             detail=f"{status.url} cannot be reached: {status.problem}",
-            mend="start it, or correct NEKRO_DATABASE__URL",
+            fix="start it, or correct NEKRO_DATABASE__URL",
             code=ExitCode.STORAGE,
         )
     where = f"{status.url}, {status.server}"
@@ -217,7 +217,7 @@ async def _database(settings: Settings) -> Check:
         name="database",
         verdict=Verdict.FAILED,
         detail=f"{where}, has schema {status.revision or 'none'} and needs {status.head}",
-        mend="run `nekro db upgrade`",
+        fix="run `nekro db upgrade`",
         code=ExitCode.STORAGE,
     )
 
@@ -236,7 +236,7 @@ async def _sandbox(settings: Settings) -> list[Check]:
             name=f"sandbox {part.name.removeprefix('sandbox ')}",
             verdict=Verdict.OK if part.ok else Verdict.FAILED if part.needed else Verdict.WARNING,
             detail=part.detail,
-            mend="" if part.ok else part.mend,
+            fix="" if part.ok else part.fix,
             code=ExitCode.SANDBOX,
         )
         for part in capability.checks
@@ -255,7 +255,7 @@ def _sandbox_limit(limit: Enforcement) -> Check:
         name=f"sandbox limit {limit.limit}",
         verdict=Verdict.OK if limit.ok else Verdict.FAILED if limit.required else Verdict.WARNING,
         detail=f"{limit.by}: {limit.detail}",
-        mend=limit.mend,
+        fix=limit.fix,
         code=ExitCode.SANDBOX,
     )
 
@@ -275,7 +275,7 @@ def _plugins(settings: Settings) -> Check:
         name="plugins",
         verdict=Verdict.FAILED,
         detail=f"{detail}; {len(failed)} failed to load: {faults}",
-        mend="correct the plugin, or take it out of NEKRO_PLUGINS__DIRS",
+        fix="correct the plugin, or take it out of NEKRO_PLUGINS__DIRS",
         code=ExitCode.PLUGIN,
     )
 
@@ -301,7 +301,7 @@ def _workers(settings: Settings, *, broken: bool) -> Check:
         name="workers",
         verdict=Verdict.WARNING if missing else Verdict.OK,
         detail=f"{source}: lanes {', '.join(served) or 'none'}",
-        mend="; ".join(f"start `nekro worker --lane {lane}`" for lane in missing),
+        fix="; ".join(f"start `nekro worker --lane {lane}`" for lane in missing),
     )
 
 
@@ -317,7 +317,7 @@ def _local_workers() -> list[Check]:
             name=f"worker {answer.worker} (process {answer.pid})",
             verdict=Verdict.OK if answer.ok else Verdict.WARNING,
             detail="; ".join(answer.faults) or "ready",
-            mend="" if answer.ok else "its log says more; it becomes ready by itself, or restart it",
+            fix="" if answer.ok else "its log says more; it becomes ready by itself, or restart it",
         )
         for answer in answers
     ]
@@ -345,7 +345,7 @@ def _language_model(settings: Settings) -> Check:
             name="language model",
             verdict=Verdict.OK if found else Verdict.FAILED,
             detail=f"answers from {llm.script}" + ("" if found else ", which is no file"),
-            mend="" if found else "correct NEKRO_LLM__SCRIPT",
+            fix="" if found else "correct NEKRO_LLM__SCRIPT",
             code=ExitCode.USAGE,
         )
     if llm.base_url is None:
@@ -353,14 +353,14 @@ def _language_model(settings: Settings) -> Check:
             name="language model",
             verdict=Verdict.WARNING,
             detail="none; `nekro exec` and `nekro call` need none, rounds do",
-            mend="set NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL",
+            fix="set NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL",
         )
     if not llm.model:
         return Check(
             name="language model",
             verdict=Verdict.FAILED,
             detail=f"{llm.base_url} without a model name",
-            mend="set NEKRO_LLM__MODEL",
+            fix="set NEKRO_LLM__MODEL",
             code=ExitCode.USAGE,
         )
     return Check(name="language model", verdict=Verdict.OK, detail=f"{llm.model} at {llm.base_url}")

@@ -60,7 +60,7 @@ def _check(name: str, ahead_seconds: float) -> Check:
         verdict=Verdict.FAILED if off > _FAIL_SECONDS else Verdict.WARNING,
         detail=f"this host's clock is {off:.1f} s {side} it; deadlines of calls follow the database's clock, "
         "but plugins, logs and files here use this host's",
-        mend="synchronise the clocks of all hosts (`timedatectl set-ntp true`, or chrony)",
+        fix="synchronise the clocks of all hosts (`timedatectl set-ntp true`, or chrony)",
     )
 
 

@@ -310,7 +310,7 @@ def find_cgroups(
         name="control groups",
         ok=False,
         detail="; ".join(reasons),
-        mend=f"{DELEGATE}; until then a watchdog bounds memory, up to its polling interval",
+        fix=f"{DELEGATE}; until then a watchdog bounds memory, up to its polling interval",
         needed=False,
     )
 

@@ -39,9 +39,9 @@ def group_limits(cgroups: Cgroups | None) -> tuple[Enforcement, ...]:
         if cgroups is not None and limit not in missing:
             found.append(Enforcement(limit=limit, by=Enforcer.KERNEL, detail=cgroups.name))
         else:
-            mend = "" if by is Enforcer.KERNEL else DELEGATE
+            fix = "" if by is Enforcer.KERNEL else DELEGATE
             detail = f"{detail} ({missing[limit]})"
-            found.append(Enforcement(limit=limit, by=by, detail=detail, mend=mend))
+            found.append(Enforcement(limit=limit, by=by, detail=detail, fix=fix))
     return tuple(found)
 
 
@@ -76,8 +76,8 @@ def _disk(settings: SandboxSettings, shared_root: Path | None) -> Enforcement:
         try:
             check_images(settings, shared_root)
         except (SandboxUnavailableError, OSError) as exc:
-            mend = "run the service as root with loop devices, or set NEKRO_SANDBOX__SHARED_STORAGE=directory"
-            return Enforcement(limit="disk", by=Enforcer.NOTHING, detail=str(exc), mend=mend, required=True)
+            fix = "run the service as root with loop devices, or set NEKRO_SANDBOX__SHARED_STORAGE=directory"
+            return Enforcement(limit="disk", by=Enforcer.NOTHING, detail=str(exc), fix=fix, required=True)
         return Enforcement(limit="disk", by=Enforcer.KERNEL, detail="an ext4 image for each container")
     if shared_root is not None and is_whole_file_system(shared_root):
         size = os.statvfs(shared_root)
@@ -91,7 +91,7 @@ def _disk(settings: SandboxSettings, shared_root: Path | None) -> Enforcement:
         limit="disk",
         by=Enforcer.POLLED,
         detail="/app/shared is measured every 100 ms while code runs and cut back after",
-        mend=_OWN_DISK.format(shared_root or "<data directory>/sandboxes"),
+        fix=_OWN_DISK.format(shared_root or "<data directory>/sandboxes"),
     )
 
 

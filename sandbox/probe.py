@@ -83,7 +83,7 @@ def _guards_are_blind(sandbox: Sandbox, settings: SandboxSettings) -> Check | No
             name="sandbox run",
             ok=False,
             detail=f"the processes of a sandbox cannot be looked at ({exc.strerror}: {exc.filename})",
-            mend="give this service CAP_SYS_PTRACE, run it as an ordinary user, or let the kernel keep all"
+            fix="give this service CAP_SYS_PTRACE, run it as an ordinary user, or let the kernel keep all"
             " limits (control groups and NEKRO_SANDBOX__SHARED_STORAGE=image)",
         )
     return None

@@ -119,5 +119,5 @@ def _print_checks(checks: Sequence[Check], args: Args, deps: Deps) -> None:
         deps.output.json([asdict(check) for check in checks])
         return
     for check in checks:
-        mend = f" -> {check.mend}" if check.mend else ""
-        deps.output.report(one_line(f"{_MARKS[check.verdict]} {check.name}: {check.detail}{mend}"))
+        fix = f" -> {check.fix}" if check.fix else ""
+        deps.output.report(one_line(f"{_MARKS[check.verdict]} {check.name}: {check.detail}{fix}"))

@@ -32,7 +32,7 @@ class Check:
     ok: bool
     detail: str
     #: What to do when it is not ok; empty otherwise.
-    mend: str = ""
+    fix: str = ""
     #: Whether the driver is useless without it.
     needed: bool = True
 
@@ -58,7 +58,7 @@ class Enforcement:
     by: Enforcer
     detail: str
     #: What to do to have it kept by the kernel; "" where nothing needs to be done.
-    mend: str = ""
+    fix: str = ""
     #: Whether a service must not start unless the kernel or the host keeps it.
     required: bool = False
 
@@ -88,9 +88,9 @@ class Capability:
     def reasons(self) -> tuple[str, ...]:
         """Why the driver cannot be used, each with its mend."""
         failed = [check for check in self.checks if check.needed and not check.ok]
-        reasons = [f"{c.name}: {c.detail}" + (f" ({c.mend})" if c.mend else "") for c in failed]
+        reasons = [f"{c.name}: {c.detail}" + (f" ({c.fix})" if c.fix else "") for c in failed]
         reasons += [
-            f"limit {limit.limit} is kept by {limit.by}: {limit.detail} ({limit.mend})"
+            f"limit {limit.limit} is kept by {limit.by}: {limit.detail} ({limit.fix})"
             for limit in self.limits
             if limit.required and not limit.ok
         ]

@@ -77,8 +77,8 @@ class ContainerDriver:
         # What both engines answer alike; their `info` and their formats of `ps` differ.
         code, words = await _ask(engine, "ps", "--quiet")
         if code:
-            mend = "start the engine, or let this user talk to it (group docker, or rootless podman)"
-            return (Check(name="container engine", ok=False, detail=words, mend=mend),)
+            fix = "start the engine, or let this user talk to it (group docker, or rootless podman)"
+            return (Check(name="container engine", ok=False, detail=words, fix=fix),)
         await self._remove_abandoned()
         image = self._settings.container_image
         code, words = await _ask(engine, "image", "inspect", "--format", "{{.Id}}", image)
@@ -88,7 +88,7 @@ class ContainerDriver:
                 name="container image",
                 ok=code == 0,
                 detail=f"{image} {words[:19]}" if code == 0 else f"{image} is not on this machine",
-                mend="" if code == 0 else f"{Path(engine).name} pull {image}",
+                fix="" if code == 0 else f"{Path(engine).name} pull {image}",
             ),
         )
 
@@ -103,7 +103,7 @@ class ContainerDriver:
                 limit=limit,
                 by=Enforcer.NOTHING,
                 detail="the engine does not say that it keeps it",
-                mend="give the engine control groups with memory, swap, pids and cpu",
+                fix="give the engine control groups with memory, swap, pids and cpu",
             )
             for limit in ("memory", "swap", "pids", "cpu")
         )

@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["explain_denied_call", "explain_start_failure"]
 
 #: Fragment of the message to what to do; the first that occurs wins.
-_MENDS: Final = (
+_FIXES: Final = (
     (
         "No permissions to create new namespace",
         "user namespaces are denied: allow them (sysctl kernel.unprivileged_userns_clone=1, or the"
@@ -59,7 +59,7 @@ def explain_denied_call(error: OSError) -> str:
 def explain_start_failure(output: str) -> str:
     """Return one sentence with what was printed and, where it is known, what to do."""
     words = " ".join(output.split())[:500] or "it printed nothing"
-    for fragment, mend in _MENDS:
+    for fragment, fix in _FIXES:
         if fragment in output:
-            return f"bubblewrap could not start a sandbox: {words} ({mend})"
+            return f"bubblewrap could not start a sandbox: {words} ({fix})"
     return f"bubblewrap could not start a sandbox: {words}"

@@ -214,7 +214,7 @@ class LandlockDriver(_SupervisedDriver):
                 name="landlock",
                 ok=version >= confine.LEAST_LANDLOCK,
                 detail=f"version {version} of the kernel's interface",
-                mend="use Linux 6.12 or newer, or NEKRO_SANDBOX__DRIVER=bwrap or container",
+                fix="use Linux 6.12 or newer, or NEKRO_SANDBOX__DRIVER=bwrap or container",
             ),
             check_of("interpreter", lambda: describe_interpreter(self.interpreter)),
             check_of("seccomp", lambda: f"{len(self._filter) // 8} instructions for {platform.machine()}"),
@@ -222,7 +222,7 @@ class LandlockDriver(_SupervisedDriver):
                 name="processes",
                 ok=False,
                 detail="no namespaces: code sees the host's paths, /app/shared is ./shared only",
-                mend="degraded by choice; install bubblewrap for full isolation",
+                fix="degraded by choice; install bubblewrap for full isolation",
                 needed=False,
             ),
             self._cgroups[1],
@@ -245,7 +245,7 @@ class UnsafeDriver(_SupervisedDriver):
                 detail="code of the LLM runs without isolation"
                 if accepted
                 else "refused: it needs a second switch",
-                mend="" if accepted else f"set {UNSAFE_SWITCH}=1 as well, or another NEKRO_SANDBOX__DRIVER",
+                fix="" if accepted else f"set {UNSAFE_SWITCH}=1 as well, or another NEKRO_SANDBOX__DRIVER",
             ),
             check_of("interpreter", lambda: describe_interpreter(self.interpreter)),
         )

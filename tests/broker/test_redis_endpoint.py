@@ -195,7 +195,7 @@ async def test_the_doctor_refuses_a_replica(
     checks = await run_checks(make_settings(broker={"url": server.url}))
     check = next(check for check in checks if check.name == "redis")
     assert check.verdict is Verdict.FAILED and "is a replica" in check.detail
-    assert "sentinel://" in check.mend
+    assert "sentinel://" in check.fix
 
 
 def test_remote_control_shows_no_password_of_servers_or_sentinels(

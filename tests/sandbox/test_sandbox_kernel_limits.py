@@ -298,7 +298,7 @@ def test_limit_that_a_group_does_not_keep_is_not_the_kernels() -> None:
     assert found["memory"].by is Enforcer.KERNEL
     assert (found["cpu"].by, found["cpu"].ok) == (Enforcer.NOTHING, False)
     assert "no cpu controller" in found["cpu"].detail
-    assert found["cpu"].mend
+    assert found["cpu"].fix
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What keeps a sandbox from starting (U of the attack list): always a refusal with reason and mend."""
+"""What keeps a sandbox from starting (U of the attack list): always a refusal with reason and fix."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def test_doctor_prints_line_by_line_what_isolation_this_machine_gives(
     isolation -= {f"limit {name}" for name in limits}
     assert isolation == {"bubblewrap", "interpreter", "seccomp", "control groups", "network", "run"}
     assert lines["sandbox limit disk"]["detail"].startswith("polled: ")
-    assert "NEKRO_SANDBOX__SHARED_STORAGE" in lines["sandbox limit disk"]["mend"]
+    assert "NEKRO_SANDBOX__SHARED_STORAGE" in lines["sandbox limit disk"]["fix"]
     mode = "root mode" if os.geteuid() == 0 else "user mode"
     assert mode in lines["sandbox bubblewrap"]["detail"]
     assert lines["sandbox run"]["detail"].startswith("code ran in")
     groups = lines["sandbox control groups"]
     assert lines["sandbox limit wall"]["detail"].startswith("host: ")
-    assert "bounds memory" in groups["detail"] or "Delegate=yes" in groups["mend"]
+    assert "bounds memory" in groups["detail"] or "Delegate=yes" in groups["fix"]
 
 
 async def test_description_never_raises_and_names_what_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ async def test_bubblewrap_that_fails_is_quoted_with_its_meaning(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("message", "mend"),
+    ("message", "fix"),
     [
         ("bwrap: No permissions to create new namespace", "unprivileged_userns_clone"),
         (
@@ -176,8 +176,8 @@ async def test_bubblewrap_that_fails_is_quoted_with_its_meaning(tmp_path: Path) 
         ("bwrap: execvp /opt/python/bin/python3: No such file or directory", "NEKRO_SANDBOX__PYTHON"),
     ],
 )
-def test_known_messages_have_a_mend(message: str, mend: str) -> None:
-    assert mend in explain_start_failure(message)
+def test_known_messages_have_a_fix(message: str, fix: str) -> None:
+    assert fix in explain_start_failure(message)
 
 
 @pytest.mark.root

@@ -270,7 +270,7 @@ class TestControlGroups:
         assert groups is None
         assert (check.ok, check.needed) == (False, False)
         assert "no memory and no pids controller" in check.detail
-        assert "Delegate=yes" in check.mend
+        assert "Delegate=yes" in check.fix
 
     def test_groups_of_a_killed_service_are_removed(self, tmp_path: Path) -> None:
         own, proc = fake_groups(tmp_path, enabled="memory pids")
