@@ -1,4 +1,4 @@
-"""Plugins and methods as this process sees them, without broker or database."""
+"""Load the plugins that the settings name and list their methods, without a broker or a database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Catalogue", "load_catalogue"]
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """What loading found."""
+    """The loaded plugins and the registry of their methods."""
 
     loaded: LoadedPlugins
     registry: Registry

@@ -1,4 +1,4 @@
-"""What `nekro doctor` looks at; each check ends in one line and, where something is wrong, its mend."""
+"""The checks of `nekro doctor`: one line per check, with a suggested fix where something is wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOW_DISK_BYTES: Final = 1 << 30
 class Verdict(StrEnum):
     """How a check ended."""
 
-    #: As it should be.
+    #: No problem was found.
     OK = "ok"
     #: Works, but not as well as it could, or not yet.
     WARNING = "warning"
@@ -42,19 +42,19 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One line of the doctor."""
+    """The result of one check: one line of `nekro doctor`."""
 
     name: str
     verdict: Verdict
     detail: str
-    #: What to do about it; "" when there is nothing to do.
+    #: Suggested fix; "" when none is needed.
     fix: str = ""
     #: Exit code of the command when this is the first failure.
     code: ExitCode = ExitCode.FAILED
 
 
 async def run_checks(settings: Settings) -> list[Check]:
-    """Run every check; a failure of one does not keep the others from running."""
+    """Run every check; a failed check does not stop the others."""
     from cli.clocks import clock_checks
 
     checks = [
@@ -86,7 +86,7 @@ def _data_dir(settings: Settings) -> Check:
             name="data directory",
             verdict=Verdict.FAILED,
             detail=f"{standing} cannot be written to",
-            fix="set NEKRO_DATA_DIR to a directory of yours",
+            fix="set NEKRO_DATA_DIR to a writable directory",
         )
     free_bytes = shutil.disk_usage(standing).free
     low = free_bytes < _LOW_DISK_BYTES
@@ -94,8 +94,8 @@ def _data_dir(settings: Settings) -> Check:
         name="data directory",
         verdict=Verdict.WARNING if low else Verdict.OK,
         detail=f"{directory}, {free_bytes / (1 << 30):.1f} GiB free"
-        + ("" if directory.exists() else " (not made yet)"),
-        fix="make room" if low else "",
+        + ("" if directory.exists() else " (does not exist yet)"),
+        fix="free disk space" if low else "",
     )
 
 
@@ -118,7 +118,7 @@ def _embedded_redis(settings: Settings) -> Check:
         binary = redis_binary()
     except NekroError as exc:
         return Check(name="redis", verdict=Verdict.FAILED, detail=str(exc), code=ExitCode.BROKER)
-    # Not through EmbeddedRedis.start: the doctor starts nothing.
+    # Not EmbeddedRedis.start: `nekro doctor` starts nothing.
     state = (
         "running" if EmbeddedRedis(settings.data_dir).answers() else "started by the commands that need it"
     )
@@ -170,13 +170,13 @@ def _redis_server(settings: Settings, url: str, *, name: str, variable: str) -> 
 
 
 def _redis_faults(server: dict[str, object]) -> list[tuple[str, str]]:
-    """Return what makes a Redis lose messages, each with its mend."""
+    """Return (problem, fix) for each setting of the Redis server that can lose messages."""
     faults = []
     policy = str(server.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
         faults.append((f"evicts keys when full ({policy})", "CONFIG SET maxmemory-policy noeviction"))
     if not server.get("aof_enabled"):
-        faults.append(("forgets queued messages when it restarts", "CONFIG SET appendonly yes"))
+        faults.append(("loses queued messages when it restarts", "CONFIG SET appendonly yes"))
     return faults
 
 
@@ -195,8 +195,8 @@ async def _database(settings: Settings) -> Check:
     from storage.urls import SQLITE_FILE_NAME
 
     if settings.database.url is None and not (settings.data_dir / SQLITE_FILE_NAME).exists():
-        # Asking SQLite would make the file.
-        return Check(name="database", verdict=Verdict.OK, detail="SQLite, made by the first command")
+        # Connecting would create the file.
+        return Check(name="database", verdict=Verdict.OK, detail="SQLite, created by the first command")
     try:
         status = await check(settings.database, settings.data_dir)
     except SettingsError as exc:
@@ -223,7 +223,7 @@ async def _database(settings: Settings) -> Check:
 
 
 async def _sandbox(settings: Settings) -> list[Check]:
-    """Say what isolation this machine gives, line by line; a missing part that code can do without warns."""
+    """Return one check per part of the isolation; a missing part that is optional is a warning."""
     from sandbox import describe
 
     try:
@@ -243,7 +243,7 @@ async def _sandbox(settings: Settings) -> list[Check]:
     ]
     lines += [_sandbox_limit(limit) for limit in capability.limits]
     verdict = Verdict.OK if capability.ok else Verdict.FAILED
-    ran = "ran one" if capability.ok else "cannot run code here"
+    ran = "ran a sandbox" if capability.ok else "cannot run code here"
     summary = Check(
         name="sandbox", verdict=verdict, detail=f"driver {capability.driver} {ran}", code=ExitCode.SANDBOX
     )
@@ -287,12 +287,12 @@ def _workers(settings: Settings, *, broken: bool) -> Check:
             return Check(
                 name="workers",
                 verdict=Verdict.OK,
-                detail="none; commands start their own, `nekro up` keeps some",
+                detail="none; commands start their own, `nekro up` keeps workers running",
             )
         served = sorted(running.lanes)
         source = f"`nekro {running.command}` (process {running.pid})"
     elif broken:
-        return Check(name="workers", verdict=Verdict.WARNING, detail="unknown while the broker is away")
+        return Check(name="workers", verdict=Verdict.WARNING, detail="unknown while the broker is down")
     else:
         served, source = sorted(_ask_broker(settings)), "the broker"
     # Without a process of lane `pinned`, those of lane `methods` own the pinned plugins.
@@ -317,7 +317,7 @@ def _local_workers() -> list[Check]:
             name=f"worker {answer.worker} (process {answer.pid})",
             verdict=Verdict.OK if answer.ok else Verdict.WARNING,
             detail="; ".join(answer.faults) or "ready",
-            fix="" if answer.ok else "its log says more; it becomes ready by itself, or restart it",
+            fix="" if answer.ok else "see the log of this worker; wait until it is ready, or restart it",
         )
         for answer in answers
     ]
@@ -344,7 +344,7 @@ def _language_model(settings: Settings) -> Check:
         return Check(
             name="language model",
             verdict=Verdict.OK if found else Verdict.FAILED,
-            detail=f"answers from {llm.script}" + ("" if found else ", which is no file"),
+            detail=f"answers from {llm.script}" + ("" if found else ", which is not a file"),
             fix="" if found else "correct NEKRO_LLM__SCRIPT",
             code=ExitCode.USAGE,
         )
@@ -352,7 +352,7 @@ def _language_model(settings: Settings) -> Check:
         return Check(
             name="language model",
             verdict=Verdict.WARNING,
-            detail="none; `nekro exec` and `nekro call` need none, rounds do",
+            detail="none; `nekro exec` and `nekro call` work without one, rounds need one",
             fix="set NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL",
         )
     if not llm.model:

@@ -1,4 +1,4 @@
-"""Comparing this host's clock with those of the broker and the database."""
+"""Compare this host's clock with the clocks of the broker and the database."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from workers.clock_watch import WARN_SECONDS
 
 __all__ = ["clock_checks", "clock_offsets", "follow_shared_time"]
 
-#: A difference that shows an unsynchronised host.
+#: A larger difference means that a host's clock is not synchronised: the check fails.
 _FAIL_SECONDS: Final = 10.0
 
 
 def follow_shared_time(settings: Settings) -> None:
-    """Have a command follow the database's clock; where that does not answer, the host's is used.
+    """Make this process use the database's clock; when the database does not answer, the host's is used.
 
-    For commands that write or judge times of others without opening the services; blocks.
+    For commands that write or compare timestamps of the system without opening the services. Blocks.
     """
 
     async def follow() -> None:
@@ -42,10 +42,10 @@ def follow_shared_time(settings: Settings) -> None:
 
 
 async def clock_checks(settings: Settings) -> list[Check]:
-    """Return a line of the doctor for each clock that can be compared."""
+    """Return one check for each clock that can be compared."""
     try:
         offsets = await clock_offsets(settings)
-    except SettingsError:  # the check of the database says it
+    except SettingsError:  # reported by the check of the database
         return []
     return [_check(f"clock of the {name}", seconds) for name, seconds in offsets.items()]
 
@@ -65,9 +65,9 @@ def _check(name: str, ahead_seconds: float) -> Check:
 
 
 async def clock_offsets(settings: Settings, *, clock: Callable[[], float] = time.time) -> dict[str, float]:
-    """Return by how many seconds this host's clock is ahead of each other one; negative: behind.
+    """Return by how many seconds this host's clock is ahead of each server's clock; negative: behind.
 
-    What does not answer, or runs on this host by our own doing (embedded Redis, SQLite), is left out.
+    Left out are servers that do not answer, and embedded Redis and SQLite, which use this host's clock.
 
     Args:
         clock: this host's, in seconds since 1970.

@@ -1,4 +1,4 @@
-"""What a command is made of, and the arguments that several commands share."""
+"""The interface of a command module, and the arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
     "warn_of_root",
 ]
 
-#: The chat that the command line works in unless it names another.
+#: Chat key used when ``--chat-key`` is not given.
 DEFAULT_CHAT_KEY: Final = "cli"
 
 A = TypeVar("A")
@@ -40,17 +40,17 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, kw_only=True)
 class Deps:
-    """What a command may use besides its own arguments."""
+    """What a command receives besides its own arguments."""
 
     output: Output
-    #: What ``--data-dir`` said; None when it was not given.
+    #: Value of ``--data-dir``; None when it was not given.
     data_dir: Path | None
     #: Reads environment, ``.env`` and the global options; raises SettingsError.
     load_settings: Callable[[], Settings]
 
 
 class CommandModule(Protocol):
-    """The surface of each module in ``cli.commands``."""
+    """The interface of each module in ``cli.commands``."""
 
     #: Frozen dataclass; its fields are the destinations that ``register`` declares.
     Args: type
@@ -60,7 +60,7 @@ class CommandModule(Protocol):
         ...
 
     def run(self, args: Any, deps: Deps) -> int:
-        """Do it; returns the exit code, raises errors of the tree."""
+        """Run the command; returns the exit code, raises errors of ``nekro_agent.errors``."""
         ...
 
 
@@ -92,19 +92,19 @@ def add_user_id(parser: argparse.ArgumentParser) -> None:
         "--user-id",
         metavar="U",
         default=None,
-        help="platform id of the user on whose behalf methods run (default: nobody)",
+        help="platform id of the user on whose behalf methods run (default: no user)",
     )
 
 
 def add_supervisor_fd(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--supervisor-fd``, spoken between `nekro up` and its children only."""
+    """Declare ``--supervisor-fd``, which only parent commands pass to the processes that they start."""
     parser.add_argument("--supervisor-fd", type=int, default=None, help=argparse.SUPPRESS)
 
 
 def warn_of_root(output: Output) -> None:
-    """Tell root what it means to run workers as root."""
+    """Warn when this process runs as root: plugins would run as root too."""
     if os.geteuid() == 0:
-        output.words("warning: workers of root run plugins as root; give them a user of their own")
+        output.words("warning: workers started by root run plugins as root; use a dedicated user")
 
 
 def positive_int(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Settings as environment variables, so that a child process reads exactly what its parent resolved."""
+"""Settings as environment variables, so that a child process reads the values that its parent resolved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def setting_value(settings: Settings, group: str, variable: str) -> object:
 
 
 def setting_text(value: object) -> str:
-    """Write a value as the environment would: ``a,b`` for lists, secrets in the clear, ``""`` for None."""
+    """Format a value for an environment variable: lists as ``a,b``, secrets in plain text, None as ""."""
     if value is None:
         return ""
     if isinstance(value, SecretStr):
@@ -41,7 +41,7 @@ def setting_text(value: object) -> str:
 def environment_of(settings: Settings, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return ``base`` (default: this process's environment) with every setting written out.
 
-    Unset settings are left out, and no ``NEKRO_`` variable of ``base`` survives except those of the tests.
+    Unset settings are left out, and ``NEKRO_`` variables of ``base`` are removed, except those of the tests.
     """
     kept = os.environ if base is None else base
     result = {

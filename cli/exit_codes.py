@@ -1,7 +1,7 @@
-"""What the exit code of a `nekro` command says.
+"""The exit codes of the `nekro` commands.
 
 `nekro exec` is the exception: its exit code is the stop type of the run (0, 1, 2, 8, 9, 10 or 11).
-None of those meets a code below except 1 and 2, so `exec` reports these two under other numbers:
+Of those, 1 and 2 are also codes below, so `exec` reports these two under other numbers:
 an internal error as 70 and a wrong command line or setting as 64 (the numbers of ``sysexits.h``).
 """
 
@@ -27,7 +27,7 @@ __all__ = ["EXEC_CODES", "ExitCode", "exit_code_of"]
 
 
 class ExitCode(IntEnum):
-    """Exit code of every command but `nekro exec`; the docstring of each member is its documentation."""
+    """Exit codes of every command but `nekro exec`; ``meaning`` documents each member."""
 
     OK = 0, "Done."
     FAILED = 1, "A check of `doctor` or `demo` failed, or an internal error (run again with `--debug`)."
@@ -36,27 +36,27 @@ class ExitCode(IntEnum):
     STORAGE = 4, "The database does not answer, is not migrated, or lacks what was asked for."
     PLUGIN = 5, "A plugin failed to load."
     METHOD = 6, "A method is unknown or disabled, refused its arguments, failed, or did not end in time."
-    SANDBOX = 7, "No sandbox can be had on this machine."
-    LLM = 12, "No language model is configured, or it failed after all tries."
-    SERVICE = 13, "A process of the system did not start, ended early, or another one is in the way."
+    SANDBOX = 7, "No sandbox can be started on this machine."
+    LLM = 12, "No language model is configured, or it failed after all retries."
+    SERVICE = 13, "A process of the system did not start, ended early, or conflicts with a running one."
     INTERRUPTED = 130, "Ended by Ctrl-C."
-    BROKEN_PIPE = 141, "Whatever read the output went away."
+    BROKEN_PIPE = 141, "The reader of the output closed the pipe."
     TERMINATED = 143, "Ended by SIGTERM."
 
     meaning: str
 
     def __new__(cls, value: int, meaning: str) -> ExitCode:
-        """Keep each member's sentence beside its number."""
+        """Store the sentence of a member as its ``meaning``."""
         member = int.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
         return member
 
 
-#: What `nekro exec` says instead, because the number on the left is a stop type.
+#: What `nekro exec` returns instead, because the code on the left is a stop type.
 EXEC_CODES: Final = {ExitCode.FAILED: 70, ExitCode.USAGE: 64}
 
-#: First match wins, so subclasses stand before their parents.
+#: The first match wins, so subclasses come before their parents.
 _BY_ERROR: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
     (SettingsError, ExitCode.USAGE),
     (UsageError, ExitCode.USAGE),
@@ -74,7 +74,7 @@ _BY_ERROR: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """Return the exit code that an error of ours, or of anybody, ends a command with."""
+    """Return the exit code for any error; 1 when the error has no code of its own."""
     for kind, code in _BY_ERROR:
         if isinstance(error, kind):
             return code

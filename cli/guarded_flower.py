@@ -1,4 +1,4 @@
-"""Flower that answers only to its own names while it has no password."""
+"""Check the Host header of Flower's requests while it has no password, which prevents DNS rebinding."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _REFUSAL = (
 
 
 def guard_hosts(names: Iterable[str]) -> None:
-    """Let the Flower that this process starts refuse requests for other hosts.
+    """Make the Flower that this process starts refuse requests for other hosts.
 
     Args:
         names: hosts besides the loopback names.
 
     Raises:
-        ServiceError: this version of Flower is built in another way and cannot be guarded.
+        ServiceError: this version of Flower has another structure and cannot be patched.
     """
     if getattr(flower.command, "Flower", None) is not Flower:
         raise ServiceError("cannot check Host headers of this Flower; install flower as constraints.txt says")
@@ -52,7 +52,7 @@ def guard_hosts(names: Iterable[str]) -> None:
 
 
 class _Refusal(RequestHandler):
-    """Answers whatever is asked with the reason why it is refused."""
+    """Answers any request with the reason for its refusal."""
 
     def prepare(self) -> None:
         self.set_status(HTTPStatus.MISDIRECTED_REQUEST)

@@ -1,4 +1,4 @@
-"""Progress bars of jobs, with rate and time left; plain lines where nobody looks at a terminal."""
+"""Progress bars of jobs, with rate and time left; plain lines where stdout is not a terminal."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class JobView(Protocol):
     """Shows jobs while they run."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start to show."""
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the last picture standing."""
+        """Stop; the last state stays on the screen."""
         ...
 
     def show(self, jobs: Sequence[Job]) -> None:
-        """Show how far they are now."""
+        """Show the current state of the jobs."""
         ...
 
 
@@ -47,7 +47,7 @@ def job_view(output: Output) -> JobView:
 
 
 class _Lines:
-    """One line per change."""
+    """Prints one line per change."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -73,7 +73,7 @@ class _Lines:
 
 
 class _Bars:
-    """A bar per job, drawn by rich; rate and time left are ours, for reports of whole percents."""
+    """A bar per job, drawn by rich; rate and time left come from ``Pace``, as percents are whole numbers."""
 
     def __init__(self, output: Output) -> None:
         self._progress = _progress(output.stdout)

@@ -1,4 +1,4 @@
-"""How fast a job goes and how long it has left, from the percents that it reports."""
+"""Estimate the rate and the remaining time of a job from the percents that it reports."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Final
 
 __all__ = ["Pace", "rate_words", "time_words"]
 
-#: Reports of this time count; a pace of an hour ago says nothing of now.
+#: Only reports of this period count: the rate of an hour ago does not predict the present one.
 _WINDOW_SECONDS: Final = 300.0
-#: Percents are whole numbers: between fewer than this many the pace would be guessed.
+#: Percents are whole numbers: a rate from a smaller difference would be a guess.
 _FEWEST_PERCENTS: Final = 2
 _MINUTE, _HOUR = 60, 3600
 
 
 class Pace:
-    """One job's pace; ``see`` it whenever its row was read."""
+    """The rate of one job; call ``see`` whenever its row was read."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, int]] = deque()
 
     def see(self, percent: int, *, now: float) -> None:
-        """Take over what a row says.
+        """Record the percent of a row.
 
         Args:
-            now: seconds by any clock that does not go back.
+            now: seconds of a monotonic clock.
         """
         if self._steps and percent < self._steps[-1][1]:
-            self._steps.clear()  # it began again
+            self._steps.clear()  # the job was restarted
         if not self._steps or percent > self._steps[-1][1]:
             self._steps.append((now, percent))
         while len(self._steps) > _FEWEST_PERCENTS + 1 and self._steps[0][0] < now - _WINDOW_SECONDS:
@@ -52,7 +52,7 @@ class Pace:
 
 
 def rate_words(per_second: float | None) -> str:
-    """Say a rate in the unit in which it is a number that one can read."""
+    """Format a rate in the smallest unit of s, min and h in which it is at least 1, else per hour."""
     if not per_second:
         return ""
     if per_second >= 1:
@@ -63,7 +63,7 @@ def rate_words(per_second: float | None) -> str:
 
 
 def time_words(seconds: float | None) -> str:
-    """Say a time left: ``42s``, ``3:05``, ``2:00:00``; ``-:--`` while it is not known."""
+    """Format a remaining time: ``42s``, ``3:05``, ``2:00:00``; ``-:--`` while it is not known."""
     if seconds is None:
         return "-:--"
     whole = round(seconds)

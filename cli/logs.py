@@ -1,4 +1,4 @@
-"""Logs of a command's own process: warnings to stderr, everything with ``--debug``."""
+"""Configure the logs of a command's own process: warnings to stderr, everything with ``--debug``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 
 __all__ = ["configure_logs"]
 
-#: What these find wrong with plugins is `nekro plugins`' to say, and not every command's.
+#: Loggers whose warnings about plugins only `nekro plugins` prints.
 _QUIET: Final = frozenset({"loader", "registry"})
 
 
 def configure_logs(*, debug: bool) -> None:
-    """Send our loggers and the standard library's to stderr."""
+    """Send the logs of this package and of the standard library to stderr."""
     from nekro_agent.core.logger import StandardLogs, configure
 
     level = "DEBUG" if debug else "WARNING"

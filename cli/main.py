@@ -1,4 +1,4 @@
-"""The `nekro` command: parse, run one command, turn errors into one line and an exit code."""
+"""Entry point of `nekro`: parse, run one command, turn an error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["COMMANDS", "Command", "build_parser", "main"]
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One word after `nekro`; its module is imported when the word is used, so that help is quick."""
+    """One command of `nekro`; its module is imported only when the command is used, which keeps help fast."""
 
     name: str
     summary: str
-    #: Exit codes replace these (see ``cli.exit_codes``): only `exec` has its own.
+    #: Whether ``EXEC_CODES`` replace some exit codes (see ``cli.exit_codes``): only for `exec`.
     own_codes: bool = False
 
     @property
@@ -34,7 +34,7 @@ class Command:
 
 
 COMMANDS: Final = (
-    Command(name="demo", summary="run a scripted tour on services of its own and check what it shows"),
+    Command(name="demo", summary="run a scripted tour on services of its own and check its results"),
     Command(name="up", summary="run everything on this machine, in the foreground"),
     Command(name="worker", summary="run one worker process, on any host"),
     Command(name="exec", summary="run a file in the sandbox, as code of the LLM runs", own_codes=True),
@@ -42,19 +42,19 @@ COMMANDS: Final = (
     Command(name="command", summary="run a command of a plugin, or answer one; list them"),
     Command(name="chat", summary="talk to the agent"),
     Command(name="send", summary="send one message into a chat, as a user"),
-    Command(name="history", summary="show the messages of a chat, and how its rounds went"),
-    Command(name="tail", summary="show what happens in a chat, as it happens"),
+    Command(name="history", summary="show the messages and the rounds of a chat"),
+    Command(name="tail", summary="show the events of a chat as they happen"),
     Command(name="cancel", summary="stop what the agent is doing in a chat"),
-    Command(name="reset", summary="reset a chat: its plugins forget it"),
-    Command(name="jobs", summary="list, watch and cancel long work: jobs, downloads, calls that go on"),
+    Command(name="reset", summary="reset a chat: start a new history, run the plugins' reset hooks"),
+    Command(name="jobs", summary="list, watch and cancel background jobs, downloads and detached calls"),
     Command(name="methods", summary="list the methods that code may call"),
-    Command(name="plugins", summary="list plugins and their faults; make a new one; purge data"),
+    Command(name="plugins", summary="list plugins and their errors; create a new one; purge data"),
     Command(name="doctor", summary="check settings, Redis, database, sandbox and plugins"),
-    Command(name="dead", summary="list, show, retry or drop the calls that were set aside"),
+    Command(name="dead", summary="list, show, retry or drop dead letters"),
     Command(name="db", summary="migrate the database"),
     Command(name="flower", summary="watch tasks and workers in a browser"),
-    Command(name="metrics", summary="show figures of the fleet, or serve them to Prometheus"),
-    Command(name="bench", summary="measure the call path beside other systems"),
+    Command(name="metrics", summary="show the metrics of the fleet, or serve them to Prometheus"),
+    Command(name="bench", summary="measure the call path in comparison with other systems"),
 )
 
 _EPILOG = """\
@@ -67,24 +67,24 @@ Exit codes: 0 done; 1 a check failed, or an internal error; 2 command line or se
 
 
 class LazyParser(argparse.ArgumentParser):
-    """A parser that imports its command when it is asked to parse, and knows its code for wrong usage."""
+    """A parser that imports its command's module when it parses, and exits with the command's usage code."""
 
     command: Command | None = None
     _registered = False
 
     def declare(self) -> None:
-        """Let the command's module add its arguments, once."""
+        """Make the command's module add its arguments, once."""
         if self.command is not None and not self._registered:
             self._registered = True
             self.command.module.register(self)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Declare, then parse as usual."""
+        """Declare the command's arguments, then parse."""
         self.declare()
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line, point to the help, exit."""
+        """Print the error in one line and a pointer to the help, then exit."""
         from nekro_agent.tools.visible_text import visible
 
         text = f"error: {visible(message)}\n`{self.prog} --help` shows the usage.\n"
@@ -170,7 +170,7 @@ def _load_settings(data_dir: Path | None) -> Settings:
 
 
 def _add_global_options(parser: argparse.ArgumentParser, *, default: Any) -> None:
-    """Declare what every command takes, before or after its name."""
+    """Declare the options of every command, accepted before or after its name."""
     group = parser.add_argument_group("global options")
     group.add_argument(
         "--data-dir",

@@ -1,7 +1,7 @@
 """Output of commands: data to stdout, messages to stderr, a traceback only with ``--debug``.
 
-Much of it comes from chats, plugins and sandboxed code, so all of it is escaped by
-``nekro_agent.tools.visible_text``; only ``Output.data`` stays exact where stdout is no terminal.
+Much of the output comes from chats, plugins and sandboxed code, so ``nekro_agent.tools.visible_text``
+escapes all of it; only ``Output.data`` stays exact, and only where stdout is not a terminal.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from nekro_agent.tools.visible_text import visible, visible_json, visible_lines,
 __all__ = ["Output", "cell_width", "one_line", "to_plain"]
 
 _ELLIPSIS = "…"
-#: What lines after the first one of a message begin with, so that none passes for a message of its own.
+#: Indentation of the lines after the first one of a message, so that none looks like another message.
 _CONTINUED = "    "
 
 
 def to_plain(value: object) -> Any:
-    """Turn a value into what JSON can say: bytes become ``{"base64": …}``, sets lists, the unknown text."""
+    """Convert a value for JSON: bytes become ``{"base64": …}``, sets lists, unknown types their ``str``."""
     if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
@@ -49,12 +49,12 @@ def to_plain(value: object) -> Any:
 
 
 def one_line(text: str, *, limit: int = 0) -> str:
-    """Return text as one line with escapes for what is no printable character, cut to ``limit`` columns.
+    """Return text as one line with characters that are not printable escaped, cut to ``limit`` columns.
 
     Args:
-        limit: 0 cuts nothing.
+        limit: 0 means no limit.
     """
-    # No more is read than could be shown: a cell may be made of a whole document.
+    # Read no more than can be shown: a cell may come from a whole document.
     line = visible(text[: limit + 1] if limit else text)
     if not limit or cell_width(line) <= limit:
         return line
@@ -68,7 +68,7 @@ def one_line(text: str, *, limit: int = 0) -> str:
 
 
 def cell_width(text: str) -> int:
-    """Columns that text takes in a terminal: two for a Chinese or Japanese character, none for a mark."""
+    """Columns that text takes in a terminal: 2 for a wide (East Asian) character, 0 for a combining mark."""
     return sum(_char_width(char) for char in text)
 
 
@@ -93,19 +93,19 @@ class Output:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person reads stdout."""
+        """Whether stdout is a terminal."""
         return self.stdout.isatty()
 
     def data(self, text: str) -> None:
-        """Write the data that was asked for, with a line end: exact to a pipe, escaped to a terminal.
+        """Write requested data and a line end: exact to a pipe, escaped to a terminal.
 
-        For output of programs and values of methods; what a command says itself goes to ``report``.
-        Flushed, so that a pipe sees it at once.
+        For output of programs and values of methods; text of the command itself goes to ``report``.
+        Flushed, so that the reader of a pipe gets it at once.
         """
         self._write(visible_text(text) if self.is_terminal else text)
 
     def report(self, text: str) -> None:
-        """Write lines of ours to stdout; what they quote is escaped, whoever reads them."""
+        """Write text of the command itself to stdout; always escaped, as it may quote foreign text."""
         self._write(visible_text(text))
 
     def json(self, value: object) -> None:
@@ -125,14 +125,14 @@ class Output:
             self._plain_table(columns, cells)
 
     def words(self, text: str) -> None:
-        """Tell the person something, on stderr; lines after the first one are indented."""
+        """Write a message to stderr; lines after the first one are indented."""
         first, *others = visible_lines(text)
         indented = (line if line.startswith(_CONTINUED) else _CONTINUED + line for line in others)
         self.stderr.write("\n".join([first, *indented]) + "\n")
         self.stderr.flush()
 
     def confirms(self, question: str) -> bool:
-        """Ask a person at a terminal; False when nobody is there, or the answer is not yes."""
+        """Ask a yes/no question; False when stdin or stderr is not a terminal, or the answer is not yes."""
         if not (sys.stdin.isatty() and self.stderr.isatty()):
             return False
         self.stderr.write(f"{visible(question)} [y/N] ")
@@ -140,7 +140,7 @@ class Output:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def error(self, error: BaseException) -> None:
-        """Print an error as one line that says what and how to mend; with ``--debug`` the traceback first."""
+        """Print an error as one line; with ``--debug`` the traceback first."""
         if self.debug:
             self.words("".join(traceback.format_exception(error)).rstrip("\n"))
         if isinstance(error, (NekroError, OSError)):
@@ -150,7 +150,7 @@ class Output:
             self.words(f"error: internal error, {type(error).__name__}: {error}{hint}")
 
     def abandon_stdout(self) -> None:
-        """Point stdout to nowhere after its reader left, so that the exit of Python does not complain."""
+        """Redirect stdout to /dev/null after the reader closed the pipe: Python then exits silently."""
         try:
             descriptor = self.stdout.fileno()
         except (OSError, ValueError):

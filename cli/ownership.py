@@ -1,13 +1,13 @@
-"""Who runs the embedded services of a data directory.
+"""File locks that give the embedded services of a data directory to one process.
 
 At most one process owns them (`nekro up`, or a command that started them for its own duration);
 any number of commands borrow them. Both are file locks below ``<data_dir>/run``, which the kernel
-drops with the process: no stale pid file can mislead anybody.
+releases when the process ends, so there are no stale pid files.
 
-    owner.lock   exclusive, held by the owner as long as it lives
+    owner.lock   exclusive, held by the owner until its process ends
     users.lock   shared, held by each borrower; the owner of a command's own system takes it
-                 exclusively before it stops, so it never pulls the services from under a borrower
-    up.json      what the owner runs; present only while the system is ready
+                 exclusively before it stops, so it never stops services that a borrower uses
+    up.json      the workers of the owner; present only while the system is ready
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WorkerEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningSystem:
-    """What ``up.json`` says."""
+    """The content of ``up.json``."""
 
     #: The `nekro` command that owns the system: ``up``, or the one that started it for itself.
     command: str
@@ -72,7 +72,7 @@ class Ownership:
             file.close()
             return False
         self._owner_file = file
-        # Whatever a killed owner left is not true any more.
+        # A killed owner leaves a stale file.
         self._record_path.unlink(missing_ok=True)
         return True
 
@@ -82,14 +82,14 @@ class Ownership:
         return self._owner_file is not None
 
     def publish(self, *, command: str, workers: tuple[WorkerEntry, ...]) -> None:
-        """Tell others that the system is ready; written beside and renamed, so nobody reads half of it."""
+        """Write ``up.json``: the system is ready. The file is replaced atomically."""
         running = RunningSystem(
             command=command, pid=os.getpid(), started_at=datetime.now(UTC).isoformat(), workers=workers
         )
         write_private(self._record_path, json.dumps(asdict(running), indent=2) + "\n")
 
     def withdraw(self) -> None:
-        """Take back ``publish``: new commands wait for the next owner instead of joining."""
+        """Undo ``publish``: new commands wait for the next owner instead of borrowing."""
         self._record_path.unlink(missing_ok=True)
 
     def release(self) -> None:
@@ -101,13 +101,13 @@ class Ownership:
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[None]:
-        """Keep the owner of a command's own system from stopping it."""
+        """Prevent the owner of a command's own system from stopping it."""
         with self._open("users.lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             yield
 
     async def wait_for_borrowers(self) -> bool:
-        """Wait until nobody borrows; True when somebody had to be waited for."""
+        """Wait until no process borrows; True when one did."""
         with self._open("users.lock") as file:
             waited = False
             while not _try_lock(file, fcntl.LOCK_EX):
@@ -116,7 +116,7 @@ class Ownership:
         return waited
 
     def owner(self) -> RunningSystem | None:
-        """What the present owner has published; None when it has not (yet) or there is none."""
+        """Return what the present owner has published; None when there is no owner or it is not ready."""
         return read_running(self._run_dir.parent)
 
     async def wait_for_owner(self, *, seconds: float) -> RunningSystem | None:
@@ -134,8 +134,8 @@ class Ownership:
                 return None
             await asyncio.sleep(_POLL_SECONDS)
         raise ServiceError(
-            f"another process starts or stops the services of {self._run_dir.parent} and is not done after"
-            f" {seconds:.0f} s; `fuser {self._run_dir / 'owner.lock'}` names it"
+            f"another process is still starting or stopping the services of {self._run_dir.parent} after"
+            f" {seconds:.0f} s; `fuser {self._run_dir / 'owner.lock'}` shows its process id"
         )
 
     def is_owned(self) -> bool:
@@ -152,7 +152,7 @@ class Ownership:
 
 
 def read_running(data_dir: Path) -> RunningSystem | None:
-    """Return the system that runs on a data directory; None when there is none, or its owner is dead."""
+    """Return the system that runs on a data directory; None when there is none, or its owner has ended."""
     path = data_dir / "run" / "up.json"
     try:
         values = json.loads(path.read_text("utf-8"))
@@ -169,12 +169,12 @@ def require_running(data_dir: Path) -> RunningSystem:
     """Return the system that runs on a data directory.
 
     Raises:
-        UsageError: none does; the message says how to have one.
+        UsageError: none does; the message says how to start one.
     """
     running = read_running(data_dir)
     if running is None:
         raise UsageError(
-            f"nothing runs on {data_dir}; start `nekro up` there, or set NEKRO_BROKER__URL to a broker"
+            f"no system runs on {data_dir}; start `nekro up` there, or set NEKRO_BROKER__URL to a broker"
         )
     return running
 

@@ -1,4 +1,4 @@
-"""The plugin that `nekro plugins new` writes, and its test: something that works, to change from there."""
+"""Write the plugin and the test of `nekro plugins new`: a working example to start from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nekro_agent.errors import UsageError
 
 __all__ = ["write_plugin"]
 
-#: Names that discovery or pytest gives a meaning of its own.
+#: Names that plugin discovery or pytest reserves.
 _TAKEN: Final = frozenset({"plugin", "conftest", "nekro_agent", "tests", "test"})
 
 
@@ -19,7 +19,7 @@ def write_plugin(name: str, directory: Path) -> list[Path]:
     """Write ``<name>.py`` and ``test_<name>.py``; returns their paths.
 
     Raises:
-        UsageError: the name does not work as a module's, or one of the files exists.
+        UsageError: the name is not usable for a module, or one of the files exists.
     """
     _check(name)
     title = name.replace("_", " ").capitalize()
@@ -38,16 +38,16 @@ def write_plugin(name: str, directory: Path) -> list[Path]:
 
 def _check(name: str) -> None:
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
-        raise UsageError(f"{name!r} is no module name; write letters, digits and _, as in `new weather`")
+        raise UsageError(f"{name!r} is not a module name; use letters, digits and _, as in `new weather`")
     if name.startswith(("_", "test_")) or name in _TAKEN:
-        raise UsageError(
-            f"{name!r} has a meaning of its own and would not be found as a plugin; choose another"
-        )
+        raise UsageError(f"{name!r} is a reserved name, which plugin discovery skips; choose another name")
     if name in sys.stdlib_module_names:
-        raise UsageError(f"{name!r} is a module of Python's; its plugin could not be imported by its test")
+        raise UsageError(
+            f"{name!r} is a standard library module, which hides the plugin; choose another name"
+        )
 
 
-_PLUGIN: Final = '''"""{title}: say here what the plugin is for; models and people read it."""
+_PLUGIN: Final = '''"""{title}: describe the plugin here; models and people read it."""
 
 from nekro_agent.api.plugin import ConfigBase, NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx

@@ -1,4 +1,4 @@
-"""Which lanes have a worker, for commands that talk to somebody else's fleet."""
+"""Check that the broker answers and that a lane has a worker, for commands that use an existing fleet."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["awaited_with_workers", "require_broker", "served_lanes"]
 
 T = TypeVar("T")
 
-#: A call that is answered sooner costs no question.
+#: Calls that are answered within this time need no inspection of the workers.
 _PATIENCE_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 1.0
-#: Questions before nobody serves a lane: a worker that was started just before has some seconds to come.
+#: Inspections before a lane counts as unserved: a worker that was just started needs some seconds.
 _QUESTIONS: Final = 3
 
 
@@ -32,7 +32,7 @@ def served_lanes(app: Celery) -> set[str]:
 
 
 def require_broker(settings: Settings) -> None:
-    """Return when the broker answers; code that calls nothing would not notice that it is away.
+    """Return when the broker answers; code that makes no call would not detect that it is down.
 
     Raises:
         BrokerUnavailableError: it does not answer in time.
@@ -55,10 +55,10 @@ def require_broker(settings: Settings) -> None:
 
 
 async def awaited_with_workers(work: Awaitable[T], app: Celery, *, lane: str) -> T:
-    """Await ``work``, but not in vain.
+    """Await ``work``, unless no worker serves its lane.
 
     Raises:
-        ServiceError: it takes its time and no worker serves the lane; ``work`` was cancelled.
+        ServiceError: no worker serves the lane after three inspections; ``work`` was cancelled.
     """
     task = asyncio.ensure_future(work)
     try:

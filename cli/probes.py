@@ -1,4 +1,4 @@
-"""Asking the workers of this host how they are; the client of ``workers.monitor``."""
+"""Probe the workers of this host for liveness and readiness; the client of ``workers.monitor``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from workers.sockets import monitor_sockets
 
 __all__ = ["Answer", "Probe", "ask_workers"]
 
-#: Beyond what a worker takes to find its loop or its database hanging.
+#: Longer than a worker needs to detect that its event loop or its database hangs.
 _ANSWER_SECONDS: Final = 15.0
 
 
 class Probe(StrEnum):
-    """What is asked."""
+    """The question of a probe."""
 
-    #: Whether it must be restarted: its event loop does not turn.
+    #: Whether its event loop runs; a worker whose loop does not must be restarted.
     LIVE = "live"
     #: Whether it takes calls: it has started, has a broker and a database, and is not stopping.
     READY = "ready"
@@ -30,7 +30,7 @@ class Probe(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What one worker said."""
+    """The answer of one worker."""
 
     lane: str
     worker: str
@@ -40,13 +40,13 @@ class Answer:
 
 
 def ask_workers(probe: Probe, *, lane: str | None = None) -> list[Answer]:
-    """Ask each worker of this user on this host, or of a lane; those that are gone give no answer.
+    """Probe each worker of this user on this host, or only those of a lane; ended workers are left out.
 
     Raises:
-        ServiceError: the directory of their sockets is not this user's alone.
+        ServiceError: other users can access the directory of the workers' sockets.
     """
     paths = monitor_sockets(lane)
-    # At once: each that hangs takes the whole time.
+    # In parallel: each worker that hangs takes the whole timeout.
     with ThreadPoolExecutor(max(1, len(paths))) as pool:
         answers = list(pool.map(lambda path: _ask(path, probe), paths))
     return [answer for answer in answers if answer is not None]

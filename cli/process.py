@@ -1,7 +1,7 @@
-"""One `nekro` command as a child process: start, ready handshake, output, stop.
+"""Run a `nekro` command as a child process: start, ready handshake, output, stop.
 
 Parent and child share a socket pair. The child writes one line of JSON when it is ready, and stops
-warmly when the parent's end closes: a killed parent leaves no worker behind.
+gracefully when the parent's end closes, so a killed parent leaves no worker behind.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = [
 START_SECONDS: Final = 60.0
 _QUIT_SECONDS: Final = 5.0
 _TAIL_LINES: Final = 8
-#: Records are shorter; a longer line of other output is left out.
+#: Log records are shorter; longer lines of other output are left out.
 _MAX_LINE_BYTES: Final = 1 << 20
-#: What every command of ours begins its last line with when it fails.
+#: Prefix of the last line that a failed `nekro` command prints.
 _ERROR: Final = "error: "
 
 
@@ -47,11 +47,11 @@ class LineSink(Protocol):
     """Where a child's output goes, line by line."""
 
     def write(self, line: str) -> None:
-        """Take one line, without its line end."""
+        """Write one line, given without its line end."""
         ...
 
     def close(self) -> None:
-        """Take no more: the child has ended."""
+        """Close the sink: the child has ended."""
         ...
 
 
@@ -61,7 +61,7 @@ class ChildSpec:
 
     #: Unique in its system; prefix of its output, and for workers Celery's ``<name>@<host>``.
     name: str
-    #: Queue that it serves; "" when it is no worker.
+    #: Lane that it serves; "" when it is not a worker.
     lane: str
     #: Arguments of `nekro`.
     arguments: tuple[str, ...]
@@ -97,8 +97,8 @@ class ChildProcess:
         """Start the process; ``sink`` gets each line that it prints and is closed at its end."""
         ours, theirs = socket.socketpair()
         try:
-            # `-P`: a folder named `cli` in the working directory must not be taken for ours. A session of
-            # its own: Ctrl-C reaches the parent alone, which then stops its workers in order.
+            # `-P`: a folder named `cli` in the working directory must not be imported. A session of its
+            # own: Ctrl-C reaches only the parent, which then stops its workers in order.
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "cli.main", *spec.arguments,
                 "--supervisor-fd", str(theirs.fileno()),
@@ -128,7 +128,7 @@ class ChildProcess:
         return self._process.returncode
 
     async def ready(self, *, seconds: float = START_SECONDS) -> str:
-        """Wait until it is ready; returns its Celery node name, "" for what is no worker.
+        """Wait until it is ready; returns its Celery node name, "" when it is not a worker.
 
         Raises:
             ServiceError: it ended first or is not ready in time; quotes what it last printed.
@@ -147,7 +147,7 @@ class ChildProcess:
         """Wait for the end and the last line of output; returns the exit code."""
         code = await self._process.wait()
         if self._pump is not None:
-            # A grandchild may still hold the pipe; the child's own words are complete.
+            # A grandchild may still hold the pipe; the child's own output is complete.
             await asyncio.wait([self._pump], timeout=1)
             self._pump.cancel()
         return code
@@ -158,7 +158,7 @@ class ChildProcess:
             self._process.send_signal(number)
 
     async def stop(self, *, warm_seconds: float) -> int:
-        """Stop warmly, then coldly after ``warm_seconds``, then for good; returns the exit code."""
+        """Stop with SIGTERM, after ``warm_seconds`` with SIGQUIT, then SIGKILL; returns the exit code."""
         for number, patience in (
             (signal.SIGTERM, warm_seconds),
             (signal.SIGQUIT, _QUIT_SECONDS),
@@ -194,7 +194,7 @@ class ChildProcess:
             try:
                 raw = await stream.readline()
             except ValueError:
-                # asyncio has dropped it; the lines after it still count.
+                # asyncio has dropped the line; the lines after it are read as usual.
                 sink.write(f"[a line of more than {_MAX_LINE_BYTES} bytes is left out]")
                 continue
             if not raw:
@@ -205,14 +205,14 @@ class ChildProcess:
 
     def _fault(self, what: str) -> str:
         if self._tail and self._tail[-1].startswith(_ERROR):
-            # Its own one line says what is wrong and how to mend it.
+            # The child's own error line names the fault and its fix.
             return f"{self.spec.name} {what}: {self._tail[-1].removeprefix(_ERROR)}"
         said = "\n".join(f"    {line}" for line in self._tail)
-        return f"{self.spec.name} {what}" + (f"; it last said:\n{said}" if said else "")
+        return f"{self.spec.name} {what}" + (f"; its last output:\n{said}" if said else "")
 
 
 def describe_exit(code: int) -> str:
-    """Say an exit code in words."""
+    """Return an exit code as text: the name of the signal when it is negative."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):
@@ -221,9 +221,10 @@ def describe_exit(code: int) -> str:
 
 
 def attach_to_supervisor(descriptor: int, on_gone: Callable[[], None]) -> Callable[[str], None]:
-    """In the child: watch the parent's end of the socket; returns what to call with the node name when ready.
+    """In the child, watch the parent's end of the socket; returns the function that reports readiness.
 
-    ``on_gone`` runs in a thread when the parent has ended or closed the socket.
+    The returned function takes the node name. ``on_gone`` runs in a thread when the parent has ended or
+    closed the socket.
     """
     import threading
 

@@ -1,4 +1,4 @@
-"""Deleting what a plugin stored: values, files, configuration."""
+"""Find and delete the data of a plugin: stored values, files, configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEY: Final = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class PluginData:
-    """What a plugin has stored."""
+    """The stored data of a plugin; false when there is none."""
 
     plugin_key: str
     values: int
@@ -41,14 +41,14 @@ class PluginData:
 
 
 async def find_data(settings: Settings, plugin_key: str) -> PluginData:
-    """Look for what a plugin has stored, whether or not it is installed.
+    """Find the data of a plugin, whether or not it is installed.
 
     Raises:
-        UsageError: that is no plugin's key.
+        UsageError: ``plugin_key`` is not a plugin key.
         StorageUnavailableError: the database does not answer or is not migrated.
     """
     if not _KEY.fullmatch(plugin_key):
-        raise UsageError(f"{plugin_key!r} is no plugin's key; it is author.module, as `nekro plugins` lists")
+        raise UsageError(f"{plugin_key!r} is not a plugin key; write author.module, as `nekro plugins` lists")
     from storage.engine import Database
     from storage.kv import SqlKeyValueStore
     from storage.migrate import require_migrated
@@ -70,7 +70,7 @@ async def find_data(settings: Settings, plugin_key: str) -> PluginData:
 
 
 async def purge(settings: Settings, data: PluginData) -> None:
-    """Delete it. A link in the directory's place goes itself, never what it points at.
+    """Delete the data. Where the directory is a symbolic link, the link is deleted and its target kept.
 
     Raises:
         StorageUnavailableError: the database does not answer; nothing was deleted.

@@ -23,17 +23,17 @@ _ROOT: Final = Path(__file__).resolve().parents[1] / "docs" / "reference"
 _NOTICE: Final = "<!-- Written by `make docs`; change the code instead. -->"
 
 _CLI_INTRO: Final = """
-Data goes to stdout, words go to stderr. Listings take `--json`. An error is one line that says what is
-wrong and how to mend it; `--debug` adds the traceback.
+Data goes to stdout, messages go to stderr. Listings take `--json`. An error is one line that names the
+fault and its fix; `--debug` adds the traceback.
 
 Commands that need a running system use the one of `NEKRO_BROKER__URL`, else the `nekro up` of the data
-directory. When there is none they start services of their own until they end; the logs of those workers
-are in `<data dir>/logs/`.
+directory. When there is none, they start services of their own, which end with the command; the logs of
+those workers are in `<data dir>/logs/`.
 """
 
 _EXEC_CODES: Final = """
-`up`, `worker`, `flower` and `metrics --port` run until Ctrl-C or SIGTERM ends them, and `tail` until Ctrl-C:
-that is code 0.
+`up`, `worker`, `flower` and `metrics --port` run until Ctrl-C or SIGTERM ends them, `tail` until Ctrl-C;
+the exit code is then 0.
 
 The exit code of `nekro exec` is the stop type of the run: 0 NORMAL, 1 ERROR, 2 TIMEOUT, 8 AGENT, 9 MANUAL,
 10 SECURITY, 11 MULTIMODAL_AGENT. When the code did not run at all it returns the codes above, except for
@@ -104,7 +104,7 @@ def _options(parser: argparse.ArgumentParser, *, without: Collection[str] = ()) 
         words = (action.help or "") % {**vars(action), "prog": parser.prog}
         rows.append(f"| `{_spelling(action)}` | {words} |")
     if rows:
-        yield from ("| argument | what it says |", "|---|---|", *rows)
+        yield from ("| argument | meaning |", "|---|---|", *rows)
 
 
 def _spelling(action: argparse.Action) -> str:
@@ -141,7 +141,7 @@ def _settings_page() -> str:
         if group != last:
             title, words = _group_title(group)
             parts += ["", f"## {title}", "", *([words, ""] if words else [])]
-            parts += ["| variable | default | what it is |", "|---|---|---|"]
+            parts += ["| variable | default | meaning |", "|---|---|---|"]
             last = group
         default = field.get_default(call_default_factory=True)
         shown = "data" if variable == "NEKRO_DATA_DIR" else setting_text(default)

@@ -1,4 +1,4 @@
-"""How rounds went: for people as text, for scripts as JSON data."""
+"""Describe rounds and their calls: as lines of text, and as data for ``--json``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["calls_of", "describe_round", "tell_round"]
 
 _TEXT_COLUMNS: Final = 100
-#: Lines of a program or its output that the text shows; ``--json`` has all.
+#: Most lines of a program or its output in the text; ``--json`` has all.
 _MOST_LINES: Final = 60
 
 Calls = Sequence[Mapping[str, Any]]
 
 
 async def calls_of(database: Database, rounds: Sequence[Round]) -> dict[str, list[dict[str, Any]]]:
-    """Return the calls of each round: what the round recorded, completed from the ledger of calls."""
+    """Return the calls of each round by round id: its own record, completed from the ledger of calls."""
     from workers.call_story import told_calls
 
     async with database.read() as transaction:
@@ -68,12 +68,12 @@ def describe_round(entry: Round, calls: Calls) -> dict[str, Any]:
 
 
 def tell_round(entry: Round, calls: Calls) -> Iterator[str]:
-    """Tell one round's story in lines."""
+    """Yield the lines that describe one round."""
     state = " ".join(word for word in (entry.state.value, stop_name(entry)) if word)
     trigger = f"{entry.trigger_kind.value} {entry.trigger_id}"
     yield f"turn {entry.turn_id[:8]} round {entry.number}: {state}, caused by {one_line(trigger, limit=60)}"
     if entry.merged_into is not None:
-        yield f"  went along with round {entry.merged_into}"
+        yield f"  merged into round {entry.merged_into}"
         return
     yield from (f"  {one_line(line)}" for line in (_when(entry), _prompt(entry)) if line)
     if entry.error:
@@ -93,7 +93,7 @@ def stop_name(entry: Round) -> str | None:
 
 def _when(entry: Round) -> str:
     if entry.started_at is None:
-        return f"waits since {entry.requested_at:%H:%M:%S}"
+        return f"waiting since {entry.requested_at:%H:%M:%S}"
     attempt = f", attempt {entry.attempt}" if entry.attempt > 1 else ""
     parts = [
         f"{entry.started_at:%Y-%m-%d %H:%M:%S} on {entry.worker}{attempt}",
@@ -125,7 +125,7 @@ def _call(call: Mapping[str, Any]) -> str:
     ]
     told = " ".join(part for part in parts if part)
     if call["follow_up"]:
-        told += f", woke round {call['follow_up'][:8]}"
+        told += f", triggered round {call['follow_up'][:8]}"
     return told + (f": {one_line(call['error'], limit=_TEXT_COLUMNS)}" if call["error"] else "")
 
 

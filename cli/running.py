@@ -1,4 +1,4 @@
-"""Run a command's coroutine: Ctrl-C and SIGTERM cancel it, so that what it started is stopped in order."""
+"""Run a command's coroutine: Ctrl-C and SIGTERM cancel it, so that its services are stopped in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class TerminatedError(BaseException):
-    """SIGTERM ended the command; not an ``Exception``, so that nothing on the way out swallows it."""
+    """SIGTERM ended the command; a ``BaseException``, so that no ``except Exception`` swallows it."""
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:

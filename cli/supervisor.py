@@ -1,4 +1,4 @@
-"""Everything of one machine, kept running: what `nekro up` does."""
+"""The supervisor of `nekro up`: start workers, Flower and Redis, restart them, stop them in order."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _REDIS_LOOK_SECONDS: Final = 2.0
 
 @dataclass
 class Backoff:
-    """Pauses before restarts: doubling, and short again after a long life."""
+    """Pauses before restarts: exponential, reset after a long run."""
 
     first_seconds: float = 0.5
     most_seconds: float = 30.0
-    #: A life of this length counts as a good start.
+    #: A process that ran for this long resets the pause.
     good_seconds: float = 60.0
     _next_seconds: float = 0.0
 
     def after(self, lived_seconds: float) -> float:
-        """Return how long to pause after a life of ``lived_seconds``."""
+        """Return the seconds to pause after a process that ran for ``lived_seconds``."""
         if lived_seconds >= self.good_seconds or not self._next_seconds:
             self._next_seconds = self.first_seconds
         pause = self._next_seconds
@@ -45,7 +45,7 @@ class Backoff:
 
 
 class _Prefixed:
-    """Passes a child's lines on, each with its name in front."""
+    """Prints a child's lines, each prefixed with the child's name."""
 
     def __init__(self, output: Output, prefix: str) -> None:
         self._output = output
@@ -60,12 +60,12 @@ class _Prefixed:
 
 
 class Supervisor:
-    """Starts children, restarts those that die, stops all in order."""
+    """Starts child processes, restarts those that end, stops all in order."""
 
     def __init__(
         self, specs: Sequence[ChildSpec], settings: Settings, *, ownership: Ownership, output: Output
     ) -> None:
-        """Prepare; ``settings`` have every URL filled."""
+        """Create a supervisor; ``settings`` must have every URL filled."""
         self._specs = specs
         self._settings = settings
         self._ownership = ownership
@@ -80,7 +80,7 @@ class Supervisor:
         """Keep everything running until Ctrl-C or SIGTERM.
 
         Args:
-            embedded: whether the Redis of the data directory is ours to restart.
+            embedded: whether to restart the Redis of the data directory when it does not answer.
 
         Raises:
             ServiceError: a child did not become ready at the first start.
@@ -102,7 +102,7 @@ class Supervisor:
                 loop.remove_signal_handler(number)
 
     async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do ``work``, but leave it when a stop is asked for; its errors are raised."""
+        """Await ``work``, cancelled when a stop is requested; raises the errors of ``work``."""
         task = asyncio.create_task(work)
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -142,20 +142,18 @@ class Supervisor:
             started = time.monotonic()
             code = await self._children[spec.name].wait()
             pause = backoff.after(time.monotonic() - started)
-            self._output.words(
-                f"{spec.name} ended with {describe_exit(code)}; started again in {pause:.1f} s"
-            )
+            self._output.words(f"{spec.name} ended with {describe_exit(code)}; restarting in {pause:.1f} s")
             await asyncio.sleep(pause)
             child = await self._start(spec)
             try:
                 await child.ready()
             except ServiceError as exc:
-                # The loop comes round: its end is reported and the pause grows.
+                # The next iteration reports its end and doubles the pause.
                 self._output.words(str(exc))
                 await child.stop(warm_seconds=0)
                 continue
             self._publish()
-            self._output.words(f"{spec.name} is back (process {child.pid})")
+            self._output.words(f"{spec.name} restarted (process {child.pid})")
 
     async def _keep_redis(self) -> None:
         redis = EmbeddedRedis(self._settings.data_dir)
@@ -164,7 +162,7 @@ class Supervisor:
                 await asyncio.sleep(_REDIS_LOOK_SECONDS)
                 if await asyncio.to_thread(redis.answers):
                     continue
-                self._output.words("the embedded Redis does not answer; started again")
+                self._output.words("the embedded Redis does not answer; restarting it")
                 redis.stop()
                 with contextlib.suppress(BrokerError):
                     await asyncio.to_thread(redis.start)

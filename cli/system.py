@@ -1,4 +1,4 @@
-"""The system that a command works with: one that runs already, or its own until the command ends."""
+"""Open the system that a command works with: a running one, or its own, which ends with the command."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ __all__ = [
     "stop_workers",
 ]
 
-#: What a call of a method may need, and what a round may.
+#: Lanes that a method call may need, and lanes that a round may need.
 CALL_LANES: Final = (Lane.METHODS, Lane.LONG)
 ROUND_LANES: Final = (Lane.METHODS, Lane.LONG, Lane.ROUNDS)
 
-#: Beyond the time after which a worker ends itself.
+#: Added to the time after which a stopping worker ends itself.
 _STOP_MARGIN_SECONDS: Final = 2.0
 _CLAIM_TRIES: Final = 20
 
@@ -50,9 +50,9 @@ _CLAIM_TRIES: Final = 20
 class System:
     """A usable system; made by ``open_system``."""
 
-    #: With every URL filled.
+    #: Every URL is filled.
     settings: Settings
-    #: Whether it ends with this command.
+    #: Whether some of its workers end with this command.
     own: bool
     _starting: asyncio.Task[None] | None = None
 
@@ -84,7 +84,7 @@ async def open_services(
         services = Services.load(system.settings, role="cli")
         failed = [record.key for record in services.loaded.records if record.error is not None]
         if failed:
-            output.words(f"not loaded: {', '.join(failed)}; `nekro plugins` says why")
+            output.words(f"not loaded: {', '.join(failed)}; `nekro plugins` shows the errors")
         await system.ready()
         with traced(system.settings.tracing, role=command, node=services.node):
             await services.start()
@@ -103,15 +103,15 @@ async def open_system(
     output: Output,
     before_start: Callable[[Settings], None] | None = None,
 ) -> AsyncIterator[System]:
-    """Give a command the system that the settings or the data directory point to, else start one.
+    """Open the system that the settings or the data directory name, or start one.
 
-    With ``broker.url`` set that is somebody else's fleet, and no worker is started. Otherwise the
-    embedded services of the data directory are borrowed from their owner, or owned until the end.
+    With ``broker.url`` set, the command uses that fleet and starts no worker. Otherwise it borrows the
+    embedded services of the data directory from their owner, or owns them until the command ends.
 
     Args:
-        command: its name, for other commands to see.
+        command: name of the command, recorded in ``up.json``.
         lanes: lanes that must have a worker.
-        before_start: checks what workers of our own would need; not called when none is started.
+        before_start: checks the requirements of workers; called only when workers are started.
 
     Raises:
         BrokerUnavailableError: the broker that the settings name does not answer.
@@ -135,7 +135,7 @@ async def open_system(
             system = System(settings=resolved, own=True)
         workers = await _begin_workers(missing, system.settings, stack, shared=running is None)
         if running is None:
-            # Left first at the end: borrowers need our workers until they are done.
+            # Runs before the workers are stopped: borrowers may still use them.
             stack.push_async_callback(_end_ownership, ownership, output)
         system._starting = asyncio.create_task(_become_ready(workers, ownership, command))
         stack.push_async_callback(_abandon, system._starting)
@@ -144,10 +144,10 @@ async def open_system(
 
 @contextlib.asynccontextmanager
 async def embedded_services(settings: Settings, *, owns_database: bool = False) -> AsyncIterator[Settings]:
-    """Run what no URL names: a Redis of our own, a migrated SQLite; yields settings with every URL filled.
+    """Run the services that have no URL: a Redis, a migrated SQLite; yields settings with every URL filled.
 
     Args:
-        owns_database: migrate a PostgreSQL too, instead of asking whether somebody did.
+        owns_database: migrate a PostgreSQL too, instead of only checking that it is migrated.
 
     Raises:
         ServiceError: Redis did not start.
@@ -200,13 +200,13 @@ async def start_workers(
 
 
 async def stop_workers(workers: Sequence[ChildProcess], settings: Settings) -> None:
-    """Stop workers warmly, all at once."""
+    """Stop workers gracefully, in parallel."""
     seconds = stop_seconds(settings)
     await asyncio.gather(*(worker.stop(warm_seconds=seconds) for worker in workers))
 
 
 def stop_seconds(settings: Settings) -> float:
-    """How long a worker has to stop warmly: a little more than it takes itself."""
+    """Return how long a worker may take to stop gracefully: its own limit and a margin."""
     return settings.workers.stop_seconds + _STOP_MARGIN_SECONDS
 
 
@@ -229,7 +229,7 @@ async def _join_or_claim(
             continue
         lease = contextlib.ExitStack()
         lease.enter_context(ownership.borrow())
-        # Once more under the lock: the owner may have begun to stop between the two lines.
+        # Read again under the lock: the owner may have started to stop in between.
         running = ownership.owner()
         if running is not None:
             stack.push(lease)
@@ -241,7 +241,7 @@ async def _join_or_claim(
 async def _begin_workers(
     lanes: Sequence[Lane], settings: Settings, stack: contextlib.AsyncExitStack, *, shared: bool
 ) -> list[ChildProcess]:
-    # Node names must differ on one broker: a borrower's worker runs beside the owner's and other borrowers'.
+    # Node names must be unique on a broker: the owner and other borrowers run workers there too.
     suffix = "" if shared else f"-{os.getpid()}"
     specs = [worker_spec(lane.value, name=f"{lane.value}{suffix}") for lane in lanes]
     workers = await start_workers(specs, settings)
@@ -256,7 +256,7 @@ async def _become_ready(workers: Sequence[ChildProcess], ownership: Ownership, c
 
 
 async def _abandon(task: asyncio.Task[None]) -> None:
-    """End a start that nobody waits for any more, its error included."""
+    """Cancel a start that is no longer awaited, and discard its error."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -268,13 +268,13 @@ async def _end_ownership(ownership: Ownership, output: Output) -> None:
 
 
 class _LogFile:
-    """Where a worker's lines go; begun anew with each start."""
+    """The log file of a worker; truncated at each start."""
 
     def __init__(self, path: Path) -> None:
         self._file: IO[str] = open_private(path, "w", encoding="utf-8", errors="backslashreplace")
 
     def write(self, line: str) -> None:
-        """Append a line; flushed, because people read logs of running workers."""
+        """Append a line; flushed, because logs are read while the worker runs."""
         self._file.write(line + "\n")
         self._file.flush()
 

@@ -1,4 +1,4 @@
-"""Reading a chat: its messages, its rounds, and whether anything is still going on in it."""
+"""Read a chat's messages and rounds, and wait until no round or job of it is open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _POLL_SECONDS: Final = 0.05
-#: Open rounds are the newest ones of a chat: nothing older than these can still run.
+#: Number of newest rounds that are checked: open rounds are always among the newest of a chat.
 _LOOK_BACK: Final = 50
 
 
@@ -42,7 +42,7 @@ async def newest_messages(
 
 
 async def messages_after(database: Database, chat_key: str, *, sequence: int) -> list[Message]:
-    """Return what followed a message."""
+    """Return up to 1000 messages after a position, oldest first."""
     from storage.messages import MessageRepository
 
     async with database.read() as transaction:
@@ -67,10 +67,10 @@ async def newest_rounds(database: Database, chat_key: str, *, limit: int) -> lis
 
 
 def require_model(settings: Settings) -> None:
-    """Return when rounds could ask a language model.
+    """Return when a language model for rounds is configured.
 
     Raises:
-        LLMError: none is configured; the message says how to.
+        LLMError: none is configured; the message names the settings.
     """
     from agent.llm import create_client
 
@@ -93,7 +93,7 @@ async def wait_for_quiet(database: Database, chat_key: str, *, seconds: float) -
     """Return when no round of the chat waits or runs.
 
     Raises:
-        ServiceError: one still does after ``seconds``; the message says which.
+        ServiceError: one still does after ``seconds``; the message names it.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -113,7 +113,7 @@ async def wait_for_jobs(database: Database, chat_key: str, *, seconds: float) ->
     """Return when no background job and no detached call of the chat runs.
 
     Raises:
-        ServiceError: one still does after ``seconds``; the message says which.
+        ServiceError: one still does after ``seconds``; the message names it.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -1,4 +1,4 @@
-"""`nekro bench`: the benchmarks of the source tree."""
+"""`nekro bench`: run a benchmark of the source tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ examples:
   nekro bench
   nekro bench rpc -- --help
 
-Benchmarks and the systems that they compare with are no part of the installed package: run this in a
+Benchmarks and the systems that they compare with are not part of the installed package: run this in a
 source tree, after `make bench` has installed the `bench` extra once.
 """
 
@@ -45,14 +45,14 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Become the benchmark; its exit code is the command's."""
+    """Replace this process with the benchmark; its exit code is the command's."""
     root = Path(__file__).resolve().parents[2]
     folder = root / "benchmarks"
     names = sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
     if not names:
         raise UsageError(f"{folder} does not exist: benchmarks are in the source tree only; clone it")
     if args.name not in names:
-        raise UsageError(f"no benchmark {args.name}; there are: {', '.join(names)}")
+        raise UsageError(f"no benchmark {args.name}; choose one of {', '.join(names)}")
     os.chdir(root)
-    # Not as a child: at Ctrl-C one would be killed before it has stopped the servers that it started.
+    # Not a child process: Ctrl-C would kill it before it has stopped the servers that it started.
     os.execv(sys.executable, [sys.executable, "-m", f"benchmarks.{args.name}", *args.rest])  # noqa: S606

@@ -1,4 +1,4 @@
-"""`nekro call`: one plugin method through the queue."""
+"""`nekro call`: call one plugin method through the queue."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Split ``--args`` into positional and named arguments.
 
     Raises:
-        UsageError: it is no JSON, or neither a list nor an object.
+        UsageError: it is not JSON, or neither a list nor an object.
     """
     source = "--args"
     if text == "-" or text.startswith("@"):
@@ -120,7 +120,7 @@ def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def value_of(envelope: Envelope, *, max_bytes: int) -> object:
-    """What the method returned: parts, text or the decoded value, whichever its type has."""
+    """Return the method's result: parts, text or the decoded value, depending on the method's type."""
     from codec.values import decode_value
 
     if envelope.type.wakes_agent:
@@ -130,12 +130,12 @@ def value_of(envelope: Envelope, *, max_bytes: int) -> object:
     try:
         return decode_value(envelope.value, max_bytes=max_bytes)
     except ArgumentError as exc:
-        # The call itself went well: its value is for a sandbox, where its class may be opened.
+        # The call succeeded, but only a sandbox may load the class of its value.
         return f"<{len(envelope.value)} bytes; {exc}>"
 
 
 def describe_error(error: NekroError) -> dict[str, str]:
-    """Return ``{type, message}``: the plugin's own error when the method raised, else ours."""
+    """Return ``{type, message}``: the plugin's exception when the method raised, else ``error`` itself."""
     if isinstance(error, MethodFailedError):
         return {"type": error.error_type, "message": error.error_message}
     return {"type": type(error).__name__, "message": str(error)}

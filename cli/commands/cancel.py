@@ -23,9 +23,9 @@ examples:
   nekro cancel group_1
   nekro cancel group_1 --seconds 60 --json
 
-Rounds that wait are cancelled. The one that runs is stopped: its sandbox is killed and its calls are
-revoked, which cancels their coroutines on the workers; the command returns once that is recorded. What was
-done by then stays done. `--json` prints {cancelled, stopped, still_running}, each a list of rounds
+Waiting rounds are cancelled. The running round is stopped: its sandbox is killed and its calls are revoked,
+which cancels their coroutines on the workers; the command returns once that is recorded. Effects of the
+round up to that moment remain. `--json` prints {cancelled, stopped, still_running}, each a list of rounds
 {id, number, state, worker}.
 """
 
@@ -61,18 +61,18 @@ def run(args: Args, deps: Deps) -> int:
     elif report.stopped or report.cancelled:
         deps.output.words(f"stopped {len(report.stopped)} running, cancelled {len(report.cancelled)} waiting")
     elif not report.still_running:
-        deps.output.words(f"nothing goes on in chat {args.chat_key}")
+        deps.output.words(f"no round waits or runs in chat {args.chat_key}")
     if report.still_running:
         item = report.still_running[0]
         raise ServiceError(
-            f"round {item.id} on {item.worker} has not stopped within {args.seconds:g} s; it was asked to,"
-            " and does as soon as its worker reads that or its lease runs out"
+            f"round {item.id} on {item.worker} has not stopped within {args.seconds:g} s; it stops as soon as"
+            " its worker reads the request or its lease expires"
         )
     return 0
 
 
 async def _stop(args: Args, settings: Settings) -> StoppedRounds:
-    # Without a system of its own: the request is a row, and whoever runs the round reads it.
+    # No services are started: the request is a row, which the worker that runs the round reads.
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
     from storage.engine import Database

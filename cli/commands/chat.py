@@ -46,12 +46,12 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add_chat_key(parser)
     parser.add_argument(
-        "--user-id", metavar="U", default=DEFAULT_USER, help="who writes (default: %(default)s)"
+        "--user-id", metavar="U", default=DEFAULT_USER, help="id of the sender (default: %(default)s)"
     )
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Read lines, send them, print what comes."""
+    """Read lines, send them, print the answers."""
     settings = deps.load_settings()
 
     async def work() -> int:
@@ -82,14 +82,14 @@ async def _converse(services: Services, args: Args, deps: Deps) -> None:
 
 
 async def _show_turn(services: Services, chat_key: str, seen: int, deps: Deps) -> int:
-    """Print messages as they come until nothing goes on any more; returns the last one's position."""
+    """Print messages until no round waits or runs; returns the position of the last message."""
     quiet = False
     while True:
         news = await messages_after(services.database, chat_key, sequence=seen)
         for message in news:
             seen = message.sequence
             _show(message, deps)
-        # Once more after the end: a message may have come between the two questions.
+        # Read once more after the end: a message may have arrived between the two queries.
         if quiet and not news:
             return seen
         quiet = await is_quiet(services.database, chat_key)

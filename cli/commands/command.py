@@ -1,4 +1,4 @@
-"""`nekro command`: a command of a plugin, as people write them into a chat."""
+"""`nekro command`: run a plugin command, as users write it in a chat."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ examples:
   nekro command group_1 '/Ada.weather:forecast Tokyo' --user-id ada --as user --json
   nekro command group_1 yes
 
-Without arguments it lists the commands. A line that does not begin with / answers the last command of the
-chat and user that asked something. Arguments: words in order, `name:value`, `name:"two words"`.
+Without arguments it lists the commands. A line that does not begin with / answers the last command that
+asked a question in this chat and of this user. Arguments: words in order, `name:value`, `name:"two words"`.
 
-The command runs on a worker and may do what --as says. `--json` prints {status, responses}; status is
+The command runs on a worker with the permissions of --as. `--json` prints {status, responses}; status is
 success, error (exit code 6) or waiting (for an answer); each response has {status, message, data,
 output_segments, callback_cmd, wait_options, wait_timeout}.
 """
@@ -61,7 +61,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         dest="level",
         choices=_LEVELS,
         default="super_user",
-        help="what the person may do (default: %(default)s, as whoever runs `nekro` may do anything)",
+        help="permission level of the user (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
@@ -78,7 +78,7 @@ def run(args: Args, deps: Deps) -> int:
     if args.chat_key is None:
         return _list(args, deps)
     if args.line is None or not args.line.strip():
-        raise UsageError("write the command too: `nekro command K '/name arguments'`")
+        raise UsageError("the command line is missing; write `nekro command K '/name arguments'`")
     responses = run_async(_send(args.chat_key, args.line, args, deps))
     status = responses[-1].status.value
     if args.json:

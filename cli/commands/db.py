@@ -1,4 +1,4 @@
-"""`nekro db`: migrations."""
+"""`nekro db`: migrate the database."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=["upgrade"],
-        help="`upgrade` brings the schema of NEKRO_DATABASE__URL to this version; again does nothing",
+        help="`upgrade` brings the schema of NEKRO_DATABASE__URL to this version; idempotent",
     )
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Migrate."""
+    """Migrate the database."""
     if args.action != "upgrade":
         raise UsageError(f"unknown action {args.action}")
     from broker_config.embedded import resolve_settings

@@ -1,4 +1,7 @@
-"""`nekro dead`: messages that were set aside: they end their workers, cannot be read, or were refused."""
+"""`nekro dead`: list, show, retry and drop dead letters.
+
+A message becomes a dead letter when it ends its workers repeatedly, cannot be read, or is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ examples:
   nekro dead retry 5f0c… --timeout 60
   nekro dead drop all
 
-A call is set aside when NEKRO_BROKER__MAX_DELIVERIES workers took it and none finished it, a message when no
-worker can read it or it was not signed by us. `show` and `retry` verify the signatures: `retry` says what
-will run and sends it again under its id, with `--timeout` under a new deadline; nobody waits for its result.
-What was altered or refused cannot be sent again. `--json` prints a list of {id, task, lane, source, reason,
-deliveries, bytes}, with `show` one of them and {signature, chat_key, deadline}.
+A call becomes a dead letter when NEKRO_BROKER__MAX_DELIVERIES workers took it and none finished it, any
+message when no worker can read it or its signature is not valid. `show` and `retry` verify the signatures:
+`retry` prints what will run and sends it again under its id, with `--timeout` under a new deadline; no
+caller waits for its result. Altered or refused messages cannot be sent again. `--json` prints a list of {id,
+task, lane, source, reason, deliveries, bytes}, with `show` one of them and {signature, chat_key, deadline}.
 """
 _ACTIONS: Final = ("list", "show", "retry", "drop")
 
@@ -56,7 +59,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=positive_int,
         default=1000,
-        help="newest seen (default: %(default)s)",
+        help="newest dead letters that are read (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
@@ -68,9 +71,9 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Do it."""
+    """Run the action."""
     if (args.id is None) != (args.action == "list"):
-        raise UsageError("say `nekro dead list`, or `nekro dead show|retry|drop ID`")
+        raise UsageError("write `nekro dead list` or `nekro dead show|retry|drop ID`")
     settings = deps.load_settings()
     if settings.broker.url is None:
         require_running(settings.data_dir)
@@ -94,7 +97,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 def _described(message: DeadMessage) -> dict[str, Any]:
-    """One line, as ``--json`` prints it."""
+    """Return one dead letter as ``--json`` prints it."""
     return {
         "id": message.id,
         "task": message.task,
@@ -107,7 +110,7 @@ def _described(message: DeadMessage) -> dict[str, Any]:
 
 
 def _checked(letters: DeadLetters, message: DeadMessage) -> dict[str, Any]:
-    """The same, with what its signatures vouch for."""
+    """Return one dead letter with the fields that its signatures cover."""
     try:
         verified = letters.verify(message)
     except MessageRefusedError:
@@ -130,7 +133,7 @@ def _retry(letters: DeadLetters, message: DeadMessage, args: Args, deps: Deps) -
 def _summary(verified: VerifiedMessage, timeout_seconds: float | None) -> str:
     call, where = verified.invocation, f"{verified.task} on lane {verified.lane}"
     if call is None:
-        return f"{where}: looks at what the database asks for"
+        return f"{where}: processes the pending work that the database records"
     until = (
         f"until {call.deadline:%Y-%m-%d %H:%M:%S} UTC"
         if timeout_seconds is None
@@ -162,9 +165,9 @@ def _chosen(found: list[DeadMessage], prefix: str) -> DeadMessage:
     near = [item for item in found if item.id.startswith(prefix)]
     exact = [item for item in near if item.id == prefix] or near
     if not exact:
-        raise NotFoundError(f"nothing that was set aside has the id {prefix}; `nekro dead` lists what has")
+        raise NotFoundError(f"no dead letter has the id {prefix}; `nekro dead` lists them")
     if len({item.id for item in exact}) > 1:
-        raise UsageError(f"{len(exact)} ids begin with {prefix}; write more of it")
+        raise UsageError(f"{len(exact)} ids begin with {prefix}; write more characters of the id")
     return exact[0]
 
 

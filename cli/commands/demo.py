@@ -1,4 +1,4 @@
-"""`nekro demo`: the scripted tour."""
+"""`nekro demo`: run a scripted tour on real services and check its results."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ examples:
   nekro --data-dir /tmp/tour demo
 
 Real processes, a real Redis, a real sandbox; only the model is a script and the model server is on loopback.
-Without --data-dir everything happens in a temporary directory, which is removed when every point holds.
-Exit code 0 when every point is proven by what was left behind, else 1.
+Without --data-dir the tour uses a temporary directory, which is removed when every check passes.
+Exit code 0 when rows, requests, task events and files prove every point, else 1.
 """
 
 
@@ -48,7 +48,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Play the tour, print the timeline, check every point."""
+    """Run the tour, check every point, print the timeline and the checks."""
     from cli.demo.stage import demo_settings
 
     own_dir = deps.data_dir is None
@@ -61,7 +61,7 @@ def run(args: Args, deps: Deps) -> int:
         if own_dir and code == ExitCode.OK:
             shutil.rmtree(data_dir, ignore_errors=True)
         elif own_dir:
-            deps.output.words(f"what it left behind, logs included, is in {data_dir}")
+            deps.output.words(f"data and logs of the tour are in {data_dir}")
     return code
 
 
@@ -71,7 +71,7 @@ async def _play(settings: Settings, args: Args, deps: Deps) -> int:
 
     ownership = Ownership(settings.data_dir)
     if not ownership.claim():
-        raise ServiceError(f"something runs on {settings.data_dir}; choose another --data-dir")
+        raise ServiceError(f"another command uses {settings.data_dir}; choose another --data-dir")
     try:
         deps.output.words("starting Redis, two rounds workers, a methods worker and a long worker …")
         async with open_stage(settings) as stage:

@@ -1,4 +1,4 @@
-"""`nekro doctor`: is everything here that is needed, and if not, what mends it."""
+"""`nekro doctor`: check settings, services, sandbox and plugins, and suggest a fix for each fault."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(args: Args, deps: Deps) -> int:
         settings = deps.load_settings()
     except SettingsError as exc:
         if args.settings:
-            # The list of names is what mends an unknown one: show it with the defaults.
+            # The listing helps to correct an unknown name: print it with the defaults.
             deps.output.error(exc)
             _print_settings(Settings.model_construct(), args, deps)
             return ExitCode.USAGE

@@ -1,4 +1,4 @@
-"""`nekro exec`: run a file in the sandbox as the model's code would run."""
+"""`nekro exec`: run a file in the sandbox, like code of the language model."""
 
 from __future__ import annotations
 
@@ -97,21 +97,21 @@ def run(args: Args, deps: Deps) -> int:
 
 
 async def _see_jobs_through(services: Services, args: Args, deps: Deps) -> None:
-    """Let calls that outlived the code end before the system does that runs them."""
+    """Wait for calls that outlived the code: the workers that run them end with this command."""
     from cli.turns import wait_for_jobs
 
-    deps.output.words(f"waiting for what goes on as a job in chat {args.chat_key}; Ctrl-C gives it up")
+    deps.output.words(f"waiting for background jobs of chat {args.chat_key}; Ctrl-C abandons them")
     await wait_for_jobs(
         services.database, args.chat_key, seconds=services.settings.workers.long_timeout_seconds
     )
 
 
 async def _see_follow_ups_through(services: Services, args: Args, deps: Deps, *, has_model: bool) -> None:
-    """Let the rounds end before the system does that would run them."""
+    """Wait for the follow-up rounds: the workers that run them end with this command."""
     if not has_model:
         deps.output.words(
-            f"a follow-up round waits in chat {args.chat_key}; it runs once a rounds worker with a language"
-            " model does (NEKRO_LLM__BASE_URL)"
+            f"a follow-up round waits in chat {args.chat_key}; it runs when a rounds worker with a language"
+            " model (NEKRO_LLM__BASE_URL) is started"
         )
         return
     from cli.turns import wait_for_quiet

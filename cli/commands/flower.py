@@ -1,4 +1,4 @@
-"""`nekro flower`: Flower on our broker."""
+"""`nekro flower`: serve Flower on the broker of the settings."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ examples:
   nekro flower
   FLOWER_BASIC_AUTH=ada:secret nekro flower --address 0.0.0.0 --port 5555
 
-Whoever reaches Flower can revoke tasks and read their arguments: it listens on loopback unless told
-otherwise, and beyond loopback it wants FLOWER_BASIC_AUTH=user:password in the environment, or
-FLOWER_BASIC_AUTH_FILE with the name of a file that holds it. Without a password it answers requests for
-localhost, 127.0.0.1, [::1] and each --allow-host only, so that no web site reaches it under its own name.
+Flower lets its users revoke tasks and read their arguments. It listens on loopback by default; any other
+address requires FLOWER_BASIC_AUTH=user:password in the environment, or FLOWER_BASIC_AUTH_FILE with the name
+of a file that holds it. Without a password it answers requests for localhost, 127.0.0.1, [::1] and each
+--allow-host only, which prevents DNS rebinding.
 """
 
 
@@ -70,13 +70,13 @@ def flower_arguments(*, address: str, port: int) -> list[str]:
     """Arguments of Celery's command line that start Flower.
 
     Raises:
-        UsageError: Flower is not installed, or would be open to everybody.
+        UsageError: Flower is not installed, or would be reachable from other hosts without a password.
     """
     if importlib.util.find_spec("flower") is None:
         raise UsageError("Flower is not installed; run `pip install nekro-workers[flower]`")
     if address not in ("127.0.0.1", "::1", "localhost") and not os.environ.get("FLOWER_BASIC_AUTH"):
         raise UsageError(
-            f"{address} is reachable from elsewhere; set FLOWER_BASIC_AUTH=user:password or use 127.0.0.1"
+            f"{address} is reachable from other hosts; set FLOWER_BASIC_AUTH=user:password or use 127.0.0.1"
         )
     # Workers publish events by NEKRO_WORKERS__TASK_EVENTS. Flower would send them a command that they refuse,
     # every 5 seconds.
@@ -115,7 +115,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 def _know_methods(app: NekroApp, settings: Settings) -> None:
-    """Register every method by name: Flower sets limits only of tasks that its own process knows."""
+    """Register every method by name: Flower sets limits only of tasks that its process has registered."""
     from broker_config.app import checked_task_options
     from cli.catalogue import load_catalogue
 
@@ -124,7 +124,7 @@ def _know_methods(app: NekroApp, settings: Settings) -> None:
 
 
 def _runs_elsewhere(*_: object) -> None:
-    """Stand for a method, which workers run."""
+    """Stand in for a method, which only workers run."""
 
 
 def _check(port: int) -> int:

@@ -1,4 +1,4 @@
-"""`nekro history`: a chat's messages, and how its rounds went."""
+"""`nekro history`: print a chat's messages and, with ``--trace``, its rounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ examples:
   nekro history cli --limit 5 --json
 
 `--json` prints a list of messages {id, at, kind, sender, text, data, call_id, plugin}; with --trace an
-object {messages, rounds}, each round with what asked for it, prompt size, model, tokens, cost, code, calls
+object {messages, rounds}, each round with its trigger, prompt size, model, tokens, cost, code, calls
 {id, method, type, lane, worker, requested_at, started_at, finished_at, duration_ms, error, follow_up},
 output and stop type. Messages from before a reset are shown with --all only.
 """
@@ -94,7 +94,7 @@ async def _read(
     try:
         async with database.read() as transaction:
             if await ChatRepository(transaction.connection).find(args.chat_key) is None:
-                raise NotFoundError(f"there is no chat {args.chat_key!r}; `nekro send` begins one")
+                raise NotFoundError(f"there is no chat {args.chat_key!r}; `nekro send` creates one")
         messages = await newest_messages(database, args.chat_key, limit=args.limit, with_past=args.all)
         rounds = await newest_rounds(database, args.chat_key, limit=args.limit) if args.trace else []
         calls = await calls_of(database, rounds)

@@ -1,4 +1,4 @@
-"""`nekro jobs`: long work, how far it is, and ending it."""
+"""`nekro jobs`: list, show, watch and cancel jobs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ examples:
   nekro jobs cancel 6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11
 
 Background jobs of plugins, calls that report their progress, and calls that outlived the code that made
-them. `watch` draws bars with rate and time left until what is open has ended (without an id: all of it).
+them. `watch` draws bars with rate and time left until the job has ended (without an id: all open jobs).
 `--json` prints a list of {id, type, plugin, chat_key, state, percent, message, started_at, updated_at};
-`show --json` one such object with {task_id, attempt, worker, created_at, finished_at, data} besides.
+`show --json` one such object with {task_id, attempt, worker, created_at, finished_at, data} added.
 """
 _ACTIONS: Final = ("list", "show", "watch", "cancel")
 _MESSAGE_COLUMNS: Final = 60
@@ -67,7 +67,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         "job_id", nargs="?", default=None, metavar="ID", help="job, for show, watch and cancel"
     )
     parser.add_argument("--chat-key", metavar="K", type=chat_key, default=None, help="only jobs of this chat")
-    parser.add_argument("--open", action="store_true", help="only what has not ended")
+    parser.add_argument("--open", action="store_true", help="only jobs that have not ended")
     parser.add_argument(
         "--limit",
         metavar="N",
@@ -79,7 +79,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Do what the action says."""
+    """Run the action."""
     if args.action in ("show", "cancel") and args.job_id is None:
         raise UsageError(f"name the job, as in `nekro jobs {args.action} ID`; `nekro jobs` lists them")
     if args.action == "list" and args.job_id is not None:
@@ -136,7 +136,7 @@ async def _watch(args: Args, deps: Deps, settings: Settings) -> None:
     async with _database(settings) as database:
         jobs = await _watched(database, args)
         if not jobs:
-            deps.output.words("nothing runs; `nekro jobs` shows what has ended")
+            deps.output.words("no job is open; `nekro jobs` lists the ended ones")
         elif not args.json:
             with job_view(deps.output) as view:
                 while True:
@@ -171,7 +171,7 @@ async def _cancel(args: Args, deps: Deps, settings: Settings) -> None:
     elif job.state.is_final:
         deps.output.words(f"job {job.id} is {job.state.value}")
     else:
-        deps.output.words(f"job {job.id} was asked to end; `nekro jobs watch {job.id}` shows when it has")
+        deps.output.words(f"requested to cancel job {job.id}; `nekro jobs watch {job.id}` shows its end")
 
 
 def describe(job: Job) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`nekro methods`: the catalogue, and which lane each method runs in."""
+"""`nekro methods`: list the catalogue with the lane of each method, and override lanes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ examples:
   nekro methods unpin Ada.weather.forecast
   nekro methods pin Ada.weather pinned
 
-A method that blocks its event loop is sent to lane `long` by the watchdog; LANE then shows `long!` and
-the reason stands below. `pin` decides it for good, `unpin` forgets both. Running systems follow in a second.
-`pin PLUGIN pinned` has a whole plugin live in one process of the fleet; restart the workers afterwards,
-unless its cleanup ends all that its init began.
-`--json` prints a list of {name, task, plugin, type, lane, signature, doc}; lane_reason where a mark decides.
+The watchdog moves a method that blocks its event loop to lane `long`; LANE then shows `long!`, and the
+reason follows the table. `pin` sets the lane permanently, `unpin` removes both overrides. Running workers
+apply a change within a second.
+`pin PLUGIN pinned` runs a whole plugin in one process of the fleet; restart the workers afterwards, unless
+the plugin's cleanup ends everything that its init started.
+`--json` prints a list of {name, task, plugin, type, lane, signature, doc}; lane_reason where the lane is
+overridden.
 """
 
 
@@ -63,7 +65,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Args, deps: Deps) -> int:
-    """List the methods that code may call, or decide where one runs."""
+    """List the methods that code may call, or override the lane of one."""
     settings = deps.load_settings()
     registry = load_catalogue(settings).registry
     match args.words:
@@ -76,7 +78,7 @@ def run(args: Args, deps: Deps) -> int:
         case [text] if text not in ("pin", "unpin"):
             return _list(registry, text, args, deps, settings)
     raise UsageError(
-        "say `nekro methods [TEXT]`, `nekro methods pin METHOD methods|long` or `… unpin METHOD`"
+        "write `nekro methods [TEXT]`, `nekro methods pin METHOD methods|long` or `… unpin METHOD`"
     )
 
 
@@ -131,7 +133,7 @@ def describe(entry: MethodEntry, mark: MethodMark | None = None, *, pinned: bool
 
 
 async def _marks(settings: Settings) -> dict[str, MethodMark]:
-    """Read the marks; a system that never ran has none."""
+    """Return the lane overrides by method or plugin; none when the database has not been created."""
     from storage.engine import Database
     from storage.migrate import require_migrated
 
@@ -178,7 +180,9 @@ async def _unpin(settings: Settings, registry: Registry, name: str, deps: Deps) 
             was_marked = await transaction.marks.clear(marked)
     finally:
         await database.dispose()
-    deps.output.words(f"{marked} runs where its plugin says" if was_marked else f"{marked} was not marked")
+    deps.output.words(
+        f"{marked} runs in the lane of its plugin again" if was_marked else f"{marked} has no lane override"
+    )
     return 0
 
 
@@ -186,7 +190,7 @@ def _plugin_key(registry: Registry, name: str) -> str:
     if any(plugin.key == name for plugin in registry.plugins):
         return name
     known = ", ".join(plugin.key for plugin in registry.plugins)
-    raise UsageError(f"plugins are pinned as a whole, and there is no plugin {name!r}; there are {known}")
+    raise UsageError(f"only whole plugins can be pinned, and {name!r} is not a plugin; choose one of {known}")
 
 
 def _first_line(text: str | None) -> str:

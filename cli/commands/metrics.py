@@ -1,4 +1,4 @@
-"""`nekro metrics`: figures of the fleet, once or for Prometheus."""
+"""`nekro metrics`: print the metrics of the fleet, or serve them to Prometheus."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ examples:
   nekro metrics --port 9463
   nekro metrics --address 0.0.0.0 --port 9463
 
-Queues, waiting rounds and jobs, workers per lane: what no single worker knows. One such process is
-enough for a fleet. What each worker did, it tells itself when NEKRO_METRICS__PORT is set.
+Queues, waiting rounds and jobs, workers per lane: metrics that no single worker has. One such process is
+enough for a fleet. Each worker serves its own metrics when NEKRO_METRICS__PORT is set.
 """
 
 
@@ -47,7 +47,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Print the figures, or serve them."""
+    """Print the metrics, or serve them."""
     from broker_config.embedded import resolve_settings
     from cli.ownership import require_running
     from workers.fleet import FleetFigures
@@ -77,7 +77,7 @@ def _serve(figures: FleetFigures, address: str, port: int, deps: Deps) -> None:
 
     pages = {"/metrics": metrics, "/livez": lambda: Page(body=b"ok\n")}
     server = PageServer.on_port(address, port, pages, tries=1)
-    deps.output.words(f"figures of the fleet on http://{address}:{server.port}/metrics; Ctrl-C stops")
+    deps.output.words(f"metrics of the fleet on http://{address}:{server.port}/metrics; Ctrl-C stops")
     stopped = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: stopped.set()) for number in numbers]

@@ -1,4 +1,4 @@
-"""`nekro plugins`: what is loaded and what is not, a new plugin, a plugin's data."""
+"""`nekro plugins`: list plugins, create a new one, or delete a plugin's data."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ examples:
   nekro plugins purge you.weather
 
 `new` writes weather.py and a test that passes, test_weather.py. `purge` deletes a plugin's stored values, its
-data directory and its configuration; it asks first, or needs --yes. Remove the plugin's code yourself, and
-stop the workers before, or they store anew.
+data directory and its configuration; it asks first, or needs --yes. Stop the workers before, as they may
+store data again; `purge` does not remove the plugin's code.
 
-`list` ends with exit code 5 when a plugin failed to load; the others work all the same.
+`list` ends with exit code 5 when a plugin failed to load; the other plugins still work.
 `--json` prints a list of {key, status, path, version, error, placeholders}; status is ok, degraded (it uses
 names that do not exist here: `placeholders`), failed or disabled.
 """
@@ -56,11 +56,11 @@ def register(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=("list", "new", "purge"),
         default="list",
-        help="`list` (default); `new` writes a plugin to begin with; `purge` deletes what one stored",
+        help="`list` (default); `new` writes a plugin to start from; `purge` deletes a plugin's data",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="new: module name; purge: plugin key")
     parser.add_argument(
-        "--dir", type=Path, default=Path(), metavar="DIR", help="new: folder to write to (default: here)"
+        "--dir", type=Path, default=Path(), metavar="DIR", help="new: folder to write to (default: .)"
     )
     parser.add_argument("--yes", action="store_true", help="purge: delete without asking")
     add_json(parser)
@@ -121,10 +121,10 @@ def _purge(args: Args, deps: Deps) -> int:
     data = run_async(find_data(settings, args.name))
     described = str(data)
     if not data:
-        deps.output.words(f"{args.name} has stored nothing in {settings.data_dir}")
+        deps.output.words(f"{args.name} has no data in {settings.data_dir}")
         return ExitCode.OK
-    if not args.yes and not deps.output.confirms(f"delete for good what {args.name} stored: {described}?"):
-        raise UsageError(f"nothing was deleted; --yes deletes what {args.name} stored: {described}")
+    if not args.yes and not deps.output.confirms(f"permanently delete the data of {args.name}: {described}?"):
+        raise UsageError(f"nothing was deleted; --yes deletes the data of {args.name}: {described}")
     run_async(purge(settings, data))
     deps.output.words(f"deleted: {described}")
     return ExitCode.OK

@@ -1,4 +1,4 @@
-"""`nekro reset`: a new beginning for a chat."""
+"""`nekro reset`: stop a chat's rounds, start a new history and run the plugins' reset hooks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _EPILOG = """\
 examples:
   nekro reset group_1
 
-What goes on in the chat is stopped as `nekro cancel` stops it, the history begins anew
-(`nekro history --all` still shows the old one), and the plugins' reset hooks run.
+The chat's rounds are stopped as by `nekro cancel`, a new history begins (`nekro history --all` still shows
+the old one), and the plugins' reset hooks run.
 """
 
 
@@ -40,7 +40,7 @@ def run(args: Args, deps: Deps) -> int:
     async def work() -> int:
         async with open_services(settings, command="reset", lanes=CALL_LANES, output=deps.output) as opened:
             await opened[1].reset_chat(args.chat_key)
-        deps.output.words(f"chat {args.chat_key} begins anew")
+        deps.output.words(f"chat {args.chat_key} was reset")
         return 0
 
     return run_async(work())

@@ -1,4 +1,4 @@
-"""`nekro send`: one message into a chat, as a person would write it."""
+"""`nekro send`: send one message into a chat, as a user."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("chat_key", metavar="K", type=chat_key, help="chat")
     parser.add_argument("text", metavar="TEXT", help="the message")
     parser.add_argument(
-        "--user-id", metavar="U", default=DEFAULT_USER, help="who writes (default: %(default)s)"
+        "--user-id", metavar="U", default=DEFAULT_USER, help="id of the sender (default: %(default)s)"
     )
-    parser.add_argument("--user-name", metavar="NAME", help="the writer's name (default: the user id)")
+    parser.add_argument("--user-name", metavar="NAME", help="name of the sender (default: the user id)")
     parser.add_argument("--wait", action="store_true", help="wait for the end of the turn")
     add_json(parser)
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Send, and wait where asked for or needed."""
+    """Send the message; wait for the turn with ``--wait`` or on services of its own."""
     if not args.text.strip():
         raise UsageError("the message is empty")
     settings = deps.load_settings()

@@ -1,4 +1,4 @@
-"""`nekro tail`: a chat's events as they happen."""
+"""`nekro tail`: print a chat's events as they happen."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ examples:
   nekro tail group_1 --json --count 3
   nekro tail group_1 --seconds 60
 
-Binds a queue of its own to the exchange `agent.events` and prints what comes: round.requested,
-round.started, round.ended, message.added. Nothing of the past is shown (`nekro history` does that), and
-nothing is held up by it: when more than 1000 events wait for it, they are dropped and counted. Ctrl-C,
---count and --seconds end it with exit code 0. `--json` prints one object per line: {at, event, chat_key, …}.
+Binds a queue of its own to the exchange `agent.events` and prints its events: round.requested,
+round.started, round.ended, message.added. Past events are not shown (`nekro history` shows the past), and
+publishers never wait for it: when more than 1000 events wait in its queue, they are dropped and counted.
+Ctrl-C, --count and --seconds end it with exit code 0. `--json` prints one object per line: {at, event,
+chat_key, …}.
 """
 _POLL_SECONDS: Final = 0.1
-#: How long the broker may be away before the command gives up.
+#: How long the broker may be down before the command fails.
 _AWAY_SECONDS: Final = 30.0
 _TEXT_COLUMNS: Final = 100
 
@@ -63,7 +64,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Print events until told to stop."""
+    """Print events until Ctrl-C, ``--count`` or ``--seconds``."""
     settings = deps.load_settings()
     if settings.broker.url is None:
         require_running(settings.data_dir)
@@ -100,7 +101,7 @@ async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
 
 
 async def _events(watcher: EventWatcher, deps: Deps, *, seconds: float | None) -> AsyncIterator[WatchedEvent]:
-    """Yield events as they come, until ``seconds`` are over."""
+    """Yield events as they arrive, for ``seconds``; None: without end."""
     end = time.monotonic() + seconds if seconds is not None else float("inf")
     answered_at, told = time.monotonic(), 0
     while time.monotonic() < end:
@@ -124,9 +125,9 @@ async def _polled(watcher: EventWatcher) -> list[WatchedEvent]:
     try:
         return await asyncio.shield(poll)
     except asyncio.CancelledError:
-        # The watcher is for one thread at a time, and this one is about to take it down.
+        # The watcher is not thread-safe, and this thread is about to close it: let the poll end first.
         await asyncio.wait({poll})
-        poll.exception()  # what it failed with matters no more
+        poll.exception()  # retrieved, as asyncio would log it otherwise
         raise
 
 
@@ -136,18 +137,18 @@ async def _values(event: WatchedEvent, args: Args, database: Database) -> dict[s
     if event.name == "message.added":
         body |= await _message(database, str(body.get("id", "")))
     ours = {"at": datetime.now(UTC), "event": event.name, "chat_key": args.chat_key}
-    return {**ours, **body, **ours}  # in this order, and no event says of itself what it is
+    return {**ours, **body, **ours}  # these keys come first, and an event cannot override them
 
 
 def _line(values: dict[str, Any]) -> str:
-    """Say an event in one line."""
+    """Format an event as one line."""
     body = {name: value for name, value in values.items() if name not in ("at", "event", "chat_key")}
     name = one_line(str(values["event"]), limit=_TEXT_COLUMNS)
     return f"{values['at']:%H:%M:%S}  {name:<16}  {_words(name, body)}".rstrip()
 
 
 async def _message(database: Database, message_id: str) -> dict[str, Any]:
-    """Return what the event leaves to the row: who wrote what."""
+    """Return sender and text, which the event does not carry, from the message's row."""
     async with database.read() as transaction:
         message = await transaction.messages.find(message_id)
     if message is None:
@@ -156,7 +157,7 @@ async def _message(database: Database, message_id: str) -> dict[str, Any]:
 
 
 def _words(name: str, body: dict[str, Any]) -> str:
-    """Say an event of ours in one line; a stranger's shows its body."""
+    """Summarise a known event; for other events, return the body."""
     if name == "message.added":
         return one_line(
             f"{body.get('sender') or body.get('kind')}: {body.get('text', '')}", limit=_TEXT_COLUMNS

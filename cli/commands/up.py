@@ -1,4 +1,4 @@
-"""`nekro up`: everything on this machine, in the foreground."""
+"""`nekro up`: run the whole system on this machine, in the foreground."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ examples:
   nekro up --methods 2 --rounds 2 --flower-port 5555
   NEKRO_DATA_DIR=/srv/nekro NEKRO_PLUGINS__DIRS=/srv/plugins nekro up
 
-Without NEKRO_BROKER__URL it runs a Redis of its own, without NEKRO_DATABASE__URL a SQLite, both in the
+Without NEKRO_BROKER__URL it runs an embedded Redis, without NEKRO_DATABASE__URL it uses SQLite, both in the
 data directory; the database is migrated. Other `nekro` commands on that data directory then use this system.
-Ctrl-C stops warmly: rounds and calls end first. A second Ctrl-C stops at once.
+Ctrl-C stops gracefully: rounds and calls end first. A second Ctrl-C stops at once.
 """
 
 
@@ -70,7 +70,7 @@ def run(args: Args, deps: Deps) -> int:
         raise UsageError("nothing to run: give at least one lane a worker, as in `nekro up --methods 1`")
 
     if settings.broker.url is not None:
-        require_broker(settings)  # or its workers would wait for it for ever, and say so again and again
+        require_broker(settings)  # fail here; workers would retry the connection forever
 
     async def work() -> int:
         ownership = Ownership(settings.data_dir)
@@ -87,10 +87,10 @@ def run(args: Args, deps: Deps) -> int:
 
 
 def _rounds(args: Args, settings: Settings, deps: Deps) -> int:
-    """How many rounds workers to run.
+    """Return how many rounds workers to run.
 
     Raises:
-        LLMError: they were asked for and there is no language model.
+        LLMError: ``--rounds`` asks for some and no language model is configured.
     """
     from cli.turns import require_model
 
@@ -107,7 +107,7 @@ def _rounds(args: Args, settings: Settings, deps: Deps) -> int:
 
 
 def children(args: Args) -> list[ChildSpec]:
-    """List what to run."""
+    """Return the child processes to run."""
     specs = [
         worker_spec(lane.value, name=f"{lane.value}-{number}")
         for lane in Lane

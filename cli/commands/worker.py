@@ -1,4 +1,4 @@
-"""`nekro worker`: one worker process in the foreground."""
+"""`nekro worker`: run one worker process in the foreground, or probe the workers of this host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ examples:
   nekro worker --check --lane methods
   nekro worker --check live
 
-SIGTERM or Ctrl-C stops warmly: running calls end first. A second one, or SIGQUIT, stops at once.
+SIGTERM or Ctrl-C stops gracefully: running calls end first. A second one, or SIGQUIT, stops at once.
 """
 
 
@@ -69,11 +69,11 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Args, deps: Deps) -> int:
-    """Serve one lane until told to stop, or ask those that do."""
+    """Serve one lane until a signal, or probe running workers."""
     if args.check is not None:
         return _check(args.check, args, deps)
     if args.lane is None:
-        raise UsageError("which lane? name one with --lane, or ask running workers with --check")
+        raise UsageError("no lane was given; name one with --lane, or probe running workers with --check")
     from celery.platforms import SecurityWarning
 
     settings = deps.load_settings()
@@ -94,7 +94,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 def _was_interrupted() -> bool:
-    """Whether Ctrl-C stopped the worker warmly; Celery calls that a failure, SIGTERM none."""
+    """Whether Ctrl-C stopped the worker gracefully; Celery reports that as a failure, unlike SIGTERM."""
     from celery.platforms import EX_FAILURE
     from celery.worker import state
 

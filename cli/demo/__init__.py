@@ -1,1 +1,1 @@
-"""The scripted tour: its scenes, its plugin, its own services, what it checks."""
+"""The scripted tour of `nekro demo`: scenes, a plugin, services of its own, and checks."""

@@ -1,4 +1,4 @@
-"""What the tour left behind, read back from rows, recorded requests, task events and files."""
+"""Collect what the tour recorded: rows, requests to the model, task events and files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LLMRequestRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything that the points are checked against."""
+    """The records that the points are checked against."""
 
     messages: Sequence[Message]
     rounds: Sequence[Round]
@@ -67,11 +67,11 @@ class Evidence:
         return next((request for request in self.requests if request.round_id == round_id), None)
 
     def said(self, begin: str) -> str:
-        """The agent's message that begins so, or ""."""
+        """Return the first message that starts with ``begin``, or ""."""
         return next((m.text for m in self.messages if m.text.startswith(begin)), "")
 
     def pid_of(self, node: str | None) -> int | None:
-        """Process id in a node name ``<role>@<host>:<pid>``; None when it is none of the tour's."""
+        """Process id in a node name ``<role>@<host>:<pid>``; None when it is not a worker of the tour."""
         pid = int((node or "").rpartition(":")[2] or 0)
         return pid if pid in self.pids.values() else None
 
@@ -86,7 +86,7 @@ def file_of(message: Message) -> str:
 
 
 async def gather(stage: Stage, chat_key: str) -> Evidence:
-    """Read everything back."""
+    """Collect the records of one chat."""
     database = stage.services.database
     record = stage.settings.llm.record
     return Evidence(

@@ -1,4 +1,4 @@
-"""A small HTTP server on loopback with one file to download, standing in for a place of models."""
+"""A small HTTP server on loopback with one file to download, in place of a model repository."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ModelServer:
     file_name = "tiny-model.bin"
 
     def __init__(self, *, size_bytes: int) -> None:
-        """Make the file: bytes that no compression shortens, the same in every run."""
+        """Create the file: incompressible bytes, the same in every run."""
         self.content = hashlib.shake_256(b"nekro-workers demo model").digest(size_bytes)
         self.sha256 = hashlib.sha256(self.content).hexdigest()
         self.requests = 0
@@ -84,6 +84,6 @@ class ModelServer:
                 self.end_headers()
 
             def log_message(self, format: str, *arguments: object) -> None:
-                """Stay silent: the timeline tells what was served."""
+                """Log nothing: the timeline shows the download."""
 
         return Handler

@@ -1,4 +1,4 @@
-"""The points that the tour must prove; each is decided by what was left behind, not by what was said."""
+"""The points that the tour must prove; each is checked against records, not against the model's words."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _PNG_SHA_WORDS: Final = "SHA-256 "
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One promise and whether it was kept."""
+    """One guarantee and whether the tour proved it."""
 
     name: str
     ok: bool
-    #: What was found.
+    #: The evidence, or what is missing.
     detail: str
 
 
 def check(evidence: Evidence) -> list[Point]:
-    """Check every point; one that finds nothing fails instead of raising."""
+    """Check every point; a point without its records fails instead of raising."""
     points = []
     for name, test in _POINTS:
         try:
@@ -41,7 +41,7 @@ def check(evidence: Evidence) -> list[Point]:
 
 
 class _NotShownError(Exception):
-    """A point was not proven; the message says what is missing. Never leaves this module."""
+    """A point was not proven; the message names what is missing. Caught by ``check``."""
 
 
 def _need(condition: object, missing: str) -> None:
@@ -75,7 +75,7 @@ def _behavior(evidence: Evidence) -> str:
 
 
 def _pair(evidence: Evidence, stop: StopType) -> tuple[Round, Round]:
-    """The round that a call of this kind ended, and the one that followed."""
+    """Return the round that ended with this stop type, and the round that followed it."""
     ended = [entry for entry in evidence.rounds if entry.stop_type == stop]
     _need(len(ended) == 1, f"{len(ended)} rounds ended with {stop.name}")
     number = ended[0].number + 1
@@ -154,10 +154,10 @@ def _download(evidence: Evidence) -> str:
         "the sandbox saw other bytes than were served",
     )
     told = [message for message in evidence.messages if message.text.startswith("Model 'tiny' downloaded")]
-    _need(len(told) == 1, f"the chat was told {len(told)} times that the download is done")
+    _need(len(told) == 1, f"the chat got {len(told)} messages that the download is done")
     where = f"long-1 (process {tasks[0].pid})"
     digest = f"{evidence.model_sha256[:12]}…"
-    return f"fetched on {where} as a job, the chat was told, and the sandbox found SHA-256 {digest}"
+    return f"fetched on {where} as a job, the chat was notified, and the sandbox found SHA-256 {digest}"
 
 
 _POINTS: Final[Sequence[tuple[str, Callable[[Evidence], str]]]] = (

@@ -1,4 +1,4 @@
-"""What happens in the tour: what Ada writes, and the code that the scripted model answers with."""
+"""The scenes of the tour: what the user Ada writes, and the code that the scripted model answers with."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ greeting = get_preference("greeting")
 send_msg_text(_ck, f"{{greeting}}! The model has {{model['size_bytes']}} bytes, SHA-256 {{digest}}.")
 """
 
-#: First match answers. A later scene's prompt shows the earlier ones as history, so the latest stand first.
+#: First match answers. A prompt contains the earlier scenes as history, so the latest scenes come first.
 _SCRIPT: Final[tuple[tuple[str, int, str, str], ...]] = (
     (r'<agent_result method="[^"]*view_str_content', 0, "I see the plan.", _PLAN_READ_CODE),
     (r'<agent_result method="[^"]*draw_picture', 1, "I see the picture.", _DRAWN_CODE),

@@ -1,4 +1,4 @@
-"""The services of the tour: a Redis, a SQLite, four workers and a server of models, all of its own."""
+"""The services of the tour: a Redis, a SQLite database, four workers and a model server, all of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORKERS: Final = (
 
 @dataclass
 class Stage:
-    """What the tour plays on; made by ``open_stage``."""
+    """The running services of the tour; made by ``open_stage``."""
 
     settings: Settings
     services: Services
@@ -44,7 +44,7 @@ class Stage:
     pids: dict[str, int] = field(default_factory=dict)
 
     async def replace(self, old: str, new: str) -> None:
-        """End a worker and start another of its lane."""
+        """Stop a worker and start another one of its lane."""
         child = next(worker for worker in self.workers if worker.spec.name == old)
         self.workers.remove(child)
         await stop_workers([child], self.settings)
@@ -52,7 +52,7 @@ class Stage:
 
 
 def demo_settings(base: Settings, data_dir: Path) -> Settings:
-    """Return the user's settings with everything replaced that the tour brings itself."""
+    """Return the user's settings with the tour's own services, plugins and model in place of the user's."""
     plugins = Path(__file__).parent / "plugins"
     return base.model_copy(
         update={

@@ -1,4 +1,4 @@
-"""What Celery's workers say of each task while the demo runs, straight from their events."""
+"""Record the tasks of the demo from Celery's task events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TaskLog:
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> TaskLog:
-        """Begin to listen; events of before are not seen."""
+        """Start to listen; earlier events are not recorded."""
         self._thread = threading.Thread(target=self._listen, name="task-log", daemon=True)
         self._thread.start()
         self._listening.wait(10)
@@ -63,7 +63,7 @@ class TaskLog:
         return sorted(records, key=lambda record: record.received_at)
 
     def wait_for(self, function: str, *, seconds: float) -> None:
-        """Return when a task of that method was seen: workers send what happened a few times a second."""
+        """Wait until a task of that method is recorded, at most ``seconds``: events arrive in batches."""
         deadline = time.monotonic() + seconds
         while not self.of(function) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
@@ -81,7 +81,7 @@ class TaskLog:
             # The receiver reads from a clone of the connection.
             with receiver.consumer_context(wakeup=False) as (reading, *_):
                 while not self._stop.is_set():
-                    # Nothing in the wake time is no fault.
+                    # No event within the timeout is normal.
                     with contextlib.suppress(TimeoutError):
                         reading.drain_events(timeout=_WAKE_SECONDS)
                     # kombu subscribes when it first reads.

@@ -1,4 +1,4 @@
-"""The tour as a timeline: who wrote, which round ran where, which method ran where."""
+"""The tour as a timeline: messages, rounds and methods, with the process that ran each."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SPEAKERS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineEntry:
-    """One thing that happened."""
+    """One message, the start or end of a round, or one task."""
 
     at: datetime
-    #: Worker name, or who spoke.
+    #: Name of the worker, or the sender of a message.
     where: str
     #: Process id; None for messages.
     process: int | None
@@ -35,7 +35,7 @@ class TimelineEntry:
 
 
 def build(evidence: Evidence) -> list[TimelineEntry]:
-    """Return everything that happened, oldest first."""
+    """Return the timeline, oldest entry first."""
     entries = [*_messages(evidence), *_rounds(evidence), *_tasks(evidence)]
     return sorted(entries, key=lambda entry: entry.at)
 
@@ -70,7 +70,7 @@ def _rounds(evidence: Evidence) -> Iterator[TimelineEntry]:
 
 def _tasks(evidence: Evidence) -> Iterator[TimelineEntry]:
     for task in evidence.tasks:
-        # Our own tasks carry rounds, which the timeline shows already.
+        # Rounds are in the timeline already.
         if task.name.startswith("nekro.rounds."):
             continue
         lasted = ""

@@ -1,4 +1,4 @@
-"""Plays the scenes, one after the other, and reads back what came of them."""
+"""Run the scenes one after the other and collect their records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cli.turns import newest_rounds, wait_for_jobs, wait_for_quiet
 
 __all__ = ["play"]
 
-#: A scene takes about a second; a minute without an end is a fault, which the points will show.
+#: A scene takes about a second; one that has not ended after a minute fails the tour.
 _SCENE_SECONDS: Final = 60.0
 _PLAN_TRIES: Final = 6
 #: How long the last task events may take.
@@ -22,7 +22,7 @@ _EVENT_SECONDS: Final = 5.0
 
 
 async def play(stage: Stage, *, say: Callable[[str], None]) -> Evidence:
-    """Play every scene in one chat.
+    """Run every scene in one chat.
 
     Raises:
         ServiceError: a scene does not end.
@@ -31,9 +31,9 @@ async def play(stage: Stage, *, say: Callable[[str], None]) -> Evidence:
     chat_key = await _plan(stage, say)
     await _scene(stage, chat_key, scenes.ASK_DRAW, say)
     await _scene(stage, chat_key, scenes.ASK_FETCH.format(url=models.url, sha256=models.sha256), say)
-    say("(the code has ended, the download goes on as a job)")
+    say("(the code has ended, the download continues as a job)")
     await wait_for_jobs(stage.services.database, chat_key, seconds=_SCENE_SECONDS)
-    say("(the methods worker ends, another one takes over)")
+    say("(the methods worker stops, another one replaces it)")
     await stage.replace("methods-1", "methods-2")
     await _scene(stage, chat_key, scenes.ASK_GREET, say)
     await asyncio.to_thread(stage.tasks.wait_for, "get_preference", seconds=_EVENT_SECONDS)
@@ -41,9 +41,9 @@ async def play(stage: Stage, *, say: Callable[[str], None]) -> Evidence:
 
 
 async def _plan(stage: Stage, say: Callable[[str], None]) -> str:
-    """Play the first scene until its follow-up round falls to the other rounds worker; returns the chat.
+    """Repeat the first scene until the other rounds worker takes its follow-up round; returns the chat.
 
-    Any worker may take any round. The one that waits usually wins, but nothing promises it.
+    Any worker may take any round: the idle one usually does, but that is not guaranteed.
     """
     for _ in range(_PLAN_TRIES):
         chat_key = f"demo-{uuid4().hex[:8]}"
@@ -51,7 +51,7 @@ async def _plan(stage: Stage, say: Callable[[str], None]) -> str:
         rounds = await newest_rounds(stage.services.database, chat_key, limit=2)
         if len({entry.worker for entry in rounds}) > 1:
             break
-        say("(one worker took both rounds; once more, to see the other one take over)")
+        say("(one worker ran both rounds; once more, to see the other one run the second)")
     return chat_key
 
 

@@ -1,4 +1,4 @@
-"""A dead Redis, a dead or unmigrated database, no bubblewrap: one line with the mend, and its exit code."""
+"""A dead Redis, a dead or unmigrated database, no bubblewrap: one line with the fix, and its exit code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def said(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]
     except SystemExit as exc:
         code = int(exc.code or 0)
     lines = capsys.readouterr().err.splitlines()
-    return code, "\n".join(line for line in lines if not line.startswith("warning: workers of root"))
+    return code, "\n".join(line for line in lines if not line.startswith("warning: workers started by root"))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def said(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "" if isinstance(value, dict) else None,
 )
-def test_what_is_missing_is_one_line_with_its_mend_and_its_code(
+def test_what_is_missing_is_one_line_with_its_fix_and_its_code(
     arguments: list[str],
     environment: dict[str, str],
     code: int,
@@ -97,7 +97,7 @@ def test_code_without_bubblewrap_is_refused_and_the_package_named(
     assert line.startswith("error: ") and "apt install bubblewrap" in line and "\n" not in line
 
 
-def test_the_doctor_names_what_is_missing_with_its_mend(
+def test_the_doctor_names_what_is_missing_with_its_fix(
     dead_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NEKRO_BROKER__URL", f"redis://127.0.0.1:{dead_port}/0")

@@ -119,7 +119,7 @@ def test_purge_deletes_values_files_and_configuration_of_that_plugin_only(
     assert stored.counts == (0, 2)
     assert not stored.files.exists() and not stored.config.exists()
     assert main.main(["plugins", "purge", KEY]) == 0
-    assert "has stored nothing" in capsys.readouterr().err
+    assert "has no data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("answer", "left"), [("yes", 0), ("n", 2), ("", 2)])
@@ -137,7 +137,7 @@ def test_a_person_at_a_terminal_is_asked(
     main.main(["plugins", "purge", KEY])
     assert stored.counts == (left, 2)
     assert asked == [
-        question for question in asked if question.startswith(f"delete for good what {KEY} stored")
+        question for question in asked if question.startswith(f"permanently delete the data of {KEY}")
     ]
 
 

@@ -572,7 +572,7 @@ PINS = {"before": migrate, "without": ALONE}
 SURE: dict[str, Any] = {
     "before": store_for_weather,
     "terminal": True,
-    "err": r"delete for good what you\.weather stored: 0 stored values, .*(?s:.*)deleted: ",
+    "err": r"permanently delete the data of you\.weather: 0 stored values, .*(?s:.*)deleted: ",
     "beside": lambda _, command: command.answer("y\n"),
     "after": nothing_is_stored,
 }
@@ -647,13 +647,15 @@ EXPECTED = {
     "nekro cancel group_1 --seconds 60 --json": Expected(
         before=hold_a_round, out=r'"stopped": \[\s*{\s*"id": "' + HEX
     ),
-    "nekro reset group_1": Expected(err="^chat group_1 begins anew$"),
+    "nekro reset group_1": Expected(err="^chat group_1 was reset$"),
     "nekro jobs": Expected(before=begin_job, out=f"{JOB} .* running .*50% +half way"),
     "nekro jobs list --open --chat-key group_1 --json": Expected(before=begin_job, out=f'"id": "{JOB}"'),
     "nekro jobs watch": Expected(before=begin_job, beside=watch_them_end, out=" succeeded "),
     f"nekro jobs watch {JOB}": Expected(before=begin_job, beside=watch_them_end, out=f"^{JOB}.* succeeded "),
     f"nekro jobs show {JOB} --json": Expected(before=begin_job, out='"state": "running"'),
-    f"nekro jobs cancel {JOB}": Expected(before=begin_job, err=f"^job {JOB} (is cancelled|was asked to end)"),
+    f"nekro jobs cancel {JOB}": Expected(
+        before=begin_job, err=f"^(job {JOB} is cancelled|requested to cancel job {JOB})"
+    ),
     "nekro methods": Expected(out=r"^forecast +tool +methods .*Ada\.weather"),
     "nekro methods nekro.notes": Expected(out=r"(?s)\A(?!.*forecast).*save_note"),
     "nekro methods --json": Expected(out='"task": "Ada.weather.forecast"'),
@@ -661,7 +663,7 @@ EXPECTED = {
         err=r"^Ada\.weather\.forecast runs in lane long from now on$", **PINS
     ),
     "nekro methods unpin Ada.weather.forecast": Expected(
-        err=r"^Ada\.weather\.forecast was not marked$", **PINS
+        err=r"^Ada\.weather\.forecast has no lane override$", **PINS
     ),
     "nekro methods pin Ada.weather pinned": Expected(
         err=r"^Ada\.weather runs in lane pinned from now on$", **PINS
@@ -692,10 +694,10 @@ EXPECTED = {
     ),
     "nekro metrics": Expected(out='^nekro_lane_workers{lane="methods"} 1'),
     "nekro metrics --port 9463": Expected(
-        err="^figures of the fleet on http://127", beside=metrics_are_served, stop=CTRL_C
+        err="^metrics of the fleet on http://127", beside=metrics_are_served, stop=CTRL_C
     ),
     "nekro metrics --address 0.0.0.0 --port 9463": Expected(
-        err="^figures of the fleet on http://127", beside=metrics_are_served, stop=TERM
+        err="^metrics of the fleet on http://127", beside=metrics_are_served, stop=TERM
     ),
     "nekro bench": Expected(
         err=r"^1/\d+ ", stop=CTRL_C, code=130, after=nothing_is_left

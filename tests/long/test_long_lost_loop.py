@@ -85,7 +85,7 @@ async def test_a_process_whose_loop_is_lost_ends_and_its_other_calls_are_answere
     pid = json.loads((await counting).value_bytes())
     with pytest.raises(OutcomeUnknownError):
         await carrying
-    await logged(up, f"is back (process {pid})")
+    await logged(up, f"restarted (process {pid})")
     ran = [tuple(line.split()) for line in journal.read_text().splitlines()]
     (lost,) = [process for method, process in (run for run in ran if len(run) == 2) if method == "hang"]
     assert set(ran) == {

@@ -52,7 +52,7 @@ async def test_the_story_can_be_read(bench: Bench) -> None:
     for part in (
         "round 1: done AGENT, caused by message", "on w1", "model ", "program ", "to tests-1",
         "100 + 7 tokens", "cost 0.25", '| look("tea")', "call tests.scene.tick (tool) in lane methods on ",
-        f"woke round {rounds[1].id[:8]}", "ValueError: oh", "| so far",
+        f"triggered round {rounds[1].id[:8]}", "ValueError: oh", "| so far",
     ):  # fmt: skip
         assert part in text, f"{part!r} is missing in\n{text}"
 
@@ -64,5 +64,5 @@ async def test_a_merged_and_a_waiting_round_are_told_too(bench: Bench) -> None:
     await bench.say("chat", "three")
     rounds = await bench.rounds("chat")
     stories = ["\n".join(tell_round(item, [])) for item in rounds]
-    assert f"went along with round {rounds[0].id}" in stories[1]
-    assert "waits since" in stories[2]
+    assert f"merged into round {rounds[0].id}" in stories[1]
+    assert "waiting since" in stories[2]

@@ -307,7 +307,7 @@ def test_a_log_of_json_has_one_object_a_line_and_no_forged_one(
         own.stop()
     assert [spelling for spelling in (*OBEYED, "\r", "\x1b") if spelling in log] == []
     # Root is warned by the command itself, before there is a log.
-    lines = [line for line in log.splitlines() if not line.startswith("warning: workers of root")]
+    lines = [line for line in log.splitlines() if not line.startswith("warning: workers started by root")]
     records = [json.loads(line) for line in lines]
     assert [record for record in records if record.get("chat_key") == "victim"] == []
     assert HOSTILE in [record["event"] for record in records]

@@ -1,4 +1,4 @@
-"""The one method of the tour that no shipped plugin has: a plugin that reads a file of the sandbox."""
+"""A plugin with the one method of the tour that no shipped plugin has: it reads a file of the sandbox."""
 
 from __future__ import annotations
 
