@@ -1,4 +1,4 @@
-"""Runs code of an LLM in isolation, and carries its calls to plugins."""
+"""Run code of a language model in isolation and pass its calls to plugins."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what runs code when it is asked for: processes that only call plugins save its memory."""
+    """Import the manager and the drivers on first use: processes that run no code save their memory."""
     if name == "SandboxManager":
         from sandbox.manager import SandboxManager
 

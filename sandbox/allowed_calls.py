@@ -1,9 +1,9 @@
-"""The system calls that sandboxed code may make, by name; whatever is not named does not exist.
+"""The system calls that sandboxed code may make, by name; all others fail with ENOSYS.
 
-The lists come from what programs were seen to call: ``scripts/seen-syscalls`` traces CPython with
-asyncio, threads, multiprocessing, subprocess, sqlite3 and ssl, and numpy, pandas, matplotlib and
-Pillow, and prints every call that is missing here. Beside each call stand its older and newer forms
-(``stat`` and ``statx``), because which of them is used depends on the C library's version.
+The lists come from traces: ``scripts/seen-syscalls`` traces CPython with asyncio, threads,
+multiprocessing, subprocess, sqlite3 and ssl, and numpy, pandas, matplotlib and Pillow, and prints
+every call that is missing here. Each call is listed with its older and newer forms (``stat`` and
+``statx``), because the C library's version decides which of them is used.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _FILES: Final = (
     "open", "openat", "creat", "close", "close_range", "read", "write", "readv", "writev", "pread64",
     "pwrite64", "preadv", "pwritev", "preadv2", "pwritev2", "lseek", "sendfile", "copy_file_range",
     "ftruncate", "truncate", "fallocate", "fadvise64", "fsync", "fdatasync",
-    # Descriptors. Record locks by fcntl are what sqlite3 needs.
+    # Descriptors; sqlite3 needs record locks by fcntl.
     "dup", "dup2", "dup3", "fcntl", "ioctl", "pipe", "pipe2", "memfd_create",
-    # What is there.
+    # Metadata and directories.
     "stat", "fstat", "lstat", "newfstatat", "statx", "statfs", "fstatfs", "access", "faccessat", "faccessat2",
     "readlink", "readlinkat", "getdents", "getdents64", "getcwd", "chdir", "fchdir",
     "getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr",
@@ -34,12 +34,12 @@ _MEMORY: Final = ("brk", "mmap", "munmap", "mremap", "mprotect", "madvise", "msy
 _PROCESSES: Final = (
     # Start and end.
     "clone", "fork", "vfork", "execve", "exit", "exit_group", "wait4", "waitid",
-    # What the C library sets up for a process or thread.
+    # Set-up of a process or thread by the C library.
     "arch_prctl", "prctl", "set_tid_address", "set_robust_list", "rseq", "restart_syscall", "futex",
-    # Who and where in the tree.
+    # Ids of processes, sessions and users.
     "getpid", "getppid", "gettid", "getpgid", "getpgrp", "setpgid", "getsid", "setsid", "getuid", "geteuid",
     "getgid", "getegid", "getresuid", "getresgid", "getgroups",
-    # setpriv gives up root by these after the filter has been loaded; after that they change nothing.
+    # setpriv drops root with these after the filter has been loaded; from then on they have no effect.
     "setresuid", "setresgid", "setgroups", "capget", "capset",
     # Processors and limits.
     "sched_yield", "sched_getaffinity", "sched_setaffinity", "sched_getparam", "sched_getscheduler",
@@ -68,11 +68,11 @@ _SOCKETS: Final = (
     "getpeername", "getsockopt", "setsockopt", "sendto", "recvfrom", "sendmsg", "recvmsg",
 )  # fmt: skip
 
-#: Calls that are let through, some of them only with the arguments that ``sandbox.seccomp`` names.
+#: Allowed calls, some of them only with the arguments that ``sandbox.seccomp`` names.
 ALLOWED: Final = frozenset((*_FILES, *_MEMORY, *_PROCESSES, *_SIGNALS, *_TIME, *_WAITING, *_SOCKETS))
 
-#: Answered with EPERM instead of ENOSYS: calls as old as Unix, for which programs know "not permitted"
-#: as an answer of any system (``mkfifo``, ``os.setuid``, ``mount``) but take "no such call" for a fault.
+#: Fail with EPERM instead of ENOSYS: old Unix calls for which programs handle "not permitted"
+#: (``mkfifo``, ``os.setuid``, ``mount``) but treat "no such call" as a fault.
 REFUSED: Final = frozenset((
     "acct", "adjtimex", "chroot", "clock_adjtime", "clock_settime", "mknod", "mknodat", "mount",
     "pivot_root", "ptrace", "quotactl", "reboot", "sched_setattr", "sched_setparam", "sched_setscheduler",
@@ -80,14 +80,13 @@ REFUSED: Final = frozenset((
     "settimeofday", "setuid", "swapoff", "swapon", "syslog", "umount2", "unshare", "vhangup",
 ))  # fmt: skip
 
-#: Answered with EOPNOTSUPP, as a file system without extended attributes does: ``shutil.copy2`` and tar go
-#: on without. They would hold data that no quota counts.
+#: Fail with EOPNOTSUPP, as on a file system without extended attributes: ``shutil.copy2`` and tar then
+#: continue without them. Extended attributes would hold data that no quota counts.
 UNSUPPORTED: Final = frozenset((
     "setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr",
 ))  # fmt: skip
 
-#: Calls that name a process by its id and ask for its user only, not for more: where the host's
-#: processes are not out of sight, only the caller itself (0) may be named. The one that also names
-#: whole users is denied there.
+#: Calls that take a process id and check only that its user is the same: where the host's processes are
+#: visible, only the caller itself (0) is allowed. The call that also takes user ids is denied there.
 OWN_PROCESS_ONLY: Final = ("prlimit64", "sched_setaffinity")
 WHOLE_USERS: Final = ("setpriority",)

@@ -1,13 +1,13 @@
-"""``/app/shared`` on a file system of its own: an ext4 image per container, mounted by a loop device.
+"""``/app/shared`` on a file system of its own: an ext4 image per container key, mounted by a loop device.
 
-The kernel bounds its bytes and its inodes, files without a name included, so nothing has to be
-measured. Needs root and a local file system. An area is mounted where its directory is, once, before
-its first sandbox; it stays mounted over runs and restarts, and is dropped with its image when it was
-idle (``NEKRO_SANDBOX__SHARED_IDLE_SECONDS``). Its journal makes it whole again after a crash.
+The kernel bounds its bytes and its inodes, including those of deleted files that are still open, so
+nothing has to be measured. Needs root and a local file system. An area is mounted on its directory once,
+before its first sandbox; it stays mounted over runs and restarts, and is unmounted and deleted with its
+image when it was idle (``NEKRO_SANDBOX__SHARED_IDLE_SECONDS``). Its journal repairs it after a crash.
 
-One lock for all areas of a data directory keeps services of a host from formatting, mounting and
-dropping at the same time. ``mount`` uses the loop device that an image has already, so two mounts of one
-image share one file system.
+One lock for all areas of a data directory prevents concurrent formatting, mounting and dropping by the
+services of a host. ``mount`` reuses the loop device of an image, so two mounts of one image share one
+file system.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["check_images", "drop_idle", "is_bounded", "mount_and_hold"]
 _PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _JOURNAL_BYTES: Final = 4 << 20
 _TOOL_SECONDS: Final = 60
-#: ext4 rounds inodes up to whole blocks per group, and keeps eleven.
+#: ext4 rounds inodes up to whole blocks per group, and reserves eleven.
 _INODE_SLACK: Final = 64
 #: ``statfs.f_type`` of file systems that only this host writes: ext4, xfs, btrfs, f2fs, zfs, tmpfs, overlay.
 _LOCAL: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994, 0x794C7630}
@@ -44,7 +44,7 @@ _OPTIONS: Final = "loop,nosuid,nodev,discard"
 
 
 def is_bounded(directory: Path, settings: SandboxSettings) -> bool:
-    """Whether the kernel keeps ``directory`` within the settings: a file system of its own, small enough."""
+    """Whether ``directory`` is a mounted file system of at most the size that the settings allow."""
     if not _is_mounted(directory):
         return False
     size = os.statvfs(directory)
@@ -53,10 +53,10 @@ def is_bounded(directory: Path, settings: SandboxSettings) -> bool:
 
 
 def mount_and_hold(directory: Path, settings: SandboxSettings) -> Hold:
-    """Mount the area of ``directory`` if it is not, and keep it from being dropped.
+    """Mount the area of ``directory`` unless it is mounted, and return a hold that prevents its removal.
 
-    Files that plugins wrote into the directory while it was not mounted go into the area, as far as
-    they fit.
+    Files that plugins wrote into the directory while it was not mounted are moved into the area, as far
+    as they fit.
 
     Raises:
         SandboxUnavailableError: it cannot be formatted or mounted; the message says why.
@@ -68,9 +68,9 @@ def mount_and_hold(directory: Path, settings: SandboxSettings) -> Hold:
 
 
 def drop_idle(parent: Path, *, idle_seconds: float) -> int:
-    """Unmount and delete the areas below ``parent`` that nothing wrote for that long; returns how many.
+    """Unmount and delete areas below ``parent`` without writes for ``idle_seconds``; returns how many.
 
-    One that a sandbox or a plugin has open stays.
+    Areas that a sandbox or a plugin has open are kept.
     """
     dropped = 0
     if not _images_of(parent).is_dir():
@@ -127,7 +127,7 @@ def _mount_with_contents(directory: Path, settings: SandboxSettings) -> None:
 
 def _format(image: Path, settings: SandboxSettings) -> None:
     _check_local(image.parent)
-    # Under another name until it is whole: the service may be killed meanwhile.
+    # Under another name until it is complete: the service may be killed meanwhile.
     fresh = image.with_suffix(".new")
     with fresh.open("wb") as file:
         file.truncate(settings.shared_bytes + _JOURNAL_BYTES)
@@ -154,10 +154,10 @@ def _mount(image: Path, directory: Path) -> None:
 
 
 def _unmount(directory: Path) -> bool:
-    """Unmount an area that no sandbox of this host holds and nothing has open; the caller has the lock."""
+    """Unmount an area unless it is held or open; returns whether it was. The caller holds the lock."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Seen across mount namespaces, where the area stays mounted without keeping this one busy.
+        # Locks work across mount namespaces; a mount in another namespace does not make this one busy.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -210,13 +210,13 @@ def _check_local(directory: Path) -> None:
     kind = ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF
     if kind not in _LOCAL:
         raise SandboxUnavailableError(
-            f"{directory} is on a file system ({kind:#x}) that other hosts may write as well, and an image"
-            " must have one host; set NEKRO_SANDBOX__SHARED_STORAGE=directory"
+            f"{directory} is on a file system ({kind:#x}) that other hosts may write to, but only one host"
+            " may mount an image; set NEKRO_SANDBOX__SHARED_STORAGE=directory"
         )
 
 
 def _run(program: str, *arguments: str) -> str:
-    """Run a tool; returns "" or what it said when it failed."""
+    """Run a tool; returns "" or the error output of a failure."""
     found = shutil.which(program, path=_PATH)
     if found is None:
         return f"{program} is not installed (Debian: apt install e2fsprogs mount)"

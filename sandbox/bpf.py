@@ -1,8 +1,8 @@
 """Classic BPF for seccomp: checks of a call's arguments, and a search tree over call numbers.
 
-The kernel runs a filter at every system call whose verdict depends on an argument; which
-calls are always allowed it finds out once, when it loads the filter (Linux 5.11). A search
-tree keeps both short: about ten instructions to any call instead of one per call named.
+The kernel runs the filter at each system call whose verdict depends on an argument; it determines the
+calls that are always allowed once, when it loads the filter (Linux 5.11). The search tree keeps both
+short: about ten instructions to reach any call, instead of one per listed call.
 
 Source: seccomp(2), and ``Documentation/userspace-api/seccomp_filter.rst`` of the kernel.
 """
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-#: On x86_64, numbers from here on enter by the x32 ABI, which would slip past the table.
+#: On x86_64, numbers from here on belong to the x32 ABI, which the table does not cover.
 X32_BIT: Final = 0x40000000
 
 RET_KILL_PROCESS: Final = 0x80000000
@@ -49,19 +49,19 @@ _OFFSET_NUMBER: Final = 0
 _OFFSET_ARCH: Final = 4
 _OFFSET_ARGUMENTS: Final = 16
 _WHOLE_WORD: Final = 0xFFFFFFFF
-#: What the offset of a conditional jump can hold.
+#: Largest offset of a conditional jump.
 _MAX_OFFSET: Final = 255
 
 Program = tuple[bytes, ...]
 
 
 def answer(number: int) -> Program:
-    """Fail the call with this error number; 0 lets it return 0 without doing anything."""
+    """Fail the call with this error number; with 0, it returns 0 and has no effect."""
     return (_instruction(_RETURN, RET_ERRNO | number),)
 
 
 def allow_if(*checks: Program) -> Program:
-    """Let the call through when every check passes."""
+    """Allow the call when every check passes."""
     return (*(step for check in checks for step in check), _instruction(_RETURN, RET_ALLOW))
 
 
@@ -99,7 +99,7 @@ def pinned_tree(machine: str, bodies: Mapping[int, Program], *, otherwise: Progr
     Args:
         machine: a key of ``AUDIT_ARCH``.
         bodies: by call number, a program that ends in a return on every path.
-        otherwise: what answers every other number.
+        otherwise: program for every other number.
     """
     steps = [
         _instruction(_LOAD_WORD, _OFFSET_ARCH),

@@ -1,10 +1,10 @@
-"""The only door out of a sandbox: one bridge per run, on the host, beside the socket.
+"""The host's end of a sandbox's socket, one bridge per run: the sandbox's only way out.
 
-The bridge reads one frame at a time, checks it against the state of the run, and hands
-calls to ``dispatch``. It adds what the sandbox cannot say: which run, which time limit. At
+The bridge reads one frame at a time, checks it against the state of the run, and passes
+calls to ``dispatch``. It adds what the sandbox must not choose: call id and time limit. At
 ``max_calls_in_flight`` it stops reading, so a sandbox that calls faster than plugins answer
-blocks in its own ``write``; one answer at a time is in the socket's buffer, so a sandbox that
-does not read cannot make the host keep more than the answers of the calls in flight.
+blocks in its own ``write``; only one answer at a time is in the socket's buffer, so a sandbox
+that does not read cannot make the host buffer more than the answers of the calls in flight.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _TOKEN: Final = re.compile(rb"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TOKEN_BYTES: Final = 64
 _EXIT_BYTES: Final = 64 << 10
 _ERROR_CHARS: Final = 8000
-#: How long cancelled calls may take to revoke what they sent.
+#: How long cancelled calls may take to revoke their tasks.
 _CLEAN_UP_SECONDS: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class BridgeLimits:
-    """What one run may ask of its bridge."""
+    """Limits of one run's bridge."""
 
     argument_bytes: int
     return_bytes: int
@@ -64,7 +64,7 @@ class BridgeLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitReport:
-    """What the sandbox said at its end; for display, the exit status decides."""
+    """The content of the EXIT frame; for display only, as the exit status decides."""
 
     code: int
     error: str | None
@@ -73,7 +73,7 @@ class ExitReport:
 
 @dataclass(frozen=True, kw_only=True)
 class BridgeOutcome:
-    """How the conversation ended; at most one of ``stop`` and ``limit`` is set."""
+    """How the exchange of frames ended; at most one of ``stop`` and ``limit`` is set."""
 
     #: AGENT or MULTIMODAL_AGENT when a method ended the run, SECURITY after a violation.
     stop: StopType | None = None
@@ -83,7 +83,7 @@ class BridgeOutcome:
 
 
 class Bridge:
-    """Carries the calls of one run."""
+    """Serves the calls of one run."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Bridge:
     ) -> None:
         """
         Args:
-            unread: owes a sign while an answer waits to be read.
+            unread: guard that is pending while an answer waits to be read.
         """
         allowed = {
             FrameKind.CALL: limits.argument_bytes + _TOKEN_BYTES + 1,
@@ -125,10 +125,10 @@ class Bridge:
         writer.transport.set_write_buffer_limits(high=0)
 
     async def run(self, payload: bytes) -> BridgeOutcome:
-        """Send RUN and serve calls until the sandbox is done, stopped or gone.
+        """Send RUN and serve calls until the code ends, is stopped, or closes the socket.
 
-        Every call that is under way then, or when this coroutine is cancelled, is cancelled
-        too; ``close`` waits for their clean-up, so that the sandbox can be killed before it.
+        Calls that are in flight at the end, or when this coroutine is cancelled, are cancelled;
+        ``close`` waits for their clean-up, so that the sandbox can be killed before it.
         """
         self._ended: asyncio.Future[BridgeOutcome] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._converse(payload), name="sandbox-bridge")
@@ -139,12 +139,12 @@ class Bridge:
                 task.cancel()
 
     def sandbox_ended(self) -> None:
-        """Take no more calls: a bridge that waits for one to end would not read that the sandbox is gone."""
+        """Drop further calls: a bridge that waits for a free slot would not read the end of the socket."""
         self._sandbox_is_gone = True
         self._slots.release()
 
     async def silence(self) -> None:
-        """Wait until the sandbox has said its last word; what it says after the end is dropped."""
+        """Wait until the sandbox has closed its end of the socket; frames after the outcome are dropped."""
         if self._reading is not None:
             await asyncio.wait([self._reading])
 
@@ -170,11 +170,11 @@ class Bridge:
             self._end(BridgeOutcome(exit=self._exit))
         except SandboxProtocolError as exc:
             self._end(BridgeOutcome(stop=StopType.SECURITY, error=str(exc)))
-        except Exception as exc:  # whatever it was, the run must end
+        except Exception as exc:  # the run must end after any error
             self._fail(exc)
 
     async def _refuse_early_frames(self) -> None:
-        """Check that a waiting sandbox kept silent; a read that has to wait takes nothing."""
+        """Check that a waiting sandbox has sent nothing; a read that would block consumes nothing."""
         try:
             async with asyncio.timeout(0):
                 frame = await self._frames.read()
@@ -188,7 +188,7 @@ class Bridge:
             self._ended.set_result(outcome)
 
     def _fall_silent(self) -> None:
-        """Close our side: code that left calls unanswered waits for that before its process ends."""
+        """Close the write side: a process with unanswered calls waits for that before it ends."""
         self._is_silent = True
         with contextlib.suppress(OSError, RuntimeError):  # it is closed
             self._writer.write_eof()
@@ -210,7 +210,7 @@ class Bridge:
         token, arguments = self._check_call(frame)
         await self._slots.acquire()
         if self._sandbox_is_gone or self._ended.done():
-            # Nobody waits for the answer; what follows may still say how the code ended.
+            # The answer is not needed; a later EXIT frame still is.
             self._slots.release()
             return
         task = asyncio.create_task(self._serve(frame.call_id, token, arguments))
@@ -235,7 +235,7 @@ class Bridge:
         try:
             await self._reply(call_id, await self._answer_or_cancelled(token, arguments))
         except ConnectionError:
-            # The socket is closed: the reading side is about to say so.
+            # The socket is closed, which the reading task detects.
             pass
         except TimeoutError:
             self._end(
@@ -244,7 +244,7 @@ class Bridge:
                     error=f"the sandbox did not read an answer for {self._limits.unread_seconds:g} s",
                 )
             )
-        except Exception as exc:  # nobody awaits this task
+        except Exception as exc:  # this task is not awaited
             self._fail(exc)
 
     async def _answer_or_cancelled(self, token: str, arguments: bytes) -> StubResult:
@@ -254,7 +254,7 @@ class Bridge:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Not the run was cancelled but the call, by its plugin: the caller gets an error.
+            # The plugin cancelled the call; the run continues and the caller gets an error.
             return _refused("CallCancelledError", "the call was cancelled")
 
     async def _answer(self, token: str, arguments: bytes) -> StubResult:
@@ -270,10 +270,10 @@ class Bridge:
         return await self._call(method, arguments)
 
     def _refuse(self, error_type: str, message: str) -> Raised:
-        """Refuse a call without asking anybody; a run that goes on like that is ended.
+        """Refuse a call without dispatching it; too many refused calls end the run.
 
-        Refusals cost the host little and the run nothing: without an end to them, code could keep
-        its bridge busy for as long as it may run.
+        Refusals cost the host little and the run nothing: without a limit, code could keep its
+        bridge busy for its whole wall time.
         """
         self._refusals += 1
         if self._refusals > self._limits.max_refused_calls:
@@ -290,7 +290,7 @@ class Bridge:
         except TimeoutError:
             return _refused("CallTimeoutError", f"{method.path} did not answer within {seconds:g} s")
         except Exception as exc:
-            # dispatch translates its own errors; an unexpected one must not end the run without a word.
+            # dispatch translates its own errors; an unexpected one must be reported to the code.
             return _refused("InternalError", f"{method.path} could not be called ({type(exc).__name__})")
         if isinstance(result, Returned) and len(result.value) > self._limits.return_bytes:
             return _refused(
@@ -301,7 +301,7 @@ class Bridge:
 
     async def _reply(self, call_id: int, result: StubResult) -> None:
         if isinstance(result, Stopped):
-            # Written at once, ahead of whoever waits to send: no later line may run meanwhile.
+            # Written at once, before pending sends: no later line of the code may run meanwhile.
             self._write(encode_frame(FrameKind.STOP))
             self._end(BridgeOutcome(stop=result.stop))
         elif isinstance(result, Returned):
@@ -319,7 +319,7 @@ class Bridge:
                 self._unread.done()
 
     def _write(self, data: bytes) -> None:
-        if self._is_silent or self._writer.is_closing():  # event loops differ in what writing to it raises
+        if self._is_silent or self._writer.is_closing():  # event loops raise different errors here
             raise ConnectionResetError("the sandbox closed the socket")
         self._writer.write(data)
 

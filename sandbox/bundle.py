@@ -1,8 +1,8 @@
-"""Makes one file of the runner's modules, to be handed into a sandbox.
+"""Merge the runner's modules into one file that is passed into a sandbox.
 
-Inside there is no package to import from, and every module that Python has to find, read and
-compile is paid at each start. Where the interpreter inside is of this process's own version,
-the file is compiled here, once.
+The packages of this project do not exist inside, and each module that Python has to find, read and
+compile adds to every start. Where the interpreter inside has the version of this process, the file
+is compiled here, once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Final
 
 __all__ = ["PROGRAM_INSIDE", "encode_config", "guest_program"]
 
-#: Where the file appears inside; also what its frames are called.
+#: Path of the file inside; also the file name in its tracebacks.
 PROGRAM_INSIDE: Final = "/opt/sandbox/runner.py"
-#: In an order in which each one needs only those before it; paths below the packages' directory.
+#: Each module imports only modules before it; paths are relative to the packages' directory.
 _MODULES: Final = (
     "codec/tagged.py",
     "sandbox/guest/signatures.py",
@@ -35,15 +35,15 @@ _PACKAGES: Final = ("sandbox.guest", "codec")
 
 @cache
 def guest_program(version: tuple[int, int] | None) -> bytes:
-    """Return the runner as one file: compiled for this version if it is ours, else as source.
+    """Return the runner as one file: compiled if ``version`` is this process's version, else as source.
 
     Args:
-        version: of the interpreter inside; None when it is not known.
+        version: version of the interpreter inside; None when it is not known.
     """
     tree = _merged()
     if version != sys.version_info[:2] or sys.implementation.name != "cpython":
         return f"from __future__ import annotations\n{ast.unparse(tree)}".encode()
-    # By flag: the statement would import the module `__future__` at each start.
+    # As a flag: the statement would import the module `__future__` at each start.
     flags = __future__.annotations.compiler_flag
     code = compile(tree, PROGRAM_INSIDE, "exec", flags=flags, dont_inherit=True, optimize=0)
     # The layout of a .pyc (PEP 552): magic number, then no flags, no time, no size.
@@ -56,7 +56,7 @@ def encode_config(config: Mapping[str, object]) -> str:
 
 
 def _merged() -> ast.Module:
-    """Return all modules as one, without their docstrings and their imports of each other."""
+    """Return all modules as one, without module docstrings and imports of each other."""
     directory = Path(__file__).parent.parent
     body: list[ast.stmt] = []
     for name in _MODULES:

@@ -1,4 +1,4 @@
-"""Where this process's control groups lie, and how their files are read and written.
+"""Locate this process's control groups, read and write their files, kill their processes.
 
 Source: cgroups(7), proc_pid_mountinfo(5), Documentation/admin-guide/cgroup-v2.rst.
 """
@@ -52,7 +52,7 @@ def own_directory(controller: str, mounts: Mapping[str, tuple[Path, str]], own: 
         raise LookupError(f"{version} is not mounted")
     point, root = mounts[controller]
     relative = os.path.relpath(own[controller], root)
-    # In a container the mount may show another part of the hierarchy than our own group.
+    # In a container the mount may show another part of the hierarchy than this process's group.
     path = point if relative.startswith("..") else point / relative
     if not path.is_dir():
         raise LookupError(f"{version}: {path} does not exist")
@@ -91,7 +91,7 @@ def words(path: Path) -> list[str]:
 
 
 def counter(path: Path, name: str) -> int:
-    """Read one line of a ``name value`` file; 0 when it cannot be read: kernels differ in what they count."""
+    """Read one counter of a ``name value`` file; 0 when it cannot be read, as kernels differ in them."""
     try:
         return proc_files.counter(proc_files.read(path), name.encode())
     except OSError:
@@ -102,16 +102,16 @@ def pids_in(path: Path) -> list[int]:
     """Return the process ids that a ``cgroup.procs`` lists.
 
     Raises:
-        OSError: it cannot be read. No process is what an ended sandbox has, so the caller must know.
+        OSError: it cannot be read; an empty list would mean that the sandbox has ended.
     """
     return [int(word) for word in words(path)]
 
 
 def kill_all(members: Callable[[], list[int]]) -> bool:
-    """Kill processes until ``members`` names none; False when some live on after 10 s.
+    """Kill processes until ``members`` lists none; False when some still run after 10 s.
 
-    The caller makes sure that they cannot multiply faster. A process id that is reused meanwhile
-    is not hit: a process is killed by descriptor, after it was listed once more.
+    The caller prevents them from forking faster. A reused process id is not hit: a process is
+    killed by descriptor, after it was listed again.
     """
     deadline = time.monotonic() + _KILL_SECONDS
     while listed := _listed(members):

@@ -1,10 +1,10 @@
-"""Control groups: the kernel's bounds on memory, swap, processes and CPU of a run as a whole.
+"""Control groups: the kernel's limits on memory, swap, processes and CPU of a run as a whole.
 
-Version 2 where a writable subtree with the controllers was delegated to this service, else
-version 1 as root. Every limit is written and read back, once when groups are looked for and again
-for every group; one that this kernel does not keep is named in ``Cgroups.missing``. Where there is
-neither version, the caller falls back to resource limits, a stricter seccomp filter and the
-watchdog, and ``nekro doctor`` says so.
+Version 2 where a writable subtree with the controllers is delegated to this service, else
+version 1 as root. Every limit is written and read back, once in ``find_cgroups`` and again for
+every group; ``Cgroups.missing`` names limits that this kernel does not enforce. Without either
+version, the caller falls back to resource limits, a stricter seccomp filter and the watchdog, and
+``nekro doctor`` reports it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from sandbox.service_id import ServiceId, own_id
 
 __all__ = ["DELEGATE", "Cgroups", "Group", "find_cgroups"]
 
-#: Version 2 forbids processes beside child groups: the service itself moves into this leaf.
+#: Version 2 forbids processes in a group that has child groups: the service moves into this leaf.
 _SERVICE_LEAF: Final = "nekro-service"
 _PREFIX: Final = "nekro-run"
 _CPU_PERIOD_MICROSECONDS: Final = 100_000
-#: The process that starts a sandbox is a member of its group from before its first instruction.
+#: The process that starts a sandbox is a member of its group too.
 _LAUNCHERS: Final = 1
-#: One count per process: several drivers make groups beside each other.
+#: One counter per process: several drivers create groups in the same directory.
 _numbers: Final = itertools.count()
 _NEEDED: Final = ("memory", "pids")
 _REMOVE_SECONDS: Final = 1.0
@@ -59,11 +59,11 @@ class Group(ABC):
 
     @abstractmethod
     def attach(self, pid: int) -> None:
-        """Put a process, and whatever it starts from now on, under the limits."""
+        """Put a process, and the processes that it starts from now on, under the limits."""
 
     @abstractmethod
     def limit_hit(self) -> Limit | None:
-        """Say which limit the kernel enforced by killing or refusing; None when none."""
+        """Return the limit that the kernel enforced by killing or refusing; None when none."""
 
     @abstractmethod
     def usage(self) -> Usage:
@@ -74,7 +74,7 @@ class Group(ABC):
         """Return the host ids of the group's processes."""
 
     def is_populated(self) -> bool:
-        """Whether it has processes; False when it is gone."""
+        """Whether it has processes; False when the group does not exist."""
         try:
             return bool(self.processes())
         except OSError:
@@ -82,20 +82,20 @@ class Group(ABC):
 
     @abstractmethod
     def kill(self) -> bool:
-        """Kill every process of the group and wait; False when some live on after 10 s."""
+        """Kill every process of the group and wait; False when some still run after 10 s."""
 
     @abstractmethod
     def _rmdir(self) -> None: ...
 
     def remove(self) -> bool:
-        """Kill what is left and remove the group; False when that failed. Harmless when it is gone."""
+        """Kill remaining processes and remove the group; False when that failed. Idempotent."""
         with contextlib.suppress(OSError):
             self._rmdir()
             return True
         if not self.kill():
             return False
         deadline = time.monotonic() + _REMOVE_SECONDS
-        while True:  # a killed process leaves its group a moment after it is off the list
+        while True:  # a killed process leaves its group shortly after it is no longer listed
             try:
                 self._rmdir()
             except OSError:
@@ -108,9 +108,9 @@ class Group(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class _Knob:
-    """One file that bounds a run."""
+    """One control file, and the value that bounds a run."""
 
-    #: As in the reports: memory, swap, pids or cpu.
+    #: Name of the limit: memory, swap, pids or cpu.
     limit: str
     #: ``""`` on version 2, where one directory holds all files.
     controller: str
@@ -119,7 +119,7 @@ class _Knob:
 
 
 class Cgroups(ABC):
-    """Makes groups on one version of the kernel's interface."""
+    """Creates groups with one version of the kernel's interface."""
 
     #: ``cgroup v1`` or ``cgroup v2``.
     name: str
@@ -131,7 +131,7 @@ class Cgroups(ABC):
         """
         self._parents = parents
         self._sweep()
-        #: Limit to the reason why this kernel does not keep it; empty when all are kept.
+        #: Limits that this kernel does not enforce, each with the reason.
         self.missing: Mapping[str, str] = self._try_each(knobs)
         for limit in _NEEDED:
             if limit in self.missing:
@@ -139,10 +139,10 @@ class Cgroups(ABC):
         self._knobs = tuple(knob for knob in knobs if knob.limit not in self.missing)
 
     def create(self) -> Group:
-        """Make a group with the limits of the settings, each read back.
+        """Create a group with the limits of the settings, each read back.
 
         Raises:
-            OSError: the kernel refused, or keeps another value; no group is left.
+            OSError: the kernel refused, or keeps another value; the group was removed.
         """
         paths = self._make()
         try:
@@ -158,7 +158,7 @@ class Cgroups(ABC):
 
     def _make(self) -> Mapping[str, Path]:
         owner = own_id()
-        # Control groups do not outlive a boot, so three of a service's five marks name it.
+        # Control groups do not outlive a boot, so three of the five parts of a service id are enough.
         name = f"{_PREFIX}-{owner.pid}-{owner.started}-{owner.namespace}-{next(_numbers)}"
         paths = {controller: parent / name for controller, parent in self._parents.items()}
         try:
@@ -183,7 +183,7 @@ class Cgroups(ABC):
         return missing
 
     def _sweep(self) -> None:
-        """End and remove the groups of services that are gone."""
+        """Kill and remove the groups of services that have ended."""
         names = {path.name for parent in self._parents.values() for path in parent.glob(f"{_PREFIX}-*")}
         for name in names:
             owner = _owner_of(name)
@@ -224,7 +224,7 @@ class _GroupV1(Group):
 
     def kill(self) -> bool:
         with contextlib.suppress(KeyError, OSError):
-            write(self.paths["pids"] / "pids.max", 0)  # what is killed forks no more
+            write(self.paths["pids"] / "pids.max", 0)  # prevents further forks
         return kill_all(
             lambda: [pid for path in self.paths.values() for pid in pids_in(path / "cgroup.procs")]
         )
@@ -286,7 +286,7 @@ class _CgroupsV2(Cgroups):
 def find_cgroups(
     settings: SandboxSettings, *, proc: Path = Path("/proc/self")
 ) -> tuple[Cgroups | None, Check]:
-    """Find control groups that this service may write; sweep those of services that are gone.
+    """Find control groups that this service may write; remove those of services that have ended.
 
     Args:
         proc: where to read ``cgroup`` and ``mountinfo``; tests point it elsewhere.

@@ -1,4 +1,4 @@
-"""What keeps each limit of a run here: the kernel, the host at every event, or a look now and then."""
+"""Determine who enforces each limit of a run here: the kernel, the host, a periodic check, or nothing."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _OWN_DISK: Final = (
 
 
 def group_limits(cgroups: Cgroups | None) -> tuple[Enforcement, ...]:
-    """Say what control groups keep, and what is kept without them."""
+    """Return the enforcement of memory, swap, pids and cpu, with or without control groups."""
     missing = dict.fromkeys(("memory", "swap", "pids", "cpu"), "no control groups")
     if cgroups is not None:
         missing = dict(cgroups.missing)
     without = {
-        "memory": (Enforcer.POLLED, "a watchdog looks every 50 ms"),
+        "memory": (Enforcer.POLLED, "a watchdog checks it every 50 ms"),
         "swap": _without_swap_limit(),
         "pids": (Enforcer.KERNEL, "RLIMIT_NPROC of the code's user"),
-        "cpu": (Enforcer.NOTHING, "each process has its CPU seconds, all together have no bound"),
+        "cpu": (Enforcer.NOTHING, "CPU seconds are limited per process, not for all together"),
     }
     found = []
     for limit, (by, detail) in without.items():
@@ -46,7 +46,7 @@ def group_limits(cgroups: Cgroups | None) -> tuple[Enforcement, ...]:
 
 
 def other_limits(settings: SandboxSettings, shared_root: Path | None) -> tuple[Enforcement, ...]:
-    """Say what keeps the limits that no driver does.
+    """Return the enforcement of the limits that do not depend on the driver.
 
     Args:
         shared_root: parent of the shared directories; None where that is not known.
@@ -67,7 +67,7 @@ def _without_swap_limit() -> tuple[Enforcer, str]:
     except OSError:
         has_swap = True
     if has_swap:
-        return Enforcer.NOTHING, "what is swapped out counts for no run"
+        return Enforcer.NOTHING, "swapped-out memory is not counted for any run"
     return Enforcer.KERNEL, "this host has no swap"
 
 
@@ -85,18 +85,18 @@ def _disk(settings: SandboxSettings, shared_root: Path | None) -> Enforcement:
             limit="disk",
             by=Enforcer.KERNEL,
             detail=f"{shared_root} is a file system of its own with {size.f_blocks * size.f_frsize >> 20} MiB"
-            " for all chats together; the share of one is measured every 100 ms",
+            " for all chats together; each chat's usage is measured every 100 ms",
         )
     return Enforcement(
         limit="disk",
         by=Enforcer.POLLED,
-        detail="/app/shared is measured every 100 ms while code runs and cut back after",
+        detail="/app/shared is measured every 100 ms while code runs and trimmed afterwards",
         fix=_OWN_DISK.format(shared_root or "<data directory>/sandboxes"),
     )
 
 
 def is_whole_file_system(directory: Path) -> bool:
-    """Whether a whole file system, other than that around it, is mounted at ``directory``."""
+    """Whether ``directory`` is the mount point of a whole file system of its own."""
     try:
         if os.stat(directory).st_dev == os.stat(directory.parent).st_dev:
             return False

@@ -1,9 +1,9 @@
 """Frames on the socket between a sandbox and its bridge.
 
-A frame is ``u32 length | u8 type | u32 call id | payload``; the length counts what follows
-it. Each type has one direction and one largest payload, and the bridge knows which type is
-legal in which state: whatever else arrives ends the run with SECURITY. ``sandbox.guest.runner``
-speaks the same format from the other side, without importing this module.
+A frame is ``u32 length | u8 type | u32 call id | payload``; the length counts the bytes after
+it. Each type has one direction and a largest payload, and the bridge knows which types are
+legal in which state: any other frame ends the run with SECURITY. ``sandbox.guest.channel``
+implements the same format inside, without importing this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nekro_agent.errors import SandboxProtocolError
 
 __all__ = ["HEADER_BYTES", "PROTOCOL", "Frame", "FrameKind", "FrameReader", "encode_frame"]
 
-#: Raised whenever a frame changes its meaning; HELLO carries it.
+#: Protocol version, increased when the meaning of a frame changes; HELLO carries it.
 PROTOCOL: Final = 2
 _HEADER: Final = struct.Struct(">IBI")
 HEADER_BYTES: Final = _HEADER.size
@@ -27,7 +27,7 @@ _FIXED_BYTES: Final = 5
 
 
 class FrameKind(IntEnum):
-    """What a frame says; S is the sandbox, B the bridge."""
+    """Types of frames; S is the sandbox, B the bridge."""
 
     #: S to B: ready for code.
     HELLO = 1
@@ -45,7 +45,7 @@ class FrameKind(IntEnum):
     EXIT = 7
 
 
-#: To look one up takes a fifth of the time of ``FrameKind(number)``.
+#: A lookup takes a fifth of the time of ``FrameKind(number)``.
 _KINDS: Final[dict[int, FrameKind]] = {kind.value: kind for kind in FrameKind}
 
 
@@ -63,7 +63,7 @@ def encode_frame(kind: FrameKind, payload: bytes = b"", *, call_id: int = 0) -> 
 
 
 class FrameReader:
-    """Reads frames that a sandbox may send, and refuses the rest before reading their payload."""
+    """Reads the frames that a sandbox may send, and refuses others before reading their payload."""
 
     def __init__(self, reader: asyncio.StreamReader, *, limits: Mapping[FrameKind, int]) -> None:
         """
@@ -76,7 +76,7 @@ class FrameReader:
     async def read(self) -> Frame | None:
         """Return the next frame, or None when the sandbox closed the socket.
 
-        A socket closed within a frame counts as closed: the sandbox is gone either way.
+        A socket closed within a frame counts as closed, as the sandbox has ended.
 
         Raises:
             SandboxProtocolError: the kind is not one that a sandbox may send, or its payload

@@ -1,10 +1,10 @@
-"""The supervisor of a sandbox's guards: one that raises, stalls or cannot read ends the run.
+"""Supervise the guards of a sandbox: a guard that raises, stalls or cannot read ends the run.
 
-A guard is whatever enforces a limit from outside of the kernel: a look at the disk or the memory, the
-pump of the output, a timer. Looks run on a thread each, not on the event loop and not on its shared
-pool, so neither a busy loop nor an exhausted pool delays them. One thread per process, the judge,
-compares for each guard how long it has owed its next sign with how long it may take. The judge touches
-nothing that sandboxed code can slow down: it reads a clock and signals a process descriptor.
+A guard enforces a limit that the kernel does not: a periodic check of disk or memory, the reader of the
+output, a timer. Each check runs on a thread of its own, not on the event loop or its shared pool, so
+neither a busy loop nor an exhausted pool delays it. One thread per process, the judge, compares for each
+guard the time since ``begin`` with the time it may take. The judge uses nothing that sandboxed code can
+slow down: it reads a clock and signals a process descriptor.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ __all__ = ["EndRun", "Guard", "Guards"]
 #: Ends the run: the limit, and for ``Limit.GUARD`` the reason. Called from any thread.
 EndRun = Callable[[Limit, str | None], None]
 
-#: A look may cost this part of the time between looks, however many files there are.
+#: A check may take this share of the time between checks; an expensive check gets longer pauses.
 _LARGEST_SHARE: Final = 1 / 20
-#: A run must not be able to buy longer pauses by making looks expensive.
+#: Longest pause: a run must not get unbounded pauses by making checks expensive.
 _LONGEST_PAUSE_SECONDS: Final = 1.0
-#: How many times in the shortest bound the judge looks.
+#: Judgements per shortest bound.
 _JUDGEMENTS: Final = 10
-#: How long a sandbox whose look failed may take to be seen as ended.
+#: How long to wait, after a failed check, for the end of a sandbox that is just ending.
 _ENDING_SECONDS: Final = 0.05
-#: How much earlier than asked for the event loop may call.
+#: How much too early the event loop may call a timer.
 _CLOCK_SECONDS: Final = 0.01
-#: Failures in a row of a sandbox that runs on: one may be a process that ends in an unlucky moment.
+#: Consecutive failures that end the run: a single one may be caused by a process that is just ending.
 _MOST_FAILURES: Final = 2
 
 
 class Guard:
-    """What one guard owes: a sign within ``allowed_seconds`` plus the bound, counted from ``begin``."""
+    """The state of one guard: late when neither ``done`` nor ``begin`` follows ``begin`` in time."""
 
     def __init__(self, name: str, *, allowed_seconds: float = 0) -> None:
         self.name = name
         self.allowed_seconds = allowed_seconds
-        #: Monotonic seconds since which a sign is owed; None when none is.
+        #: Monotonic seconds of the last ``begin``; None when the guard is not pending.
         self.since: float | None = None
 
     def begin(self) -> None:
-        """Owe a sign from now on."""
+        """Become pending, or restart the time of a pending guard."""
         self.since = time.monotonic()
 
     def done(self) -> None:
-        """Owe nothing until the next ``begin``."""
+        """Stop being pending until the next ``begin``."""
         self.since = None
 
 
@@ -64,14 +64,14 @@ class Guards:
     def __init__(self, *, alive: Callable[[], bool], end: EndRun, bound_seconds: float) -> None:
         """
         Args:
-            alive: whether anything is left to guard; must answer at once, from any thread.
-            bound_seconds: how late a guard may be; more ends the run.
+            alive: whether the sandbox still runs; must answer at once, from any thread.
+            bound_seconds: how late a guard may be; a longer delay ends the run.
         """
         self._alive = alive
         self._end = end
         self.bound_seconds = bound_seconds
         self._guards: list[Guard] = []
-        #: Looks that have not begun, with when they are due.
+        #: Checks that have not started, with the time at which they are due.
         self._starts: list[tuple[float, Callable[[], None]]] = []
         self._timers: list[asyncio.TimerHandle] = []
         self._tasks: list[asyncio.Task[Any]] = []
@@ -79,16 +79,17 @@ class Guards:
         _JUDGE.add(self)
 
     def add(self, name: str, *, allowed_seconds: float = 0) -> Guard:
-        """Judge a guard by its signs: it is late ``allowed_seconds`` and the bound after ``begin``."""
+        """Add a guard that is late after ``allowed_seconds`` and the bound, counted from its ``begin``."""
         guard = Guard(name, allowed_seconds=allowed_seconds)
         self._guards.append(guard)
         return guard
 
     def look(self, name: str, look: Callable[[], Limit | None], *, every_seconds: float) -> None:
-        """Look again and again on a thread of its own, which starts after the first pause.
+        """Call ``look`` periodically on a thread of its own, which starts after the first pause.
 
-        A look returns the limit that is exceeded, and raises when it cannot tell; it counts as
-        completed only when it returned. Most runs end before the first look and pay for none.
+        ``look`` returns the limit that is exceeded, None when none is, and raises when it cannot check;
+        it counts as completed only when it returned. Most runs end before the first check and have no
+        cost for it.
         """
         guard = self.add(name, allowed_seconds=every_seconds)
         guard.begin()
@@ -106,7 +107,7 @@ class Guards:
         self._timers.append(asyncio.get_running_loop().call_later(every_seconds, self._start_looks))
 
     def task(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
-        """Run a guard that waits for something on the event loop; its failure ends the run."""
+        """Run a guard that is a coroutine on the event loop; its failure ends the run."""
 
         def ended(task: asyncio.Task[Any]) -> None:
             if not task.cancelled() and (exc := task.exception()) is not None:
@@ -122,11 +123,11 @@ class Guards:
         if self._closed.is_set():
             return
         logger.opt(exception=exc).error("sandbox.guard_failed guard={}", name)
-        # The class alone: a message may name paths of the host, and words of the code's own choosing.
+        # The class alone: the message may name paths of the host, or contain text that the code chose.
         self._end(Limit.GUARD, f"the run was ended because its guard {name!r} failed ({_name_of(exc)})")
 
     def judge(self, now: float) -> None:
-        """End the run when a guard is late; begin looks that a busy event loop has not begun."""
+        """End the run when a guard is late; start checks that a busy event loop has not started."""
         self._start_looks()
         for guard in list(self._guards):
             since = guard.since
@@ -135,22 +136,22 @@ class Guards:
                 logger.error("sandbox.guard_stalled guard={} seconds={:.1f}", guard.name, late)
                 self._end(
                     Limit.GUARD,
-                    f"the run was ended because its guard {guard.name!r} gave no sign"
+                    f"the run was ended because its guard {guard.name!r} stalled"
                     f" for {self.bound_seconds:g} s",
                 )
                 self.close()
                 return
 
     def close(self) -> None:
-        """Guard no more; a look that is under way ends by itself and its outcome is dropped.
+        """Stop all guards; a check that is running ends by itself and its result is dropped.
 
-        Safe from any thread, except that timers and tasks of the loop are left to ``stop``.
+        Safe from any thread; timers and tasks of the event loop are cancelled by ``stop``.
         """
         self._closed.set()
         _JUDGE.discard(self)
 
     def stop(self) -> None:
-        """Close, on the event loop's thread, and cancel what waits there."""
+        """Close, and cancel timers and tasks; only on the event loop's thread."""
         self.close()
         for timer in self._timers:
             timer.cancel()
@@ -160,7 +161,7 @@ class Guards:
     def _start_looks(self) -> None:
         now = time.monotonic() + _CLOCK_SECONDS
         for entry in list(self._starts):
-            # Removed first, by one of the two threads that may be here.
+            # Removed first, as the event loop and the judge may both be here.
             if entry[0] <= now and not self._closed.is_set():
                 try:
                     self._starts.remove(entry)
@@ -174,7 +175,7 @@ class Guards:
             begin = time.monotonic()
             try:
                 limit = look()
-            except UnsettledError:  # not completed: the judge says when that lasts too long
+            except UnsettledError:  # not completed: the judge ends the run when that lasts too long
                 pause = every_seconds
                 continue
             except Exception as exc:
@@ -207,21 +208,21 @@ class _Judge:
         self._thread: threading.Thread | None = None
 
     def add(self, guards: Guards) -> None:
-        """Judge from now on.
+        """Start to judge the guards of one sandbox.
 
         Raises:
-            RuntimeError: no thread can be started; without the judge nothing may run.
+            RuntimeError: no thread can be started; without the judge no code may run.
         """
         with self._lock:
             self._judged.add(guards)
-            if self._thread is None or not self._thread.is_alive():  # also behind a fork
+            if self._thread is None or not self._thread.is_alive():  # as after a fork
                 self._thread = threading.Thread(target=self._judge_on, name="sandbox-judge", daemon=True)
                 self._thread.start()
         if not self._wanted.is_set():
             self._wanted.set()
 
     def discard(self, guards: Guards) -> None:
-        """Judge no more; harmless when called twice."""
+        """Stop judging the guards of one sandbox; idempotent."""
         with self._lock:
             self._judged.discard(guards)
 
@@ -240,7 +241,7 @@ class _Judge:
 
 
 def _judge_one(guards: Guards, now: float) -> None:
-    """Judge one sandbox; whatever fails must not leave the others without a judge."""
+    """Judge one sandbox; an error must not stop the judge of the others."""
     try:
         guards.judge(now)
     except Exception:
@@ -252,5 +253,5 @@ def _name_of(exc: BaseException) -> str:
 
 
 _JUDGE: Final = _Judge()
-# The thread does not exist in a forked child, and the lock may be held there for good.
+# In a forked child the thread does not exist, and the lock may be held forever.
 os.register_at_fork(after_in_child=_JUDGE.__init__)  # type: ignore[misc]

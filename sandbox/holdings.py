@@ -1,8 +1,8 @@
-"""What processes hold that neither their directory nor their resident memory shows.
+"""Measure resources of processes that neither directory listings nor resident memory show.
 
-A file or directory without a name takes disk until its last descriptor and its last mapping are gone
-and no process runs it or works in it. A descriptor may be on its way through a socket, where no process
-has it. The buffers of sockets and pipes and the names in ``/tmp`` are the kernel's memory, which only a
+An unlinked file or directory uses disk until its last descriptor and mapping are closed and no process
+executes it or has it as its directory. A descriptor may be in flight in a socket, where no process has
+it open. The buffers of sockets and pipes and the names in ``/tmp`` use kernel memory, which only a
 control group counts.
 
 Source: proc_pid_fdinfo(5), proc_pid_maps(5), unix(7), pipe(7), tmpfs(5).
@@ -25,61 +25,61 @@ __all__ = ["Holdings", "hold_of", "hold_of_all", "names_bytes", "sockets_in_sock
 
 _Result = TypeVar("_Result")
 
-#: A pipe's buffer; the filter denies to enlarge it where nobody counts it.
+#: A pipe's buffer; the seccomp filter denies larger ones where no control group counts memory.
 _PIPE_BYTES: Final = 64 << 10
-#: What a name in a memory file system takes of the kernel's memory at least: inode and entry.
+#: Least kernel memory of a name in a memory file system: inode and directory entry.
 _NAME_BYTES: Final = 1 << 10
 _SEND_BUFFER: Final = "/proc/sys/net/core/wmem_default"
 _SEND_BUFFER_BYTES: Final = 212_992
-#: How often processes are listed again for ones that came meanwhile.
+#: How often processes are listed again to find new ones.
 _MOST_LISTINGS: Final = 20
-#: What a process holds without a descriptor or a mapping: its program stays, whatever it unmaps.
+#: Files that a process holds without a descriptor or a mapping; unmapping its program does not release it.
 _LINKS: Final = ("exe", "cwd", "root")
-#: A process, a thread or a descriptor that went while it was looked at.
+#: Errors for a process, a thread or a descriptor that ended while it was read.
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
 
 
 @dataclass(kw_only=True)
 class Holdings:
-    """What a set of processes held when it was looked at; sets are of inode numbers."""
+    """Resources of a set of processes at one moment; keys and sets are inode numbers."""
 
-    #: Files and directories without a name that are open, in use or run, with their bytes on disk.
+    #: Unlinked files and directories that are open, executed or current, with their bytes on disk.
     unlinked: dict[int, int] = field(default_factory=dict)
-    #: Mapped files without a name; their size cannot be seen.
+    #: Unlinked files that are mapped; their size is not visible.
     mapped: set[int] = field(default_factory=set)
-    #: Sockets, with how many descriptors wait in each to be received.
+    #: Sockets, with the number of descriptors in flight in each.
     sockets: dict[int, int] = field(default_factory=dict)
     pipes: set[int] = field(default_factory=set)
 
     def disk_bytes(self, *, most_file_bytes: int) -> int:
-        """Return what files without a name take; where their size cannot be seen, the largest one."""
+        """Return the bytes of unlinked files; each of unknown size counts ``most_file_bytes``."""
         unseen = len(self.mapped - self.unlinked.keys()) + sum(self.sockets.values())
         return sum(self.unlinked.values()) + unseen * most_file_bytes
 
     def buffer_bytes(self) -> int:
-        """Return how much memory the buffers of sockets and pipes may take."""
+        """Return the most memory that the buffers of sockets and pipes may use."""
         return len(self.sockets) * _send_buffer_bytes() + len(self.pipes) * _PIPE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class _FileSystem:
-    """The file system whose files count."""
+    """The file system whose files are counted."""
 
-    #: As ``stat`` says; of a subvolume where there are some.
+    #: Device number of ``stat``; that of the subvolume where there are subvolumes.
     device: int
-    #: As ``maps`` may write it.
+    #: Device numbers as ``maps`` may print them.
     names: Collection[str]
 
 
 def hold_of(pids: Iterable[int], *, root: Path) -> Holdings:
-    """Look at processes, each thread of them.
+    """Return the holdings of processes, read thread by thread.
 
     Args:
-        root: directory on the file system whose files count.
+        root: directory on the file system whose files are counted.
 
     Raises:
-        OSError: a process that is not gone cannot be read.
-        proc_files.FormatError: what the kernel says of one cannot be understood.
+        OSError: a process that has not ended cannot be read.
+        proc_files.FormatError: the kernel's text about one cannot be parsed.
     """
     found, counted = Holdings(), _file_system_of(root)
     for pid in pids:
@@ -88,12 +88,12 @@ def hold_of(pids: Iterable[int], *, root: Path) -> Holdings:
 
 
 def hold_of_all(list_processes: Callable[[], list[int]], *, root: Path) -> Holdings:
-    """Look at processes until a listing names none that was not looked at.
+    """Return the holdings of processes, listed again until a listing has no new ones.
 
-    Otherwise processes that hand on what they hold and end, one after the other, would never be seen.
+    Otherwise processes that pass on their descriptors and end, one after the other, would never be seen.
 
     Raises:
-        UnsettledError: new ones came all the time.
+        UnsettledError: each of 20 listings had new processes.
         OSError: as ``hold_of``; ``FormatError`` too.
     """
     found, counted, seen = Holdings(), _file_system_of(root), set[int]()
@@ -104,15 +104,15 @@ def hold_of_all(list_processes: Callable[[], list[int]], *, root: Path) -> Holdi
         for pid in fresh:
             _add_process(found, pid, counted)
         seen.update(fresh)
-    raise UnsettledError("new processes came as fast as they were looked at")
+    raise UnsettledError("new processes started as fast as they were read")
 
 
 def sockets_in_sockets(pids: Iterable[int], held: Holdings) -> set[int]:
-    """Return the sockets of a sandbox that no process has, so that they wait to be received by another.
+    """Return the sockets of a sandbox that no process has open, because they are in flight in another.
 
-    What waits in those can be seen nowhere. A socket that was just made may be among them; one
-    that is still there at the next look was not just made. Empty where the sandbox has no network
-    of its own: the sockets of the host are no sign of anything.
+    Descriptors in flight in those are visible nowhere. A socket that was just created may be among
+    them; one that is still there at the next check was not. Empty where the sandbox has no network
+    namespace of its own: there the list is that of the host.
     """
 
     def listed(pid: int) -> set[int]:
@@ -121,12 +121,12 @@ def sockets_in_sockets(pids: Iterable[int], held: Holdings) -> set[int]:
         return proc_files.unix_sockets(proc_files.lines_of(f"/proc/{pid}/net/unix"))
 
     nothing: set[int] = set()
-    # A connection that nobody has accepted yet has no inode number.
+    # A connection that has not been accepted yet has inode number 0.
     return _of_first(pids, listed, nothing) - held.sockets.keys() - {0}
 
 
 def names_bytes(pids: Iterable[int]) -> int:
-    """Return the memory of names in the memory file systems that a sandbox's processes may write."""
+    """Return the kernel memory of names in the memory file systems that a sandbox may write to."""
 
     def used(pid: int) -> int:
         areas = [os.statvfs(f"/proc/{pid}/root/{path}") for path in ("tmp", "dev/shm")]
@@ -136,12 +136,12 @@ def names_bytes(pids: Iterable[int]) -> int:
 
 
 def waiting_at(descriptor: int) -> int:
-    """Return how many descriptors wait to be received by a socket of this process."""
+    """Return how many descriptors are in flight to a socket of this process."""
     return proc_files.descriptors_in_flight(proc_files.read(f"/proc/self/fdinfo/{descriptor}"))
 
 
 def _of_first(pids: Iterable[int], ask: Callable[[int], _Result], nothing: _Result) -> _Result:
-    """Ask the first process that is not gone; ``nothing`` when all are."""
+    """Return ``ask`` of the first process that has not ended; ``nothing`` when all have."""
     for pid in pids:
         try:
             return ask(pid)
@@ -190,13 +190,13 @@ def _add_link(found: Holdings, link: str, device: int) -> None:
 
 
 def _add_unlinked(found: Holdings, info: os.stat_result, device: int) -> None:
-    """Count what has no name, of any kind: a directory keeps the blocks of the names that it once had."""
+    """Count an unlinked file of any kind: a directory keeps the blocks of names that it once had."""
     if info.st_nlink == 0 and info.st_dev == device:
         found.unlinked[info.st_ino] = info.st_blocks * 512
 
 
 def _file_system_of(root: Path) -> _FileSystem:
-    """Say how the file system of a directory is named; ``maps`` names subvolumes by their whole."""
+    """Return the device numbers of a directory's file system; ``maps`` does not print those of subvolumes."""
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         device = os.fstat(fd).st_dev

@@ -1,9 +1,9 @@
-"""Which Python runs inside the sandbox, and what of the host it needs to see for that.
+"""Select the Python that runs inside the sandbox, and the host directories that it needs.
 
-By default it is the interpreter that this process's virtual environment was made from: its
-installation is shown, its site-packages are hidden, the virtual environment does not exist
-inside. An interpreter that the operator names brings its own packages with it: naming it is
-how sandboxed code gets numpy.
+By default it is the interpreter that this process's virtual environment was created from: its
+installation is visible, its site-packages are hidden, the virtual environment does not exist
+inside. An interpreter that the operator configures keeps its own packages, which is how sandboxed
+code gets numpy.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from nekro_agent.errors import SandboxUnavailableError
 __all__ = ["MINIMUM_VERSION", "PREFIX_INSIDE", "SITE_INSIDE", "Access", "Interpreter", "find_interpreter"]
 
 MINIMUM_VERSION = (3, 11)
-#: Where an installation outside ``/usr`` appears inside.
+#: Path inside of an installation outside ``/usr``.
 PREFIX_INSIDE = PurePosixPath("/opt/python")
-#: Where the packages of a named interpreter appear inside, numbered.
+#: Parent inside of the numbered package directories of a configured interpreter.
 SITE_INSIDE = PurePosixPath("/opt/site")
 _PROBE_SECONDS = 10
 _FALLBACK = Path("/usr/bin/python3")
 
-#: Asked of the interpreter itself; `-S` would hide site-packages, `-I` keeps the environment out.
+#: Run by the interpreter itself with `-I`, which ignores the environment; `-S` would hide site-packages.
 _QUESTION = """
 import json, sys, sysconfig
 paths = sysconfig.get_paths()
@@ -44,13 +44,13 @@ print(json.dumps({
 
 
 class Access(Enum):
-    """How the user that code runs as gets at the interpreter."""
+    """How the code's user accesses the interpreter."""
 
-    #: It is this process's own user, who runs it already.
+    #: The code's user is this process's own user.
     OWN = "own"
-    #: Another user, who is shown the installation at another place.
+    #: Another user, for whom the installation is mounted at another path.
     BOUND = "bound"
-    #: Another user, by its path on the host: every directory above must be open too.
+    #: Another user, by the path on the host: every parent directory must be readable too.
     BY_PATH = "by_path"
 
 
@@ -63,14 +63,14 @@ class Interpreter:
     version: tuple[int, int]
     #: Package directories of the host that appear below ``SITE_INSIDE``, in ``sys.path`` order.
     site: tuple[Path, ...] = ()
-    #: Package directories of the installation that are covered by an empty one.
+    #: Package directories of the installation that are hidden by an empty mount.
     hidden: tuple[Path, ...] = ()
-    #: Why another interpreter than the wished one was taken; empty when it was not.
+    #: Why the fallback interpreter was selected; empty when it was not.
     note: str = ""
 
     @property
     def in_usr(self) -> bool:
-        """Whether showing ``/usr`` shows it already."""
+        """Whether it is below ``/usr``, which is visible anyway."""
         return self.prefix == Path("/usr") or Path("/usr") in self.prefix.parents
 
     def inside(self, path: Path) -> PurePosixPath:
@@ -96,12 +96,12 @@ class Interpreter:
 
 
 def find_interpreter(named: Path | None, *, access: Access) -> Interpreter:
-    """Choose the interpreter for sandboxes.
+    """Select the interpreter for sandboxes.
 
     Args:
-        named: the setting ``sandbox.python``; None takes the one that runs this process, or
+        named: the setting ``sandbox.python``; None selects the one that runs this process, or
             the system's when sandboxes cannot use that one.
-        access: how the code's user gets at it.
+        access: how the code's user accesses it.
 
     Raises:
         SandboxUnavailableError: it is missing, unreadable for the code's user or older than
@@ -152,9 +152,9 @@ def _inspect(path: Path, *, access: Access, own_packages: bool) -> Interpreter:
 
 
 def _ask(path: Path) -> dict[str, Any]:
-    # PYTHON* variables of this process must not bend what another interpreter says of itself.
+    # With -I: PYTHON* variables of this process must not change the answer of another interpreter.
     try:
-        answer = subprocess.run(  # noqa: S603 - an interpreter that the operator or we chose
+        answer = subprocess.run(  # noqa: S603 - the configured or the default interpreter
             [path, "-I", "-c", _QUESTION],
             capture_output=True,
             text=True,
@@ -175,8 +175,8 @@ def _check_readable(executable: Path, top: Path) -> None:
     for path in (executable, *executable.parents):
         if path.stat().st_mode & 0o005 != 0o005:
             raise SandboxUnavailableError(
-                f"{executable} cannot be used by the sandbox's user: {path} is closed to others;"
-                " open it (chmod o+rx) or set NEKRO_SANDBOX__PYTHON to an interpreter that all can read"
+                f"{executable} cannot be used by the sandbox's user: {path} is not readable for others;"
+                " run chmod o+rx, or set NEKRO_SANDBOX__PYTHON to an interpreter that all users can read"
             )
         if path == top:
             return

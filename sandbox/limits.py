@@ -1,4 +1,4 @@
-"""Limits of one run, as the pieces that enforce them want them."""
+"""Convert the settings into the limits of one run, in the form that their enforcers need."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LEAST_ADDRESS_SPACE = 1 << 30
 
 
 def process_limits(settings: SandboxSettings) -> dict[str, int]:
-    """Return what the runner sets on itself before it runs code, by ``RLIMIT_`` name.
+    """Return the resource limits that the runner sets before it runs code, by ``RLIMIT_`` name.
 
-    Address space is bounded above the memory limit: it turns one greedy allocation into a
+    The limit of address space is above the memory limit: it makes a single large allocation raise
     ``MemoryError`` at its line, where the memory limit can only kill.
     """
     return {
         "AS": max(2 * settings.memory_bytes, _LEAST_ADDRESS_SPACE),
-        # Not 0: that alone would not keep a core file from a pipe in core_pattern.
+        # 1 instead of 0: with 0, the kernel still passes core dumps to a pipe in core_pattern.
         "CORE": 1,
         "CPU": settings.cpu_seconds,
         "FSIZE": settings.max_file_bytes,
@@ -30,7 +30,7 @@ def process_limits(settings: SandboxSettings) -> dict[str, int]:
 
 
 def bridge_limits(settings: SandboxSettings) -> BridgeLimits:
-    """Return what the bridge enforces."""
+    """Return the limits that the bridge enforces."""
     return BridgeLimits(
         argument_bytes=settings.argument_bytes,
         return_bytes=settings.return_bytes,

@@ -1,7 +1,7 @@
-"""Runs code in sandboxes: the face of this package.
+"""The public interface of this package: start sandboxes and run code in them.
 
-``prepare`` starts a sandbox for a chat beside the LLM request, ``run`` puts the code into it.
-A sandbox serves one run and is gone.
+``prepare`` starts a sandbox for a chat during the LLM request, ``run`` runs the code in it.
+A sandbox serves one run.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from sandbox.watchdog import watch
 __all__ = ["SandboxManager"]
 
 _Result = TypeVar("_Result")
-#: Container key of no chat.
+#: A container key that no chat has.
 _EXAMPLE_KEY: Final = "start"
 _CODE_BYTES: Final = 1 << 20
-#: How long running code may take to be gone when the manager closes.
+#: How long runs may take to end when the manager closes.
 _CLOSE_SECONDS: Final = 10
-#: How long the end of a sandbox waits, so that it does not hold up whoever goes on with its run's result.
+#: Delay before a sandbox is closed, so that this does not delay the processing of the run's result.
 _RESULT_LEAVES_SECONDS: Final = 0.02
-#: Time between two looks at a sandbox that waits for its code.
+#: Time between two checks of a sandbox that waits for its code.
 _WAITING_LOOK_SECONDS: Final = 1.0
 
 
@@ -65,8 +65,8 @@ class SandboxManager:
     ) -> None:
         """
         Args:
-            packages_dir: where package layers are kept; None means that there are none.
-            driver: None chooses by the settings when the manager starts.
+            packages_dir: where package layers are kept; None disables packages.
+            driver: None selects it by the settings in ``start``.
         """
         self._settings = settings
         self._areas = areas
@@ -75,7 +75,7 @@ class SandboxManager:
         self._packages: PackageService | None = None
         self._pool = WarmPool(most=settings.max_concurrent, seconds=settings.warm_seconds)
         self._slots = asyncio.Semaphore(settings.max_concurrent)
-        #: Weak, because there may be many chats over time and few that run.
+        #: Weak, because over time there are many chats, but few run at once.
         self._containers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._running: dict[str, SandboxRun] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -85,11 +85,11 @@ class SandboxManager:
         )
 
     async def start(self) -> None:
-        """Choose the driver and prove it by running a sandbox.
+        """Select the driver and check it by running a sandbox.
 
         Raises:
-            SandboxUnavailableError: nothing here isolates code as the settings ask; the message
-                lists every reason with its mend. There is no fallback to less isolation.
+            SandboxUnavailableError: the configured driver cannot isolate code here; the message
+                lists every reason with its fix. There is no fallback to less isolation.
         """
         await asyncio.to_thread(_sweep_leftovers)
         if self._driver is None:
@@ -115,10 +115,10 @@ class SandboxManager:
             await self._driver.close()
 
     async def prepare(self, *, chat_key: str, container_key: str) -> None:
-        """Start a sandbox for a chat, to be waiting when its code comes; returns when it waits.
+        """Start a sandbox for a chat before its code exists; returns when it has started or failed.
 
-        A failure is not raised here: the run meets it again, with its message. Cancelling
-        stops the waiting, not the start; what nobody takes is closed when it is too old.
+        A failure is not raised here: ``run`` starts another sandbox and raises it. Cancelling stops
+        waiting, not the start; a sandbox that is not used is closed after ``warm_seconds``.
         """
         key = (chat_key, container_key)
         self._pool.prepare(key, lambda: self._start_waiting(chat_key=chat_key, container_key=container_key))
@@ -127,9 +127,9 @@ class SandboxManager:
     async def run(self, request: RunRequest) -> RunResult:
         """Run one piece of code and return how it ended.
 
-        At most ``max_concurrent`` runs at a time in this process, and one per container; the
-        others wait. Cancelling kills the sandbox. A run counts until nothing of its sandbox is left,
-        which may be a moment after its result.
+        At most ``max_concurrent`` runs at a time in this process, and one per container key; the
+        others wait. Cancelling kills the sandbox. A run counts until its sandbox is closed, which may
+        be shortly after its result.
 
         Raises:
             SandboxUnavailableError: no sandbox could be started; no code was run.
@@ -166,7 +166,7 @@ class SandboxManager:
             return result
 
     def stop(self, run_id: str) -> bool:
-        """End a run by an operator's wish (stop type MANUAL); False when it does not run here."""
+        """End a run at an operator's request (stop type MANUAL); False when it does not run here."""
         run = self._running.get(run_id)
         if run is None:
             return False
@@ -207,11 +207,11 @@ class SandboxManager:
                 action()
             if waiting.spec.layers == self._layers(request.container_key):
                 return waiting, True
-            await waiting.close()  # a package came since it was started
+            await waiting.close()  # a package was added since it was started
         return await self._start(chat_key=request.chat_key, container_key=request.container_key), False
 
     async def _start_waiting(self, *, chat_key: str, container_key: str) -> Sandbox:
-        """Start a sandbox that is guarded while it waits: what it preloads may be a chat's own package."""
+        """Start a sandbox with guards while it waits, as it may preload modules of a chat's own package."""
         sandbox = await self._start(chat_key=chat_key, container_key=container_key)
         try:
             await self._guard_waiting(sandbox)
@@ -247,7 +247,7 @@ class SandboxManager:
         return sandbox
 
     def _furnish(self, chat_key: str, container_key: str, holds: contextlib.ExitStack) -> SandboxSpec:
-        """Make ready what a sandbox is given, and hold it: the host's user and the shared directory."""
+        """Prepare the host user and the shared directory of a sandbox, and hold both."""
         user = holds.enter_context(hold_user(container_key, settings=self._settings))
         if self._in_images:
             shared_dir = self._areas.shared_dir(container_key)
@@ -276,7 +276,7 @@ class SandboxManager:
 
 
 def _sweep_leftovers() -> None:
-    """End and remove what services that were killed left; control groups are the driver's."""
+    """End processes and remove directories of killed services; the driver removes control groups."""
     if ended := end_orphans():
         logger.warning("sandbox.orphans_ended count={}", ended)
     sweep_homes()
@@ -285,15 +285,15 @@ def _sweep_leftovers() -> None:
 async def _close_later(rest: contextlib.AsyncExitStack) -> None:
     try:
         await asyncio.sleep(_RESULT_LEAVES_SECONDS)
-    finally:  # also when this task is cancelled: the sandbox is not left behind
+    finally:  # also when this task is cancelled, so that the sandbox is closed
         try:
             await rest.aclose()
-        except Exception:  # nothing awaits this task
+        except Exception:  # this task is not awaited
             logger.exception("sandbox.not_cleared_up")
 
 
 async def _uncancelled(work: Awaitable[_Result]) -> _Result:
-    """Wait for work on a thread even when cancelled meanwhile: it cannot be stopped, and takes holds."""
+    """Wait for work on a thread even when cancelled: it cannot be stopped, and acquires holds."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

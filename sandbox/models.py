@@ -1,8 +1,8 @@
-"""What goes into a run and what comes out of it.
+"""The input and output types of a run.
 
-A ``RunRequest`` names the code, the chat and the methods that this run may call; the
-manager hands each call to ``RunRequest.dispatch`` and answers with a ``RunResult``. No
-field of a result is parsed from what the code printed.
+A ``RunRequest`` has the code, the chat and the methods that this run may call; the manager
+passes each call to ``RunRequest.dispatch`` and returns a ``RunResult``. No field of a result is
+parsed from the output of the code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "StubResult",
 ]
 
-#: The ``Raised.error_type`` that the calling line sees as a ``TypeError``: the arguments were wrong.
+#: The ``Raised.error_type`` that the code sees as a ``TypeError``: the arguments were wrong.
 ARGUMENT_ERROR = "ArgumentError"
 
 
@@ -38,15 +38,15 @@ class StopType(IntEnum):
 
     #: The code ran to its end.
     NORMAL = 0
-    #: The code raised, crashed or broke a limit (``RunResult.limit`` says which).
+    #: The code raised, crashed or exceeded a limit (``RunResult.limit`` names it).
     ERROR = 1
-    #: The run's time was over.
+    #: The run exceeded its wall time.
     TIMEOUT = 2
     #: An AGENT method answered; the lines after it did not run.
     AGENT = 8
-    #: The code ended itself by ``exit(9)``, or an operator stopped it.
+    #: The code ended itself with ``exit(9)``, or an operator stopped it.
     MANUAL = 9
-    #: The sandbox broke the protocol or the code was refused.
+    #: The sandbox violated the protocol or the code was refused.
     SECURITY = 10
     #: A MULTIMODAL_AGENT method answered; the lines after it did not run.
     MULTIMODAL_AGENT = 11
@@ -71,19 +71,19 @@ class Limit(StrEnum):
     OPEN_FILES = "open_files"
     #: Bytes printed.
     OUTPUT = "output"
-    #: Answers that the sandbox does not read.
+    #: Seconds for which the sandbox did not read an answer.
     UNREAD = "unread"
-    #: Calls that were refused: too many, of unknown methods, with too large arguments.
+    #: Refused calls: too many, of unknown methods, with too large arguments.
     CALLS = "calls"
-    #: None was broken: a guard failed, stalled or could not read what it guards; ``error`` names it.
+    #: No limit was exceeded: a guard failed, stalled or could not read; ``error`` names it.
     GUARD = "guard"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StubMethod:
-    """A method as the code sees it: a function ``name`` and the same one at ``path``."""
+    """A method as the code sees it: a function ``name``, also available at ``path``."""
 
-    #: What the sandbox sends back to call it: an identifier of at most 64 characters.
+    #: Name that the sandbox sends to call it: an identifier of at most 64 characters.
     token: str
     #: Bare function name; None when another plugin's method owns that name.
     name: str | None
@@ -99,27 +99,27 @@ class StubMethod:
 
 @dataclass(frozen=True, kw_only=True)
 class StubCall:
-    """One call of a method, on its way out of the sandbox."""
+    """One call of a method, as received from the sandbox."""
 
     token: str
-    #: Given by the host; the sandbox's own number never leaves the bridge.
+    #: Assigned by the host; the sandbox's own number is used by the bridge only.
     call_id: str
-    #: Tagged text of the arguments. Hostile: only ``codec.values.decode_arguments`` may read it.
+    #: Tagged text of the arguments. Hostile: only ``codec.values.decode_arguments`` may parse it.
     arguments: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Returned:
-    """The method returned; ``value`` is tagged text, opened inside the sandbox."""
+    """The method returned; ``value`` is tagged text, decoded inside the sandbox."""
 
     value: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raised:
-    """The method, or the way to it, failed.
+    """The method, or its dispatch, failed.
 
-    The calling line sees ``MethodError: <error_type>: <message>``, or a ``TypeError`` when
+    The code sees ``MethodError: <error_type>: <message>``, or a ``TypeError`` when
     ``error_type`` is ``ARGUMENT_ERROR``. Neither field may hold a host path or a secret.
     """
 
@@ -142,8 +142,8 @@ Dispatch = Callable[[StubCall], Awaitable[StubResult]]
 class RunRequest:
     """One piece of code to run.
 
-    ``dispatch`` is awaited once per call, at most ``max_calls_in_flight`` at a time. It is
-    cancelled when the call's time is over or the run ends: that is its cue to revoke.
+    ``dispatch`` is awaited once per call, at most ``max_calls_in_flight`` at a time. It is cancelled
+    when the call exceeds its time or the run ends, and then should revoke the call.
     """
 
     run_id: str
@@ -164,21 +164,21 @@ class RunResult:
 
     run_id: str
     stop_type: StopType
-    #: As a shell shows it: the process's own code, or 128 + signal. None when a method's result
-    #: ended the run (AGENT, MULTIMODAL_AGENT) and nobody waited for more than its last word.
+    #: As a shell reports it: the process's own exit code, or 128 + signal. None when a method's result
+    #: ended the run (AGENT, MULTIMODAL_AGENT) and the result was returned before the process had ended.
     exit_code: int | None
-    #: Cleaned text of stdout and stderr in order; the middle is left out when it was too long.
+    #: Cleaned text of stdout and stderr in order; the middle is left out when it is too long.
     output: str
-    #: Whether ``output`` lacks something.
+    #: Whether a part of ``output`` is left out.
     truncated: bool
     #: Set when a limit ended the run.
     limit: Limit | None
     #: Calls that the code made, refused ones included.
     calls: int
-    #: Last line of the traceback, or what the host found wrong; display only.
+    #: Last line of the traceback, or the fault that the host detected; display only.
     error: str | None
     started_at: datetime
     duration_seconds: float
-    #: Whether a sandbox that waited for this chat was used.
+    #: Whether a prepared sandbox was used.
     warm: bool
     driver: str

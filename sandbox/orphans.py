@@ -1,9 +1,9 @@
-"""Processes of sandboxes whose service was killed while it started them.
+"""Find and kill processes of sandboxes whose service was killed while it started them.
 
-From its first instruction to that of the code, bubblewrap carries a mark in its environment, which
-the code does not inherit: it names the service, and the launch. A service that is killed in between
-can leave processes that wait for ever; the next one on this host ends them. With control groups
-they are members of a group as well, and end with it; this is for hosts without.
+Until the code starts, bubblewrap has a variable in its environment that identifies the service and the
+launch; the code does not inherit it. A service that is killed during a launch can leave processes that
+wait forever; the next service on this host kills them. With control groups they are members of a group,
+and end with it; this module is for hosts without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["end_launch", "end_orphans", "launch_mark"]
 
 _VARIABLE: Final = "NEKRO_SANDBOX_LAUNCH"
 _numbers: Final = itertools.count()
-#: A process that is just being started may slip through one look.
+#: Passes over /proc: a process that is just being started may be missed by one.
 _LOOKS: Final = 3
 
 
@@ -31,15 +31,15 @@ def launch_mark() -> dict[str, str]:
 
 
 def end_launch(mark: dict[str, str]) -> int:
-    """Kill what is left of one launch whose first process has ended; returns how many processes."""
+    """Kill the remaining processes of one launch whose first process has ended; returns how many."""
     return _end(lambda found: found == mark[_VARIABLE])
 
 
 def end_orphans() -> int:
-    """Kill what services that are gone left while it started; returns how many processes.
+    """Kill processes of unfinished launches of services that have ended; returns how many.
 
-    Services are told apart by process id and start time, so a reused id protects no orphan and
-    endangers no sandbox of a service that lives.
+    Services are identified by process id and start time, so that with a reused id neither an orphan is
+    kept nor a sandbox of a running service killed.
     """
 
     def is_orphan(mark: str) -> bool:
@@ -85,7 +85,7 @@ def _mark_of(pid: str) -> str | None:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             words = file.read().split(b"\0")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         return None
     prefix = f"{_VARIABLE}=".encode()
     for word in words:

@@ -1,7 +1,7 @@
-"""What the code printed: counted, kept at both ends, cleaned.
+"""Collect the output of the code: count it, keep its beginning and end, clean it.
 
-Output is hostile text. It is never searched for markers; before anybody sees it, terminal
-sequences and control characters are removed and bytes that are no UTF-8 are replaced.
+Output is hostile text. It is never searched for markers; before it is shown or stored, terminal
+sequences and control characters are removed and invalid UTF-8 is replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["OutputCollector", "OutputPipe", "clean_text"]
 
 _CHUNK_BYTES = 64 << 10
 
-#: CSI and OSC sequences, other two-byte escapes; then control and bidirectional override characters.
+#: CSI and OSC sequences, other escapes; then control and bidirectional override characters.
 _TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -37,7 +37,7 @@ def clean_text(text: str) -> str:
 
 
 class OutputPipe(asyncio.StreamReader):
-    """The reading end of a pipe; it knows whether something was written that nobody has read."""
+    """The reading end of a pipe; it knows whether all that was written has been read."""
 
     def __init__(self, fd: int, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
@@ -47,7 +47,7 @@ class OutputPipe(asyncio.StreamReader):
 
     @classmethod
     async def open(cls, fd: int) -> Self:
-        """Read from a descriptor, which is closed with this."""
+        """Read from a descriptor, which ``close`` closes."""
         loop = asyncio.get_running_loop()
         pipe = cls(fd, loop)
         pipe._pipe, _ = await loop.connect_read_pipe(
@@ -60,19 +60,19 @@ class OutputPipe(asyncio.StreamReader):
         """Whether all that was written until now has been read."""
         return not self._unread_bytes and (self.at_eof() or not _bytes_in(self._fd))
 
-    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # event loops give nothing else
-        """Take what came out of the pipe."""
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # event loops pass bytes only
+        """Receive data from the pipe."""
         self._unread_bytes += len(data)
         super().feed_data(data)
 
     async def read(self, n: int = -1) -> bytes:
-        """Read as ``StreamReader`` does."""
+        """Read as ``StreamReader.read`` does."""
         data = await super().read(n)
         self._unread_bytes -= len(data)
         return data
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading and close the descriptor."""
         if self._pipe is not None:
             self._pipe.close()
 
@@ -83,7 +83,7 @@ def _bytes_in(fd: int) -> int:
 
 
 class OutputCollector:
-    """Keeps the first three quarters and the last quarter of what fits, counts everything."""
+    """Counts all output and keeps ``keep_bytes`` of it: the first three quarters and the last quarter."""
 
     def __init__(
         self, *, keep_bytes: int, kill_bytes: int, on_output: Callable[[str], None] | None = None
@@ -100,23 +100,23 @@ class OutputCollector:
 
     @property
     def over_limit(self) -> bool:
-        """Whether more was printed than a run may print."""
+        """Whether more was printed than allowed."""
         return self.total_bytes > self._kill_bytes
 
     @property
     def truncated(self) -> bool:
-        """Whether something in the middle is left out."""
+        """Whether the middle is left out."""
         return self.total_bytes > len(self._head) + len(self._tail)
 
     async def pump(
         self, reader: asyncio.StreamReader, *, guard: Guard, on_over_limit: Callable[[], None]
     ) -> None:
-        """Read to the end; call ``on_over_limit`` once when too much came, and drop the rest.
+        """Read to the end; call ``on_over_limit`` once when there is too much, and drop the rest.
 
-        Reading goes on after that: a process counts as ended when its pipe is empty.
+        Reading continues after that: a process counts as ended when its pipe is empty.
 
         Args:
-            guard: owes a sign while there is output in hand.
+            guard: pending while output is processed.
         """
         while data := await reader.read(_CHUNK_BYTES):
             if self.over_limit:
@@ -128,7 +128,7 @@ class OutputCollector:
             guard.done()
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         self.total_bytes += len(data)
         if self._on_output is not None and not self.over_limit:
             self._pass_on(self._on_output, data)
@@ -145,12 +145,12 @@ class OutputCollector:
             if text:
                 on_output(text)
         except Exception as exc:
-            # Whoever watches must not end the run; its output is kept all the same.
+            # A failing callback must not end the run; the output is still kept.
             logger.warning("sandbox.output_watcher_failed error={!r}", exc)
             self._on_output = None
 
     def text(self) -> str:
-        """Return the cleaned text; where the middle is missing, a line says how many bytes."""
+        """Return the cleaned text; where the middle is left out, a line says how many bytes."""
         if not self.truncated:
             return clean_text(bytes(self._head + self._tail).decode("utf-8", "replace"))
         hidden = self.total_bytes - len(self._head) - len(self._tail)

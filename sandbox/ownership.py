@@ -1,12 +1,12 @@
-"""Who owns the directories that a chat's sandboxes see, when the service is root.
+"""Set the owner and the permissions of a chat's directories before a sandbox starts.
 
-The code of one container runs as the same host user each time, or nearly (see ``sandbox.users``):
-what a run wrote as another one is handed over to the next.
+As root, the code of one container key nearly always runs as the same host user (see ``sandbox.users``);
+files that an earlier run wrote as another user are given to the user of the next run.
 
-``/app/shared`` belongs to that user. Plugins run as root and may write there at any time:
-the SDK's own writers give their files to the directory's owner, a default ACL makes what
-other code writes usable, and what still belongs to root is handed over when a run starts.
-``/app/uploads`` stays with the service; its files are made readable.
+``/app/shared`` belongs to that user. Plugins run as root and may write there at any time: the SDK's
+writers give their files to the directory's owner, a default ACL makes files of other code usable, and
+files that still belong to root are given to the user when a run starts. ``/app/uploads`` stays with the
+service; its files are made readable.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _READ_ENTER: Final = 5
 def prepare_directories(*, shared_dir: Path, uploads_dir: Path, uid: int, settings: SandboxSettings) -> None:
     """Make both directories usable for ``uid``; unless this service is root, ``uid`` is its own."""
     if os.geteuid() != 0:
-        # Earlier code may have closed its directory, and so every later run.
+        # Earlier code may have made its directory inaccessible, which would affect every later run.
         if not os.access(shared_dir, os.R_OK | os.W_OK | os.X_OK):
             with contextlib.suppress(OSError):
                 os.chmod(shared_dir, 0o700)
         return
-    # Twice the limit: files over the quota must be handed over too, or they could not be removed.
+    # Twice the limit: files over the quota must change their owner too, or they could not be removed.
     most = 2 * settings.shared_files
     os.chmod(shared_dir, 0o700)
     owners = {os.geteuid(), os.stat(shared_dir).st_uid}
     safe_files.take_ownership(shared_dir, uid=uid, gid=uid, owners=owners, max_entries=most)
-    # Not every file system has ACLs; without one, the umask of plugins decides.
+    # Not every file system has ACLs; without ACLs, the umask of plugins decides.
     with contextlib.suppress(OSError):
         os.setxattr(shared_dir, "system.posix_acl_default", _default_acl(uid))
     make_readable(uploads_dir)
@@ -62,7 +62,7 @@ def _default_acl(uid: int) -> bytes:
 
 
 def make_readable(root: Path) -> None:
-    """Open what this service owns below ``root`` for reading; only the service writes there."""
+    """Make directories and files below ``root`` readable for all; only the service writes there."""
     for directory, _, names in os.walk(root):
         for path in (Path(directory), *(Path(directory, name) for name in names)):
             info = path.lstat()

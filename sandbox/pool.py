@@ -1,7 +1,7 @@
-"""Sandboxes that were started before their code is known.
+"""The warm pool: sandboxes that are started before their code exists.
 
-One per chat, started beside the LLM request; each serves one run. They are bounded in
-number and in age: a waiting sandbox costs a few megabytes and a process.
+One per chat, started during the LLM request; each serves one run. Their number and age are
+bounded, as a waiting sandbox costs a few megabytes and a process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WarmPool:
         return len(self._entries)
 
     def prepare(self, key: Hashable, start: Callable[[], Awaitable[Sandbox]]) -> None:
-        """Start a sandbox for ``key`` in the background; does nothing when there is one or no room."""
+        """Start a sandbox for ``key`` in the background, unless there is one or the pool is full."""
         if key in self._entries or len(self._entries) >= self._most or self._seconds <= 0:
             return
 
@@ -48,15 +48,15 @@ class WarmPool:
         self._entries[key] = _Entry(starting=asyncio.create_task(starting()), expiry=expiry)
 
     async def ready(self, key: Hashable) -> None:
-        """Wait until the sandbox for ``key`` has started or failed to; returns at once without one."""
+        """Wait until the sandbox for ``key`` has started or failed; returns at once without one."""
         entry = self._entries.get(key)
         if entry is not None:
             await asyncio.wait([entry.starting])
 
     async def take(self, key: Hashable) -> Sandbox | None:
-        """Return the sandbox for ``key``, waiting for its start; None when there is none that lives.
+        """Return the sandbox for ``key``, waiting for its start; None when there is none that runs.
 
-        A failed start is left to the caller to meet again, with its message, by starting one.
+        The error of a failed start is dropped: the caller starts a sandbox and gets the error again.
         """
         entry = self._entries.pop(key, None)
         if entry is None:
@@ -65,7 +65,7 @@ class WarmPool:
         try:
             sandbox = await asyncio.shield(entry.starting)
         except Exception:
-            # Whatever it was, the run that starts its own sandbox meets it again.
+            # The run starts its own sandbox and gets the same error.
             return None
         except asyncio.CancelledError:
             self._retire(entry)
@@ -98,7 +98,7 @@ async def _close_when_started(starting: asyncio.Task[Sandbox]) -> None:
         try:
             sandbox = await starting
         except Exception as exc:
-            # A prepared sandbox that never came costs nothing; the run itself will report it.
+            # Only a warning: the run reports the error when it starts its own sandbox.
             logger.warning("sandbox.prepare_failed error={}", exc)
             return
         await sandbox.close()

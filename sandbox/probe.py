@@ -1,4 +1,4 @@
-"""Proving a driver by running a sandbox, instead of believing what is installed."""
+"""Check a driver by running a sandbox, instead of trusting installed versions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROBE_SECONDS = 10
 
 
 async def probe(driver: SandboxDriver, settings: SandboxSettings) -> Capability:
-    """Look at what the driver needs, then run code that must print a fresh word back."""
+    """Check the driver's requirements, then run code that must print a random word and write a file."""
     checks = await driver.examine()
     capability = Capability(driver=driver.name, checks=checks)
     if not capability.ok:
@@ -70,9 +70,9 @@ async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> Check:
 
 
 def _guards_are_blind(sandbox: Sandbox, settings: SandboxSettings) -> Check | None:
-    """Look at the sandbox as guards do; None when that works, or the kernel keeps what they would.
+    """Read the sandbox's processes as guards do; None when that works or the kernel enforces all limits.
 
-    The run that follows ends before their first look.
+    Needed because the run that follows ends before the first check of its guards.
     """
     if sandbox.memory_bounded and settings.shared_storage == "image":
         return None
@@ -82,15 +82,15 @@ def _guards_are_blind(sandbox: Sandbox, settings: SandboxSettings) -> Check | No
         return Check(
             name="sandbox run",
             ok=False,
-            detail=f"the processes of a sandbox cannot be looked at ({exc.strerror}: {exc.filename})",
-            fix="give this service CAP_SYS_PTRACE, run it as an ordinary user, or let the kernel keep all"
+            detail=f"the processes of a sandbox cannot be read ({exc.strerror}: {exc.filename})",
+            fix="give this service CAP_SYS_PTRACE, run it as an ordinary user, or let the kernel enforce all"
             " limits (control groups and NEKRO_SANDBOX__SHARED_STORAGE=image)",
         )
     return None
 
 
 def _spec(base: Path, settings: SandboxSettings, user: UserHold) -> SandboxSpec:
-    # A directory that only this process may enter would hide the two from the code's user.
+    # The code's user must be able to enter the directory of the two below.
     base.chmod(0o711)
     spec = SandboxSpec(
         shared_dir=base / "shared",

@@ -1,9 +1,9 @@
-"""The one reader of ``/proc`` and of control group files.
+"""Read and parse ``/proc`` and control group files; all parsers of these files are here.
 
 Sandboxed code chooses names that the kernel prints there: of files, sockets and threads. So every
-file is read as bytes and divided at ``b"\\n"`` only, and a field is found by its position counted
+file is read as bytes and split at ``b"\\n"`` only, and a field is found by its position counted
 from the side that the kernel writes. A line without the documented form raises ``FormatError``;
-the one exception is ``net/unix``, where a name may hold a newline (see ``unix_sockets``).
+the only exception is ``net/unix``, where a name may contain a newline (see ``unix_sockets``).
 
 Source: proc(5), unix(7), cgroups(7), ``fs/proc`` and ``net/unix/af_unix.c`` of Linux.
 """
@@ -37,13 +37,13 @@ __all__ = [
     "words",
 ]
 
-#: More than a path of 4096 bytes can have, each byte escaped as four.
+#: More than a path of 4096 bytes needs with each byte escaped as four.
 LONGEST_LINE_BYTES: Final = 64 << 10
 _MOST_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 64 << 10
 _DELETED: Final = b" (deleted)"
 _UNIX_HEADER: Final = b"Num       RefCount Protocol Flags    Type St Inode Path"
-#: Address, reference count, protocol, flags, type, state, inode number; a name, if any, behind a space.
+#: Address, reference count, protocol, flags, type, state, inode number; then a name, if any, after a space.
 _UNIX_LINE: Final = re.compile(
     rb"[0-9A-Fa-f]{8,16}: [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{8} [0-9A-F]{4} [0-9A-F]{2} +([0-9]{1,20})(?: |\Z)"
 )
@@ -51,17 +51,17 @@ _MAPPING: Final = re.compile(
     rb"[0-9a-f]+-[0-9a-f]+ [-r][-w][-x][-ps] [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+) ([0-9]{1,20})(?: |\Z)"
 )
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
-#: Words behind the name in ``stat``: the state is the third field, the start time the 22nd.
+#: Indexes after the name in ``stat``: the state is the third field, the start time the 22nd.
 _STATE, _PARENT, _STARTED, _STAT_WORDS = 0, 1, 19, 22
 
 
 class FormatError(ValueError):
-    """A file of the kernel does not have the form that its manual page describes."""
+    """A kernel file does not have the form that its manual page describes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessStat:
-    """What ``/proc/PID/stat`` says."""
+    """Fields of ``/proc/PID/stat``."""
 
     #: One letter; ``Z`` is a zombie, which may still have threads that run.
     state: str
@@ -72,7 +72,7 @@ class ProcessStat:
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """One line of ``mountinfo``; paths may hold any byte but NUL."""
+    """One line of ``mountinfo``; paths may contain any byte except NUL."""
 
     id: int
     #: ``major:minor`` in decimal, of the file system and not of a subvolume.
@@ -87,8 +87,8 @@ def read(path: str | Path) -> bytes:
     """Return the content of one file.
 
     Raises:
-        OSError: it cannot be read; ``ESRCH`` and ``ENOENT`` mean that its process is gone.
-        FormatError: it has more than 16 MiB, which no file read this way has.
+        OSError: it cannot be read; ``ESRCH`` and ``ENOENT`` mean that its process has ended.
+        FormatError: it has more than 16 MiB, more than any file that is read with this.
     """
     return b"".join(_chunks(path, _MOST_BYTES))
 
@@ -111,7 +111,7 @@ def lines_of(path: str | Path) -> Iterator[bytes]:
 
 
 def process_stat(data: bytes) -> ProcessStat:
-    """Parse ``/proc/PID/stat``; the process's name in parentheses may hold anything."""
+    """Parse ``/proc/PID/stat``; the process's name in parentheses may contain any byte."""
     fields = data.rpartition(b") ")[2].split()
     if len(fields) < _STAT_WORDS or not re.fullmatch(rb"[A-Za-z]", fields[_STATE]):
         raise FormatError("stat does not end in the fields of a process")
@@ -121,7 +121,7 @@ def process_stat(data: bytes) -> ProcessStat:
 
 
 def resident_pages(data: bytes) -> int:
-    """Return the resident pages of ``statm``; 0 when the process has given up its memory."""
+    """Return the resident pages of ``statm``; 0 when the process has released its memory."""
     fields = data.split()
     if len(fields) < 2:
         raise FormatError("statm has fewer than two numbers")
@@ -149,7 +149,7 @@ def kibibytes(data: bytes, name: bytes) -> int:
 
 
 def descriptors_in_flight(data: bytes) -> int:
-    """Return how many descriptors wait in a socket, from its ``fdinfo``; 0 for other kinds of sockets."""
+    """Return the number of descriptors in flight in a socket, from its ``fdinfo``; 0 for other kinds."""
     return 0 if b"\nscm_fds:" not in data else _decimal(field_of(data, b"scm_fds"))
 
 
@@ -159,10 +159,10 @@ def mount_id(data: bytes) -> int:
 
 
 def deleted_mappings(lines: Iterable[bytes], devices: Collection[str]) -> set[int]:
-    """Return the inode numbers of mapped files on ``devices`` that have no name, from ``maps``.
+    """Return the inode numbers of unlinked files on ``devices`` that are mapped, from ``maps``.
 
     The kernel escapes newlines in names. A file whose name ends in `` (deleted)`` counts too, which
-    costs only whoever named it so.
+    affects only the code that created it.
 
     Args:
         devices: as ``maps`` writes them: ``major:minor`` in hexadecimal, two digits at least.
@@ -180,13 +180,13 @@ def deleted_mappings(lines: Iterable[bytes], devices: Collection[str]) -> set[in
 def unix_sockets(lines: Iterable[bytes]) -> set[int]:
     """Return the inode numbers of Unix sockets, from ``net/unix``; 0 is a connection not yet accepted.
 
-    A name is printed as it is, newlines included, so a name can forge whole lines. It cannot hide
-    one: the kernel ends each line with a newline, whatever its name ends in. So every socket is
-    found, forged numbers are found beside them, and what looks like no socket is the rest of a name.
+    A name is printed unescaped, newlines included, so a name can forge whole lines. It cannot hide
+    one: the kernel ends each line with a newline. So every socket is found, forged numbers may be
+    found too, and a line that is not a socket is a part of a name.
 
     Raises:
-        FormatError: the header, or the line behind it, is not the known one: then this is another
-            format, and no line of it can be trusted.
+        FormatError: the header, or the first line after it, does not have the known form: then this
+            is another format, and no line of it can be trusted.
     """
     remaining = iter(lines)
     if next(remaining, b"").rstrip() != _UNIX_HEADER:
@@ -213,7 +213,7 @@ def memberships(data: bytes) -> dict[str, str]:
 
 
 def mounts(data: bytes) -> Iterator[Mount]:
-    """Yield the mounts of ``mountinfo``; the kernel escapes what divides fields and lines."""
+    """Yield the mounts of ``mountinfo``; the kernel escapes separators of fields and lines."""
     for line in _lines(data):
         before, separator, after = line.partition(b" - ")
         fields, rest = before.split(b" "), after.split(b" ", 2)
@@ -240,7 +240,7 @@ def words(data: bytes) -> list[bytes]:
 
 
 def counter(data: bytes, name: bytes) -> int:
-    """Return one counter of a control group's file with a ``name value`` per line; 0 when it lacks."""
+    """Return one counter of a control group's file of ``name value`` lines; 0 when it is missing."""
     for line in _lines(data):
         key, _, value = line.partition(b" ")
         if key == name:
@@ -263,7 +263,7 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _decimal(word: bytes) -> int:
-    # int() alone takes signs, spaces and underscores.
+    # int() alone accepts signs, spaces and underscores.
     if not word.isdigit() or len(word) > 20:
         raise FormatError(f"{word[:40]!r} is not a number")
     return int(word)

@@ -1,8 +1,8 @@
-"""The processes of a sandbox as the host sees them: which there are, their threads, their memory.
+"""List the processes of a sandbox, their threads and their memory, as seen by the host.
 
-A process that cannot be read is never left out: one that is gone holds nothing, and any other
-raises. The first thread of a process may end before the others, and threads need not share their
-descriptors, so what a process holds is read thread by thread.
+A process that cannot be read is never ignored: one that has ended holds nothing, any other raises.
+The first thread of a process may end before the others, and threads need not share their
+descriptors, so a process is read thread by thread.
 
 Source: proc(5), clone(2), ptrace(2) ("access mode checking"), prctl(2) ``PR_SET_DUMPABLE``.
 """
@@ -22,13 +22,13 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class UnsettledError(Exception):
-    """What was looked at changed faster than it could be read; the look did not count everything."""
+    """The measured processes or files changed faster than they could be read; the result is incomplete."""
 
 
 def is_gone(task: str) -> bool:
-    """Whether a process or thread, by its directory in ``/proc``, has given up its memory.
+    """Whether a process or thread, given by its directory in ``/proc``, has released its memory.
 
-    It is a zombie then, or ends this moment; the kernel refuses most reads of it.
+    It is then a zombie or just ending, and the kernel refuses most reads of it.
     """
     try:
         return proc_files.resident_pages(proc_files.read(f"{task}/statm")) == 0
@@ -37,7 +37,7 @@ def is_gone(task: str) -> bool:
 
 
 def tasks_of(pid: int) -> list[str]:
-    """Return the directories of a process's threads in ``/proc``; empty when it is gone."""
+    """Return the directories of a process's threads in ``/proc``; empty when it has ended."""
     directory = f"/proc/{pid}/task"
     try:
         return [f"{directory}/{name}" for name in os.listdir(directory)]
@@ -46,9 +46,9 @@ def tasks_of(pid: int) -> list[str]:
 
 
 def processes_beside(first_pid: int) -> list[int]:
-    """Return the host ids of all processes in a process's pid namespace; empty when that one is gone.
+    """Return the host ids of all processes in a process's pid namespace; empty when that one has ended.
 
-    A process whose namespace cannot be read counts when its parent does.
+    A process whose namespace cannot be read is included when its parent is.
     """
     try:
         namespace = os.stat(f"/proc/{first_pid}/ns/pid").st_ino
@@ -69,7 +69,7 @@ def processes_beside(first_pid: int) -> list[int]:
 
 
 def _children_among(pids: list[int], parents: set[int]) -> list[int]:
-    """Return those of ``pids`` that descend from ``parents``; ids grow, so parents mostly come first."""
+    """Return those of ``pids`` that descend from ``parents``; ids increase, so parents mostly come first."""
     found: list[int] = []
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -80,12 +80,12 @@ def _children_among(pids: list[int], parents: set[int]) -> list[int]:
 
 
 def shared_out(pids: list[int]) -> int:
-    """Add up the memory of processes with shared pages counted in parts, in bytes."""
+    """Return the memory of processes in bytes, with shared pages counted proportionally."""
     return sum(_proportional_bytes(pid) for pid in pids)
 
 
 def usage_of(pids: list[int]) -> Usage:
-    """Add up what processes use by their own account."""
+    """Return the sum of the resident memory of processes, and their number."""
     return Usage(memory_bytes=sum(_resident_bytes(pid) for pid in pids), processes=len(pids))
 
 
@@ -96,7 +96,7 @@ def _proportional_bytes(pid: int) -> int:
         except (FileNotFoundError, ProcessLookupError):
             continue
         except PermissionError:
-            # It has made itself unreadable: it is charged for all that it shares.
+            # The process has made itself unreadable: shared pages count fully.
             return _resident_bytes(pid)
     return 0
 

@@ -1,8 +1,8 @@
-"""How much of the disk ``/app/shared`` takes: measured, and cut back when a run wrote too much.
+"""The disk quota of ``/app/shared``: measured while code runs, and enforced by deletion after the run.
 
 No resource limit bounds many small files, and a quota of the file system would need another
-file system per chat. So the directory is measured while code runs; between two looks a run
-can write more than its quota, and what it wrote over it is taken away when it has ended.
+file system per chat. So the directory is measured while code runs; between two checks a run
+can write more than its quota, and the excess is deleted when the run has ended.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sandbox.processes import UnsettledError
 
 __all__ = ["Quota"]
 
-#: File times come from a clock that ticks: a file may look that much older than it is.
+#: File times come from a coarse clock: a file may appear older by this much.
 _CLOCK_TICK_SECONDS: Final = 0.02
-#: Names that one pass of a cut takes in hand.
+#: Names that one pass of ``cut_back`` reads.
 _NAMES_PER_PASS: Final = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """What one directory may hold while one run lasts."""
+    """The limits of one directory during one run."""
 
     root: Path
     most_bytes: int
@@ -37,7 +37,7 @@ class Quota:
 
     @classmethod
     def at_start(cls, root: Path, settings: SandboxSettings) -> Quota:
-        """Measure ``root`` before a run: what is over the settings' limits already may stay."""
+        """Measure ``root`` before a run: files that already exceed the settings' limits are kept."""
         used_bytes, names = safe_files.measure(root, max_entries=4 * settings.shared_files)
         return cls(
             root=root,
@@ -47,18 +47,18 @@ class Quota:
 
     @classmethod
     def of_scratch(cls, root: Path, settings: SandboxSettings) -> Quota:
-        """Bound a directory that is the code's ``/tmp`` and goes with it."""
+        """Return the quota of a directory that is the code's ``/tmp`` and is deleted after the run."""
         return cls(root=root, most_bytes=settings.tmp_bytes, most_names=settings.shared_files)
 
     def exceeded(self, *, unlinked: int = 0, most_file_bytes: int = 0) -> bool:
-        """Whether the directory holds too much now, or directories too deep to be measured.
+        """Whether the directory exceeds the quota now, or has directories too deep to be measured.
 
         Args:
-            unlinked: bytes of open files that have no name any more.
-            most_file_bytes: what counts for a file that was renamed or removed before it was measured.
+            unlinked: bytes of open files that are unlinked.
+            most_file_bytes: size assumed for a file that was renamed or removed before it was measured.
 
         Raises:
-            UnsettledError: so much was renamed meanwhile that the answer is not known.
+            UnsettledError: too many files were renamed meanwhile for an answer.
         """
         used_bytes, names = unlinked, 0
         lost_files = lost_directories = 0
@@ -75,7 +75,7 @@ class Quota:
                 return True
         if names > self.most_names or used_bytes > self.most_bytes:
             return True
-        # Programs rename and remove files all the time; where even the largest ones would fit, all is well.
+        # Programs often rename and remove files: the quota holds if even files of the largest size would fit.
         most_bytes = used_bytes + lost_files * most_file_bytes
         if lost_directories or names + lost_files > self.most_names or most_bytes > self.most_bytes:
             raise UnsettledError(f"{lost_files} files and {lost_directories} directories were renamed")
@@ -84,9 +84,9 @@ class Quota:
     def cut_back(self, *, since: float) -> int:
         """Remove files and directories that changed after ``since``, newest first, until the rest fits.
 
-        By the time of the last change, which no program can set. A directory goes only when it is
-        empty, so that no older file in it is lost. Directories too deep to be measured go altogether.
-        Returns how many names went.
+        Uses the change time, which no program can set. A directory is removed only when it is empty, so
+        that no older file in it is lost. Directories too deep to be measured are removed completely.
+        Returns how many names were removed.
         """
         since -= _CLOCK_TICK_SECONDS
         with contextlib.suppress(OSError):
@@ -97,17 +97,17 @@ class Quota:
         return total
 
     def _cut_once(self, since: float) -> int:
-        """Remove what is over the quota from as many names as fit into one pass; 0 when nothing is left."""
+        """Remove the excess among the names of one pass; returns how many names were removed."""
         nodes = list(safe_files.walk(self.root, max_entries=_NAMES_PER_PASS))
         excess = _Excess(
             used_bytes=sum(node.info.st_blocks * 512 for node in nodes) - self.most_bytes,
             names=len(nodes) - self.most_names,
         )
-        # Of the same tick, what lies deeper goes first: a directory must be empty.
+        # With equal times, deeper names first: a directory must be empty to be removed.
         nodes.sort(key=lambda node: (node.info.st_ctime, node.path.count("/")), reverse=True)
         changed = [node for node in nodes if node.info.st_ctime >= since]
         kept = [node for node in changed if not self._remove(node, excess)]
-        # What was not empty at its turn may be so now; from the bottom, since removing one empties another.
+        # Directories that were not empty may be so now; deepest first, as removing one may empty its parent.
         kept.sort(key=lambda node: node.path.count("/"), reverse=True)
         for node in kept:
             self._remove(node, excess)
@@ -135,7 +135,7 @@ class Quota:
 
 @dataclass(kw_only=True)
 class _Excess:
-    """What has to go yet; not positive when it fits."""
+    """The excess that is still to be removed; not positive when the rest fits."""
 
     used_bytes: int
     names: int

@@ -1,4 +1,4 @@
-"""One run in one sandbox: limits over time, the stop type, the result."""
+"""Execute one run in one sandbox: wall time, guards, stop type, result, and the end of the sandbox."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["SandboxRun", "judge"]
 
 #: How long code may clean up after the STOP frame.
 _STOP_SECONDS: Final = 0.2
-#: How long a sandbox may take to end after its last word.
+#: How long a sandbox may take to end after it has closed the socket.
 _EXIT_SECONDS: Final = 2
 _DRAIN_SECONDS: Final = 2
-#: How long a killed sandbox may take to be gone.
+#: How long a killed sandbox may take to end.
 _GONE_SECONDS: Final = 10
 _KILLED: Final = ExitStatus(code=128 + 9)
 _MANUAL_EXIT_CODE: Final = 9
@@ -37,7 +37,7 @@ _HINTS: Final = {limit.value: limit for limit in Limit if limit is not Limit.WAL
 
 
 class SandboxRun:
-    """Carries one request through one sandbox, and owns the sandbox's end."""
+    """Executes one request in one sandbox, and ends the sandbox."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class SandboxRun:
         self._settings = settings
         self._driver = driver
         self._warm = warm
-        #: The first limit that was broken, and what the result says about it beyond its name.
+        #: The first limit that was exceeded, and a text about it for the result.
         self._broken: tuple[Limit, str | None] | None = None
         self._guards = Guards(alive=lambda: sandbox.alive, end=self.end, bound_seconds=settings.guard_seconds)
         self._stopped_by_operator = False
         self._quota: Quota | None = None
-        #: What is left to do for the sandbox when ``execute`` returned before its end; None: nothing.
+        #: Clean-up that is left when ``execute`` returned before the sandbox's end; None when none is.
         self.rest: contextlib.AsyncExitStack | None = None
         self.output = OutputCollector(
             keep_bytes=settings.output_keep_bytes,
@@ -67,20 +67,20 @@ class SandboxRun:
         )
 
     def end(self, limit: Limit, error: str | None = None) -> None:
-        """Kill the sandbox for breaking a limit, from any thread; the first one counts."""
+        """Kill the sandbox because a limit was exceeded, from any thread; the first one counts."""
         self._broken = self._broken or (limit, error)
         self._sandbox.kill()
 
     def stop(self) -> None:
-        """Kill the sandbox because an operator wishes so."""
+        """Kill the sandbox at an operator's request."""
         self._stopped_by_operator = True
         self._sandbox.kill()
 
     async def execute(self, *, methods: dict[str, StubMethod], dispatch: Dispatch) -> RunResult:
         """Run the code and return how it ended.
 
-        Nothing of the sandbox is left then, unless ``rest`` says what: where a method's result ended the
-        run, whoever waits for it need not wait until processes that have had their last word are gone.
+        The sandbox is closed then, unless ``rest`` is set: where a method's result ended the run, the
+        caller does not wait for the end of processes that can no longer call or print.
         """
         started_at, begin = datetime.now(UTC), time.monotonic()
         limits = bridge_limits(self._settings)
@@ -94,7 +94,7 @@ class SandboxRun:
         )
         async with contextlib.AsyncExitStack() as clean_up:
             clean_up.callback(self._guards.close)
-            # In reverse: kill first, then wait for what the calls clean up, give back, look at what it wrote.
+            # Runs in reverse: kill, wait for the calls' clean-up, close the sandbox, enforce the quota.
             clean_up.push_async_callback(self._cut_back, since=started_at)
             clean_up.push_async_callback(self._sandbox.close)
             clean_up.push_async_callback(bridge.close)
@@ -147,7 +147,7 @@ class SandboxRun:
 
     async def _converse(self, bridge: Bridge) -> BridgeOutcome:
         wall_seconds = self._request.wall_seconds or self._settings.wall_seconds
-        # Should the loop be too busy for its own timer.
+        # In case the event loop is too busy for its own timer.
         self._guards.add("wall", allowed_seconds=wall_seconds).begin()
         try:
             async with asyncio.timeout(wall_seconds):
@@ -176,9 +176,9 @@ class SandboxRun:
         return json.dumps(run).encode()
 
     async def _falls_silent(self, outcome: BridgeOutcome, bridge: Bridge) -> bool:
-        """Give code that a method's result stopped its time to clean up; whether it then has no more to say.
+        """Give code that a method's result stopped time to clean up; returns whether it closed the socket.
 
-        It may lie: it can call nothing any more, and what it prints is lost to nobody but itself.
+        Code may close it early: it can make no more calls, and only its own later output is lost.
         """
         if outcome.stop not in _STOPPED_BY_RESULT:
             return False
@@ -191,7 +191,7 @@ class SandboxRun:
         return True
 
     async def _see_out(self, outcome: BridgeOutcome) -> ExitStatus:
-        """Give code that ended by itself the time that its end allows, then make sure that it is gone."""
+        """Wait for the exit of code that ended by itself, else kill the sandbox; returns the exit status."""
         if outcome.limit is None and outcome.stop is None:
             with contextlib.suppress(TimeoutError):
                 return await self._exit_status(_EXIT_SECONDS)
@@ -213,12 +213,12 @@ class SandboxRun:
                 return await self._sandbox.wait()
         except TimeoutError:
             raise
-        except Exception as exc:  # the result says so; the sandbox is killed either way
+        except Exception as exc:  # reported in the result; the sandbox is killed either way
             self._guards.fail("end", exc)
             return _KILLED
 
     async def _cut_back(self, *, since: datetime) -> None:
-        """Take away what the run wrote over its quota."""
+        """Delete what the run wrote in excess of its quota."""
         quota = self._quota
         if quota is not None and await asyncio.to_thread(quota.exceeded):
             await asyncio.to_thread(quota.cut_back, since=since.timestamp())
@@ -226,7 +226,7 @@ class SandboxRun:
 
 
 def _clean(error: str) -> str:
-    """Clean what is partly the sandbox's own words; JSON may hold lone surrogates, which are no text."""
+    """Clean text that may come from the sandbox; JSON may contain lone surrogates, which are replaced."""
     return clean_text(error.encode("utf-8", "replace").decode())
 
 
@@ -238,12 +238,12 @@ def judge(
     stopped_by_operator: bool,
     words: str | None = None,
 ) -> tuple[StopType, Limit | None, str | None]:
-    """Decide the stop type, the limit and the error line from what the host saw.
+    """Decide the stop type, the limit and the error line from the host's observations.
 
     Args:
-        status: None where the run had its stop type and nobody waited for more.
+        status: None where a method's result ended the run and the exit was not awaited.
         limit: the limit for which the host killed the sandbox.
-        words: what the host says about that limit beyond its name.
+        words: the host's text about that limit.
     """
     report = outcome.exit
     error = words or outcome.error or (report.error if report else None)
@@ -260,8 +260,8 @@ def judge(
         if status.code == _MANUAL_EXIT_CODE:
             return StopType.MANUAL, None, None
     if report is not None and report.limit is not None:
-        # The sandbox's own word, for want of a better one: it names the reason of an error
-        # that is an error anyway.
+        # The sandbox's own report is used only here: it names the reason of a run that is an error
+        # in any case.
         return StopType.ERROR, _HINTS.get(report.limit), error
     limit = _LIMIT_SIGNALS.get(status.code) or status.limit
     return StopType.ERROR, limit, error or _how_it_ended(status)

@@ -1,11 +1,10 @@
-"""The seccomp filter of a sandbox: which calls exist, and with which arguments.
+"""Build the seccomp filter of a sandbox: the allowed system calls and their allowed arguments.
 
-Isolation of the network and of the kernel rests on it as much as on the namespaces: a
-network namespace leaves ``AF_VSOCK`` and netlink open, and nothing else stops a setuid file
-in a directory that the host sees too. The filter is an allow list: a call that
-``sandbox.allowed_calls`` does not name, known today or added by a later kernel, answers
-ENOSYS, which programs take for an older kernel and do without. It pins the architecture,
-so a number always means the call that the table says.
+Isolation of the network and of the kernel depends on it as much as on the namespaces: a network
+namespace leaves ``AF_VSOCK`` and netlink open, and nothing else prevents a setuid file in a
+directory that the host sees too. The filter is an allow list: a call that ``sandbox.allowed_calls``
+does not name, known today or added by a later kernel, fails with ENOSYS, which programs handle as
+an older kernel. The filter checks the architecture, so a number always means the call in the table.
 """
 
 from __future__ import annotations
@@ -35,39 +34,39 @@ from sandbox.syscalls import NUMBERS
 __all__ = ["build_filter", "filter_fd", "supported_architectures"]
 
 _WORD: Final = 0xFFFFFFFF
-#: The signal at a child's end, and what fork, vfork, posix_spawn and threads ask for: CHILD_SETTID, DETACHED,
-#: CHILD_CLEARTID, PARENT_SETTID, SETTLS, SYSVSEM, THREAD, VFORK, SIGHAND, FILES, FS, VM. Not on it: every
+#: The signal at a child's end, and the flags of fork, vfork, posix_spawn and threads: CHILD_SETTID, DETACHED,
+#: CHILD_CLEARTID, PARENT_SETTID, SETTLS, SYSVSEM, THREAD, VFORK, SIGHAND, FILES, FS, VM. Not included: every
 #: new namespace, PTRACE, PARENT, IO, PIDFD.
 _CLONE_FLAGS: Final = 0x017D4FFF
 _SET_ID_BITS: Final = 0o6000
-#: O_CREAT and the bit that tells O_TMPFILE from O_DIRECTORY.
+#: O_CREAT, and the bit that O_TMPFILE has in addition to O_DIRECTORY.
 _CREATES: Final = 0o100 | 0o20000000
 
 _TERMINAL_INJECTION: Final = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
 _IOCTLS: Final = (
-    0x5401, 0x802C542A,  # TCGETS, TCGETS2: what isatty asks
+    0x5401, 0x802C542A,  # TCGETS, TCGETS2, for isatty
     0x540F, 0x5413,  # TIOCGPGRP, TIOCGWINSZ
     0x541B, 0x5421,  # FIONREAD, FIONBIO
     0x5450, 0x5451,  # FIONCLEX, FIOCLEX
 )  # fmt: skip
 
 _SET_PIPE_SIZE: Final = 1031  # F_SETPIPE_SZ
-#: Duplicates, flags, record locks, and the size of pipes and seals of memory files. Not on it: leases and
+#: Duplicates, flags, record locks, and the size of pipes and seals of memory files. Not included: leases and
 #: F_NOTIFY (which watch files of others), signals about descriptors, locks of open files.
 _FCNTLS: Final = (*range(8), 1030, _SET_PIPE_SIZE, 1032, 1033, 1034)
 
-#: WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET. Not on it: priority inheritance.
+#: WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET. Not included: priority inheritance.
 _FUTEXES: Final = (0, 1, 3, 4, 5, 9, 10)
 _FUTEX_OPTIONS: Final = 128 | 256  # FUTEX_PRIVATE_FLAG, FUTEX_CLOCK_REALTIME
 
 #: PDEATHSIG, DUMPABLE (get), KEEPCAPS (for setpriv), NAME, SECCOMP (get), CAPBSET, SECUREBITS (get),
-#: NO_NEW_PRIVS, CAP_AMBIENT. Not on it: SET_DUMPABLE, which would hide a process from the watchdog, SET_MM,
-#: SET_VMA, SET_SECCOMP.
+#: NO_NEW_PRIVS, CAP_AMBIENT. Not included: SET_DUMPABLE, which would hide a process from the watchdog,
+#: SET_MM, SET_VMA, SET_SECCOMP.
 _PRCTLS: Final = (1, 2, 3, 7, 8, 15, 16, 21, 23, 24, 27, 38, 39, 47)
 _ARCH_PRCTLS: Final = (0x1002, 0x1003)  # ARCH_SET_FS, ARCH_GET_FS
 
 #: NORMAL to DONTNEED, FREE, REMOVE, DONTFORK, DOFORK, HUGEPAGE to KEEPONFORK, COLD, POPULATE_*, GUARD_*.
-#: Not on it: MERGEABLE and PAGEOUT, which act on pages that others share, and HWPOISON.
+#: Not included: MERGEABLE and PAGEOUT, which act on pages that others share, and HWPOISON.
 _ADVICE: Final = (*range(5), 8, 9, 10, 11, *range(14, 21), 22, 23, 102, 103)
 #: All but DONTNEED, which drops pages from the cache that others share.
 _FILE_ADVICE: Final = (0, 1, 2, 3, 5)
@@ -81,12 +80,12 @@ _MEMORY_FILE_FLAGS: Final = 0x1B
 _READ_WITHOUT_WAITING: Final = 8  # RWF_NOWAIT: whether a page of a file is in the cache
 _OUT_OF_BAND: Final = 1  # MSG_OOB
 #: SOL_SOCKET and IPPROTO_TCP, and what programs set there: REUSEADDR and NODELAY to QUICKACK, TYPE, ERROR,
-#: BROADCAST, SNDBUF, RCVBUF, KEEPALIVE, LINGER, REUSEPORT, PASSCRED, timeouts. Not on it: socket filters.
+#: BROADCAST, SNDBUF, RCVBUF, KEEPALIVE, LINGER, REUSEPORT, PASSCRED, timeouts. Not included: socket filters.
 _OPTION_LEVELS: Final = (1, 6)
 _OPTIONS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 18, 20, 21, 66, 67)
-#: What may only be asked: TCP_INFO, PEERCRED, ACCEPTCONN, PROTOCOL, DOMAIN. Not on it: PEERPIDFD, which makes
+#: Read-only options: TCP_INFO, PEERCRED, ACCEPTCONN, PROTOCOL, DOMAIN. Not included: PEERPIDFD, which opens
 #: a descriptor of the process at the other end (of the bridge, the service), and COOKIE and NETNS_COOKIE,
-#: which count sockets and namespaces of the host.
+#: which reveal counters of the host's sockets and namespaces.
 _ANSWERS: Final = (11, 17, 30, 38, 39)
 
 
@@ -105,15 +104,15 @@ def build_filter(
     """Return the filter program, ready for ``bwrap --seccomp`` or ``prctl(PR_SET_SECCOMP)``.
 
     Args:
-        machine: as ``platform.machine()`` says it; None means this machine.
+        machine: name as of ``platform.machine()``; None means this machine.
         strict_memory: also deny memory that no process's resident set shows (memfd, shared
             anonymous pages, larger buffers of pipes and sockets). Needed where no cgroup bounds
-            memory: the watchdog that stands in for it would not see that memory.
-        families: address families of sockets that may be made; the network namespace decides
-            what they reach.
-        strict_processes: also deny what changes other processes of the same user (their limits,
-            priority, processors). Needed where no process namespace keeps those out of sight: the
-            service itself may be one of them.
+            memory: the watchdog would not see that memory.
+        families: allowed address families of sockets; the network namespace decides what they
+            reach.
+        strict_processes: also deny changes to other processes of the same user (their limits,
+            priority, processors). Needed without a process namespace: the service itself may be
+            one of those processes.
 
     Raises:
         SandboxUnavailableError: the tables lack this architecture.
@@ -136,7 +135,7 @@ def build_filter(
 
 
 def filter_fd(program: bytes) -> int:
-    """Return a descriptor from which the program can be read once; the caller closes it."""
+    """Return a descriptor that contains the program, positioned at its start; the caller closes it."""
     fd = os.memfd_create("seccomp", os.MFD_CLOEXEC)
     os.write(fd, program)
     os.lseek(fd, 0, os.SEEK_SET)
@@ -148,7 +147,7 @@ def _always(names: Iterable[str], body: Program) -> dict[str, Program]:
 
 
 def _files() -> dict[str, Program]:
-    """No set-id bit on any way to a mode, and no look into the page cache."""
+    """Deny set-id bits in every call that sets a mode, and probes of the page cache."""
 
     def mode_at(index: int) -> Program:
         return no_bits(index, _SET_ID_BITS, otherwise=errno.EPERM)
@@ -169,7 +168,7 @@ def _files() -> dict[str, Program]:
 
 
 def _kernel_objects() -> dict[str, Program]:
-    """Calls with many meanings: the meanings that programs need."""
+    """Allow only the operations that programs need of multiplexed calls."""
     injection = none_of(1, _TERMINAL_INJECTION, otherwise=errno.EPERM)
     return {
         "clone": allow_if(no_bits(0, _WORD & ~_CLONE_FLAGS, otherwise=errno.EPERM)),
@@ -181,7 +180,7 @@ def _kernel_objects() -> dict[str, Program]:
 
 
 def _sockets(families: Sequence[int], *, strict_memory: bool) -> dict[str, Program]:
-    # Buffers of the usual size can be counted by counting sockets.
+    # With buffers of the default size, counting sockets bounds their memory.
     buffers = [none_of(2, [socket.SO_SNDBUF], otherwise=errno.EPERM)] if strict_memory else []
     options = one_of(2, _OPTIONS, otherwise=errno.ENOPROTOOPT)
     levels = one_of(1, _OPTION_LEVELS, otherwise=errno.ENOPROTOOPT)

@@ -1,7 +1,8 @@
-"""Whose a leftover is: what tells a service that is gone from one that only cannot be seen from here.
+"""Identify service processes across hosts, boots and process namespaces.
 
-A process id alone does not: another service that shares a container engine or a directory may live
-in a process namespace, or on a host, of its own.
+Leftover containers, directories and processes carry the id of their service, so that another service can
+tell whether it has ended. A process id alone is not enough: a service that shares a container engine or
+a directory may run in another process namespace, or on another host.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sandbox import proc_files
 __all__ = ["ServiceId", "own_id", "pid_namespace"]
 
 _NO_BOOT: Final = "unknown"
-#: What ``int`` takes for certain: not every digit of Unicode, and no number of thousands of digits.
+#: ASCII digits only and at most 20 of them, which ``int`` accepts in any case.
 _NUMBER: Final = re.compile("[0-9]{1,20}")
 
 
@@ -27,12 +28,12 @@ class ServiceId:
     """One process of this project, among all hosts, boots and process namespaces."""
 
     host: str
-    #: Drawn by the kernel when it starts.
+    #: The kernel's random boot id.
     boot: str
-    #: Number of the namespace in which ``pid`` means something.
+    #: Inode number of the process namespace of ``pid``.
     namespace: str
     pid: int
-    #: Clock ticks from the boot to the start of the process: ids are given again.
+    #: Clock ticks from the boot to the start of the process, as process ids are reused.
     started: int
 
     def __str__(self) -> str:
@@ -40,9 +41,9 @@ class ServiceId:
 
     @classmethod
     def parse(cls, text: str) -> ServiceId | None:
-        """Read what ``str`` wrote; None when it is something else.
+        """Parse the text of ``str``; None when it has another form.
 
-        Others choose such texts too: in the environment of their processes, in names in ``/tmp``.
+        The text is not trusted: other users choose environments of processes and names in ``/tmp``.
         """
         parts = text.split("/")
         if len(parts) != 5 or not (_NUMBER.fullmatch(parts[3]) and _NUMBER.fullmatch(parts[4])):
@@ -52,20 +53,20 @@ class ServiceId:
 
     @property
     def file_name(self) -> str:
-        """The same for the name of a file: ``str`` has slashes."""
+        """The text as a file name, without slashes."""
         return str(self).replace("/", "~")
 
     @classmethod
     def of_file_name(cls, name: str) -> ServiceId | None:
-        """Read what ``file_name`` wrote; None when it is something else."""
+        """Parse the text of ``file_name``; None when it has another form."""
         return cls.parse(name.replace("~", "/"))
 
     def is_gone(self, *, still_runs: bool) -> bool:
         """Whether it is certain that this process has ended.
 
         Args:
-            still_runs: whether what it left behind is active. After a boot nothing is: if it is,
-                that host only has the same name.
+            still_runs: whether its leftovers are active. No leftover is active after a boot; if one
+                is, it belongs to another host of the same name.
         """
         own = own_id()
         if (self.boot, self.namespace) == (own.boot, own.namespace):
@@ -76,7 +77,7 @@ class ServiceId:
 
 
 def own_id() -> ServiceId:
-    """Return this process's."""
+    """Return the id of this process."""
     return _own_id(os.getpid())
 
 

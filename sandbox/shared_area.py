@@ -1,8 +1,8 @@
-"""Emptying ``/app/shared`` of chats that are idle, never under a running sandbox.
+"""Empty ``/app/shared`` of idle chats, never while a sandbox uses it.
 
-A directory is held by a shared lock from the start of a sandbox to its end, and emptied
-under an exclusive one: the lock is the kernel's, so it holds between processes of a host and
-goes with a process that dies. The directory's own time of change says when it was last used.
+A sandbox holds a shared lock on its directory from its start to its end, and emptying needs an
+exclusive lock: the kernel's file locks work between processes of a host and are released when a
+process ends. The directory's change time is the time of its last use.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ _SHORTEST_PAUSE_SECONDS: Final = 1.0
 
 
 class Hold:
-    """Keeps a shared directory from being emptied until it is released."""
+    """Prevents a shared directory from being emptied until it is released."""
 
     def __init__(self, directory: Path) -> None:
-        """Waits for a sweep that is just emptying the directory."""
+        """Take the lock; waits for a sweep that is emptying the directory."""
         self._fd = os.open(directory, _DIRECTORY)
         fcntl.flock(self._fd, fcntl.LOCK_SH)
 
     def release(self) -> None:
-        """Let go; the idle time starts now."""
+        """Release the lock; the idle time starts now."""
         with contextlib.suppress(OSError):
             os.utime(self._fd)
         os.close(self._fd)
 
 
 def empty_idle(parent: Path, *, idle_seconds: float) -> int:
-    """Empty every directory below ``parent`` that nobody used for that long; returns how many."""
+    """Empty every directory below ``parent`` that was idle for ``idle_seconds``; returns how many."""
     return sum(_empty_if_idle(path, time.time() - idle_seconds) for path in _directories(parent))
 
 
 class SharedCleaner:
-    """Sweeps the shared directories of a service from time to time."""
+    """Sweeps the shared directories of a service periodically."""
 
     def __init__(self, *, idle_seconds: float, drop_idle: Callable[..., int] | None = None) -> None:
         """
         Args:
-            idle_seconds: 0 keeps everything.
+            idle_seconds: 0 disables the sweeps.
             drop_idle: ``area_images.drop_idle`` where areas are images; called before directories are
                 emptied.
         """
@@ -64,11 +64,11 @@ class SharedCleaner:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, parent: Path) -> None:
-        """Sweep the directories beside each other below ``parent`` from now on."""
+        """Include the directories below ``parent`` in later sweeps."""
         self._parents.add(parent)
 
     def start(self) -> None:
-        """Begin to sweep; does nothing when everything is kept."""
+        """Start to sweep, unless sweeps are disabled."""
         if self._idle_seconds > 0 and self._task is None:
             self._task = asyncio.create_task(self._sweep_for_ever(), name="sandbox-shared-cleaner")
 
@@ -87,7 +87,7 @@ class SharedCleaner:
                 try:
                     count = await asyncio.to_thread(self._sweep, parent)
                 except OSError as exc:
-                    # The next sweep tries again; files that cannot be removed hurt nobody's run.
+                    # The next sweep tries again; files that cannot be removed do not affect runs.
                     logger.warning("sandbox.sweep_failed directory={} error={}", parent, exc)
                     continue
                 if count:
@@ -124,5 +124,5 @@ def _empty_if_idle(path: Path, before: float) -> bool:
 
 
 def _changed_since(fd: int, before: float) -> bool:
-    """Whether a plugin wrote something lately, deeper down."""
+    """Whether anything below the directory changed after ``before``, as by a plugin."""
     return any(node.info.st_ctime > before for node in safe_files.walk(fd, max_entries=10_000))

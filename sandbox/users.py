@@ -1,12 +1,12 @@
-"""Host users of sandboxed code, where the service is root: one per container among all that run.
+"""Allocate host users for sandboxed code, where the service is root: one per running container key.
 
-A container's code always runs as the same user, derived from its key, unless another container's
-code runs as that one just now: then it is the next free one. Two users at once matter little to
-files and processes, which lie in other namespaces, but the kernel counts processes, pipes and
-descriptors in flight by user: by sharing one, a chat could use up another's.
+A container key's code runs as the same user, derived from the key, unless the code of another key runs
+as that user at the moment: then it gets the next free one. Files and processes of two keys are separated
+by namespaces anyway, but the kernel counts processes, pipes and descriptors in flight per user: with a
+shared user, one chat could use up the limits of another.
 
-A user is held by a lock on a file that bears its number, in a directory of the host, so it holds
-between services and goes with a process that dies. What the file says is whose code holds it.
+A user is held by a lock on a file named after its number, in a directory of the host, so holds work
+between services and are released when a process ends. The file's content identifies the container key.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NAME: Final = "nekro-sandbox-users"
 
 @dataclass
 class UserHold:
-    """A host user that no other container's code has until this is released."""
+    """A host user that no other container key gets until this is released."""
 
     uid: int
     _fd: int = -1
 
     def release(self) -> None:
-        """Let go; harmless when called twice."""
+        """Release the user; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -53,21 +53,21 @@ class UserHold:
 
 
 def sandbox_uid(container_key: str, *, settings: SandboxSettings) -> int:
-    """Return the host user that a container's code has when nobody else's has it."""
+    """Return the host user that a container key's code gets when that user is free."""
     number = int.from_bytes(_digest(container_key)[:8])
     return settings.uid_range_start + number % settings.uid_range_size
 
 
 def hold_user(container_key: str, *, settings: SandboxSettings, directory: Path | None = None) -> UserHold:
-    """Take a host user for a container's code; several holds of one container share theirs.
+    """Take a host user for a container key's code; several holds of one key share the user.
 
     Unless this service is root, the code's user is its own and nothing is held.
 
     Args:
-        directory: where the locks lie; None means the host's own place for that.
+        directory: directory of the locks; None means that of ``lock_directory``.
 
     Raises:
-        SandboxUnavailableError: every user of the pool is taken, or there is no place for the locks.
+        SandboxUnavailableError: every user of the pool is taken, or there is no directory for the locks.
     """
     if os.geteuid() != 0:
         return UserHold(os.geteuid())
@@ -98,8 +98,8 @@ def _lock(path: Path, owner: bytes) -> int | None:
             pass
         else:
             os.pwrite(fd, owner, 0)
-        # From the exclusive lock to the shared one is no single step: what the file says then counts.
-        # To wait here is to wait for somebody who is between these two lines.
+        # Changing from the exclusive to the shared lock is not atomic: the content read afterwards counts.
+        # This waits only for another process that is between these two lines.
         fcntl.flock(fd, fcntl.LOCK_SH)
         if os.pread(fd, len(owner), 0) == owner:
             return fd
@@ -111,10 +111,10 @@ def _lock(path: Path, owner: bytes) -> int | None:
 
 
 def lock_directory(parents: Iterable[Path]) -> Path:
-    """Return the directory of the locks: in the first of ``parents`` where only root can write it.
+    """Return the directory of the locks: below the first of ``parents`` where only root can write to it.
 
     Raises:
-        SandboxUnavailableError: there is none.
+        SandboxUnavailableError: there is no such directory.
     """
     problems = []
     for parent in parents:
@@ -127,7 +127,8 @@ def lock_directory(parents: Iterable[Path]) -> Path:
             continue
         if stat.S_ISDIR(info.st_mode) and info.st_uid == 0 and not info.st_mode & 0o022:
             return path
-        problems.append(f"{path} belongs to somebody else")
+        problems.append(f"{path} is not a directory that only root can write to")
     raise SandboxUnavailableError(
-        f"no place for the locks of sandbox users ({'; '.join(problems)}); make one of them writable for root"
+        f"no directory for the locks of sandbox users ({'; '.join(problems)}); make one of them writable for"
+        " root alone"
     )

@@ -1,4 +1,4 @@
-"""Looks at a running sandbox where the kernel does not bound it: disk always, memory without cgroups."""
+"""Check the disk and memory of a running sandbox periodically where the kernel does not bound them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def watch(
     *,
     every_seconds: float = 0,
 ) -> None:
-    """Look at a sandbox's disk and memory until the guards are closed.
+    """Check a sandbox's disk and memory until the guards are closed.
 
     Args:
         quota: None where the kernel bounds the shared directory.
-        every_seconds: time between two looks at least; 0 is as often as code that runs needs it.
+        every_seconds: least time between two checks; 0 uses the intervals for running code.
     """
     quotas = {} if quota is None else {"disk": quota}
     if sandbox.scratch_dir is not None:
@@ -46,12 +46,12 @@ def watch(
 
 
 def memory_look(sandbox: Sandbox, settings: SandboxSettings) -> Callable[[], Limit | None]:
-    """Return a look at what all processes use together; sound up to the time between looks."""
+    """Return a check of the memory of all processes together; between two checks it may be exceeded."""
 
     def look() -> Limit | None:
         most_bytes = settings.memory_bytes - _kernel_bytes(sandbox)
         used_bytes = sandbox.usage().memory_bytes or 0
-        # That counts pages once for each process that shares them: cheap, and never too little.
+        # This counts shared pages once per process: cheap, and never too low.
         is_exceeded = used_bytes > most_bytes and shared_out(sandbox.processes()) > most_bytes
         return Limit.MEMORY if is_exceeded else None
 
@@ -59,17 +59,17 @@ def memory_look(sandbox: Sandbox, settings: SandboxSettings) -> Callable[[], Lim
 
 
 def _kernel_bytes(sandbox: Sandbox) -> int:
-    """Return what the kernel may keep for the code: buffers of sockets and pipes, names in memory."""
-    # Without a /tmp of its own, the names in there are on disk and the disk's look counts them.
+    """Return the most kernel memory of the code: buffers of sockets and pipes, names in memory."""
+    # Where /tmp is a directory of the host, its names are on disk and the disk check counts them.
     names = names_bytes(sandbox.processes()) if sandbox.scratch_dir is None else 0
     return hold_of_all(sandbox.processes, root=sandbox.spec.shared_dir).buffer_bytes() + names
 
 
 def disk_look(sandbox: Sandbox, quota: Quota, *, most_file_bytes: int) -> Callable[[], Limit | None]:
-    """Return a look at what the sandbox's files take.
+    """Return a check of the disk space of the sandbox's files.
 
     Args:
-        most_file_bytes: what counts for a file of which only that it exists can be seen.
+        most_file_bytes: size assumed for a file whose size is not visible.
     """
     hidden: set[int] = set()
 
@@ -78,9 +78,9 @@ def disk_look(sandbox: Sandbox, quota: Quota, *, most_file_bytes: int) -> Callab
         held = hold_of_all(sandbox.processes, root=quota.root)
         before, hidden = hidden, sockets_in_sockets(sandbox.processes(), held)
         if before & hidden:
-            return Limit.DISK  # no look can tell how much waits in there
+            return Limit.DISK  # the files in flight in there cannot be counted
         used_bytes = held.disk_bytes(most_file_bytes=most_file_bytes)
-        # Our end of the channel is a socket too, and is not read while enough calls are under way.
+        # The host's end of the channel is a socket too, and is not read at the maximum of calls in flight.
         used_bytes += waiting_at(sandbox.writer.get_extra_info("socket").fileno()) * most_file_bytes
         is_exceeded = quota.exceeded(unlinked=used_bytes, most_file_bytes=most_file_bytes)
         return Limit.DISK if is_exceeded else None

@@ -1,1 +1,1 @@
-"""Ways to isolate code on this machine, behind one protocol."""
+"""The sandbox drivers: bubblewrap, container, landlock and unsafe, behind one protocol."""

@@ -1,4 +1,4 @@
-"""The port between the manager and whatever isolates code."""
+"""The port between the sandbox manager and the drivers, and the values that drivers report."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One line of what isolation this machine gives."""
+    """The result of checking one part of the isolation on this machine."""
 
     name: str
     ok: bool
     detail: str
-    #: What to do when it is not ok; empty otherwise.
+    #: Suggested fix when it is not ok; empty otherwise.
     fix: str = ""
     #: Whether the driver is useless without it.
     needed: bool = True
 
 
 class Enforcer(StrEnum):
-    """What keeps a limit."""
+    """Who enforces a limit."""
 
     KERNEL = "kernel"
-    #: A timer or a count of this process that nothing of the run can pass.
+    #: A timer or a counter of this process, which a run cannot exceed.
     HOST = "host"
-    #: A look from time to time: between two of them a run may take more.
+    #: A periodic check: between two checks a run may exceed the limit.
     POLLED = "polled"
-    #: Nothing bounds a run as a whole.
+    #: The limit is not enforced for a run as a whole.
     NOTHING = "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Enforcement:
-    """One limit, and what keeps it."""
+    """One limit, and who enforces it."""
 
     #: memory, swap, pids, cpu, disk, inodes, file_size, wall or output.
     limit: str
     by: Enforcer
     detail: str
-    #: What to do to have it kept by the kernel; "" where nothing needs to be done.
+    #: How to make the kernel enforce it; "" where no fix is needed.
     fix: str = ""
-    #: Whether a service must not start unless the kernel or the host keeps it.
+    #: Whether a service must not start unless the kernel or the host enforces it.
     required: bool = False
 
     @property
@@ -70,11 +70,11 @@ class Enforcement:
 
 @dataclass(frozen=True, kw_only=True)
 class Capability:
-    """What a driver can do here, found by really running a sandbox."""
+    """What a driver provides on this machine, determined by running a sandbox."""
 
     driver: str
     checks: tuple[Check, ...]
-    #: What keeps each limit of a run.
+    #: The enforcement of each limit of a run.
     limits: tuple[Enforcement, ...] = ()
 
     @property
@@ -86,11 +86,11 @@ class Capability:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the driver cannot be used, each with its mend."""
+        """Why the driver cannot be used, each reason with its fix."""
         failed = [check for check in self.checks if check.needed and not check.ok]
         reasons = [f"{c.name}: {c.detail}" + (f" ({c.fix})" if c.fix else "") for c in failed]
         reasons += [
-            f"limit {limit.limit} is kept by {limit.by}: {limit.detail} ({limit.fix})"
+            f"limit {limit.limit} is enforced by {limit.by}: {limit.detail} ({limit.fix})"
             for limit in self.limits
             if limit.required and not limit.ok
         ]
@@ -109,17 +109,17 @@ class SandboxSpec:
     uid: int
     #: Package directories, read-only, in ``sys.path`` order.
     layers: tuple[Path, ...] = ()
-    #: Whether the kernel keeps ``shared_dir`` within its bytes and inodes; else it is measured.
+    #: Whether the kernel limits the bytes and inodes of ``shared_dir``; else it is measured.
     shared_bounded: bool = False
     #: Modules imported before the code is known.
     preload: tuple[str, ...] = ()
-    #: Whether internet sockets may be made; they reach the sandbox's own loopback and nothing else.
+    #: Whether internet sockets are allowed; they reach only the sandbox's own loopback.
     loopback: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a sandbox used so far; None where this machine cannot tell."""
+    """What a sandbox used so far; None where this machine cannot measure it."""
 
     memory_bytes: int | None = None
     processes: int | None = None
@@ -130,23 +130,23 @@ class Usage:
 class ExitStatus:
     """How a sandbox's process ended, as the host saw it."""
 
-    #: As a shell shows it: the process's own code, or 128 + signal.
+    #: As a shell reports it: the process's own exit code, or 128 + signal.
     code: int
     #: The limit that the kernel says it hit; None when none or unknown.
     limit: Limit | None = None
 
 
 class Sandbox(Protocol):
-    """A started sandbox that has said HELLO and waits for its code."""
+    """A started sandbox that has sent HELLO and waits for its code."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     spec: SandboxSpec
     #: Called once, when a run takes over a sandbox that waited.
     on_take: list[Callable[[], object]]
-    #: Called once, when nothing of the sandbox is left.
+    #: Called once, after the sandbox is closed.
     on_close: list[Callable[[], object]]
-    #: Directory of the host that is the code's ``/tmp``; None where that has a size of its own.
+    #: Host directory that is the code's ``/tmp``; None where ``/tmp`` has a size limit of its own.
     scratch_dir: Path | None
 
     @property
@@ -165,7 +165,7 @@ class Sandbox(Protocol):
         ...
 
     async def drain(self) -> None:
-        """Wait until ``output`` has given all that was printed by now."""
+        """Wait until all that was printed so far has been read from ``output``."""
         ...
 
     async def wait(self) -> ExitStatus:
@@ -173,7 +173,7 @@ class Sandbox(Protocol):
         ...
 
     def kill(self) -> None:
-        """Kill every process inside, from any thread; returns at once, harmless when they are gone."""
+        """Kill every process inside. Returns at once; safe from any thread and after the end."""
         ...
 
     def usage(self) -> Usage:
@@ -190,7 +190,7 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Kill what is left, wait, and give everything back; may be called twice."""
+        """Kill remaining processes, wait for them, release all resources; may be called twice."""
         ...
 
 
@@ -200,21 +200,21 @@ class SandboxDriver(Protocol):
     name: str
 
     async def examine(self) -> tuple[Check, ...]:
-        """Look at what it needs on this machine, without running a sandbox; never raises for what lacks."""
+        """Check the requirements without running a sandbox; does not raise for missing ones."""
         ...
 
     async def limits(self) -> tuple[Enforcement, ...]:
-        """Say what keeps memory, swap, processes and CPU of a run; never raises for what lacks."""
+        """Return who enforces memory, swap, processes and CPU of a run; does not raise for missing limits."""
         ...
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox and return it when it is ready for code.
 
         Raises:
-            SandboxUnavailableError: it cannot be started; the message names reason and mend.
+            SandboxUnavailableError: it cannot be started; the message names reason and fix.
         """
         ...
 
     async def close(self) -> None:
-        """Give back what outlives single sandboxes."""
+        """Release resources that outlive single sandboxes."""
         ...

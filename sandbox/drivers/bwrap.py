@@ -1,9 +1,9 @@
 """Isolation by bubblewrap, the default driver.
 
-Two modes, chosen by who this service is. As an ordinary user: a user namespace, the code's
-host user is the service's own. As root: no user namespace, and ``setpriv`` changes to a user
-of the pool before the interpreter starts, because host root inside a user namespace is still
-host root to the files and knobs outside. Before a sandbox counts as started its host user,
+The user of this service selects one of two modes. As an ordinary user: a user namespace, and the
+code's host user is the service's own. As root: no user namespace, and ``setpriv`` changes to a user
+of the pool before the interpreter starts, because host root inside a user namespace is still host
+root to files and kernel settings outside. Before a sandbox counts as started, its host user,
 capabilities and seccomp mode are read back from the kernel.
 """
 
@@ -43,7 +43,7 @@ _PIPE_BYTES: Final = 64 << 10
 
 
 class BwrapDriver:
-    """Starts sandboxes by bubblewrap."""
+    """Starts sandboxes with bubblewrap."""
 
     name = "bwrap"
 
@@ -58,7 +58,7 @@ class BwrapDriver:
 
     @cached_property
     def tools(self) -> Tools:
-        """The programs it starts, looked for once.
+        """The programs that it starts; searched for once.
 
         Raises:
             SandboxUnavailableError: one is missing, too old or setuid.
@@ -67,7 +67,7 @@ class BwrapDriver:
 
     @cached_property
     def interpreter(self) -> Interpreter:
-        """The Python inside, looked for once.
+        """The Python inside; searched for once.
 
         Raises:
             SandboxUnavailableError: none fits.
@@ -92,7 +92,7 @@ class BwrapDriver:
         return guest_program(self.interpreter.version)
 
     async def examine(self) -> tuple[Check, ...]:
-        """Look at the programs, the interpreter and the kernel's features."""
+        """Check the programs, the interpreter and the kernel's features."""
         return await asyncio.to_thread(self._examine)
 
     def _examine(self) -> tuple[Check, ...]:
@@ -106,14 +106,14 @@ class BwrapDriver:
         )
 
     async def limits(self) -> tuple[Enforcement, ...]:
-        """Say what the control groups keep."""
+        """Return which limits the control groups enforce."""
         return group_limits((await asyncio.to_thread(lambda: self._cgroups))[0])
 
     async def start(self, spec: SandboxSpec) -> ProcessSandbox:
         """Start a sandbox and return it when it is ready for code.
 
         Raises:
-            SandboxUnavailableError: it cannot be started, or it is not isolated as it should be.
+            SandboxUnavailableError: it cannot be started, or it is not isolated as intended.
         """
         cgroups, _ = self._cgroups
         async with contextlib.AsyncExitStack() as on_failure:
@@ -153,9 +153,9 @@ class BwrapDriver:
     def _command_line(
         self, spec: SandboxSpec, pipes: _Pipes, channel_fd: int, descriptors: contextlib.ExitStack
     ) -> tuple[list[str], bytes, list[int]]:
-        """Return the command, what it reads through its pipe, and the descriptors that it inherits.
+        """Return the command, the arguments for its pipe, and the descriptors that it inherits.
 
-        ``descriptors`` closes those.
+        ``descriptors`` closes the descriptors.
         """
 
         def hold(fd: int) -> int:
@@ -178,7 +178,7 @@ class BwrapDriver:
             root_mode=self.root_mode,
             zero_device=self._cgroups[0] is not None,
         )
-        # By descriptor too: every user of the host can read the command line of a process.
+        # Arguments go through a pipe: every user of the host can read the command line of a process.
         command = [
             self.tools.bwrap, "--args", str(pipes.arguments_read), "--", *self._command(spec, channel_fd)
         ]  # fmt: skip
@@ -204,7 +204,7 @@ class BwrapDriver:
 
     def _become(self, uid: int) -> list[str]:
         # The change of user clears the parent-death signal that bubblewrap set; it is set again
-        # here, or sandboxes would outlive a killed service.
+        # here, as sandboxes would otherwise outlive a killed service.
         return [
             self.tools.setpriv, "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--no-new-privs",
             "--bounding-set", "-all", "--inh-caps", "-all", "--ambient-caps", "-all", "--pdeathsig", "KILL",
@@ -219,10 +219,10 @@ class BwrapDriver:
         arguments: bytes,
     ) -> ProcessSandbox:
         if group:
-            with contextlib.suppress(ProcessLookupError):  # it has ended; its words follow
+            with contextlib.suppress(ProcessLookupError):  # it has ended; its output is reported below
                 group.attach(launched.process.pid)
-        # Until now it waited for its arguments and had started nothing: whatever it starts is in the
-        # group, so that a service that is killed at any point from here on leaves no process outside.
+        # It waits for its arguments and has started nothing yet: all that it starts is in the group, so a
+        # service that is killed at any point from here on leaves no process outside of it.
         pipes.send_arguments(arguments)
         child = await self._child_pid(launched, pipes)
         pidfd = os.pidfd_open(child)
@@ -262,13 +262,13 @@ class BwrapDriver:
 
 
 class _Pipes:
-    """Through what bubblewrap gets its arguments, and names the first process.
+    """The pipe with bubblewrap's arguments, and the socket on which it names the first process.
 
-    It reads its arguments to their end before it does anything else. Without any, because the service
-    was killed, it finds no command in its empty root and ends.
+    Bubblewrap reads its arguments to their end before it does anything else. Without arguments, because
+    the service was killed, it finds no command in its empty root and ends.
 
-    The second is a pair of sockets and not a pipe: uvloop closes the descriptor of a pipe that it was
-    given twice, and the second time it may be another thread's.
+    The second is a socket pair, not a pipe: uvloop closes the descriptor of a given pipe twice, and the
+    second time the descriptor may belong to another thread.
     """
 
     def __init__(self, descriptors: contextlib.ExitStack) -> None:
@@ -281,18 +281,18 @@ class _Pipes:
         descriptors.callback(os.close, self.arguments_read)
 
     def send_arguments(self, arguments: bytes) -> None:
-        """Let bubblewrap begin.
+        """Start bubblewrap by sending its arguments.
 
         Raises:
-            OSError: the kernel gives no pipe of that size.
+            OSError: the kernel does not allow a pipe of that size.
         """
         fcntl.fcntl(self._arguments, fcntl.F_SETPIPE_SZ, max(len(arguments), _PIPE_BYTES))
-        # In one piece: half of the arguments would be a sandbox with half of its walls.
+        # In one write: a part of the arguments would give a sandbox with less isolation.
         self._arguments.write(arguments)
         self._arguments.close()
 
     async def read_info(self) -> str:
-        """Return all that bubblewrap says; it arrives in pieces."""
+        """Return the JSON text of ``--info-fd``, read to its end, as it arrives in pieces."""
         self._info_inside.close()
         reader, writer = await asyncio.open_unix_connection(sock=self._info)
         try:
@@ -305,7 +305,7 @@ def verify_isolation(pid: int, *, uid: int, parent: int) -> None:
     """Read back from the kernel that a process is confined as intended.
 
     Args:
-        parent: process that must have started it, or the id has been reused.
+        parent: process that must have started it; another one means that the id was reused.
 
     Raises:
         SandboxUnavailableError: it is another process, runs as another user or as root, keeps a

@@ -18,14 +18,14 @@ from sandbox.interpreter import SITE_INSIDE, Interpreter
 __all__ = ["LAYERS_INSIDE", "VISIBLE_PROC", "BwrapFds", "bwrap_arguments", "runner_environment"]
 
 LAYERS_INSIDE: Final = "/opt/layers"
-#: Who the code is inside its own user namespace, in user mode.
+#: User id of the code inside its own user namespace, in user mode.
 _USER_INSIDE: Final = "65534"
 _SYSTEM_DIRS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DEVICES: Final = ("null", "full", "urandom")
-#: What stays of /proc beside the directories of processes; an entry that a later kernel adds is hidden.
-#: First what libraries read, then facts of the hardware, which do not change, what the sandbox's own
-#: namespaces fill, and what ``stat`` and ``meminfo`` say as well. Each entry that is hidden costs a mount,
-#: 0.1 ms of a start.
+#: Visible entries of /proc besides the directories of processes; entries of later kernels are hidden.
+#: First those that libraries read, then constant facts of the hardware, entries of the sandbox's own
+#: namespaces, and entries that repeat ``stat`` and ``meminfo``. Each hidden entry costs a mount, 0.1 ms of
+#: a start.
 VISIBLE_PROC: Final = frozenset((
     "cpuinfo", "filesystems", "loadavg", "meminfo", "mounts", "net", "self", "stat", "sys", "thread-self",
     "uptime", "version",
@@ -50,7 +50,7 @@ class BwrapFds:
 
 
 def runner_environment(interpreter: Interpreter) -> dict[str, str]:
-    """Return the whole environment of sandboxed code; nothing of the service's own is in it."""
+    """Return the whole environment of sandboxed code; it contains no variable of the service."""
     environment = {
         "HOME": "/tmp",  # noqa: S108 - a path inside
         "LANG": "C.UTF-8",
@@ -58,7 +58,7 @@ def runner_environment(interpreter: Interpreter) -> dict[str, str]:
         # Each arena of the C library reserves address space that the limit would count.
         "MALLOC_ARENA_MAX": "2",
         "MPLCONFIGDIR": "/tmp/matplotlib",  # noqa: S108 - a path inside
-        # One thread per library call: more would eat address space and the process limit.
+        # One thread per library call: more would use up address space and the process limit.
         "OPENBLAS_NUM_THREADS": "1",
         "PATH": f"{interpreter.executable_inside.parent}:/usr/bin:/bin",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -82,8 +82,8 @@ def bwrap_arguments(
 
     Args:
         root_mode: no user namespace; the caller appends the command that changes the user.
-        zero_device: whether ``/dev/zero`` exists: mapped shared, it is memory that only a
-            cgroup can count.
+        zero_device: whether ``/dev/zero`` exists; a shared mapping of it is memory that only a
+            cgroup counts.
     """
     return [
         "--info-fd", str(fds.info),
@@ -113,8 +113,8 @@ def _user_mode() -> list[str]:
 
 
 def _root_mode() -> list[str]:
-    # Without a user namespace: in one, host root would stay host root outside of it. The three
-    # capabilities are what setpriv needs to become somebody else; it drops them on the way.
+    # Without a user namespace: in one, host root would stay host root outside of it. setpriv needs the
+    # three capabilities to change the user, and drops them.
     return [
         "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
         "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP",
@@ -135,7 +135,7 @@ def _system(interpreter: Interpreter, *, root_mode: bool) -> list[str]:
         elif path.is_dir():
             arguments += ["--ro-bind", str(path), str(path)]
     arguments += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    # Whatever the host keeps there besides the interpreter is not the code's business.
+    # Hidden, unless the interpreter is there: its contents belong to the host.
     if Path("/usr/local").is_dir() and Path("/usr/local") not in interpreter.executable.parents:
         arguments += _empty("/usr/local", root_mode=root_mode)
     return arguments
@@ -162,7 +162,7 @@ def _hidden_directories() -> tuple[str, ...]:
 
 
 def _open_entries() -> list[Path]:
-    """Return what /proc says about the host and its permissions leave open, processes aside."""
+    """Return the entries of /proc to hide: readable by everyone, not visible by choice, not processes."""
     entries = [path for path in Path("/proc").iterdir() if not path.name.isdigit()]
     hidden = sorted(path for path in entries if path.name not in VISIBLE_PROC)
     return [path for path in hidden if path.lstat().st_mode & stat.S_IROTH]
@@ -172,7 +172,7 @@ def _devices(settings: SandboxSettings, *, zero_device: bool) -> list[str]:
     arguments = ["--perms", "0755", "--size", _EMPTY_BYTES, "--tmpfs", "/dev"]
     for name in (*_DEVICES, *(("zero",) if zero_device else ())):
         arguments += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    # The same device since Linux 5.6 but for the wait after the host's start.
+    # Since Linux 5.6 the same device, except that random blocks shortly after boot.
     links = {"random": "urandom", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
     for name, target in links.items():
         arguments += ["--symlink", target, f"/dev/{name}"]
@@ -185,13 +185,13 @@ def _writable_tmpfs(path: str, size_bytes: int) -> list[str]:
 
 
 def _empty(path: str, *, root_mode: bool) -> list[str]:
-    # In root mode the directory is root's: the code's user cannot write there, and a mount is saved.
+    # In root mode root owns the directory, so the code's user cannot write to it without a remount.
     read_only = [] if root_mode else ["--remount-ro", path]
     return ["--perms", "0555", "--size", _EMPTY_BYTES, "--tmpfs", path, *read_only]
 
 
 def _directories(paths: Iterable[str]) -> list[str]:
-    # Named one by one: parents that bubblewrap makes by itself are closed to other users.
+    # Each parent is listed: directories that bubblewrap creates implicitly are closed to other users.
     return [word for path in paths for word in ("--perms", "0755", "--dir", path)]
 
 

@@ -1,4 +1,4 @@
-"""Finding bubblewrap and setpriv, and refusing versions that would not isolate."""
+"""Find bubblewrap and setpriv, and refuse versions that do not isolate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nekro_agent.errors import SandboxUnavailableError
 
 __all__ = ["MINIMUM_VERSION", "Tools", "find_tools"]
 
-#: The first with ``--disable-userns`` and ``--size``.
+#: The first version with ``--disable-userns`` and ``--size``.
 MINIMUM_VERSION: Final = (0, 8)
 _ANSWER_SECONDS: Final = 10
 
@@ -43,13 +43,13 @@ def find_tools(search_path: str | None, *, root_mode: bool) -> Tools:
             "bubblewrap is not installed; install it (Debian: apt install bubblewrap)"
         )
     if Path(bwrap).stat().st_mode & (stat.S_ISUID | stat.S_ISGID):
-        # CVE-2026-41163: a setuid bubblewrap lends root to whoever drives it.
+        # CVE-2026-41163: a setuid bubblewrap gives root to its callers.
         raise SandboxUnavailableError(f"{bwrap} is setuid; remove the bit (chmod u-s,g-s {bwrap})")
     version = _version(bwrap)
     setpriv = shutil.which("setpriv", path=search_path) if root_mode else ""
     if setpriv is None:
         raise SandboxUnavailableError(
-            "setpriv is not installed, which gives up root inside; install util-linux, or run as another user"
+            "setpriv is not installed; it drops root inside: install util-linux, or run as another user"
         )
     options = _ask(bwrap, "--help")
     return Tools(bwrap=bwrap, setpriv=setpriv, version=version, binds_descriptors="--bind-fd" in options)
@@ -59,7 +59,7 @@ def _version(bwrap: str) -> str:
     text = _ask(bwrap, "--version")
     numbers = re.search(r"(\d+)\.(\d+)(?:\.\d+)?", text)
     if numbers is None:
-        raise SandboxUnavailableError(f"{bwrap} does not tell its version; install bubblewrap 0.8 or newer")
+        raise SandboxUnavailableError(f"{bwrap} does not print its version; install bubblewrap 0.8 or newer")
     if (int(numbers[1]), int(numbers[2])) < MINIMUM_VERSION:
         raise SandboxUnavailableError(f"{bwrap} is version {numbers[0]}; install bubblewrap 0.8 or newer")
     return numbers[0]

@@ -1,4 +1,4 @@
-"""Lines for ``nekro doctor`` that more than one driver prints."""
+"""Checks for ``nekro doctor`` that several drivers share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_of", "describe_interpreter"]
 
 
 def check_of(name: str, look: Callable[[], str]) -> Check:
-    """Turn an attempt into a line: its answer, or the refusal that it raised."""
+    """Return the check for an attempt: ok with its result, or failed with the error that it raised."""
     try:
         return Check(name=name, ok=True, detail=look())
     except SandboxUnavailableError as exc:
@@ -20,7 +20,7 @@ def check_of(name: str, look: Callable[[], str]) -> Check:
 
 
 def describe_interpreter(interpreter: Interpreter) -> str:
-    """Say which Python runs inside."""
+    """Return path, version and note of the Python inside."""
     version = ".".join(map(str, interpreter.version))
     note = f" ({interpreter.note})" if interpreter.note else ""
     return f"{interpreter.executable}, Python {version}{note}"

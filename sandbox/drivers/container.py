@@ -1,9 +1,9 @@
 """Isolation by a container engine (docker or podman, optionally with runsc), for production.
 
-The engine's command line is used, not its API: it is the same for both engines and asks for
-no dependency. The socket cannot be inherited through an engine, so the container gets one
-directory with one socket in it, which is accepted once and then gone. Inside, the runner
-loads our seccomp filter on top of the engine's own.
+The driver uses the engine's command line, not its API: it is the same for both engines and needs
+no dependency. A socket cannot be inherited through an engine, so the container gets one directory
+with one socket, which accepts one connection and is then removed. Inside, the runner loads the
+seccomp filter of ``sandbox.seccomp`` in addition to the engine's own.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = ["ContainerDriver", "ContainerSandbox"]
 
 _SOCKET_INSIDE: Final = "/run/nekro"
 _LABEL: Final = "nekro.service"
-#: Podman 4.3 looks for it elsewhere than its monitor writes it, and says that memory was not the reason.
+#: File written by podman's monitor when memory ran out; podman 4.3 searches it elsewhere and reports no OOM.
 _PODMAN_NOTE: Final = "oom"
 _COMMAND_SECONDS: Final = 20
-#: What the client says for "the engine could not", as against the container's own exit codes.
+#: Exit code of the client when the engine itself failed, not the container.
 _ENGINE_FAILED: Final = 125
 
 
@@ -69,12 +69,12 @@ class ContainerDriver:
         )
 
     async def examine(self) -> tuple[Check, ...]:
-        """Look for the engine, its server and the image; remove what a killed service left."""
+        """Check the engine, its server and the image; remove containers of services that have ended."""
         try:
             engine = self.engine
         except SandboxUnavailableError as exc:
             return (Check(name="container engine", ok=False, detail=str(exc)),)
-        # What both engines answer alike; their `info` and their formats of `ps` differ.
+        # Both engines answer this the same way; their `info` and their formats of `ps` differ.
         code, words = await _ask(engine, "ps", "--quiet")
         if code:
             fix = "start the engine, or let this user talk to it (group docker, or rootless podman)"
@@ -93,7 +93,7 @@ class ContainerDriver:
         )
 
     async def limits(self) -> tuple[Enforcement, ...]:
-        """Ask the engine which of the limits that it is given this kernel keeps."""
+        """Ask the engine which of its limits this kernel enforces."""
         _, words = await _ask(self.engine, "info", "--format", "{{json .}}")
         kept = _kept_by_engine(words)
         return tuple(
@@ -102,7 +102,7 @@ class ContainerDriver:
             else Enforcement(
                 limit=limit,
                 by=Enforcer.NOTHING,
-                detail="the engine does not say that it keeps it",
+                detail="the engine does not report that it enforces it",
                 fix="give the engine control groups with memory, swap, pids and cpu",
             )
             for limit in ("memory", "swap", "pids", "cpu")
@@ -112,7 +112,7 @@ class ContainerDriver:
         """Start a container and return it when it is ready for code.
 
         Raises:
-            SandboxUnavailableError: the engine refused, or the container did not say HELLO.
+            SandboxUnavailableError: the engine refused, or the container did not send HELLO.
         """
         home = make_home()
         name = f"nekro-{secrets.token_hex(8)}"
@@ -137,10 +137,10 @@ class ContainerDriver:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            # What podman starts leaves a note where it began when memory ran out.
+            # Podman's monitor writes its out-of-memory file into its working directory.
             cwd=home,
         )
-        if process.stdout is None:  # PIPE was asked for; this is for the type checker
+        if process.stdout is None:  # never, with PIPE; for the type checker
             raise SandboxUnavailableError("the engine has no output")
         ended = asyncio.ensure_future(process.wait())
         try:
@@ -206,12 +206,12 @@ class ContainerDriver:
         ]  # fmt: skip
 
     async def _remove_abandoned(self) -> None:
-        """Remove the containers of services that have ended; whatever may be another's stays."""
+        """Remove the containers of services that have certainly ended."""
         code, words = await _ask(self.engine, "ps", "--all", "--quiet", "--filter", f"label={_LABEL}")
         if code or not words:
             return
         form = f'{{{{.Id}}}} {{{{.State.Status}}}} {{{{index .Config.Labels "{_LABEL}"}}}}'
-        # One that goes meanwhile makes this fail as a whole; what the others say is printed all the same.
+        # Fails when a container is removed meanwhile, but still prints the other containers.
         _, words = await _ask(self.engine, "container", "inspect", "--format", form, *words.split())
         for line in words.split("\n"):
             container, _, rest = line.partition(" ")
@@ -227,13 +227,13 @@ class ContainerSandbox:
 
     engine: str
     name: str
-    #: The engine's client in the foreground: its exit code is the container's.
+    #: The engine's client in the foreground; its exit code is that of the container.
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     output: asyncio.StreamReader
     spec: SandboxSpec
-    #: Where the engine's client runs.
+    #: Working directory of the engine's client.
     home: Path
     on_close: list[Callable[[], object]]
     on_take: list[Callable[[], object]] = field(default_factory=list)
@@ -245,7 +245,7 @@ class ContainerSandbox:
 
     @property
     def memory_bounded(self) -> bool:
-        """The engine does that."""
+        """True: the engine bounds it."""
         return True
 
     @property
@@ -254,11 +254,11 @@ class ContainerSandbox:
         return self.process.returncode is None
 
     async def drain(self) -> None:
-        """Wait for the container's end: until then the engine may have output to pass on."""
+        """Wait for the container's end: until then the engine may still pass on output."""
         await self.process.wait()
 
     async def wait(self) -> ExitStatus:
-        """Wait until the container has ended, and ask why."""
+        """Wait until the container has ended, and ask the engine whether memory ran out."""
         code = await self.process.wait()
         if self._exit is None:
             _, words = await _ask(self.engine, "inspect", "--format", "{{.State.OOMKilled}}", self.name)
@@ -267,7 +267,7 @@ class ContainerSandbox:
         return self._exit
 
     def kill(self) -> None:
-        """Ask the engine to kill it; harmless when it has ended."""
+        """Ask the engine to kill the container; no effect when it has ended."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the sandbox was before it
             self._loop.call_soon_threadsafe(self._kill)
 
@@ -276,11 +276,11 @@ class ContainerSandbox:
             self._killing = asyncio.ensure_future(_ask(self.engine, "kill", self.name))
 
     def usage(self) -> Usage:
-        """Asking the engine takes longer than an answer is worth."""
+        """Return unknown values: asking the engine takes too long."""
         return Usage()
 
     def processes(self) -> list[int]:
-        """Their host ids are the engine's business."""
+        """Return an empty list: the engine manages the processes."""
         return []
 
     async def close(self) -> None:
@@ -301,18 +301,18 @@ class ContainerSandbox:
 
 
 def _user(spec: SandboxSpec) -> int:
-    """Return who the code is: somebody of the pool, or this service's user where it is not root."""
+    """Return the user id of the code: from the pool when this service is root, else the service's own."""
     return spec.uid if os.geteuid() == 0 else os.geteuid()
 
 
 def _processes_of_user(settings: SandboxSettings) -> tuple[str, ...]:
-    # Only where the user is the container's own: the kernel counts all processes of a user together.
-    # Podman would set a default of its own here, which not every root may.
+    # Only where the container has a user of its own: the kernel counts all processes of a user together.
+    # Set explicitly, as podman's default is not permitted for every root.
     return ("--ulimit", f"nproc={settings.max_processes}") if os.geteuid() == 0 else ()
 
 
 def _kept_by_engine(info: str) -> set[str]:
-    """Read the limits that an engine keeps out of its ``info``: docker's flags or podman's controllers."""
+    """Return the limits that an engine enforces, read from the ``info`` of docker or podman."""
     try:
         found: Any = json.loads(info)
         if "host" not in found:

@@ -1,4 +1,4 @@
-"""How a container reaches its bridge: it inherits no descriptor, so it connects once to a socket."""
+"""The socket by which a container reaches its bridge: it cannot inherit a descriptor, so it connects once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _START_SECONDS: Final = 30
 
 
 class Door:
-    """The socket that one container may connect to, once."""
+    """A listening socket that accepts one connection, of one user."""
 
     def __init__(self, path: Path, *, uid: int) -> None:
         self._path = path
@@ -26,13 +26,17 @@ class Door:
         loop = asyncio.get_running_loop()
         self._guest: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = loop.create_future()
         self._server = await asyncio.start_unix_server(self._let_in, self._path)
-        # The directory around it is closed to everybody but the code's user.
+        # Only the code's user may enter the directory around it.
         self._path.chmod(0o666)
 
     async def first_guest(
         self, ended: asyncio.Future[int]
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the first connection; raises when the container ends before, or is late."""
+        """Return the first connection.
+
+        Raises:
+            SandboxUnavailableError: the container ended first, or did not connect within 30 s.
+        """
         waiting: set[asyncio.Future[object]] = {self._guest, ended}  # type: ignore[arg-type]
         await asyncio.wait(waiting, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if self._guest.done():
@@ -41,7 +45,7 @@ class Door:
         raise SandboxUnavailableError(f"the container {reason} while it started")
 
     async def close(self) -> None:
-        """Let nobody else in."""
+        """Accept no more connections and remove the socket."""
         self._server.close()
         self._path.unlink(missing_ok=True)
 

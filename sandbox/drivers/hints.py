@@ -1,4 +1,4 @@
-"""What bubblewrap's own error messages mean for whoever runs this service."""
+"""Explain bubblewrap's error messages and suggest fixes to the operator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["explain_denied_call", "explain_start_failure"]
 
-#: Fragment of the message to what to do; the first that occurs wins.
+#: Fragment of a message, and its fix; the first fragment that occurs wins.
 _FIXES: Final = (
     (
         "No permissions to create new namespace",
@@ -41,23 +41,23 @@ _FIXES: Final = (
 )
 
 
-#: What a container or sandbox around this service answers to calls that it denies.
+#: Errors of system calls that a container or sandbox around this service denies.
 _DENIED: Final = (errno.ENOSYS, errno.EPERM, errno.EACCES)
 
 
 def explain_denied_call(error: OSError) -> str:
-    """Return one sentence for a failure before bubblewrap could say anything itself."""
+    """Return the message for a failure before bubblewrap could print one itself."""
     words = f"bubblewrap could not start a sandbox: {error}"
     if error.errno not in _DENIED:
         return words
     return (
-        f"{words} (a container around this service denies what starting a sandbox takes: loosen its seccomp"
-        " profile, or set NEKRO_SANDBOX__DRIVER=container)"
+        f"{words} (a container around this service denies a call that starting a sandbox needs: loosen its"
+        " seccomp profile, or set NEKRO_SANDBOX__DRIVER=container)"
     )
 
 
 def explain_start_failure(output: str) -> str:
-    """Return one sentence with what was printed and, where it is known, what to do."""
+    """Return the message with the printed text and, where one is known, a fix."""
     words = " ".join(output.split())[:500] or "it printed nothing"
     for fragment, fix in _FIXES:
         if fragment in output:

@@ -1,4 +1,4 @@
-"""Private directories of single sandboxes, which a killed service leaves behind and the next one removes."""
+"""Private directories of single sandboxes; services remove those that a killed service has left."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from sandbox.service_id import ServiceId, own_id
 
 __all__ = ["make_home", "remove_home", "sweep_homes"]
 
-#: Short, because a Unix socket below it ends at 107 bytes.
+#: Short, because the path of a Unix socket below it has at most 107 bytes.
 _PREFIX: Final = "nekro-box"
 
 
 def make_home() -> Path:
-    """Make a directory that only this user may enter; its name says which service made it."""
+    """Create a directory that only this user may enter; its name identifies this service."""
     owner = own_id()
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{owner.pid}-{owner.started}-ns{owner.namespace}-"))
 
 
 def remove_home(path: Path) -> None:
-    """Remove such a directory with whatever the code made of its ``/tmp``."""
+    """Remove such a directory with everything that the code created in it."""
     with contextlib.suppress(OSError):
         safe_files.empty_directory(path)
         path.rmdir()
 
 
 def sweep_homes() -> None:
-    """Remove the directories of services that are gone.
+    """Remove the directories of services that have ended.
 
-    One of another process namespace stays: whether its service lives cannot be seen from here.
+    Directories of another process namespace are kept: whether their service runs is not visible here.
     """
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-*"):
         owner = _owner_of(path)

@@ -1,4 +1,4 @@
-"""A sandbox that is a process of this host, reached by an inherited socket."""
+"""A sandbox that is a process of this host and inherits its socket: launch, handshake, kill, clean-up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sandbox.processes import processes_beside, usage_of
 
 __all__ = ["Launched", "ProcessSandbox", "expect_hello", "launch"]
 
-#: How long a sandbox may take to say HELLO; preloading modules is included.
+#: How long a sandbox may take to send HELLO; includes the preloading of modules.
 HELLO_SECONDS: Final = 15
 _HELLO_BYTES: Final = 1 << 10
 _GONE_SECONDS: Final = 10
@@ -36,24 +36,24 @@ _WORDS_SECONDS: Final = 1
 
 @dataclass(kw_only=True)
 class Launched:
-    """A process that was started, before it is known to be a sandbox."""
+    """A started process that has not sent HELLO yet."""
 
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     output: OutputPipe
-    #: What its environment says of this launch.
+    #: Variables in its environment that identify this launch.
     mark: dict[str, str]
 
     async def words(self) -> str:
-        """Return what it printed; for the message when it did not become a sandbox."""
+        """Return what it printed, for the message of a failed start."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WORDS_SECONDS):
                 return (await self.output.read(4096)).decode("utf-8", "replace")
         return ""
 
     async def abandon(self) -> None:
-        """Kill and reap it, and what it started that has not become the code's own yet."""
+        """Kill and reap it, and end the processes of this launch."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
@@ -69,16 +69,16 @@ async def launch(
     pass_fds: Sequence[int],
     ours: socket.socket,
 ) -> Launched:
-    """Start ``command`` with ``channel`` inherited; ``ours`` is the end that the bridge keeps.
+    """Start ``command``, which inherits ``channel``; ``ours`` is the bridge's end of the socket.
 
-    Must be called on a thread that lives as long as the sandbox: the kernel's parent-death
-    signal, on which clean-up after a killed service rests, fires when the *thread* ends.
+    Must be called on a thread that lives as long as the sandbox: the kernel sends the parent-death
+    signal, which ends sandboxes of a killed service, when the *thread* ends.
     """
-    # The guest reads and waits. Kombu sets a default timeout for all new sockets of the process while
-    # it closes a connection, and a socket with a timeout is a non-blocking one in the guest.
+    # The guest needs a blocking socket. Kombu sets a default timeout for all new sockets of the process
+    # while it closes a connection, and a socket with a timeout is non-blocking in the guest.
     channel.setblocking(True)
     mark = launch_mark()
-    # A pipe of our own: that of the event loop does not say what is left in it.
+    # An OutputPipe, because the event loop's own pipe does not report whether it is empty.
     output_fd, printed_fd = os.pipe()
     with contextlib.ExitStack() as on_failure:
         try:
@@ -105,7 +105,7 @@ async def expect_hello(reader: asyncio.StreamReader) -> None:
     """Wait for a well-formed HELLO.
 
     Raises:
-        SandboxUnavailableError: something else came, or nothing in time.
+        SandboxUnavailableError: another frame arrived, or none in time.
     """
     frames = FrameReader(reader, limits={FrameKind.HELLO: _HELLO_BYTES})
     try:
@@ -125,7 +125,7 @@ async def expect_hello(reader: asyncio.StreamReader) -> None:
 
 
 def _protocol_of(payload: bytes) -> int:
-    # Where modules are preloaded, what an operator named there has run before this was sent.
+    # Not trusted: preloaded modules, which the operator chose, have run before this was sent.
     try:
         hello: Any = json.loads(payload)
         protocol = hello["protocol"]
@@ -138,7 +138,7 @@ def _protocol_of(payload: bytes) -> int:
 
 @dataclass(kw_only=True)
 class ProcessSandbox:
-    """A started sandbox; ``pidfd`` is its first process, whose end ends all of it."""
+    """A started sandbox; ``pidfd`` is its first process, whose end ends all others."""
 
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
@@ -148,21 +148,21 @@ class ProcessSandbox:
     #: Host id of the first process inside.
     first_pid: int
     spec: SandboxSpec
-    #: None where the kernel has no control groups for us.
+    #: None where this service has no control groups.
     group: Group | None
     kill_signal: signal.Signals = signal.SIGKILL
-    #: Finds the processes inside where there is neither group nor namespace.
+    #: Lists the processes inside where there is neither group nor namespace.
     list_processes: Callable[[], list[int]] | None = None
     scratch_dir: Path | None = None
     on_take: list[Callable[[], object]] = field(default_factory=list)
     on_close: list[Callable[[], object]] = field(default_factory=list)
     _closed: bool = False
-    #: Held while ``pidfd`` is used or closed: guards use it from threads of their own.
+    #: Held while ``pidfd`` is used or closed: guards use it from other threads.
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def alive(self) -> bool:
-        """Whether its first process still runs, as the kernel says now; from any thread."""
+        """Whether its first process still runs; asks the kernel, safe from any thread."""
         with self._lock:
             if self.pidfd < 0:
                 return False
@@ -171,8 +171,8 @@ class ProcessSandbox:
             return not ended.poll(0)
 
     async def drain(self) -> None:
-        """Wait until ``output`` has given all that was printed by now."""
-        # Let the event loop read it, and whoever reads `output` take it; nothing tells that a pipe is empty.
+        """Wait until all that was printed so far has been read from ``output``."""
+        # Polls, as no event reports an empty pipe; the event loop and the reader of `output` run meanwhile.
         while not self.output.is_empty:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
@@ -185,8 +185,8 @@ class ProcessSandbox:
 
     def kill(self) -> None:
         """Kill the first process inside; the kernel kills the others with it."""
-        # By descriptor, so that a reused process id cannot be hit. Killing the launcher
-        # instead would return before the tree is dead and leave a zombie behind.
+        # By descriptor, so that a reused process id cannot be hit. Killing the launcher instead would
+        # return before all processes have ended, and leave a zombie.
         with self._lock, contextlib.suppress(ProcessLookupError):
             if self.pidfd >= 0:
                 signal.pidfd_send_signal(self.pidfd, self.kill_signal)
@@ -203,12 +203,12 @@ class ProcessSandbox:
     def processes(self) -> list[int]:
         """Return the host ids of every process inside."""
         if self.group:
-            # The launcher is a member too, and stays outside of the sandbox's namespaces.
+            # The launcher is a member too, but is outside of the sandbox's namespaces.
             return [pid for pid in self.group.processes() if pid != self.process.pid]
         return self.list_processes() if self.list_processes else processes_beside(self.first_pid)
 
     async def close(self) -> None:
-        """Kill what is left, wait, and give everything back."""
+        """Kill remaining processes, wait for them, release all resources."""
         if self._closed:
             return
         self._closed = True
@@ -232,7 +232,7 @@ class ProcessSandbox:
     async def _remove_group(self) -> None:
         if self.group is None:
             return
-        # Nearly always empty by now; to kill stragglers takes time.
+        # Nearly always empty by now; killing remaining processes takes time, so that uses a thread.
         removed = (
             await asyncio.to_thread(self.group.remove) if self.group.is_populated() else self.group.remove()
         )

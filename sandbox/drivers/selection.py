@@ -1,4 +1,4 @@
-"""Choosing the driver that the settings ask for, or refusing with every reason."""
+"""Select the driver that the settings name, or refuse it with all reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["build_driver", "choose_driver", "describe"]
 
 
 def build_driver(settings: SandboxSettings) -> SandboxDriver:
-    """Return the driver that the settings name, unproven."""
+    """Return the driver that the settings name, without checking that it works."""
     match settings.driver:
         case "auto" | "bwrap":
             return BwrapDriver(settings)
@@ -32,22 +32,22 @@ def build_driver(settings: SandboxSettings) -> SandboxDriver:
 
 
 async def describe(settings: SandboxSettings, *, shared_root: Path | None = None) -> Capability:
-    """Say line by line what isolation and limits the named driver gives here; never raises for that.
+    """Return the isolation and limits of the configured driver here; does not raise for missing ones.
 
     Args:
-        shared_root: parent of the shared directories; None where it is not known, then nothing bounds them.
+        shared_root: parent of the shared directories; None where it is not known: they count as unbounded.
     """
     return await _describe(build_driver(settings), settings, shared_root)
 
 
 async def choose_driver(settings: SandboxSettings, *, shared_root: Path | None = None) -> SandboxDriver:
-    """Return the driver that the settings ask for, proven by a sandbox that it really ran.
+    """Return the driver that the settings name, after it has run a sandbox.
 
-    ``auto`` means bubblewrap and nothing else: a service that cannot isolate code refuses to
-    run it instead of isolating it less.
+    ``auto`` means bubblewrap only: a service that cannot isolate code refuses to run it instead of
+    isolating it less.
 
     Raises:
-        SandboxUnavailableError: it does not work here; every reason with its mend.
+        SandboxUnavailableError: it does not work here; names every reason with its fix.
     """
     driver = build_driver(settings)
     capability = await _describe(driver, settings, shared_root)

@@ -1,9 +1,8 @@
-"""The two drivers that need no bubblewrap, and isolate less.
+"""The two drivers without bubblewrap, which isolate less.
 
-``landlock`` keeps code to its files, off the network and within its limits, but shares the
-host's process table and paths: ``/app`` does not exist, ``./shared`` and ``./uploads`` do.
-``unsafe`` isolates nothing; it exists for debugging and asks for two switches. Neither is
-ever chosen by itself.
+``landlock`` restricts files, network and resources, but shares the host's process table and
+paths: ``/app`` does not exist, ``./shared`` and ``./uploads`` do. ``unsafe`` isolates nothing; it
+is for debugging and requires two switches. Neither is ever selected automatically.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from sandbox.seccomp import build_filter, filter_fd
 
 __all__ = ["UNSAFE_SWITCH", "LandlockDriver", "UnsafeDriver"]
 
-#: The second switch of the unsafe driver: an environment variable that nobody sets by accident.
+#: The second switch of the unsafe driver: an environment variable that is not set by accident.
 UNSAFE_SWITCH: Final = "I_ACCEPT_UNSANDBOXED_CODE"
 _DEVICES: Final = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM: Final = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
@@ -75,7 +74,7 @@ class _SupervisedDriver:
         return build_filter(strict_memory=self._cgroups[0] is None, families=(), strict_processes=True)
 
     async def limits(self) -> tuple[Enforcement, ...]:
-        """Say what the control groups keep."""
+        """Return which limits the control groups enforce."""
         return group_limits((await asyncio.to_thread(lambda: self._cgroups))[0])
 
     async def start(self, spec: SandboxSpec) -> ProcessSandbox:
@@ -198,13 +197,13 @@ class _SupervisedDriver:
 
 
 class LandlockDriver(_SupervisedDriver):
-    """Isolation of files and network by Landlock and seccomp alone: degraded, must be named."""
+    """Isolation of files and network by Landlock and seccomp only: degraded, must be configured."""
 
     name = "landlock"
     confines = True
 
     async def examine(self) -> tuple[Check, ...]:
-        """Look at the kernel, the interpreter and the control groups."""
+        """Check the kernel, the interpreter and the control groups."""
         return await asyncio.to_thread(self._examine)
 
     def _examine(self) -> tuple[Check, ...]:
@@ -230,13 +229,13 @@ class LandlockDriver(_SupervisedDriver):
 
 
 class UnsafeDriver(_SupervisedDriver):
-    """No isolation at all, for debugging on a machine that is nobody's."""
+    """No isolation at all, for debugging on a disposable machine."""
 
     name = "unsafe"
     confines = False
 
     async def examine(self) -> tuple[Check, ...]:
-        """Look for the second switch."""
+        """Check the second switch and the interpreter."""
         accepted = os.environ.get(UNSAFE_SWITCH) == "1"
         return (
             Check(
@@ -244,7 +243,7 @@ class UnsafeDriver(_SupervisedDriver):
                 ok=accepted,
                 detail="code of the LLM runs without isolation"
                 if accepted
-                else "refused: it needs a second switch",
+                else "refused: it requires a second switch",
                 fix="" if accepted else f"set {UNSAFE_SWITCH}=1 as well, or another NEKRO_SANDBOX__DRIVER",
             ),
             check_of("interpreter", lambda: describe_interpreter(self.interpreter)),
@@ -263,7 +262,7 @@ class UnsafeDriver(_SupervisedDriver):
 
 
 def _furnish(home: Path, spec: SandboxSpec, program: bytes) -> None:
-    """Make the private directory of one sandbox: runner, working directory, tmp."""
+    """Fill the private directory of one sandbox: runner, working directory, tmp."""
     home.chmod(0o755)
     (home / "runner.py").write_bytes(program)
     (home / "app").mkdir()

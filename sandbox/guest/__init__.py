@@ -1,1 +1,1 @@
-"""What runs inside a sandbox: standard library only, handed over as text, trusted by nobody."""
+"""The program inside a sandbox: standard library only, passed in as one file, not trusted by the host."""

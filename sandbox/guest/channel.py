@@ -44,16 +44,16 @@ ABANDONED = -1
 ALL_SIGNALS = valid_signals()
 #: The socket's descriptor.
 CHANNEL = 3
-#: Largest frame that is handed out before it is taken from the socket.
+#: Largest frame that is delivered before it is removed from the socket.
 PEEK_BYTES = 1 << 16
-#: How long one read of the socket waits, at most: a second.
+#: Receive timeout of the socket: one second, as a ``struct timeval``.
 READ_TIMEOUT = Struct("ll").pack(1, 0)
 #: After STOP, how long clean-up code (``finally``, ``with``) may still run.
 STOP_GRACE_SECONDS = 0.1
 
 
 class MethodError(Exception):
-    """A plugin method failed; the message is ``<type>: <message>`` of the plugin's own error."""
+    """A plugin method failed; the message is ``<type>: <message>`` of the plugin's exception."""
 
 
 class MethodTimeoutError(MethodError, TimeoutError):
@@ -65,20 +65,20 @@ class RunStopped(SystemExit):
 
 
 class Waiter:
-    """One call on its way; whoever reads its answer puts it here and opens the gate."""
+    """One call in flight; the thread that reads its answer stores it here and opens the gate."""
 
     def __init__(self) -> None:
         self._gate = allocate_lock()
         self._gate.acquire()
         self.thread = get_ident()
-        #: Of the call; 0 while it was not sent.
+        #: Id of the call; 0 until it is sent.
         self.id = 0
-        #: 0 while there is no answer, ABANDONED when nothing waits for it.
+        #: Kind of the answer; 0 until it arrives, ABANDONED when it is no longer awaited.
         self.kind = 0
         self.payload = b""
 
     def wait(self) -> None:
-        """Wait for the answer, or for the turn to read."""
+        """Wait for the answer, or for the role of the reader."""
         self._gate.acquire()
 
     def go_on(self) -> None:
@@ -90,31 +90,31 @@ class Waiter:
 
 
 class Channel:
-    """The socket to the bridge. Any thread may call; one of those that wait reads for all of them.
+    """The socket to the bridge. Any thread may call; one of the waiting threads reads for all of them.
 
-    A thread that only read would have to be woken for each answer, and to wake the caller in turn. So
-    the first caller reads until its own answer is there and then leaves that to another one. What it
-    reads stays in the socket until it was handed out: a signal's handler may raise at any moment, or
-    make a call itself, and no answer is lost.
+    A dedicated reader thread would have to be woken for each answer, and wake the caller in turn. So the
+    first caller reads until its own answer arrives, and then passes the role to another caller. Data
+    stays in the socket until it is delivered: a signal's handler may raise at any moment, or make a call
+    itself, and no answer is lost.
     """
 
     def __init__(self) -> None:
         self._send_lock = allocate_lock()
         #: Thread that sends a call; 0 when none does.
         self._sender = 0
-        # Reentrant: a signal's handler may run, and call, while its thread has it.
+        # Reentrant: a signal's handler may run, and call, while its thread holds the lock.
         self._role_lock = RLock()
         self._waiters: dict[int, Waiter] = {}
         self._last_id = 0
-        #: Answers read, of that many calls.
+        #: Number of answers that were read.
         self._answered = 0
-        #: How the process ends when the host closes its side.
+        #: Exit code of the process when the host closes its end.
         self._exit_code = 1
-        #: Thread that reads; 0 when nobody does.
+        #: Thread that reads; 0 when none does.
         self._reader = 0
         self._stopped = False
-        #: Whether a stopped process waits for the host to end it: to take its memory and its mounts down
-        #: keeps a processor busy, which whoever goes on with the result may need.
+        #: Whether a stopped process waits until the host ends it: freeing its memory and mounts keeps a
+        #: processor busy that the host may need for the result.
         self.lingers = False
         self._main_thread = get_ident()
         self._main_thread_waits = False
@@ -133,7 +133,7 @@ class Channel:
             pass
 
     def send(self, kind: int, payload: bytes, call_id: int = 0) -> None:
-        """Write one whole frame; blocks while the bridge has enough calls in hand."""
+        """Write one whole frame; blocks while the bridge has the maximum of calls in flight."""
         data = memoryview(HEADER.pack(len(payload) + 5, kind, call_id) + payload)
         while data:
             data = data[os.write(CHANNEL, data) :]
@@ -142,7 +142,7 @@ class Channel:
         """Read one whole frame.
 
         Raises:
-            EOFError: the bridge is gone.
+            EOFError: the bridge has closed the socket.
         """
         length, kind, call_id = HEADER.unpack(self._exactly(HEADER.size))
         return kind, call_id, self._exactly(length - 5)
@@ -190,10 +190,10 @@ class Channel:
         return open_answer(waiter)
 
     def _post(self, waiter: Waiter, payload: bytes) -> None:
-        """Send a call so that no signal's handler runs while its frame is half written.
+        """Send a call so that no signal's handler runs while its frame is partly written.
 
-        Handlers run in the main thread only. Alone, it blocks signals; beside others, which would take
-        them for it, it leaves the sending to one that no handler interrupts.
+        Handlers run in the main thread only. Without other threads, it blocks signals; other threads
+        would receive the signals instead, so then a thread that no handler interrupts sends the frame.
         """
         if get_ident() != self._main_thread:
             self._send_call(waiter, payload)
@@ -241,7 +241,7 @@ class Channel:
                 self._sender = 0
 
     def _wake_reader(self) -> None:
-        """Open the gate of whoever has the role: a handler may have run before that was done."""
+        """Open the gate of the reading thread: a handler may have interrupted ``_pass_on`` before it did."""
         for waiter in list(self._waiters.values()):
             if waiter.thread == self._reader:
                 waiter.go_on()
@@ -253,7 +253,7 @@ class Channel:
             return self._reader == me
 
     def _pass_on(self) -> None:
-        """Let another caller read, if there is one."""
+        """Pass the role of the reader to another caller, if there is one."""
         with self._role_lock:
             self._reader = 0
             # The newest first: an older call of the same thread may wait below a signal's handler.
@@ -265,9 +265,9 @@ class Channel:
                     waiter.go_on()
 
     def _read_until(self, mine: Waiter) -> None:
-        """Hand out answers until there is one for ``mine``."""
+        """Deliver answers until there is one for ``mine``."""
         while not mine.kind:
-            # With an end, because a call of a signal's handler may take the answer that is waited for.
+            # With a timeout, because a call in a signal's handler may read the awaited answer.
             try:
                 data = self._socket.recv(PEEK_BYTES, MSG_PEEK)
             except BlockingIOError:
@@ -287,7 +287,7 @@ class Channel:
                 self._read_large(mine)
 
     def _read_large(self, mine: Waiter) -> None:
-        """Read and hand out an answer that is still arriving; handlers wait until that is done."""
+        """Read and deliver an answer that is still arriving; signals are blocked until that is done."""
         before = pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
         try:
             self._hand_out(*self.receive(), mine)
@@ -315,7 +315,7 @@ class Channel:
             size = len(arguments)
         except UnicodeEncodeError:
             raise TypeError(
-                "an argument cannot be sent to a plugin: a text is no Unicode (a lone surrogate?)"
+                "an argument cannot be sent to a plugin: a text is not valid Unicode (a lone surrogate?)"
             ) from None
         except NotPlainError as exc:
             raise TypeError(f"an argument cannot be sent to a plugin: {exc}") from None
@@ -323,13 +323,13 @@ class Channel:
             size += 1
         if size > most:
             raise TypeError(
-                f"the arguments have more than {most} bytes, no more can be sent;"
+                f"the arguments have more than the allowed {most} bytes;"
                 " write large data to ./shared and pass its path"
             )
         return arguments
 
     def _stop(self, mine: Waiter) -> None:
-        """Raise ``RunStopped`` in every thread that waits and in the main one; end the process soon."""
+        """Raise ``RunStopped`` in the main thread and in every waiting thread; end the process soon."""
         self._stopped = True
         interrupt_main = not self._main_thread_waits
         for waiter in list(self._waiters.values()):
@@ -339,18 +339,18 @@ class Channel:
         mine.kind = STOP
         try:  # noqa: SIM105 - contextlib is slow to import
             start_new_thread(self._finish_soon, ())
-        except RuntimeError:  # no more threads: the host ends what does not end
+        except RuntimeError:  # no more threads: the host ends a process that does not end
             pass
         if interrupt_main:
             pthread_kill(self._main_thread, SIGUSR1)
 
     def _finish_soon(self) -> NoReturn:
-        """End the process when clean-up code had its time."""
+        """End the process after the time for clean-up code."""
         time.sleep(STOP_GRACE_SECONDS)
         self.finish(0)
 
     def finish(self, code: int) -> NoReturn:
-        """Flush, say that nothing more will come, and end without running anything more."""
+        """Flush, close the write side of the socket, and end without running more code."""
         for stream in (sys.stdout, sys.stderr):
             try:  # noqa: SIM105 - contextlib is slow to import
                 stream.flush()
@@ -359,9 +359,9 @@ class Channel:
         if os.getpid() == self.owner:
             self._exit_code = code  # of a thread that still waits for an answer
             try:
-                self._socket.shutdown(SHUT_WR)  # the kernel closes it late, after the memory is taken down
-                # The host closes its side when it has read all. An answer that it writes to a process that is
-                # gone would end its connection, and with it what it has not read yet.
+                self._socket.shutdown(SHUT_WR)  # the kernel closes it later, after it has freed the memory
+                # The host closes its end when it has read all. If it wrote an answer to an ended process, its
+                # connection would be reset, and frames that it has not read yet would be lost.
                 lingers = self.lingers if self._stopped else self._answered < self._last_id
                 while lingers and self._reads_more():
                     pass
@@ -377,7 +377,7 @@ class Channel:
 
 
 def end_of_frame(data: bytes, begin: int) -> int:
-    """Where the frame that begins there ends; beyond the data when not even its length is there."""
+    """Return the end of the frame at ``begin``; beyond the data when the header is incomplete."""
     if len(data) < begin + HEADER.size:
         return begin + HEADER.size
     length: int = HEADER.unpack_from(data, begin)[0]

@@ -1,9 +1,9 @@
-"""Starts the runner without namespaces, and stays outside to end everything it starts.
+"""Start the runner without namespaces, and stay outside to end every process that it starts.
 
-Started as ``python -I -S confine.py CONFIG`` by the drivers that have no bubblewrap. This
-process is the reaper of whatever loses its parent inside; the child gives up root, restricts
-itself by Landlock and seccomp, and becomes the runner. Without a process namespace nothing
-else makes sure that a daemon started inside ends with the run.
+Started as ``python -I -S confine.py CONFIG`` by the drivers without bubblewrap. This process is
+the subreaper of orphaned processes inside; its child drops root, restricts itself with Landlock
+and seccomp, and becomes the runner. Without a process namespace, nothing else ends a daemon that
+was started inside.
 
 Source: landlock(7), landlock_create_ruleset(2), prctl(2).
 """
@@ -26,15 +26,15 @@ SECCOMP_MODE_FILTER = 2
 SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 444, 445, 446
 LANDLOCK_CREATE_VERSION = 1
 LANDLOCK_PATH_BENEATH = 1
-#: The first version that keeps signals and abstract sockets inside (Linux 6.12).
+#: The first version that restricts signals and abstract sockets (Linux 6.12).
 LEAST_LANDLOCK = 6
 
-#: All file rights of version 6, and the two that reading and starting programs need.
+#: All file rights of version 6, and those for reading and for starting programs.
 FS_ALL = (1 << 16) - 1
 FS_EXECUTE, FS_WRITE_FILE, FS_READ_FILE, FS_READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 FS_TRUNCATE, FS_IOCTL_DEV = 1 << 14, 1 << 15
 FS_READ = FS_EXECUTE | FS_READ_FILE | FS_READ_DIR
-#: What a rule for a single file, not a directory, may grant.
+#: Rights that a rule for a single file, not a directory, may grant.
 FS_OF_FILE = FS_EXECUTE | FS_WRITE_FILE | FS_READ_FILE | FS_TRUNCATE | FS_IOCTL_DEV
 NET_ALL = 3
 SCOPE_ALL = 3
@@ -43,7 +43,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(result: int, what: str) -> int:
-    """Raise when a C call failed; going on less confined is not an option."""
+    """Raise when a C call failed: the code must not run less confined."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -57,7 +57,7 @@ def landlock_version() -> int:
 
 
 def restrict_files(readable: list[str], writable: list[str]) -> None:
-    """Allow files below these paths only, no TCP, no signals and abstract sockets to the outside."""
+    """Allow files below these paths only; deny TCP, and signals and abstract sockets to the outside."""
     if landlock_version() < LEAST_LANDLOCK:
         raise OSError(f"Landlock version {LEAST_LANDLOCK} is needed, this kernel has {landlock_version()}")
     attributes = struct.pack("QQQ", FS_ALL, NET_ALL, SCOPE_ALL)
@@ -81,7 +81,7 @@ def restrict_calls(fd: int) -> None:
 
 
 def become(uid: int) -> None:
-    """Give up root for good."""
+    """Drop root irrevocably."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -104,9 +104,9 @@ def start_runner(config: dict[str, Any]) -> NoReturn:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return a process's parent; None when it is gone.
+    """Return a process's parent; None when the process has ended.
 
-    As bytes: a process gives itself a name of any bytes, which must not keep it out of the list.
+    Reads bytes: a process can give itself a name of any bytes, which must not hide it from the list.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -116,7 +116,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return every descendant of a process, by what /proc says now."""
+    """Return every descendant of a process, as /proc lists them now."""
     parents = {int(name): parent_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
     for child, parent in list(parents.items()):
         if parent and parents.get(parent) is None:  # it ended between the two reads
@@ -130,7 +130,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def end_all() -> None:
-    """Kill until nothing is left, as the kernel says: whatever loses its parent becomes our child."""
+    """Kill until no child is left: the kernel makes each orphan inside a child of this process."""
     while reap_ended():
         for pid in children_of(os.getpid()):
             try:
@@ -140,7 +140,7 @@ def end_all() -> None:
 
 
 def reap_ended() -> bool:
-    """Collect what has ended, without waiting for the rest; whether there is a rest."""
+    """Reap ended children without waiting; returns whether others still run."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -150,11 +150,11 @@ def reap_ended() -> bool:
 
 
 def main() -> NoReturn:
-    """Wait for the gate, start the runner, see it end, end the rest."""
+    """Wait for the gate, start the runner, wait for its end, end all other processes."""
     config: dict[str, Any] = json.loads(sys.argv[1])
     check(libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0), "pdeathsig")
     check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper")
-    # Nothing runs before the service has put this process under its limits.
+    # Start nothing before the service has put this process under its limits.
     if not os.read(config["gate"], 1):
         os._exit(1)
 

@@ -1,7 +1,7 @@
-"""Installs one requirement inside a builder sandbox; run there as its code.
+"""Install one requirement inside a builder sandbox; this file is the code of that run.
 
-The names below are stubs of that run: ``index_page`` and ``wheel`` ask the host. The installer
-finds an index at a loopback address, because that is the only kind it knows.
+The names below are stubs of that run: ``index_page`` and ``wheel`` call the host. pip needs an index
+at an HTTP address, so this file serves one on loopback.
 """
 
 import http.server
@@ -27,7 +27,7 @@ WHEELS = "/app/uploads"
 
 
 class Index(http.server.BaseHTTPRequestHandler):
-    """Answers the installer with what the host says."""
+    """Passes the installer's requests to the host."""
 
     def do_GET(self) -> None:
         """Serve ``/simple/<project>/`` and ``/files/<number>/<name>``."""
@@ -47,7 +47,7 @@ class Index(http.server.BaseHTTPRequestHandler):
             self.send_error(502)
 
     def send_wheel(self, name: str) -> None:
-        """Send a wheel that the host put into the uploads."""
+        """Send a wheel that the host stored in the uploads area."""
         path = os.path.join(WHEELS, name)
         self.send_response(200)
         self.send_header("Content-Type", "application/octet-stream")
@@ -57,18 +57,18 @@ class Index(http.server.BaseHTTPRequestHandler):
             shutil.copyfileobj(file, self.wfile)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """A server that asks no name service for its own name."""
+    """A threading server that does not look up its own host name, as ``HTTPServer`` does."""
 
     daemon_threads = True
 
 
 server = Server(("127.0.0.1", 0), Index)
 threading.Thread(target=server.serve_forever, daemon=True).start()
-# Wheels are unpacked here first; /tmp is small.
+# pip unpacks wheels in TMPDIR; /tmp is too small.
 os.mkdir("/app/shared/tmp")
 os.environ["TMPDIR"] = tempfile.tempdir = "/app/shared/tmp"
 sys.argv = [

@@ -1,16 +1,16 @@
-"""Runs one piece of code inside a sandbox and carries its calls to the bridge.
+"""Run one piece of code inside a sandbox and send its calls to the bridge.
 
 Started as ``python -I -S -u runner.py CONFIG`` with the bridge's socket as a descriptor.
-``sandbox.bundle`` makes one file of this package's runner, channel, values and signatures, and of
-``codec.tagged``: that file is all of this project that exists inside. It decides nothing: the host believes
-neither its frames nor its exit.
+``sandbox.bundle`` merges this package's runner, channel, values and signatures, and ``codec.tagged``,
+into one file: the only part of this project that exists inside. It makes no decisions: the host trusts
+neither its frames nor its exit status.
 
-The process splits in two. The first stays as pid 1, reaps orphans and passes the other's
-status on; the second runs the code. A pid 1 would ignore signals it sends to itself, and a
-crash would look like a normal end.
+The process forks. The parent stays pid 1, reaps orphans and passes on the child's status; the child
+runs the code. A pid 1 would ignore signals that it sends to itself, and a crash would look like a
+normal end.
 
-Imports here are the C modules below the usual ones (``_json``, ``_signal``, ``_thread``):
-the others import ``re`` and ``enum``, which takes as long as everything else of a start.
+This file imports the C modules of the standard library (``_json``, ``_signal``, ``_thread``): their
+Python modules import ``re`` and ``enum``, which would double the time of a start.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ PROTOCOL = 2
 CODE_NAME = "<code>"
 TRACEBACK_FRAMES = 20
 EXIT_TEXT_CHARS = 4000
-#: Time for the code's process to end by itself when the host has closed its side.
+#: Time for the code's process to end by itself after the host has closed its end.
 HOST_GONE_SECONDS = 0.5
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
-#: Error numbers of operating system errors that point at a limit.
+#: Error numbers of operating system errors that indicate a limit.
 LIMIT_ERRORS = {11: "pids", 12: "memory", 24: "open_files", 27: "file_size", 28: "disk", 122: "disk"}
 
 Module = type(sys)
@@ -68,7 +68,7 @@ def namespace_of(channel: Channel, run: dict[str, Any]) -> dict[str, Any]:
             names[spec["name"]] = stub
     for stub, spec in stubs:
         author, module, function = spec["path"].split(".")
-        # An author called `print` must not take the built-in away; a method's own name may.
+        # An author named `print` must not hide the built-in; a method of that name may.
         if author not in names and hasattr(builtins, author):
             continue
         home = names.setdefault(author, Namespace())
@@ -82,10 +82,10 @@ def namespace_of(channel: Channel, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def importer_of(channel: Channel) -> Any:
-    """Build ``dynamic_importer``, which asks the host for a package."""
+    """Build ``dynamic_importer``, which requests a package from the host."""
 
     def dynamic_importer(package_spec: str, import_name: str | None = None, **ignored: Any) -> Any:
-        """Import a package; one that is not there is installed for the next run of this chat."""
+        """Import a package; a missing package is installed for the next run of this chat."""
         import importlib
 
         name = import_name or package_spec
@@ -106,13 +106,13 @@ def importer_of(channel: Channel) -> Any:
 
 
 class SourceKeeper:
-    """Gives ``linecache`` the code's lines when something imports it, which most runs never do."""
+    """Adds the code's lines to ``linecache`` when that module is imported, which most runs never do."""
 
     def __init__(self, code: str) -> None:
         self._code = code
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find ``linecache`` by the ordinary finder and fill it after its import."""
+        """Find ``linecache`` with the ordinary finder and fill it after its import."""
         if name != "linecache":
             return None
         sys.meta_path.remove(self)
@@ -122,7 +122,7 @@ class SourceKeeper:
 
             def execute_and_fill(module: ModuleType) -> None:
                 execute(module)
-                # Where the compiler ends lines, and nowhere else.
+                # Only at the line ends of the compiler.
                 text = self._code.replace("\r\n", "\n").replace("\r", "\n")
                 lines = [line + "\n" for line in text.split("\n")]
                 module.cache[CODE_NAME] = (len(self._code), None, lines, CODE_NAME)
@@ -136,7 +136,7 @@ def show_error(exc: BaseException, module: ModuleType) -> str:
     try:
         import traceback
     except Exception:
-        # The code used up the descriptors or the memory that an import needs: take them back.
+        # The code used up the descriptors or the memory that an import needs: release them.
         module.__dict__.clear()
         os.closerange(CHANNEL + 1, 1 << 16)
         import traceback
@@ -160,7 +160,7 @@ def show_error(exc: BaseException, module: ModuleType) -> str:
 
 
 def limit_of(exc: BaseException) -> str | None:
-    """Name the limit that an error points at, for display."""
+    """Return the limit that an error indicates, for display; None when it indicates none."""
     if isinstance(exc, MemoryError):
         return "memory"
     if isinstance(exc, RuntimeError) and "start new thread" in str(exc):
@@ -191,7 +191,7 @@ def execute(code: str, module: ModuleType, channel: Channel) -> dict[str, Any]:
         report.update(code=1, limit=limit_of(exc))
         report["error"] = show_error(exc, module)[:EXIT_TEXT_CHARS]
     try:
-        # As at the end of any script: wait for threads that are no daemons, then exit handlers.
+        # As at the end of any script: wait for non-daemon threads, then run exit handlers.
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
@@ -210,19 +210,19 @@ def encode_report(report: dict[str, Any]) -> bytes:
 
 
 def set_limits(limits: dict[str, int]) -> None:
-    """Lower this process's limits; the hard ones too, so the code cannot raise them."""
+    """Lower this process's limits, the hard ones too, so that the code cannot raise them."""
     for name, value in limits.items():
         number = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(number)[1]
         bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        # One CPU second between the limits tells an exhausted run (SIGXCPU) from a kill.
+        # One CPU second between the limits distinguishes an exhausted run (SIGXCPU) from a kill.
         resource.setrlimit(number, (bound, bound + 1 if name == "CPU" and bound == value else bound))
 
 
 def warm_up() -> None:
-    """Do once, while nobody waits, what is slow the first time: copy shared pages, compile."""
+    """Do slow first-time work before the code arrives: copy shared pages, initialise the compiler."""
     gc.collect()
-    exec(compile("x = 1", CODE_NAME, "exec"), {})  # noqa: S102 - our own code
+    exec(compile("x = 1", CODE_NAME, "exec"), {})  # noqa: S102 - a constant
 
 
 def interrupt(signum: int, frame: object) -> NoReturn:
@@ -231,7 +231,7 @@ def interrupt(signum: int, frame: object) -> NoReturn:
 
 
 def run_code(config: dict[str, Any]) -> NoReturn:
-    """Say HELLO, wait for RUN, run the code, say EXIT."""
+    """Send HELLO, wait for RUN, run the code, send EXIT."""
     sys.path.extend(config["path"])
     for name in config["preload"]:
         try:
@@ -239,7 +239,7 @@ def run_code(config: dict[str, Any]) -> NoReturn:
         except Exception as exc:
             print(f"preloading {name} failed: {type(exc).__name__}: {exc}", file=sys.stderr, flush=True)
     channel = Channel()
-    channel.lingers = "fd" in config  # a container's output is complete at its end only
+    channel.lingers = "fd" in config  # not in a container, whose output is complete only at its end
     signal(SIGUSR1, interrupt)
     warm_up()
     channel.send(HELLO, f'{{"protocol": {PROTOCOL}, "python": "{sys.version.split()[0]}"}}'.encode())
@@ -251,27 +251,27 @@ def run_code(config: dict[str, Any]) -> NoReturn:
         os._exit(3)
     run = read_json(payload.decode())
     channel.argument_bytes = run["argument_bytes"]
-    # `-S` skipped the module that adds these.
+    # `-S` skips the `site` module, which adds these.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     module = Module("__main__")
     module.__dict__.update(namespace_of(channel, run), __builtins__=builtins)
-    # The code is what `__main__` means from here on, to pickle and to multiprocessing.
+    # From here on `__main__` is the code's module, also for pickle and multiprocessing.
     runner, sys.modules["__main__"] = sys.modules["__main__"], module
     sys.argv = [CODE_NAME]
     sys.meta_path.insert(0, SourceKeeper(run["code"]))
     set_limits(run["limits"])
     report = execute(run["code"], module, channel)
     del runner
-    module.__dict__.clear()  # closes and so flushes what the code left open
-    if os.getpid() == channel.owner:  # a fork that reached the end of the code has no say
+    module.__dict__.clear()  # closes, and so flushes, files that the code left open
+    if os.getpid() == channel.owner:  # not in a fork that reached the end of the code
         channel.send(EXIT, encode_report(report))
     channel.finish(report["code"])
 
 
 def reap(child: int, *, has_socket: bool) -> NoReturn:
-    """Stay as pid 1 until the code's process has ended; its status becomes ours.
+    """Stay pid 1 until the code's process has ended; its status becomes this process's status.
 
-    Ends, too, when the host is gone, where nobody else would end the code.
+    Also ends, and so ends the code, when the host has ended.
     """
     start_new_thread(end_with_host, (has_socket,))
     if not has_socket:
@@ -284,7 +284,7 @@ def reap(child: int, *, has_socket: bool) -> NoReturn:
 
 
 def end_with_host(has_socket: bool) -> NoReturn:
-    """Wait for the other end to close: of the socket that this process connected itself, or of its output."""
+    """Exit when the host has closed its end of the socket, where this process connected it, or of stdout."""
     gone = poll()
     if has_socket:
         gone.register(CHANNEL, POLLRDHUP)
@@ -296,7 +296,7 @@ def end_with_host(has_socket: bool) -> NoReturn:
 
 
 def confine(program: bytes) -> None:
-    """Load the seccomp filter, where whoever started this process could not."""
+    """Load the seccomp filter where the driver could not load it."""
     import ctypes
 
     buffer = ctypes.create_string_buffer(program, len(program))
@@ -307,7 +307,7 @@ def confine(program: bytes) -> None:
 
 
 def open_channel(config: dict[str, Any]) -> int:
-    """Return the descriptor of the bridge's socket: inherited, or by its path."""
+    """Return the descriptor of the bridge's socket: inherited, or connected by its path."""
     if "fd" in config:
         return int(config["fd"])
     import socket
@@ -318,7 +318,7 @@ def open_channel(config: dict[str, Any]) -> int:
 
 
 def main() -> NoReturn:
-    """Take the socket to descriptor 3, close every other one, split in two."""
+    """Move the socket to descriptor 3, close every higher one, fork into reaper and runner."""
     config: dict[str, Any] = read_json(sys.argv[1])
     os.dup2(open_channel(config), CHANNEL)
     os.set_inheritable(CHANNEL, False)

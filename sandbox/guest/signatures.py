@@ -1,4 +1,4 @@
-"""Signatures of stubs, from the text that the catalogue keeps."""
+"""Parse the signatures of stubs from the catalogue's text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["parse_signature"]
 
 
 class Written:
-    """A default value that only the worker can evaluate; shown as it is written."""
+    """A default value that only the worker can evaluate; shown as source text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -23,12 +23,12 @@ class Written:
 
 
 def parse_signature(text: str) -> inspect.Signature:
-    """Turn ``(text: str, times: int = 1) -> str`` into a signature; annotations stay text.
+    """Parse ``(text: str, times: int = 1) -> str`` into a signature; annotations stay text.
 
     Raises:
-        AttributeError: it is not written like a ``def``; ``inspect`` falls back then.
+        AttributeError: it has not the form of a ``def``; ``inspect`` then falls back.
     """
-    # Imported when somebody asks: most code never does, and `inspect` is slow to import.
+    # Imported on demand: most code needs no signature, and `inspect` is slow to import.
     import ast
     import inspect
 

@@ -1,6 +1,6 @@
-"""Values that come into the sandbox: tagged text, and never an error for a class that is missing.
+"""Decode the values that enter the sandbox: tagged text; a missing class never is an error.
 
-The text is the worker's own, so the C scanner reads it; ``codec`` describes the format.
+The worker wrote the text, so the C scanner may parse it; ``codec`` describes the format.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Opaque", "open_value", "read_json"]
 
-#: Modules whose classes every Python has, in the same shape.
+#: Modules whose classes are the same in every Python.
 COMMON_MODULES = frozenset({"builtins", "collections", "copyreg", "datetime", "decimal", "fractions", "uuid"})
-#: How a value of bytes begins.
+#: Beginning of a value that is bytes.
 BYTES = '{"$bytes":"'
 
 
 class Opaque:
-    """Stands in for a value whose class is not importable here; keeps what it carried."""
+    """Stands in for a value whose class cannot be imported here; keeps its state."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Opaque:
         self = object.__new__(cls)
@@ -40,15 +40,15 @@ class Opaque:
                 self.__dict__["state"] = part
 
     def append(self, item: Any) -> None:
-        """Take an item of a list subclass."""
+        """Store an item of a list subclass."""
         self.__dict__.setdefault("items", []).append(item)
 
     def add(self, item: Any) -> None:
-        """Take an item of a set subclass."""
+        """Store an item of a set subclass."""
         self.append(item)
 
     def extend(self, items: Any) -> None:
-        """Take items of a list subclass."""
+        """Store items of a list subclass."""
         self.__dict__.setdefault("items", []).extend(items)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -60,7 +60,7 @@ class Opaque:
 
 
 class Scanning:
-    """What the C scanner asks for."""
+    """The attributes that the C scanner reads."""
 
     strict = False
     parse_float = float
@@ -81,11 +81,11 @@ def read_json(text: str) -> Any:
 
 
 def open_value(data: bytes) -> Any:
-    """Open a method's value."""
+    """Decode a method's value."""
     text = data.decode()
     if '"$' not in text:
         return read_json(text)
-    # Bytes alone: base64 has no escapes, so nothing but its end has to be found.
+    # A single bytes value: base64 has no escapes, so only its end has to be found.
     if text.startswith(BYTES) and text.find('"', len(BYTES)) == len(text) - 2:
         return open_bytes(text[len(BYTES) : -2])
     value, end = scan_tagged(text, 0)
@@ -95,7 +95,7 @@ def open_value(data: bytes) -> Any:
 
 
 def untag(mapping: dict[str, Any]) -> Any:
-    """Return what an object stands for: itself, unless its one key is a tag."""
+    """Return the value that an object represents: itself, unless its only key is a tag."""
     if len(mapping) == 1:
         (tag,) = mapping
         if tag[:1] == "$":
@@ -108,8 +108,8 @@ scan_tagged: Any = make_scanner(Scanning(untag))  # type: ignore[arg-type]
 
 
 def open_pairs(parts: list[Any]) -> dict[Any, Any]:
-    """Make a dict of keys and values in turn."""
-    return dict(zip(parts[::2], parts[1::2]))  # noqa: B905 - the host's own
+    """Make a dict of alternating keys and values."""
+    return dict(zip(parts[::2], parts[1::2]))  # noqa: B905 - written by the host
 
 
 def open_bytes(text: str) -> bytes:
@@ -209,7 +209,7 @@ def open_path(text: str) -> Any:
 
 
 def open_pure_path(text: str) -> Any:
-    """Make a path that touches no file."""
+    """Make a pure path."""
     from pathlib import PurePosixPath
 
     return PurePosixPath(text)
@@ -227,7 +227,7 @@ def open_pickle(parts: list[str]) -> Any:
             if not self.common_only or module in COMMON_MODULES:
                 try:
                     return super().find_class(module, name)
-                except Exception:  # noqa: S110 - an import may fail in any way; the stand-in is the answer
+                except Exception:  # noqa: S110 - an import may fail in any way; an Opaque is returned
                     pass
             return type(name.rpartition(".")[2], (Opaque,), {"__module__": module, "__qualname__": name})
 
@@ -235,7 +235,7 @@ def open_pickle(parts: list[str]) -> Any:
     try:
         return ValueUnpickler(io.BytesIO(data)).load()
     except Exception:
-        # The class is here but cannot take this state (another version): show the parts.
+        # The class exists but does not accept this state (another version): show its parts.
         ValueUnpickler.common_only = True
         return ValueUnpickler(io.BytesIO(data)).load()
 

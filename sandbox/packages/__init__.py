@@ -1,4 +1,4 @@
-"""Packages for sandboxed code: asked for inside, decided and built outside, mounted read-only."""
+"""Packages for sandboxed code: requested inside, checked and built by the host, mounted read-only."""
 
 from sandbox.packages.service import PackageService
 

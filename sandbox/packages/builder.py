@@ -1,4 +1,4 @@
-"""Building a layer: an installer in a sandbox of its own, without files or network of anybody."""
+"""Build a package layer: pip runs in a sandbox of its own, without network and without a chat's files."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _REPORT_BYTES: Final = 16 << 20
 _WALL_SECONDS: Final = 600
 _INDEX_SECONDS: Final = 20
 _ERROR_CHARS: Final = 1500
-#: Of names and numbers; pages of an index are long.
+#: Arguments are names and numbers; values include pages of an index, which are long.
 _ARGUMENT_BYTES: Final = 1 << 16
 _RETURN_BYTES: Final = 64 << 20
 
-#: Asks pip itself, which alone knows its files, its variables and its default.
+#: Asks pip for its index, as that depends on its configuration files, its variables and its default.
 _INDEX_QUESTION: Final = (
     "from pip._internal.commands import create_command;"
     "print(create_command('download').parser.get_default_values().index_url)"
@@ -57,7 +57,7 @@ _INDEX_QUESTION: Final = (
 
 
 def builder_settings(settings: SandboxSettings) -> SandboxSettings:
-    """Return the settings of builder sandboxes: the same walls, more room."""
+    """Return the settings of builder sandboxes: the same isolation, larger limits."""
     return settings.model_copy(
         update={
             "wall_seconds": _WALL_SECONDS,
@@ -92,7 +92,7 @@ class LayerBuilder:
         """Install a requirement from wheels and publish it.
 
         Raises:
-            PackageInstallError: it cannot be installed; the message ends with the installer's words.
+            PackageInstallError: it cannot be installed; the message ends with the installer's error.
         """
         base = self._store.new_work_dir()
         try:
@@ -156,7 +156,7 @@ class LayerBuilder:
         return spec
 
     def _installer(self) -> Path:
-        """Return a directory that holds pip and nothing else."""
+        """Return a directory that contains only pip."""
         found = importlib.util.find_spec("pip")
         if found is None or not found.submodule_search_locations:
             raise PackageInstallError("packages cannot be built: pip is missing where the service runs")

@@ -1,9 +1,8 @@
-"""The package index as a builder sandbox sees it: through the host, wheels only.
+"""Access to the package index for builder sandboxes: through the host, wheels only.
 
-A builder has no network. Its installer talks to a server inside the sandbox, which asks the
-host by the bridge for the page of a project or for one of the wheels that such a page named.
-So the host alone knows the index's address and credentials, and every download is counted
-and hashed before an installer sees it.
+A builder has no network. Its installer uses a server inside the sandbox, which requests the page of
+a project, or a wheel listed on such a page, from the host over the bridge. So only the host knows the
+index's address and credentials, and every download is counted and hashed before the installer gets it.
 
 Source: PEP 503 and PEP 691, the simple repository API.
 """
@@ -47,18 +46,18 @@ class IndexGateway:
     def __init__(self, index_url: str, *, directory: Path, most_bytes: int) -> None:
         """
         Args:
-            directory: where wheels land; the builder sees it read-only.
-            most_bytes: of all wheels of the build together.
+            directory: where wheels are stored; read-only for the builder.
+            most_bytes: limit for all wheels of the build together.
         """
         self._index_url = index_url.rstrip("/") + "/"
         self._directory = directory
         self._bytes_left = most_bytes
         self._wheels: list[_Wheel] = []
-        #: Wheel file name to SHA-256, of everything that was downloaded.
+        #: SHA-256 by file name, for every downloaded wheel.
         self.downloaded: dict[str, str] = {}
 
     async def page(self, project: str) -> str:
-        """Return a project's page, with links that only this gateway understands.
+        """Return a project's page as JSON, with links to ``/files/<number>/<name>``.
 
         Raises:
             PackageInstallError: the name is malformed, or the index does not answer properly.
@@ -80,13 +79,13 @@ class IndexGateway:
         return json.dumps({"meta": {"api-version": "1.0"}, "name": name, "files": files})
 
     async def wheel(self, number: int) -> str:
-        """Download a wheel that a page named; returns its file name in the directory.
+        """Download a wheel that a page listed; returns its file name in the directory.
 
         Raises:
-            PackageInstallError: no page named it, it is too large, or its hash is another one.
+            PackageInstallError: no page listed it, it is too large, or its hash differs.
         """
         if not 0 <= number < len(self._wheels):
-            raise PackageInstallError(f"no page named a wheel {number}")
+            raise PackageInstallError(f"no page lists a wheel {number}")
         wheel = self._wheels[number]
         if wheel.filename not in self.downloaded:
             self.downloaded[wheel.filename] = await self._download(wheel)
@@ -124,7 +123,7 @@ class IndexGateway:
         except httpx.HTTPError as exc:
             raise PackageInstallError(f"{wheel.filename} cannot be fetched ({type(exc).__name__})") from exc
         if wheel.sha256 and digest.hexdigest() != wheel.sha256:
-            raise PackageInstallError(f"{wheel.filename} is not what the index says: its SHA-256 differs")
+            raise PackageInstallError(f"{wheel.filename} is not the file of the index: its SHA-256 differs")
         target.chmod(0o444)
         return digest.hexdigest()
 

@@ -1,9 +1,9 @@
-"""Package layers on disk: content-addressed directories, and which container sees which.
+"""Package layers on disk: content-addressed directories, and the layers of each container key.
 
 <root>/
 ├── layers/<digest>/            importable files, never changed once published
-├── built/<name>-<hash>.json    what a requirement was built into, with the wheels' hashes
-├── chosen/<hash>.json          the digests that a container's sandboxes mount, oldest first
+├── built/<name>-<hash>.json    the layer of a requirement, with the wheels' hashes
+├── chosen/<hash>.json          the digests that the sandboxes of a container key mount, oldest first
 ├── building/                   work in progress, one directory per build
 └── tools/                      the installer that builds run
 """
@@ -35,26 +35,26 @@ _MOST_NAMES: Final = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A requirement that has become a layer."""
+    """The layer of a requirement."""
 
     requirement: str
     name: str
     version: str
     digest: str
-    #: What ``import`` finds in it, the distribution's own names first.
+    #: Top-level modules in it, the distribution's own first.
     modules: tuple[str, ...]
     #: Wheel file name to SHA-256.
     wheels: Mapping[str, str]
 
 
 class LayerStore:
-    """Reads and publishes layers; safe between processes, since everything appears by a rename."""
+    """Reads and publishes layers; safe between processes, as files and layers appear by a rename."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def new_work_dir(self) -> Path:
-        """Return a path below ``building`` that nobody has; remove what killed services left there."""
+        """Return a unique path below ``building``; removes directories of services that have ended."""
         building = self.root / "building"
         make_directory(building, passable=True)
         for path in building.iterdir():
@@ -65,7 +65,7 @@ class LayerStore:
         return building / f"{own_id().file_name}+{secrets.token_hex(8)}"
 
     def find(self, requirement: Requirement) -> Built | None:
-        """Return what the requirement was built into, if it was and the layer still exists."""
+        """Return the layer of a requirement; None when it was not built or no longer exists."""
         try:
             record: dict[str, Any] = json.loads(self._record_path(requirement).read_text())
         except FileNotFoundError:
@@ -89,7 +89,7 @@ class LayerStore:
         """Mount a layer in the container's sandboxes from the next one on.
 
         Raises:
-            PackageInstallError: it has as many layers as it may have.
+            PackageInstallError: it has the maximum of 32 layers.
         """
         digests = [*self.chosen(container_key)]
         if digest in digests:
@@ -107,12 +107,12 @@ class LayerStore:
         wheels: Mapping[str, str],
         most_bytes: int,
     ) -> Built:
-        """Copy what a builder left in ``source`` into a layer and record it.
+        """Copy a builder's directory ``source`` into a layer and record it.
 
-        Only ordinary files are taken over; the builder's directory is as hostile as any.
+        Only regular files are copied, as the builder's directory is hostile.
 
         Raises:
-            PackageInstallError: there is nothing to import in it.
+            PackageInstallError: it contains nothing to import.
         """
         staging = self.new_work_dir()
         make_directory(staging, passable=True)
@@ -120,7 +120,7 @@ class LayerStore:
             digest = _copy_tree(source, staging, most_bytes=most_bytes)
             modules = _importable(staging, requirement.name)
             if not modules:
-                raise PackageInstallError(f"{requirement} holds nothing that can be imported")
+                raise PackageInstallError(f"{requirement} contains nothing that can be imported")
             target = self.path(digest)
             make_directory(target.parent, passable=True)
             if not target.exists():
@@ -154,7 +154,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def _copy_tree(source: Path, target: Path, *, most_bytes: int) -> str:
-    """Copy ordinary files and return the digest of their paths and contents."""
+    """Copy regular files and return the digest of their paths and contents."""
     entries = []
     for node in sorted(safe_files.walk(source, max_entries=_MOST_NAMES), key=lambda node: node.path):
         destination = target / node.path
@@ -164,7 +164,7 @@ def _copy_tree(source: Path, target: Path, *, most_bytes: int) -> str:
             destination.parent.mkdir(parents=True, exist_ok=True)
             size = safe_files.copy_out(source, node.path, destination=destination, max_bytes=most_bytes)
             most_bytes -= size
-            # Readable for the code's user; never executable by itself, never writable.
+            # Readable for the code's user, not writable and not executable.
             destination.chmod(0o444)
             entries.append(f"{node.path}\0{_file_hash(destination)}")
     for directory, _, _ in os.walk(target):

@@ -1,7 +1,7 @@
-"""What sandboxed code may ask for: the name of a distribution and versions, nothing else.
+"""Parse and check package requests of sandboxed code: a distribution's name and versions only.
 
-PEP 508 also knows URLs, local paths, markers and extras. A URL would let code choose where a
-wheel comes from, so the grammar ends at ``name`` and ``name<version specifiers>``.
+PEP 508 also has URLs, local paths, markers and extras. A URL would let code choose the source of a
+wheel, so only ``name`` and ``name<version specifiers>`` are accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_CHARS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """A distribution by its canonical name, and the versions that will do."""
+    """A distribution by its canonical name, and the accepted versions."""
 
     name: str
     specifiers: SpecifierSet
@@ -44,28 +44,28 @@ def parse_requirement(text: str) -> Requirement:
     """Parse ``numpy`` or ``numpy>=2,<3``.
 
     Raises:
-        PackageInstallError: it is malformed, or asks for more than a name and versions.
+        PackageInstallError: it is malformed, or has more than a name and versions.
     """
     if len(text) > _MOST_CHARS:
-        raise PackageInstallError(f"a package is named in at most {_MOST_CHARS} characters")
+        raise PackageInstallError(f"a package request has at most {_MOST_CHARS} characters")
     try:
         parsed = Pep508Requirement(text)
     except InvalidRequirement as exc:
         raise PackageInstallError(f"{text!r} is not a package name with versions, such as numpy>=2") from exc
     if parsed.url or parsed.marker or parsed.extras:
-        raise PackageInstallError(f"{text!r}: only a name and versions can be asked for, such as numpy>=2")
+        raise PackageInstallError(f"{text!r}: only a name and versions are allowed, such as numpy>=2")
     return Requirement(name=canonicalize_name(parsed.name), specifiers=parsed.specifier)
 
 
 def check_policy(requirement: Requirement, settings: SandboxSettings) -> None:
-    """Refuse what the operator does not allow.
+    """Refuse a requirement that the settings do not allow.
 
     Raises:
         PackageInstallError: installing is off, or the name is not on the list.
     """
     if settings.package_install == "off":
         raise PackageInstallError(
-            "installing packages is switched off; the operator can allow it (NEKRO_SANDBOX__PACKAGE_INSTALL)"
+            "package installation is disabled; the operator can enable it (NEKRO_SANDBOX__PACKAGE_INSTALL)"
         )
     allowed = {canonicalize_name(name) for name in settings.package_allow}
     if settings.package_install == "allow_list" and requirement.name not in allowed:

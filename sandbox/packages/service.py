@@ -1,4 +1,4 @@
-"""Requests for packages: policy, one build per requirement, and the answer for the code."""
+"""Serve package requests of sandboxed code: policy, one build per requirement, the answer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sandbox.packages.requirement import Requirement, check_policy, parse_requir
 
 __all__ = ["IMPORTER", "PackageService"]
 
-#: The method behind ``dynamic_importer``; the host answers it, no plugin.
+#: The method behind ``dynamic_importer``; answered by the host, not by a plugin.
 IMPORTER: Final = StubMethod(
-    token="dynamic_importer",  # noqa: S106 - a name, no secret
+    token="dynamic_importer",  # noqa: S106 - a name, not a secret
     name=None,
     path="host.packages.dynamic_importer",
     signature="(package_spec: str)",
@@ -30,7 +30,7 @@ IMPORTER: Final = StubMethod(
     type=SandboxMethodType.TOOL,
     timeout_seconds=600,
 )
-#: Of a package's name, and of the modules of one.
+#: The argument is a package's name, the value names its modules.
 _ARGUMENT_BYTES: Final = 1 << 16
 _RETURN_BYTES: Final = 1 << 20
 
@@ -51,7 +51,7 @@ class PackageService:
         self._builds: dict[str, asyncio.Task[Built]] = {}
 
     def layers(self, container_key: str) -> tuple[Path, ...]:
-        """Return what the container's next sandbox mounts."""
+        """Return the layers that the next sandbox of a container key mounts."""
         return tuple(self._store.path(digest) for digest in self._store.chosen(container_key))
 
     async def close(self) -> None:
@@ -89,7 +89,7 @@ class PackageService:
             task = asyncio.create_task(self._build(requirement))
             task.add_done_callback(lambda _: self._builds.pop(key, None))
             self._builds[key] = task
-        # A caller that gives up leaves the build to finish: the next run finds the layer.
+        # A cancelled caller does not cancel the build: the next run finds the layer.
         return await asyncio.shield(self._builds[key])
 
     async def _build(self, requirement: Requirement) -> Built:

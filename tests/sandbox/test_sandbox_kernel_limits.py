@@ -204,8 +204,8 @@ async def started(areas: Path, **settings: Any) -> None:
 async def test_polled_disk_is_refused_where_the_kernels_limits_are_required(tmp_path: Path) -> None:
     with pytest.raises(SandboxUnavailableError) as refused:
         await started(tmp_path)
-    assert "limit disk is kept by polled" in str(refused.value)
-    assert "limit inodes is kept by polled" in str(refused.value)
+    assert "limit disk is enforced by polled" in str(refused.value)
+    assert "limit inodes is enforced by polled" in str(refused.value)
     assert "NEKRO_SANDBOX__SHARED_STORAGE=image" in str(refused.value)
     assert "limit memory" not in str(refused.value)
 
@@ -278,7 +278,7 @@ def test_ordinary_user_without_groups_is_polled_and_refused_when_that_is_not_eno
     ok, reasons, _ = described_as_other_user(require_kernel_limits=True)
     assert not ok
     for limit in ("memory", "cpu", "disk", "inodes"):
-        assert f"limit {limit} is kept by " in reasons
+        assert f"limit {limit} is enforced by " in reasons
     assert "Delegate=yes" in reasons
 
 

@@ -352,7 +352,7 @@ class TestOwnership:
         bad = [missing, planted, foreign.parent, loose.parent]
         found = lock_directory([*bad, good])
         assert (found.parent, found.stat().st_mode & 0o777) == (good, 0o700)
-        with pytest.raises(SandboxUnavailableError, match="belongs to somebody else"):
+        with pytest.raises(SandboxUnavailableError, match="only root can write to"):
             lock_directory(bad)
 
     @pytest.mark.root
