@@ -1,1 +1,1 @@
-"""Plugins that ship with the system: plain Nekro Agent plugins, which import ``nekro_agent`` only."""
+"""The shipped plugins: plain Nekro Agent plugins, which import only ``nekro_agent``."""

@@ -1,4 +1,4 @@
-"""What every agent needs: saying something, sending a file, looking at a long text."""
+"""Basic methods of every agent: send a text, send a file, view a long text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VIEW_CHARS = 8000
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "Send a text", "Send a text message to a chat.")
 async def send_msg_text(_ctx: AgentCtx, chat_key: str, message_text: str) -> None:
-    """Send a text message to the chat. This is the only way to say something to people.
+    """Send a text message to the chat. This is the only way to send text to people.
 
     Args:
         chat_key (str): Key of the chat; use `_ck` for the current one.
@@ -67,7 +67,7 @@ async def view_str_content(_ctx: AgentCtx, value: str, start: int = 0) -> str:
 
 
 def _current(ctx: AgentCtx, chat_key: str) -> str:
-    # The LLM writes the key: it must not be able to talk into other chats.
+    # The LLM chooses the key: it must not be able to write to other chats.
     if chat_key != ctx.chat_key:
         raise ValueError(f"chat_key {chat_key!r} is not the current chat; use _ck")
     return chat_key

@@ -1,4 +1,4 @@
-"""Model files: downloaded once, kept in the plugin's directory, described in its store."""
+"""Download model files once; keep them in the plugin's directory and their metadata in its store."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ plugin = NekroPlugin(
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-#: Rates are those of the last seconds.
+#: Interval at which the rate is computed.
 _RATE_SECONDS = 2.0
 
 
 class ModelInfo(BaseModel):
-    """What the store keeps of a model."""
+    """Metadata of a model, as stored."""
 
     name: str
     url: str
-    #: Below the plugin's directory.
+    #: Relative to the plugin's directory.
     file_path: str
     size_bytes: int
     sha256: str
@@ -61,7 +61,7 @@ def _serves(known: ModelInfo, url: str, sha256: str) -> bool:
 
 
 class _Shown:
-    """Tells how far a download is, and how fast it goes."""
+    """Reports the progress and the rate of a download."""
 
     def __init__(self, ctx: AgentCtx) -> None:
         self._ctx = ctx
@@ -71,7 +71,7 @@ class _Shown:
     def __call__(self, done_bytes: int, whole_bytes: int | None) -> None:
         now = time.monotonic()
         if self._since is None:
-            self._since = now, done_bytes  # what an earlier try brought was not brought just now
+            self._since = now, done_bytes  # bytes of an earlier attempt do not count for the rate
         elif now - self._since[0] >= _RATE_SECONDS:
             per_second = (done_bytes - self._since[1]) / (now - self._since[0])
             self._rate = f", {_size(max(int(per_second), 0))}/s"

@@ -1,4 +1,4 @@
-"""Pictures: drawn here, looked at by the LLM in its next round."""
+"""Draw pictures that the LLM sees in its next round, or save them as files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preferences: for a user everywhere, for a chat, or for everybody."""
+"""Store preferences: of a user in all chats, of a chat, or global."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nekro_agent.api.schemas import AgentCtx
 plugin = NekroPlugin(
     name="Preferences",
     module_name="preferences",
-    description="Remember preferences per user, per chat or for everybody.",
+    description="Remember preferences per user, per chat or globally.",
     version="1.0.0",
     author="nekro",
     url="",
