@@ -1,14 +1,14 @@
-# One image for every role; compose.yaml and deploy/kubernetes say which.
-# A base must bring Python 3.11 or newer with venv, and apt or bubblewrap itself.
+# One image for every role; compose.yaml and deploy/kubernetes set the role by the command.
+# The base needs Python 3.11 or newer with venv, and either apt or bubblewrap.
 ARG BASE_IMAGE=python:3.12.8-slim-bookworm@sha256:2199a62885a12290dc9c5be3ca0681d367576ab7bf037da120e564723292a2f0
 
 FROM ${BASE_IMAGE} AS build
-# Without an index: `--no-index --find-links /wheels`, with the wheels in deploy/wheels.
+# To build without a package index: `--no-index --find-links /wheels`, with the wheels in deploy/wheels.
 ARG PIP_ARGUMENTS=""
 WORKDIR /src
 COPY deploy/wheels /wheels
 RUN python3 -m venv /opt/nekro
-# Every package by its hash, the build backend included; then the project, which has none.
+# All packages, including the build backend, are checked by hash; then the project itself, which has no hash.
 COPY deploy/requirements.txt /src/requirements.txt
 RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check ${PIP_ARGUMENTS} \
     --require-hashes -r requirements.txt
@@ -30,12 +30,12 @@ RUN command -v bwrap >/dev/null || { \
         apt-get update \
         && apt-get install -y --no-install-recommends bubblewrap \
         && rm -rf /var/lib/apt/lists/*; }
-# A fixed number: volumes and shared file systems know users by it.
+# A fixed user id, as volumes and shared file systems store it.
 RUN groupadd --gid 10001 nekro \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin nekro \
     && install -d -o 10001 -g 10001 -m 0750 /data
 COPY --from=build /opt/nekro /opt/nekro
-# The entrypoint of lane rounds, where it has control groups of its own.
+# The entrypoint of lane rounds where the container has a writable control group.
 COPY deploy/nekro-delegate /usr/local/bin/nekro-delegate
 ENV PATH=/opt/nekro/bin:$PATH \
     PYTHONUNBUFFERED=1 \

@@ -1,20 +1,20 @@
-# Every chore of the project; `make help` lists them.
+# Development tasks of the project; `make help` lists them.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-# For Python 3.11 and newer, on every platform that a package has wheels for; no host of a registry.
+# For Python 3.11 and newer on all platforms, without registry addresses in the output.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate $(UPGRADE)
 IMAGE ?= nekro-workers:0.1.0
 PYTEST_ARGS ?=
-# More processes than the 2 cores of a small machine, as tests also wait.
+# More processes than the 2 cores of a small machine, as many tests mostly wait.
 TEST_PROCESSES ?= 4
-# Without bytecode every worker and every command of the tests compiles the project anew. Images set this.
+# Container images set this; without bytecode files, each process that tests start compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE
-# What starts no worker and no sandbox.
+# Tests that start no worker and no sandbox.
 FAST := $(addprefix tests/,agent/test_extraction.py agent/test_llm_openai.py agent/test_llm_scripted.py agent/test_multimodal.py \
 	agent/test_prompt.py agent/test_text.py agent/test_verdict.py broker codec/test_codec.py contract deploy runtime sdk storage \
 	workers test_layers.py test_lines_of_others.py)
@@ -24,13 +24,13 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 .DEFAULT_GOAL := help
 .PHONY: help install bubblewrap demo test test-fast test-slow chaos faults lint format types bench goals scale bench-sandbox fuzz docs constraints sbom sbom-image compose-test clean
 
-help: ## List every chore.
+help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Every package by its hash, the build backend included; then this project, which has none.
+# All packages, including the build backend, are checked by hash; then the project itself, which has no hash.
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install --require-hashes -r constraints.txt
 	$(PIP) install --no-index --no-deps --no-build-isolation -e .
@@ -47,34 +47,34 @@ demo: install ## Run the scripted tour: sandbox, plugins, queue, follow-up round
 test: install ## Run the default test suite (SQLite and PostgreSQL, real Redis, real sandbox).
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m 'not slow' $(PYTEST_ARGS)
 
-test-fast: install ## Run the tests of single parts, for the inner loop: SQLite and Redis, no worker, no sandbox.
+test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.
 	$(BIN)/python -m pytest -n 2 -m 'not slow' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
 
-test-slow: install ## Run the long proofs: crashes, soak, load.
+test-slow: install ## Run the long tests: crashes, soak, load.
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 chaos: install ## Run the reliability scenarios of docs/reliability.md: real processes, killed and frozen.
 	$(BIN)/python -m pytest tests/chaos tests/system/test_rolling_restart.py tests/system/test_upgrade.py -m slow $(PYTEST_ARGS)
 
-faults: install ## Load a real fleet, break its parts by a seed, check the promises from outside (FAULTS_ARGS="--seed 7 --seconds 900").
+faults: install ## Inject faults into a loaded fleet by a seed and check its guarantees from outside (FAULTS_ARGS="--seed 7 --seconds 900").
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
 
 lint: install ## Check style and format.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: install ## Rewrite files in the house format.
+format: install ## Format all files with ruff.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 types: install ## Check types.
 	$(BIN)/mypy
 
-bench: install ## Measure one call's round trip and calls per second beside other systems.
+bench: install ## Measure one call's round trip and calls per second in comparison with other systems.
 	$(BIN)/python -m benchmarks.rpc $(BENCH_ARGS)
 	$(if $(BENCH_ARGS),,$(BIN)/python -m benchmarks.goals)
 
-goals: install ## Measure a call's road beside the goals that were set for it (GOALS_ARGS).
+goals: install ## Measure the costs of a call and compare them with their goals (GOALS_ARGS).
 	$(BIN)/python -m benchmarks.goals $(GOALS_ARGS)
 
 scale: install ## Measure how calls scale here, and simulate larger fleets (SCALE_ARGS='--write docs/scaling.md').
@@ -83,7 +83,7 @@ scale: install ## Measure how calls scale here, and simulate larger fleets (SCAL
 bench-sandbox: install ## Measure sandbox starts, cold and warm.
 	$(BIN)/python -m benchmarks.sandbox
 
-fuzz: install ## Fuzz the argument decoder, the frame reader and the reader of /proc (FUZZ_ARGS="--inputs 5000000").
+fuzz: install ## Fuzz the argument decoder, the frame reader and the /proc parsers (FUZZ_ARGS="--inputs 5000000").
 	$(BIN)/python tests/codec/fuzz_codec.py $(FUZZ_ARGS)
 	$(BIN)/python tests/sandbox/fuzz_frames.py $(FUZZ_ARGS)
 	$(BIN)/python tests/sandbox/fuzz_proc.py $(FUZZ_ARGS)
@@ -95,18 +95,18 @@ constraints: install ## Write constraints.txt and deploy/requirements.txt with h
 	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra otel --extra bench --extra release -o constraints.txt
 	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra otel -c constraints.txt -o deploy/requirements.txt
 
-sbom: install ## Write dist/nekro-workers.cdx.json: what the wheel is installed with (CycloneDX).
+sbom: install ## Write dist/nekro-workers.cdx.json: the dependencies of the wheel (CycloneDX).
 	@mkdir -p dist
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --of JSON -o dist/nekro-workers.cdx.json deploy/requirements.txt
 
-sbom-image: install ## Write dist/image.cdx.json and dist/image-debian.tsv: what IMAGE holds.
+sbom-image: install ## Write dist/image.cdx.json and dist/image-debian.tsv: the packages in IMAGE.
 	@mkdir -p dist
 	docker run --rm --network none --entrypoint /opt/nekro/bin/pip $(IMAGE) freeze --all > dist/image-python.txt
 	$(BIN)/cyclonedx-py requirements --of JSON -o dist/image.cdx.json dist/image-python.txt
 	docker run --rm --network none --entrypoint dpkg-query $(IMAGE) -W > dist/image-debian.tsv
 
-compose-test: install ## Prove compose.yaml on a Docker engine of its own (root, docker.io, docker-compose, debootstrap).
+compose-test: install ## Test compose.yaml on a Docker engine of its own (root, docker.io, docker-compose, debootstrap).
 	$(BIN)/python tests/compose/prove.py
 
-clean: ## Remove the environment and caches; data stays.
+clean: ## Remove the environment and caches; data is kept.
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
