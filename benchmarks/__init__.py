@@ -1,1 +1,1 @@
-"""Measurements of the call path beside other task queues; not shipped in the wheel."""
+"""Benchmarks of the call path in comparison with other task queues; not part of the wheel."""

@@ -1,8 +1,8 @@
-"""One call after the other by several contenders side by side: ``python -m benchmarks.alternate --help``.
+"""Compare sequential calls of several contenders in short turns: ``python -m benchmarks.alternate --help``.
 
-All of them run at once and take short turns, so that a minute in which the machine is slow is slow for
-all: ratios of a round spread less than those of ``benchmarks.rpc``, whose turns are minutes apart. Each
-has a Redis of its own, and idle processes of the others beside it.
+All contenders run at once and take short turns, so that a slow minute of the machine affects all of
+them: ratios within a round spread less than those of ``benchmarks.rpc``, whose turns are minutes apart.
+Each has a Redis of its own; the processes of the others are idle meanwhile.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _WARM_UP: Final = 20
 
 
 def measure(names: Sequence[str], *, rounds: int, calls: int) -> dict[str, list[list[float]]]:
-    """Let contenders take turns; returns by name, for each round, each call's seconds.
+    """Run the contenders in turns; returns by name, for each round, each call's seconds.
 
     Raises:
-        TurnFailedError: a process of one failed.
+        TurnFailedError: a process of a contender failed.
         NotAvailableError: one is not installed, or cannot run on this machine.
     """
     found: dict[str, list[list[float]]] = {name: [] for name in names}
@@ -46,7 +46,7 @@ def measure(names: Sequence[str], *, rounds: int, calls: int) -> dict[str, list[
         talks = {name: _opened(stack, root / name, name) for name in names}
         for number in range(rounds):
             print(f"round {number + 1}/{rounds} …", file=sys.stderr, flush=True)
-            # To and fro: nobody always comes after the same neighbour.
+            # Alternating order, so that no contender always follows the same other one.
             for name in names if number % 2 == 0 else reversed(names):
                 ask = {"do": "sequential", "calls": calls, "warm_up": _WARM_UP}
                 found[name].append(talks[name].ask(ask, limit_seconds=_LIMIT_SECONDS)["latencies"])
@@ -69,7 +69,7 @@ def _opened(stack: ExitStack, directory: Path, name: str) -> Conversation:
 
 
 def ratios_of(found: dict[str, list[list[float]]], *, percent: float) -> dict[str, list[float]]:
-    """A percentile of each contender's rounds, divided by the first contender's of the same round."""
+    """Return a percentile of each contender's rounds, divided by the first contender's of the same round."""
     first = next(iter(found.values()))
     return {
         name: [
@@ -105,11 +105,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--only", metavar="NAMES", default=_DEFAULT, help=f"the first is the measure of all ({_DEFAULT})"
+        "--only", metavar="NAMES", default=_DEFAULT, help=f"the first is the reference ({_DEFAULT})"
     )
     parser.add_argument("--rounds", type=int, default=12, metavar="N", help="turns of each, at least 2 (12)")
     parser.add_argument("--calls", type=int, default=250, metavar="N", help="calls per turn (250)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
     words = parser.parse_args(argv)
     words.only = words.only.split(",")
     try:

@@ -1,9 +1,9 @@
-"""Downloads: how fast beside curl and aria2c, and what ordinary calls notice of one.
+"""Measure downloads: their rate in comparison with curl and aria2c, and their effect on ordinary calls.
 
-``speed`` fetches one file from one local server by each tool in turn (A B C … A B C …).
-``beside`` runs a whole system under a steady rate of ordinary calls, in windows that take turns: quiet,
-then beside a worker that downloads from a slow server that cuts each connection, quiet again, and so on.
-In the quiet windows between, the server stands still and the download waits for it.
+``speed`` fetches one file from one local server with each tool in turn (A B C … A B C …).
+``beside`` runs a whole system under a constant rate of ordinary calls, in alternating windows: quiet
+ones, and windows during which a worker downloads from a slow server that cuts each connection. In the
+quiet windows the server is frozen and the download waits for it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SLOW_BYTES_PER_SECOND: Final = 40 * 1000 * 1000
 
 @dataclass
 class Served:
-    """A server and what it was asked for."""
+    """A running file server, and the first byte of each request to it."""
 
     url: str
     starts: list[int] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Served:
 
 @contextmanager
 def serving(path: Path, *options: str) -> Iterator[Served]:
-    """Serve a file by a process of its own."""
+    """Serve a file from a process of its own."""
     command = [sys.executable, "-m", "benchmarks.harness.file_server", str(path), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -85,7 +85,7 @@ def serving(path: Path, *options: str) -> Iterator[Served]:
 
 
 def make_file(path: Path, size: int) -> str:
-    """Write bytes that no compression shortens; returns their SHA-256."""
+    """Write incompressible bytes; returns their SHA-256."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for _ in range(size // _MEBI):
@@ -161,12 +161,12 @@ def _fetch(url: str, target: Path, connections: int) -> Callable[[], None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Window:
-    """Calls of some seconds, and what the machine did meanwhile."""
+    """The calls of one window, and the CPU use during it."""
 
     is_quiet: bool
-    #: Seconds that each call took, from when it was due.
+    #: Seconds of each call, counted from its due time.
     took: list[float]
-    #: Cores that each kind of process used.
+    #: Cores that each kind of process used, on average.
     cores: dict[str, float]
 
     @property
@@ -175,7 +175,7 @@ class _Window:
 
 
 async def beside(mebibytes: int, calls_per_second: int, window_seconds: float, bytes_per_second: int) -> int:
-    """Print what calls and the worker's memory do while a large file comes in slowly."""
+    """Print call latencies and the worker's memory while a large file is downloaded slowly."""
     from broker_config.settings import Settings
     from cli.output import Output
     from cli.system import CALL_LANES, open_services
@@ -185,7 +185,7 @@ async def beside(mebibytes: int, calls_per_second: int, window_seconds: float, b
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as directory:
         source = Path(directory, "source")
         sha256 = make_file(source, mebibytes * _MEBI)
-        # What making the file has left to be written belongs to no window.
+        # Pending writes of the file must not fall into a window.
         await asyncio.to_thread(os.sync)
         options = ("--cut-bytes", str(_CUT_BYTES), "--bytes-per-second", str(bytes_per_second))
         settings = Settings.load(
@@ -229,7 +229,7 @@ async def _window(
 
 
 def _cpu_seconds(directory: str) -> dict[str, float]:
-    """CPU time so far of this process and of those that belong to the run, by what they are."""
+    """Return the CPU time so far of this process and of the processes of the run, by kind."""
     tick = os.sysconf("SC_CLK_TCK")
     totals = {"caller": sum(os.times()[:2])}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -255,7 +255,7 @@ async def _download(services: Any, url: str, sha256: str) -> str:
 async def _calls(
     services: Any, rate: int, *, seconds: float, until: asyncio.Task[Any] | None = None
 ) -> list[float]:
-    """Call at a fixed rate whatever the answers take; returns how long each took from its due time.
+    """Call at a fixed rate, regardless of the answers; returns each call's seconds from its due time.
 
     Args:
         until: ends it before ``seconds``.
@@ -280,7 +280,7 @@ async def _calls(
 
 
 async def _memory(services: Any, download: asyncio.Task[Any]) -> list[int]:
-    """Sample the resident memory of the worker that downloads, once a second."""
+    """Return the resident memory of the downloading worker in bytes, sampled once a second."""
     sizes: list[int] = []
     while not download.done():
         await asyncio.sleep(1)
@@ -352,7 +352,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the two."""
+    """Run one of the two benchmarks."""
     options = parse(argv)
     if options.what == "speed":
         return speed(options.mebibytes, options.repetitions)

@@ -1,9 +1,9 @@
-"""From an AGENT method's return to the next request that reaches the LLM: ``python -m benchmarks.follow_up``.
+"""Measure the time from an AGENT result to the next LLM request: ``python -m benchmarks.follow_up``.
 
 One chat, one methods worker, one rounds worker, Redis and SQLite (or ``--database-url``). The LLM is an HTTP
-server of this process that answers at once with code that calls an AGENT method; the method's text holds the
-time of its return, and the server compares it with the time at which the next request begins to arrive. All
-of it is one machine, so one clock.
+server of this process that answers at once with code that calls an AGENT method. The method's text contains
+the time of its return, and the server compares it with the arrival of the first byte of the next request,
+by the same clock.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = ["main", "parse"]
 _PLUGINS: Final = Path(__file__).parent / "plugins"
 _CHAT: Final = "bench_chat"
 _RETURNED: Final = re.compile(r"returned (\d+\.\d+)")
-#: Follow-up rounds of a turn: as many as a turn may have by default.
+#: Follow-up rounds of a turn: the default maximum.
 _ROUNDS: Final = 7
 _TURN_SECONDS: Final = 60
 
 
 class StampingModel:
-    """Speaks as much of the OpenAI chat protocol as one client needs, over connections that stay open."""
+    """A minimal OpenAI chat server with persistent connections that records the time to each request."""
 
     def __init__(self, rounds: int) -> None:
         self.seconds: list[float] = []
@@ -52,7 +52,7 @@ class StampingModel:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
 
     def stop(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         if self._server is not None:
             self._server.close()
 
@@ -97,7 +97,7 @@ def _streamed(text: str) -> bytes:
 
 
 async def measure(turns: int, database_url: str | None) -> list[float]:
-    """Let a chat have turns of ``_ROUNDS`` follow-up rounds; returns the seconds of each."""
+    """Run turns of ``_ROUNDS`` follow-up rounds in a chat; returns the seconds of each round."""
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
         directory, model = Path(name), StampingModel(_ROUNDS)
         os.environ |= {
@@ -122,7 +122,7 @@ async def measure(turns: int, database_url: str | None) -> list[float]:
                 model.turn_is_over.clear()
         except TimeoutError as exc:
             words = "\n".join(worker.last_words() for worker in workers)
-            raise SystemExit(f"only {len(model.seconds)} rounds came:\n{words}") from exc
+            raise SystemExit(f"only {len(model.seconds)} rounds ran:\n{words}") from exc
         finally:
             model.stop()
             for worker in workers:
@@ -142,7 +142,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.follow_up", description=__doc__)
     parser.add_argument("--turns", type=int, default=30, help="turns of 7 follow-up rounds (default: 30)")
     parser.add_argument("--database-url", help="instead of SQLite, for example postgresql://host/scratch")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     return parser.parse_args(argv)
 
 

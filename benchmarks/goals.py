@@ -1,8 +1,8 @@
-"""What a call's road was to cost, and what it costs, in one run: ``python -m benchmarks.goals``.
+"""Measure the costs of a call and compare them with their goals: ``python -m benchmarks.goals``.
 
-Goals in milliseconds were set on a machine where one call through taskiq took 0.64 ms. Here they stand as so
-many of taskiq's calls, and ours are divided by what that call takes in the same minutes. Each part of the run
-is a benchmark of its own and prints its own report to stderr.
+Goals in milliseconds were set on a machine where one call through taskiq took 0.64 ms. They are converted to
+multiples of taskiq's call, and our figures are divided by the time of that call in the same run. Each part of
+the run is a benchmark of its own and prints its report to stderr.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.harness.report import table
 
 __all__ = ["Goal", "as_text", "goals_of", "main", "parse"]
 
-#: What taskiq's call took where the goals were set.
+#: Time of one call through taskiq on the machine where the goals were set.
 _TASKIQ_SECONDS: Final = 0.64e-3
 _OURS, _BUSY, _PEER = "nekro-sandbox", "nekro-sandbox-busy", "taskiq"
 _MEGABYTE: Final = 1e6
@@ -32,30 +32,30 @@ _MEGABYTE: Final = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """One goal: a ratio, and how far it may go."""
+    """One goal: a measured ratio and its limit."""
 
     title: str
-    #: None: it could not be measured.
+    #: None when it could not be measured.
     ratio: Spread | None
     limit: float
     at_least: bool = False
-    #: The figure in its own unit; empty where the ratio says all.
+    #: The figure in its own unit; empty where there is only the ratio.
     figure: str = ""
 
     @property
     def is_reached(self) -> bool:
-        """Whether the median keeps to the limit."""
+        """Whether the median is within the limit."""
         if self.ratio is None:
             return False
         return self.ratio.median >= self.limit if self.at_least else self.ratio.median <= self.limit
 
 
 def goals_of(found: dict[str, Any]) -> list[Goal]:
-    """Put what the benchmarks wrote beside the goals.
+    """Return the goals with the results of the benchmarks.
 
     Args:
-        found: by benchmark: ``one`` and ``two`` (``benchmarks.rpc`` with as many workers), ``alternate``,
-            ``waiting``, ``follow_up``, ``kv``.
+        found: results by benchmark: ``one`` and ``two`` (``benchmarks.rpc`` with that many workers),
+            ``alternate``, ``waiting``, ``follow_up``, ``kv``.
     """
     ours = [turn for turn in found["one"]["contenders"][_OURS]["repetitions"] if turn]
     peers = [turn for turn in found["one"]["contenders"][_PEER]["repetitions"] if turn]
@@ -117,7 +117,11 @@ def _ratio(report: dict[str, Any], field: str) -> Spread | None:
 def _in_calls(
     title: str, seconds: Sequence[float], taskiq_seconds: Iterable[float | None], *, goal_seconds: float
 ) -> Goal:
-    """A goal in seconds as one in taskiq's calls, which took as long; None: it is not installed."""
+    """Convert a goal in seconds to one in multiples of taskiq's call.
+
+    Args:
+        taskiq_seconds: times of that call; None where taskiq is not installed.
+    """
     calls = [call for call in taskiq_seconds if call is not None]
     taken = spread(seconds)
     one = mean(calls) if calls else None
@@ -157,7 +161,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.goals", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=3, help="turns of each contender (default: 3)")
-    parser.add_argument("--quick", action="store_true", help="little of each: does all of it work?")
+    parser.add_argument("--quick", action="store_true", help="short runs, to check that all of it works")
     return parser.parse_args(argv)
 
 

@@ -1,8 +1,8 @@
-"""One chat's costly arguments beside another chat's calls: ``python -m benchmarks.heavy_arguments``.
+"""Measure the effect of one chat's large arguments on another chat: ``python -m benchmarks.heavy_arguments``.
 
-One methods worker, Redis and SQLite. A process of its own makes 200 calls with each kind of costly
-arguments, as many at a time as a run may have in flight; this process makes small calls for another
-chat, one after the other, before and meanwhile.
+One methods worker, Redis and SQLite. A separate process makes 200 calls with each kind of large
+arguments, with as many in flight as a run may have; this process makes small sequential calls for
+another chat, before and meanwhile.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _repeated(unit: str, most: int = 1 << 30) -> str:
     return f"[[[{','.join([unit] * count)}]],{{}}]"
 
 
-#: Arguments by kind, as the sandbox would send them; the last ones are refused when their steps are spent.
+#: Arguments by kind, as the sandbox would send them; the last ones exceed the decoder's step limit.
 _KINDS: Final = {
     "records": _repeated('{"name":"x","number":1234,"rate":0.25,"tags":["a","b"]}', 16_000),
     "fractions": _repeated('{"$fraction":[1,3]}', 22_000),
@@ -87,7 +87,7 @@ async def _attack(kind: str, calls: int, in_flight: int) -> None:
 
     async def one_after_the_other() -> None:
         for _ in numbers:
-            with contextlib.suppress(NekroError):  # refused, or too late: the work was done
+            with contextlib.suppress(NekroError):  # refused, or too late, after the work was done
                 await _call(services, "weigh", arguments, "heavy")
 
     print("began", flush=True)
@@ -96,7 +96,7 @@ async def _attack(kind: str, calls: int, in_flight: int) -> None:
 
 
 async def _small_calls(services: Services, until: subprocess.Popen[str] | None) -> list[float]:
-    """Seconds of calls one after the other, until a process has ended, and at least some."""
+    """Return the seconds of sequential calls, at least 200, made until the process has ended."""
     from codec.values import encode_arguments
 
     taken: list[float] = []
@@ -143,10 +143,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.heavy_arguments", description=__doc__)
     parser.add_argument("--calls", type=int, default=200, help="calls of each kind (default: 200)")
-    parser.add_argument("--in-flight", type=int, default=8, help="of them at a time (default: 8)")
+    parser.add_argument("--in-flight", type=int, default=8, help="calls in flight at a time (default: 8)")
     parser.add_argument("--only", nargs="*", choices=_KINDS, help="kinds of arguments (default: all)")
     parser.add_argument("--attack", choices=_KINDS, help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all latencies there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all latencies to FILE")
     return parser.parse_args(argv)
 
 

@@ -1,9 +1,9 @@
-"""What ``plugin.store`` costs beside the bare driver: ``python -m benchmarks.kv_costs --help``.
+"""Compare ``plugin.store`` with the bare database driver: ``python -m benchmarks.kv_costs --help``.
 
-The same statements on the same database file or server: once as a plugin's coroutine runs them, through
-``plugin.store`` in its greenlet, once on one kept connection of aiosqlite or psycopg with the same settings,
-each write committed by itself. The two go turn about; ratios are taken within each repetition. Needs no
-broker.
+The same statements on the same database file or server: as a plugin's coroutine runs them, through
+``plugin.store`` in its greenlet, and on one persistent connection of aiosqlite or psycopg with the same
+settings, with a commit for each write. The two alternate; ratios are computed within each repetition.
+Needs no broker.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Fetch = Callable[[Any, str, Any], Awaitable[Any]]
 
 
 class Plugin:
-    """A plugin's way to its values."""
+    """Reads and writes values as a plugin does."""
 
     def __init__(self) -> None:
         self._store = PluginStore(_PLUGIN)
@@ -70,7 +70,7 @@ class Plugin:
 
 
 class Bare:
-    """The driver's cheapest way to the same rows, on one connection that stays open."""
+    """Reads and writes the same rows with the bare driver, on one persistent connection."""
 
     def __init__(self, connection: Any, fetch: _Fetch, dialect: Dialect) -> None:
         self._connection = connection
@@ -81,7 +81,7 @@ class Bare:
         self._numbers = itertools.count()
 
     async def prepare(self) -> None:
-        """Take over the rows that the plugin wrote."""
+        """Read the rows that the plugin wrote, for the parameters of the statements."""
         names = ("digest", "plugin_key", "chat_key", "user_key", "store_key", "value")
         query = f"SELECT {', '.join(names)} FROM plugin_values WHERE plugin_key = '{_PLUGIN}'"
         for row in await self._fetch(self._connection, query, ()):
@@ -120,7 +120,7 @@ async def _bare(database: Database) -> Bare:
 async def _measure(
     name: str, settings: DatabaseSettings, options: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Print a database's rows; returns the ratio of each repetition by operation."""
+    """Print the rows of one database; returns the ratio of each repetition by operation."""
     ratios: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as directory:
         await upgrade(settings, Path(directory))
@@ -161,7 +161,7 @@ async def _compare(
 
 
 async def _one_by_one(ours: _Operation, bare: _Operation, options: argparse.Namespace) -> tuple[float, float]:
-    """The medians' seconds; turn about, so that each finds the caches as cold as the other."""
+    """Return the median seconds of both; alternating, so that both find the same state of the caches."""
     seconds: dict[_Operation, list[float]] = {ours: [], bare: []}
     for _ in range(options.count):
         for operation, taken in seconds.items():
@@ -172,7 +172,7 @@ async def _one_by_one(ours: _Operation, bare: _Operation, options: argparse.Name
 
 
 async def _at_once(ours: _Operation, bare: _Operation, options: argparse.Namespace) -> tuple[float, float]:
-    """The seconds of all, divided by their number."""
+    """Return the total seconds divided by the number of operations, for both."""
     seconds = []
     for operation in (ours, bare):
         started = time.perf_counter()
@@ -195,8 +195,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--url", help="also measure this database, for example postgresql://host/scratch")
     parser.add_argument("--count", type=int, default=300, help="operations one by one (default: 300)")
     parser.add_argument("--at-once", type=int, default=1000, help="operations at once (default: 1000)")
-    parser.add_argument("--repetitions", type=int, default=9, help="of all figures (default: 9)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios there too")
+    parser.add_argument("--repetitions", type=int, default=9, help="repetitions of all figures (default: 9)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the ratios to FILE")
     return parser.parse_args(argv)
 
 

@@ -1,7 +1,7 @@
-"""What one exchange with Redis costs an event loop: ``python -m benchmarks.redis_exchanges``.
+"""Measure the CPU cost of one Redis command on an event loop: ``python -m benchmarks.redis_exchanges``.
 
-One ``SET`` after the other by redis-py's asyncio client, by a pipeline of it, and by our own link, turn
-about on one loop and one Redis. CPU is that of the loop's thread.
+Sequential ``SET`` commands with redis-py's asyncio client, with a pipeline of it, and with ``RedisLink``,
+alternating on one loop and one Redis. CPU is the time of the loop's thread.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ async def _measure(url: str, exchanges: int, repetitions: int) -> dict[str, list
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.redis_exchanges", description=__doc__)
-    parser.add_argument("--exchanges", type=int, default=3000, help="of each way in a turn (default: 3000)")
-    parser.add_argument("--repetitions", type=int, default=5, help="turns of each way (default: 5)")
+    parser.add_argument(
+        "--exchanges", type=int, default=3000, help="commands of each client per turn (default: 3000)"
+    )
+    parser.add_argument("--repetitions", type=int, default=5, help="turns of each client (default: 5)")
     return parser.parse_args(argv)
 
 

@@ -1,8 +1,7 @@
-"""One method call, ours and others', in one run on one Redis: ``python -m benchmarks.rpc --help``.
+"""Compare a method call with other task queues on one Redis: ``python -m benchmarks.rpc --help``.
 
 Contenders take turns (A B C … A B C …), each turn with fresh worker and client processes, so that
-what the machine does meanwhile falls on all of them alike. ``docs/performance.md`` tells how to
-read the report.
+variations of the machine affect all of them. ``docs/performance.md`` explains the report.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["Options", "main", "parse_options", "run_benchmark"]
 _EPILOG = """\
 examples:
   make bench                                          the whole table
-  python -m benchmarks.rpc --quick                    one short repetition, to see that all of it works
+  python -m benchmarks.rpc --quick                    one short repetition, to check that all of it works
   python -m benchmarks.rpc --only taskiq,nekro-bridge --repetitions 9
   python -m benchmarks.rpc --workers 2 --json bench.json
 
@@ -41,7 +40,7 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line asks for."""
+    """The parsed command line."""
 
     contenders: tuple[Contender, ...]
     repetitions: int
@@ -54,7 +53,7 @@ def parse_options(argv: Sequence[str]) -> Options:
     """Read the command line; ends the process with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.rpc",
-        description="Measure a call's round trip and calls per second, beside other task queues.",
+        description="Measure a call's round trip and calls per second, in comparison with other task queues.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -62,13 +61,15 @@ def parse_options(argv: Sequence[str]) -> Options:
     parser.add_argument("--only", metavar="NAMES", help="comma-separated contenders; see the names below")
     parser.add_argument("--repetitions", type=_positive, metavar="N", help="turns of each contender (5)")
     parser.add_argument("--calls", type=_positive, metavar="N", help="sequential calls per turn (2000)")
-    parser.add_argument("--flood-calls", type=_positive, metavar="N", help="calls in flight per turn (10000)")
-    parser.add_argument("--in-flight", type=_positive, default=100, metavar="N", help="at once (100)")
+    parser.add_argument(
+        "--flood-calls", type=_positive, metavar="N", help="concurrent calls per turn (10000)"
+    )
+    parser.add_argument("--in-flight", type=_positive, default=100, metavar="N", help="concurrency (100)")
     parser.add_argument("--workers", type=_positive, default=1, metavar="N", help="worker processes (1)")
     parser.add_argument(
         "--limit", type=float, default=120, metavar="SECONDS", help="longest measurement (120)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
     names = ", ".join(contender.name for contender in CONTENDERS)
     parser.epilog = f"contenders: {names}\n\n{_EPILOG}"
     words = parser.parse_args(argv)
@@ -93,7 +94,7 @@ def parse_options(argv: Sequence[str]) -> Options:
 
 
 def run_benchmark(options: Options, directory: Path) -> Run:
-    """Run every repetition on one Redis, below ``directory``, telling stderr how far it is."""
+    """Run every repetition on one Redis, with files below ``directory`` and progress on stderr."""
     results = [Result(contender=contender, absent=contender.missing()) for contender in options.contenders]
     with redis_server(directory) as server:
         machine = describe_machine(server.version)
@@ -118,13 +119,13 @@ def run_benchmark(options: Options, directory: Path) -> Run:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; the report goes to stdout, progress to stderr."""
     options = parse_options(sys.argv[1:] if argv is None else argv)
-    # A terminated run must stop its servers and workers as an interrupted one does.
+    # SIGTERM must stop servers and workers as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="rpc-bench-") as directory:
             run = run_benchmark(options, Path(directory))
     except KeyboardInterrupt:
-        print("interrupted; everything that was started has been stopped", file=sys.stderr)
+        print("interrupted; all started processes have been stopped", file=sys.stderr)
         return _INTERRUPTED
     print(as_text(run))
     if options.json_path is not None:

@@ -1,7 +1,7 @@
-"""What a sandbox costs: ``python -m benchmarks.sandbox --help``.
+"""Measure the costs of a sandbox: ``python -m benchmarks.sandbox --help``.
 
-Starts to the first output, cold and warm, with and without numpy; the round trip of a call
-between sandboxed code and the bridge; and what a series of runs leaves behind on the host.
+Starts until the first output, cold and warm, with and without numpy; the round trip of a call
+between sandboxed code and the bridge; and leftovers of a series of runs on the host.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ENDINGS: Final = (_HELLO, "1 / 0", "import os; os.abort()", "echo(1)", "while T
 
 @dataclass(frozen=True, kw_only=True)
 class Leftovers:
-    """What runs could leave on the host, counted."""
+    """Number of resources that runs could leave on the host."""
 
     processes: int
     mounts: int
@@ -68,7 +68,7 @@ class Leftovers:
 
     @classmethod
     def now(cls, directory: Path) -> Leftovers:
-        """Count what belongs to this process."""
+        """Count the resources of this process."""
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
         groups = [path for path in Path("/sys/fs/cgroup").glob(f"**/nekro-run-{os.getpid()}-*")]
         boxes = Path(tempfile.gettempdir()).glob(f"nekro-box-{os.getpid()}-*")
@@ -82,7 +82,7 @@ class Leftovers:
 
 
 class Bench:
-    """One manager, and the figures taken on it."""
+    """One sandbox manager, and measurements with it."""
 
     def __init__(self, settings: SandboxSettings, directory: Path) -> None:
         self.settings = settings
@@ -117,25 +117,25 @@ class Bench:
         return result, (first[0] if first else end) - begin, end - begin
 
     async def starts(self, code: str, *, count: int, warm: bool) -> tuple[list[float], list[float]]:
-        """Seconds to first output and to the end, ``count`` times."""
+        """Return the seconds to the first output and to the end of ``count`` runs."""
         firsts, wholes = [], []
         for number in range(count + 2):
             result, first, whole = await self.run(code, warm=warm)
             if result.stop_type != 0:
                 raise SandboxUnavailableError(f"the code did not run: {result.output or result.error}")
-            if number >= 2:  # the first ones fill caches
+            if number >= 2:  # the first two warm up caches
                 firsts.append(first)
                 wholes.append(whole)
         return firsts, wholes
 
     async def calls(self, *, count: int, argument: str) -> list[float]:
-        """Seconds of calls one after the other, as the code saw them."""
+        """Return the seconds of sequential calls, measured by the code."""
         result, _, _ = await self.run(_CALLS.format(count=count, argument=argument), warm=True)
         seconds: list[float] = json.loads(result.output)
         return seconds[count // 10 :]
 
     async def leftovers(self, *, count: int) -> tuple[Leftovers, Leftovers]:
-        """What there is before and after ``count`` runs that end in every way."""
+        """Return the resources before and after ``count`` runs with different endings."""
         await self.run(_HELLO)
         before = Leftovers.now(self.directory)
         for number in range(count):
@@ -159,7 +159,7 @@ async def _echo(call: StubCall) -> StubResult:
 
 
 def _row(name: str, repetitions: Sequence[Sequence[float]], *, scale: float, unit: str) -> str:
-    """One line: median of the repetitions' medians with their range, and the 95th percentile of all."""
+    """Return one line: median of the repetitions' medians with their range, 95th percentile of all values."""
     medians = [statistics.median(values) * scale for values in repetitions]
     everything = sorted(value * scale for values in repetitions for value in values)
     p95 = everything[int(len(everything) * 0.95)]
@@ -226,8 +226,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sandbox",
-        description="Measure sandbox starts, call round trips, and what runs leave behind.",
-        epilog="exit codes: 0 nothing was left behind, 1 something was, 2 usage, 7 no sandbox here",
+        description="Measure sandbox starts, call round trips, and leftovers of runs.",
+        epilog="exit codes: 0 no leftovers, 1 leftovers, 2 usage, 7 no sandbox here",
     )
     parser.add_argument("--runs", type=int, default=40, help="runs per repetition (40)")
     parser.add_argument("--repetitions", type=int, default=5, help="repetitions of every figure (5)")

@@ -1,4 +1,4 @@
-"""How calls scale, measured here and simulated beyond: ``python -m benchmarks.scale --help``."""
+"""Measure how calls scale here and simulate larger fleets: ``python -m benchmarks.scale --help``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["main"]
 _EPILOG = """\
 examples:
   make scale                                       measure, simulate, print
-  make scale SCALE_ARGS='--write docs/scaling.md'  and put it into the page
-  python -m benchmarks.scale --quick               a minute, to see that all of it works
-  python -m benchmarks.scale --json scale.json     keep what was measured
-  python -m benchmarks.scale --from scale.json     simulate again from that
+  make scale SCALE_ARGS='--write docs/scaling.md'  and write the result into the page
+  python -m benchmarks.scale --quick               a minute, to check that all of it works
+  python -m benchmarks.scale --json scale.json     save the measurements
+  python -m benchmarks.scale --from scale.json     simulate again from saved measurements
 
 exit codes: 0 done, 2 usage, 130 interrupted
 """
@@ -43,11 +43,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="little of everything")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured there")
+    parser.add_argument("--quick", action="store_true", help="short measurements")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements to FILE")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="measure nothing; read FILE")
     parser.add_argument(
-        "--write", type=Path, metavar="PAGE", help="put the figures between the marks of PAGE"
+        "--write", type=Path, metavar="PAGE", help="write the figures between the marks of PAGE"
     )
     return parser.parse_args(argv)
 
@@ -56,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; the report goes to stdout, progress to stderr."""
     given = list(sys.argv[1:] if argv is None else argv)
     options = parse(given)
-    # A terminated run must stop its servers and workers as an interrupted one does.
+    # SIGTERM must stop servers and workers as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         taken = _kept(options.source) if options.source is not None else _measured(options, given)
     except KeyboardInterrupt:
-        print("interrupted; everything that was started has been stopped", file=sys.stderr)
+        print("interrupted; all started processes have been stopped", file=sys.stderr)
         return _INTERRUPTED
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(taken), indent=2) + "\n", "utf-8")
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measured(options: argparse.Namespace, given: Sequence[str]) -> Taken:
     with tempfile.TemporaryDirectory(prefix="scale-") as directory, redis_server(Path(directory)) as server:
-        machine = describe_machine(server.version)  # before our own load is on it
+        machine = describe_machine(server.version)  # before the measurements load it
         return Taken(
             figures=measure(server, Path(directory), Plan.quick() if options.quick else Plan()),
             machine=machine,

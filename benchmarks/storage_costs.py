@@ -1,7 +1,7 @@
-"""What the database costs a call: ``python -m benchmarks.storage_costs --help``.
+"""Measure the cost of the database for a call: ``python -m benchmarks.storage_costs --help``.
 
-Times claims, outcomes and plugin values one by one and 200 at a time, on SQLite with both settings of
-``sqlite_synchronous`` and on any database given by URL. Needs no broker.
+Measures claims, outcomes and plugin values one by one and 200 at a time, on SQLite with both settings of
+``sqlite_synchronous`` and on a database given by URL. Needs no broker.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WARM_UP = 20
 
 
 class Ledger:
-    """The operations that are timed."""
+    """The measured operations."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -45,13 +45,13 @@ class Ledger:
         self._numbers = itertools.count()
 
     async def claim_and_finish(self) -> None:
-        """What a BEHAVIOR call that leaves no observation pays."""
+        """The statements of a call without an observation: claim and outcome."""
         call = await self._claim()
         async with self._database.autocommit() as tx:
             await tx.calls.finish(call.id, fence=1, outcome={"value": "x" * 100})
 
     async def claim_and_wake(self) -> None:
-        """What an AGENT call pays: outcome, observation and round in one transaction."""
+        """The statements of an AGENT call: claim; then outcome, observation and round in one transaction."""
         call = await self._claim()
         async with self._database.begin() as tx:
             await tx.calls.finish(call.id, fence=1, outcome={"text": "x" * 100})
@@ -111,7 +111,7 @@ async def _one_by_one(operation: Callable[[], Awaitable[None]], count: int) -> l
 
 
 async def _at_once(operation: Callable[[], Awaitable[None]], count: int) -> float:
-    """Operations per second with ``_AT_ONCE`` of them under way."""
+    """Return the operations per second with ``_AT_ONCE`` of them in flight."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one() -> None:

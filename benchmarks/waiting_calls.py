@@ -1,6 +1,7 @@
-"""Many calls that wait at the same time in one worker process: ``python -m benchmarks.waiting_calls``.
+"""Measure many calls that wait at the same time in one worker: ``python -m benchmarks.waiting_calls``.
 
-One methods worker with room for all of them, Redis and SQLite; this process calls as the bridge does.
+One methods worker with enough concurrency for all of them, Redis and SQLite; this process calls as the
+bridge does.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _PLUGINS: Final = Path(__file__).parent / "plugins"
 _METHOD: Final = "bench.wait.wait"
 _CHAT: Final = "bench_chat"
 _CALL_SECONDS: Final = 110
-#: Calls that are begun before the loop turns to those that are under way.
+#: Calls that are started before the event loop runs the started ones.
 _AT_ONCE: Final = 50
 _MIB: Final = 1 << 20
 
 
 async def _burst(services: Services, calls: int, seconds: float) -> float:
-    """Make calls all at once; returns the seconds until the last answer."""
+    """Make all calls at once; returns the seconds until the last answer."""
     from broker_config.wire import new_id
     from codec.values import decode_value, encode_arguments
     from workers.dispatch import CallScope
@@ -57,7 +58,7 @@ async def _burst(services: Services, calls: int, seconds: float) -> float:
             deadline=datetime.now(UTC) + timedelta(seconds=_CALL_SECONDS),
         )
         if decode_value(envelope.value_bytes(), max_bytes=1 << 16) != seconds:
-            raise SystemExit("a call was answered wrongly")
+            raise SystemExit("a call returned a wrong value")
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -95,7 +96,7 @@ async def _measure(
 
 
 def _prepare() -> None:
-    """Make the database, before a worker looks for it."""
+    """Create the database before a worker is started."""
     from broker_config.settings import Settings
     from storage.migrate import upgrade
 
@@ -109,7 +110,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=10_000, help="calls at once (default: 10000)")
     parser.add_argument("--seconds", type=float, default=1, help="how long each waits (default: 1)")
     parser.add_argument("--repetitions", type=int, default=3, help="bursts, in one worker (default: 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     return parser.parse_args(argv)
 
 

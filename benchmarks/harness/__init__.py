@@ -1,1 +1,1 @@
-"""What every benchmark shares: processes, one Redis, turns, arithmetic, the report."""
+"""Shared parts of the benchmarks: processes, one Redis, turns, statistics, the report."""

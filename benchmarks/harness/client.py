@@ -58,20 +58,20 @@ def _answer(session: _Session, line: bytes) -> dict[str, Any]:
         return {"event": "done", **session.obey(json.loads(line))}
     except NotAvailableError as exc:
         return {"event": "unavailable", "reason": str(exc)}
-    except Exception as exc:  # the edge of the process: the harness reports it and goes on
+    except Exception as exc:  # the edge of the process: the harness reports it and continues
         traceback.print_exc()
         return {"event": "failed", "reason": f"{type(exc).__name__}: {exc}"}
 
 
 def _own_stdout() -> IO[bytes]:
-    """Keep the real stdout for answers, so that no library's print can break the protocol."""
+    """Reserve the real stdout for answers, so that a library's print cannot break the protocol."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers
 
 
 def main(name: str) -> None:
-    """Serve one turn, until stdin ends."""
+    """Serve one turn until stdin is closed."""
     session = _Session(contender_named(name), Setup.from_environment())
     with _own_stdout() as answers:
         for line in sys.stdin.buffer:

@@ -1,7 +1,7 @@
-"""What every contender offers the harness: a worker's command lines and a client that calls it.
+"""The interface of a contender: command lines of its workers, and a client that calls them.
 
 Every contender runs the same coroutine, ``probe``, with the same arguments, and each answer is
-checked. Clients live in a process of their own, so that peak memory is the contender's alone.
+checked. Clients run in a process of their own, so that peak memory is only the contender's.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = [
 
 Ticket = TypeVar("Ticket")
 
-#: The folder that holds the packages; children import from it wherever they run.
+#: The folder of the packages; child processes import from it in any working directory.
 ROOT = Path(__file__).resolve().parents[2]
-#: Not ``NEKRO_…``: our settings refuse names of that prefix that they do not know.
+#: Without the prefix ``NEKRO_``, as the settings refuse unknown names with it.
 SETUP_VARIABLE = "RPC_BENCH_SETUP"
 #: Longest wait for one answer.
 CALL_SECONDS = 30.0
@@ -49,11 +49,11 @@ Latencies = list[float]
 
 
 class WrongAnswerError(Exception):
-    """A contender answered with something else than ``probe`` returns."""
+    """A contender returned another value than ``probe``."""
 
 
 class NotAvailableError(Exception):
-    """A contender is installed and cannot run on this machine; the message says why."""
+    """A contender is installed but cannot run on this machine; the message says why."""
 
 
 async def probe(number: int, text: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def check(number: int, answer: object) -> None:
     """Compare an answer with what ``probe`` returns for ``number``.
 
     Raises:
-        WrongAnswerError: it is something else.
+        WrongAnswerError: it differs.
     """
     if answer != {"number": number + 1, "text": TEXT}:
         raise WrongAnswerError(f"call {number} was answered {answer!r}")
@@ -73,20 +73,20 @@ def check(number: int, answer: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One turn's surroundings; workers and clients read it from ``SETUP_VARIABLE``."""
+    """The environment of one turn; workers and clients read it from ``SETUP_VARIABLE``."""
 
     redis_url: str
     http_port: int
-    #: Empty, of this turn alone.
+    #: An empty directory, used only by this turn.
     directory: str
-    #: Worker processes (for those that have a choice).
+    #: Number of worker processes, for contenders that can have several.
     workers: int
     in_flight: int
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that carry this to a child, on top of the harness's own.
+        """Return the environment of a child process, which includes this setup.
 
-        ``NEKRO_…`` variables of the shell stay behind: a run must not depend on them.
+        ``NEKRO_…`` variables of the shell are left out: a run must not depend on them.
         """
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")}
         path = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
@@ -102,31 +102,31 @@ class Client(ABC):
     """Calls ``probe`` through one contender; used from one thread."""
 
     def first(self) -> None:
-        """Make one call that waits until a worker is there to answer."""
+        """Make one call, which waits until a worker can answer it."""
         self.sequential(1, warm_up=0)
 
     @abstractmethod
     def sequential(self, calls: int, *, warm_up: int) -> Latencies:
-        """Call one after the other; return each call's seconds, without those of the warm-up."""
+        """Make sequential calls; return each call's seconds, without those of the warm-up."""
 
     @abstractmethod
     def flood(self, calls: int, *, in_flight: int) -> float:
-        """Make ``calls`` calls, always ``in_flight`` of them under way; return the seconds of all."""
+        """Make ``calls`` calls with ``in_flight`` of them in flight; return the total seconds."""
 
     def peak_bytes(self) -> int:
-        """Peak memory of helpers that have ended already; 0 when there were none."""
+        """Return the peak memory of helper processes that have ended; 0 when there were none."""
         return 0
 
     def close(self) -> None:
-        """Give connections back."""
+        """Close connections."""
         return
 
 
 class WindowClient(Client, Generic[Ticket]):
-    """A blocking client that sends ahead: when the oldest answer is in, the next call goes out.
+    """A blocking client with a window: it sends the next call when the oldest answer has arrived.
 
-    One thread with a window is the fastest that the blocking clients here can do; a thread per
-    call in flight costs them more than waiting for the oldest does.
+    One thread with a window is the fastest mode of the blocking clients here; a thread per call in
+    flight costs them more than waiting for the oldest answer.
     """
 
     @abstractmethod
@@ -163,7 +163,7 @@ class WindowClient(Client, Generic[Ticket]):
 
 
 class AsyncClient(Client):
-    """A client on one event loop of its own (uvloop, as the workers of the asyncio contenders)."""
+    """A client on one event loop of its own (uvloop, like the workers of the asyncio contenders)."""
 
     def __init__(self) -> None:
         import uvloop
@@ -221,16 +221,16 @@ class Contender:
     """One way to call a method in another process."""
 
     name: str
-    #: One line for the report: what runs, with which choices.
+    #: One line for the report: the components and their options.
     about: str
-    #: Modules that must be importable; one that is not makes the contender "not installed".
+    #: Modules that must be importable; without one of them, the contender is "not installed".
     modules: Sequence[str]
     #: Command lines of the worker processes of a turn.
     worker_commands: Callable[[Setup], list[list[str]]]
     open_client: Callable[[Setup], Client]
-    #: How to get the modules.
+    #: Command that installs the modules.
     install: str = "pip install -e '.[bench]'"
-    #: Ours are compared with every peer; peers not with each other.
+    #: Whether it is one of this project: those are compared with every peer, peers not with each other.
     ours: bool = False
     #: Runs once before the workers start, in the client's process.
     prepare: Callable[[Setup], None] = lambda setup: None
@@ -238,7 +238,7 @@ class Contender:
     environment: Callable[[Setup], dict[str, str]] = lambda setup: {}
 
     def missing(self) -> str | None:
-        """Say which modules are not installed, and how to get them; None: all are."""
+        """Return which modules are missing and how to install them; None when none is."""
         missing = [module for module in self.modules if not _importable(module)]
         return f"not installed: {', '.join(missing)} ({self.install})" if missing else None
 

@@ -1,4 +1,4 @@
-"""What is measured in one turn, and the arithmetic on repetitions: percentiles, spreads, pairwise ratios."""
+"""The figures of one turn, and statistics over repetitions: percentiles, spreads, pairwise ratios."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEBIBYTE = float(1 << 20)
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One contender in one repetition; None is a figure that could not be taken."""
+    """The figures of one contender in one repetition; None where one could not be measured."""
 
     p50_seconds: float
     p95_seconds: float
@@ -27,7 +27,7 @@ class Figures:
 
 
 class Better(StrEnum):
-    """Which direction of a figure is good."""
+    """Whether a lower or a higher figure is better."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -35,7 +35,7 @@ class Better(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How one field of ``Figures`` is shown; ``scale`` turns its unit into the shown one."""
+    """How one field of ``Figures`` is shown; ``scale`` converts its unit to the shown one."""
 
     field: str
     title: str
@@ -57,7 +57,7 @@ KINDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The median of some values, and their least and greatest."""
+    """Median, least and greatest of some values."""
 
     median: float
     low: float
@@ -93,10 +93,10 @@ def values_of(turns: Iterable[Figures | None], field: str) -> list[float | None]
 
 
 def ratios(ours: Sequence[Figures | None], peer: Sequence[Figures | None], field: str) -> Spread | None:
-    """Divide ours by the peer's within each repetition, then take the spread.
+    """Divide our figure by the peer's within each repetition; return the spread of the ratios.
 
-    Dividing inside a repetition cancels what the machine did meanwhile (frequency, neighbours);
-    a ratio of two medians would not. Repetitions that lack either figure are left out; None when
+    Dividing within a repetition cancels variations of the machine (frequency, other load), which a
+    ratio of two medians would not. Repetitions that lack either figure are left out; None when
     no repetition has both.
     """
     pairs = zip(values_of(ours, field), values_of(peer, field), strict=True)

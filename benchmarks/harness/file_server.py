@@ -1,7 +1,7 @@
-"""A process that serves one file over HTTP/1.1 with ranges; can cut connections and send slowly.
+"""Serve one file over HTTP/1.1 with ranges; can cut connections and send slowly.
 
 ``python -m benchmarks.harness.file_server FILE [--cut-bytes N] [--bytes-per-second N]`` prints its
-port, then one line per request: the first byte that was asked for.
+port, then one line per request: the offset of the first requested byte.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
             wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
             start = int(wanted[1]) if wanted else 0
             end = int(wanted[2]) + 1 if wanted and wanted[2] else size
-            # In one piece: connections are served by threads.
+            # A single write, as connections are served by threads.
             os.write(1, f"{start}\n".encode())
             self.send_response(206 if wanted else 200)
             self.send_header("Content-Length", str(end - start))

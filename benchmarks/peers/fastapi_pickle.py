@@ -1,7 +1,7 @@
-"""Plugins in the server's own process: FastAPI on one uvicorn process, pickled bodies, ``requests``.
+"""The peer FastAPI: plugins in the server's process, on one uvicorn process, pickled bodies, ``requests``.
 
-The shape of the reference's RPC: no queue, no durability, no second worker; and a server that
-unpickles what its callers send, which ours never does.
+The design of the reference's RPC: no queue, no durability, no second worker; and the server unpickles
+what its callers send, which this project never does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def create_app() -> Any:
         args, kwargs = pickle.loads(await request.body())
         return Response(pickle.dumps(await probe(*args, **kwargs)), media_type="application/octet-stream")
 
-    # The annotations are strings here, and the names that they mean are this function's own.
+    # The annotations are strings that refer to local names of this function, so they are replaced.
     call.__annotations__ = {"request": Request, "return": Response}
     app.post("/rpc/probe", response_model=None)(call)
     return app
@@ -100,7 +100,7 @@ class FastAPIClient(Client):
             self._threads.shutdown()
 
     def _threads_for(self, in_flight: int) -> ThreadPoolExecutor:
-        # Kept from the warm-up on, and with the threads their sessions: connecting is not measured.
+        # Kept from the warm-up on, with the sessions of the threads, so that connecting is not measured.
         if self._threads is None:
             self._threads = ThreadPoolExecutor(in_flight)
         return self._threads

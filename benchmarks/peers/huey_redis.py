@@ -1,4 +1,4 @@
-"""huey on Redis: a consumer of threads, results announced on lists."""
+"""The peer huey: a consumer with threads on Redis, results announced on lists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _THREADS = 8
 
 
 def create_huey(setup: Setup) -> tuple[Any, Any]:
-    """Build the queue and its task; ``notify_result`` spares the client its polling."""
+    """Build the queue and its task; with ``notify_result`` the client need not poll."""
     from huey import RedisHuey
 
     queue = RedisHuey("bench", url=setup.redis_url, notify_result=True)

@@ -1,4 +1,4 @@
-"""Ours: a methods worker as ``nekro worker`` starts it, called as the bridge calls it and from a sandbox."""
+"""The contenders of this project: a methods worker, called as the bridge calls it and from a sandbox."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHAT = "bench_chat"
 _RUN_SECONDS = 3600
 _OUTPUT_BYTES = 4 << 20
 
-#: What runs in the sandbox; it prints one JSON line.
+#: The code in the sandbox; it prints one JSON line.
 _PROGRAM = Template("""\
 import json, threading, time
 
@@ -85,7 +85,7 @@ print(json.dumps({"measured": measured, "peak_bytes": peak_bytes()}))
 
 
 def _environment(setup: Setup) -> dict[str, str]:
-    """Defaults, but for the addresses and those limits of a run that the measurement itself would break."""
+    """Return settings: defaults, except addresses and limits of a run that the measurement would exceed."""
     return {
         "NEKRO_BROKER__URL": setup.redis_url,
         "NEKRO_DATA_DIR": str(Path(setup.directory) / "data"),
@@ -102,7 +102,7 @@ def _environment(setup: Setup) -> dict[str, str]:
 
 
 def _busy_environment(setup: Setup) -> dict[str, str]:
-    """The same with busy polling by the caller, as taskiq's client polls when it is alone."""
+    """Return the same with busy polling by the caller, as taskiq's client polls for single calls."""
     return {**_environment(setup), "NEKRO_BROKER__BUSY_POLL_SECONDS": "0.005"}
 
 
@@ -120,7 +120,7 @@ def _prepare(setup: Setup) -> None:
 
 
 class _ServicesClient(AsyncClient):
-    """A process with the services that a rounds worker has."""
+    """A client with the services of a rounds worker."""
 
     _services: Services
 
@@ -135,18 +135,18 @@ class _ServicesClient(AsyncClient):
         self._services = Services.load(settings, role="cli")
         await self._services.start()
         await self.begin()
-        keep_what_is_loaded()  # as the worker does whose place this process takes
+        keep_what_is_loaded()  # as in a rounds worker
 
     async def shut(self) -> None:
         await self._services.close()
 
     @abstractmethod
     async def begin(self) -> None:
-        """Do what comes before the first call."""
+        """Prepare the first call."""
 
 
 class BridgeClient(_ServicesClient):
-    """From the bridge on: arguments encoded, an invocation signed, ``MethodCaller``, the value decoded."""
+    """Calls as the bridge does: encode arguments, sign an invocation, ``MethodCaller``, decode the value."""
 
     async def begin(self) -> None:
         from workers.dispatch import CallScope
@@ -170,7 +170,7 @@ class BridgeClient(_ServicesClient):
 
 
 class SandboxClient(_ServicesClient):
-    """From code in a sandbox: each measurement is one run, timed inside of it by its own clock."""
+    """Calls from code in a sandbox: each measurement is one run, timed by the code itself."""
 
     _peak_bytes = 0
 

@@ -1,6 +1,6 @@
-"""The floor: two processes that push and pop on two Redis lists, and nothing else.
+"""The lower bound: two processes that push and pop on two Redis lists.
 
-No ids, no decoding, no acknowledgement: what no task queue on Redis can beat without pipelining.
+No ids, no decoding, no acknowledgement: no task queue on Redis can be faster without pipelining.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REPLIES = "replies"
 
 
 def run_worker(setup: Setup) -> None:
-    """Send every request back."""
+    """Return every request as its answer."""
     connection = redis.Redis.from_url(setup.redis_url)
     while True:
         popped: Any = connection.brpop([_REQUESTS], timeout=1)
@@ -29,7 +29,7 @@ def run_worker(setup: Setup) -> None:
 
 
 class RawRedisClient(WindowClient[int]):
-    """Pushes and pops on one connection; with several workers answers may overtake each other."""
+    """Pushes and pops on one connection; with several workers, answers may arrive out of order."""
 
     def __init__(self, setup: Setup) -> None:
         self._connection = redis.Redis.from_url(setup.redis_url)
@@ -48,7 +48,7 @@ class RawRedisClient(WindowClient[int]):
         if answer["number"] not in self._sent:
             raise WrongAnswerError(f"{answer['number']} was answered twice or never asked")
         self._sent.remove(answer["number"])
-        # Whichever answer came is the ticket's: a list knows no ids, and the floor needs none.
+        # Any answer counts for the ticket, as a list has no ids.
         return {"number": ticket + 1, "text": answer["text"]}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""taskiq on taskiq-redis: ``ListQueueBroker`` (popped messages are not acknowledged) and Redis results."""
+"""The peer taskiq: ``ListQueueBroker`` of taskiq-redis (no acknowledgement of messages), Redis results."""
 
 from __future__ import annotations
 

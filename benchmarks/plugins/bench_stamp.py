@@ -1,4 +1,4 @@
-"""An AGENT method that says when it returned, for ``benchmarks.follow_up``."""
+"""An AGENT method that returns the time of its return, for ``benchmarks.follow_up``."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ plugin = NekroPlugin(
 
 @plugin.mount_sandbox_method(SandboxMethodType.AGENT, name="stamp", description="Return the time.")
 async def stamp(_ctx: AgentCtx) -> str:
-    """Return when this method returned, as ``returned <seconds since the epoch>``."""
+    """Return the time as ``returned <seconds since the epoch>``."""
     return f"returned {time.time():.6f}"

@@ -1,4 +1,4 @@
-"""A method that waits and does nothing else."""
+"""A method that only waits, for ``benchmarks.waiting_calls``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nekro_agent.api.schemas import AgentCtx
 plugin = NekroPlugin(
     name="Wait",
     module_name="wait",
-    description="Holds a call for a while: what is left is the price of holding it.",
+    description="Waits, so that only the cost of a waiting call is measured.",
     version="1.0.0",
     author="bench",
     url="",

@@ -1,4 +1,4 @@
-"""Methods for ``benchmarks.heavy_arguments``: one prints what it gets, one answers at once."""
+"""Methods for ``benchmarks.heavy_arguments``: one converts its argument to text, one answers at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nekro_agent.api.schemas import AgentCtx
 plugin = NekroPlugin(
     name="Weigh",
     module_name="weigh",
-    description="Does with its argument what many plugins do: makes a text of it.",
+    description="Converts its argument to text, as many plugins do.",
     version="1.0.0",
     author="bench",
     url="",
@@ -19,7 +19,7 @@ plugin = NekroPlugin(
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, name="weigh", description="Length of a value's text.")
 async def weigh(_ctx: AgentCtx, value: Any) -> int:
-    """Return how long ``str(value)`` is."""
+    """Return the length of ``str(value)``."""
     return len(str(value))
 
 

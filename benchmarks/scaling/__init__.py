@@ -1,1 +1,1 @@
-"""How calls scale: figures of this machine, and a simulation of fleets that it cannot hold."""
+"""Scaling of calls: measurements on this machine, and a simulation of larger fleets."""

@@ -1,4 +1,4 @@
-"""A Redis, workers and one caller on this machine, and what they use."""
+"""Run a Redis, workers and one caller on this machine, and measure their resource usage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHATS", "Caller", "Fleet", "Usage", "opened_caller", "running_fleet"]
 
-#: Calls are spread over chats, as each has a share of its own.
+#: Number of chats that calls are spread over, as each chat has limits of its own.
 CHATS = 200
 CALL_SECONDS = 120
 _START_SECONDS = 60
@@ -34,7 +34,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Running totals of everything that takes part."""
+    """Cumulative resource usage of Redis, workers and caller."""
 
     redis_commands: float
     redis_cpu_seconds: float
@@ -43,21 +43,21 @@ class Usage:
     caller_cpu_seconds: float
 
     def since(self, before: Usage) -> Usage:
-        """What was used from ``before`` until now."""
+        """Return the usage since ``before``."""
         return Usage(**{name: getattr(self, name) - getattr(before, name) for name in vars(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Workers that answer."""
+    """A Redis server and its workers."""
 
-    #: None where there are no workers.
+    #: None when there are no workers.
     settings: Settings | None
     server: RedisServer
     workers: tuple[Child, ...]
 
     def usage(self) -> Usage:
-        """Read every total."""
+        """Return the cumulative usage."""
         info = self._info()
         own = resource.getrusage(resource.RUSAGE_SELF)
         return Usage(
@@ -69,11 +69,11 @@ class Fleet:
         )
 
     def redis_bytes(self) -> int:
-        """Memory that Redis uses now."""
+        """Return the present memory of Redis."""
         return int(self._info()["used_memory"])
 
     def worker_bytes(self) -> int:
-        """Memory of all workers now."""
+        """Return the present memory of all workers."""
         return sum(_resident_bytes(worker.pid) for worker in self.workers)
 
     def _info(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Caller:
         return envelope.worker
 
     async def until_all_answer(self, workers: int) -> None:
-        """Call until so many workers have answered."""
+        """Call until that many workers have answered."""
         seen: set[str] = set()
         async with asyncio.timeout(_START_SECONDS):
             while len(seen) < workers:
@@ -122,7 +122,7 @@ class Caller:
 
 @contextmanager
 def running_fleet(server: RedisServer, directory: Path, *, workers: int, concurrency: int) -> Iterator[Fleet]:
-    """Start methods workers on a Redis that is emptied before."""
+    """Empty the Redis and start methods workers on it."""
     from broker_config.settings import Settings
     from cli.environment import environment_of
     from storage.migrate import upgrade
@@ -153,7 +153,7 @@ def running_fleet(server: RedisServer, directory: Path, *, workers: int, concurr
 
 @asynccontextmanager
 async def opened_caller(fleet: Fleet) -> AsyncIterator[Caller]:
-    """A caller in this process, once every worker answers it."""
+    """Open a caller in this process; yields it when every worker has answered."""
     from nekro_agent.core.logger import configure
     from workers.composition import Services
 

@@ -1,4 +1,4 @@
-"""What this machine gives: calls per second, latency of calls that wait, and the price of a call."""
+"""Measure calls per second, the latency of waiting calls, and the resource usage of a call."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Costs", "Figures", "Plan", "Throughput", "Waiting", "measure"]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much is measured."""
+    """The extent of the measurements."""
 
     workers: tuple[int, ...] = (1, 2, 4)
-    #: Calls that wait at the same time.
+    #: Numbers of calls that wait at the same time.
     waiting: tuple[int, ...] = (1, 10, 100, 1_000, 10_000)
     flood_calls: int = 20_000
     in_flight: int = 200
@@ -30,7 +30,7 @@ class Plan:
 
     @classmethod
     def quick(cls) -> Plan:
-        """Enough to see that all of it works."""
+        """Return a plan that only checks that all of it works."""
         return cls(
             workers=(1, 2), waiting=(1, 10, 100), flood_calls=500, in_flight=50, idle_seconds=1.0, runs=3
         )
@@ -38,7 +38,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """Calls that do nothing, as many as will go through."""
+    """The maximum rate of calls that do nothing."""
 
     workers: int
     in_flight: int
@@ -49,7 +49,7 @@ class Throughput:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """Calls that all wait at the same time, and how much longer than their wait they took."""
+    """Calls that all wait at the same time, and their latency beyond the wait."""
 
     waiting: int
     #: How long each method waits.
@@ -62,7 +62,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What one call, one idle worker and one run of code use."""
+    """Resource usage of one call, one idle worker and one run of code."""
 
     redis_commands_per_call: float
     redis_cpu_seconds_per_call: float
@@ -72,13 +72,13 @@ class Costs:
     idle_worker_commands_per_second: float
     idle_worker_redis_cpu_share: float
     idle_worker_cpu_share: float
-    #: A sandbox and its run, all processes; None where there is no sandbox.
+    #: All processes of a sandbox and its run; None where there is no sandbox.
     run_cpu_seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Everything that was measured."""
+    """All measurements."""
 
     throughput: tuple[Throughput, ...]
     waiting: tuple[Waiting, ...]
@@ -86,7 +86,7 @@ class Figures:
 
 
 def measure(server: RedisServer, directory: Path, plan: Plan) -> Figures:
-    """Measure; tells stderr how far it is."""
+    """Run all measurements; prints progress to stderr."""
     throughput, costs = [], []
     nobody = _redis_alone(server, plan.idle_seconds)
     for workers in plan.workers:
@@ -98,13 +98,13 @@ def measure(server: RedisServer, directory: Path, plan: Plan) -> Figures:
     most = max(plan.waiting)
     with running_fleet(server, directory / "waiting", workers=2, concurrency=most) as fleet:
         waiting = asyncio.run(_all_waiting(fleet, plan))
-    # A call's price beside one worker, where least competes with it; an idle worker's from the most.
+    # A call's usage from one worker, with the least contention; an idle worker's from the most workers.
     idle = {name: value for name, value in vars(costs[-1]).items() if name.startswith("idle_")}
     return Figures(throughput=tuple(throughput), waiting=tuple(waiting), costs=replace(costs[0], **idle))
 
 
 def _redis_alone(server: RedisServer, seconds: float) -> Usage:
-    """What Redis and our looking at it use while nobody else does, per second."""
+    """Return the usage per second of an idle Redis and of reading its statistics."""
     fleet = Fleet(settings=None, server=server, workers=())
     before, begin = fleet.usage(), time.perf_counter()
     time.sleep(seconds)
@@ -175,7 +175,7 @@ async def _all_waiting(fleet: Fleet, plan: Plan) -> list[Waiting]:
 
 
 async def _wait_together(fleet: Fleet, caller: Caller, waiting: int) -> Waiting:
-    # Long enough that the last begins before the first ends.
+    # Long enough that the last call starts before the first one ends.
     wait_seconds = 1.0 + waiting / 500
     redis_before, workers_before = fleet.redis_bytes(), fleet.worker_bytes()
     latencies: list[float] = []

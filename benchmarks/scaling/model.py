@@ -1,11 +1,11 @@
-"""Fleets that this machine cannot hold, simulated from what it measured.
+"""Simulate fleets that are too large for this machine, from the measured costs.
 
 Four kinds of station, each first come, first served: callers and worker loops (a core each),
-Redis (one thread each), and the methods' own waiting, which takes time and no core. A call
+Redis (one thread each), and the methods' own waiting, which takes time but no core. A call
 passes caller → Redis (push) → worker loop via Redis (claim) → waiting → loop → Redis (result)
-→ caller. A worker asks for messages when it has room, so the simulation gives a call to the
-less loaded of two workers drawn at random, which is the usual stand-in for that. Redis also
-serves what idle workers ask for.
+→ caller. A worker fetches messages when it has room, so the simulation gives a call to the
+less loaded of two random workers, a common approximation of that. Redis also serves the
+commands of idle workers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Capacity", "Outcome", "System", "capacity", "simulate", "system_for"]
 
-#: How a call's Redis time is shared out over its three visits.
+#: Shares of a call's Redis time in its three visits.
 _VISITS = (0.3, 0.4, 0.3)
-#: Part of the calls that is left out of the figures: the system fills meanwhile.
+#: Share of the calls that is left out of the figures, while the system fills.
 _WARM_UP = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A fleet and what its parts take for one call."""
+    """A fleet, and the time that its components need for one call."""
 
     workers: int
     callers: int
@@ -50,7 +50,7 @@ class System:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """Most calls per second that each kind of part lets through."""
+    """Maximum calls per second of each kind of component."""
 
     workers: float
     callers: float
@@ -59,7 +59,7 @@ class Capacity:
 
     @property
     def first(self) -> tuple[str, float]:
-        """What breaks first, and at how many calls per second."""
+        """The bottleneck, and its calls per second."""
         parts = {
             "worker CPU": self.workers,
             "caller CPU": self.callers,
@@ -72,7 +72,7 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What callers saw at a load, the methods' own waiting left out."""
+    """Latencies for callers at a load, without the methods' own waiting, and the use of components."""
 
     p50_seconds: float
     p99_seconds: float
@@ -81,7 +81,7 @@ class Outcome:
 
 
 def system_for(costs: Costs, *, workers: int, redises: int = 1, wait_seconds: float = 0.2) -> System:
-    """A fleet of so many workers, with as many callers as they can answer."""
+    """Return a fleet of ``workers`` workers, with 1.5 times the callers that can keep them busy."""
     ratio = costs.caller_cpu_seconds_per_call / costs.worker_cpu_seconds_per_call
     return System(
         workers=workers,
@@ -97,7 +97,7 @@ def system_for(costs: Costs, *, workers: int, redises: int = 1, wait_seconds: fl
 
 
 def capacity(system: System) -> Capacity:
-    """Where a system breaks, by arithmetic: the simulation shows how it feels before that."""
+    """Return the computed capacity; the simulation shows the latencies below it."""
     return Capacity(
         workers=system.workers / system.worker_seconds,
         callers=system.callers / system.caller_seconds,
@@ -107,7 +107,7 @@ def capacity(system: System) -> Capacity:
 
 
 def simulate(system: System, *, calls_per_second: float, calls: int, seed: int = 1) -> Outcome:
-    """Send calls at random moments (Poisson) and follow each; the same seed gives the same figures."""
+    """Simulate calls with Poisson arrivals; the same seed gives the same figures."""
     import simpy
 
     run = _Run(simpy.Environment(), system, random.Random(seed))
@@ -123,7 +123,7 @@ def simulate(system: System, *, calls_per_second: float, calls: int, seed: int =
 
 
 def _redis_left(system: System) -> float:
-    """Share of a Redis that idle workers leave; workers are spread over the servers as calls are."""
+    """Return the share of a Redis that idle workers do not use; workers are spread over the servers."""
     return max(1e-6, 1 - system.workers * system.idle_share / system.redises)
 
 
@@ -134,7 +134,7 @@ class _Run:
         self.environment = environment
         self.latencies: list[float] = []
         self._chance = chance
-        # What idle workers ask for slows Redis down for everybody else.
+        # The commands of idle workers slow Redis down for calls.
         self._system = replace(system, redis_seconds=system.redis_seconds / _redis_left(system))
         self._callers = [simpy.Resource(environment) for _ in range(system.callers)]
         self._redises = [simpy.Resource(environment) for _ in range(system.redises)]
@@ -142,7 +142,7 @@ class _Run:
         self._slots = [simpy.Resource(environment, system.concurrency) for _ in range(system.workers)]
 
     def arrivals(self, calls_per_second: float, calls: int) -> Generator[Any, Any, None]:
-        """Start calls, one after the other."""
+        """Start calls at random intervals."""
         for _ in range(calls):
             yield self.environment.timeout(self._chance.expovariate(calls_per_second))
             self.environment.process(self._call())

@@ -1,4 +1,4 @@
-"""The figures of ``docs/scaling.md``: between two marks, so that a run replaces them alone."""
+"""Render the figures of ``docs/scaling.md``, which are between two marks that a run replaces."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 _LOADS = (0.5, 0.9)
 _FLEETS = (10, 100, 1_000)
 _REDISES = (1, 4, 16)
-#: How full a part may be on average: beyond that the slowest hundredth waits long.
+#: Highest average use of a component: above it the p99 latency grows quickly.
 _FULL = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chats:
-    """What a million chats ask for; assumptions, stated with the figures."""
+    """The load of a million chats; assumptions, stated with the figures."""
 
     chats: int = 1_000_000
     turns_per_hour: float = 1.0
@@ -42,7 +42,7 @@ class Chats:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What was measured, and where, when and how."""
+    """The measurements with machine, command and date."""
 
     figures: Figures
     machine: Machine
@@ -51,7 +51,7 @@ class Taken:
 
 
 def as_markdown(taken: Taken, *, calls: int) -> str:
-    """Render everything; runs the simulations, of ``calls`` calls each."""
+    """Render all figures; runs the simulations, of ``calls`` calls each."""
     costs = taken.figures.costs
     return "\n".join(
         [
@@ -66,7 +66,7 @@ def as_markdown(taken: Taken, *, calls: int) -> str:
 
 
 def write_between_marks(page: Path, text: str) -> None:
-    """Replace what stands between the marks of a page.
+    """Replace the text between the marks of a page.
 
     Raises:
         ValueError: the page lacks a mark.

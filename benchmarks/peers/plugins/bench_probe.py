@@ -1,4 +1,4 @@
-"""The benchmark's method as a plugin, mounted as any plugin's method is."""
+"""The method ``probe`` as an ordinary plugin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nekro_agent.api.schemas import AgentCtx
 plugin = NekroPlugin(
     name="Probe",
     module_name="probe",
-    description="Answers at once: what is left is the price of a call.",
+    description="Answers at once, so that only the cost of a call is measured.",
     version="1.0.0",
     author="bench",
     url="",

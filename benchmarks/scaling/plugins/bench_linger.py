@@ -1,4 +1,4 @@
-"""Methods that only wait, as plugins that ask other services do."""
+"""A method that only waits, as plugins that call other services do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ plugin = NekroPlugin(
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, name="linger", description="Wait.")
 async def linger(_ctx: AgentCtx, seconds: float) -> float:
-    """Wait so many seconds."""
+    """Wait for ``seconds``."""
     if seconds > 0:
         await asyncio.sleep(seconds)
     return seconds
