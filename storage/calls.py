@@ -19,14 +19,14 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, and_, bindparam, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, func, or_, select, tuple_, update
 
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
 from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.fixed_statement import FixedStatement
 from storage.models import CallRow
-from storage.repository import Repository, found, is_one_of
+from storage.repository import Repository, chosen_once, found, is_one_of
 from storage.states import CallState
 from storage.upsert import insert
 
@@ -309,12 +309,9 @@ class CallRepository(Repository):
             raise FencedError(f"claim {fence} on call {call_id} was lost or cancelled; nothing was written")
         return call
 
-    async def _update_chosen(self, chosen: Any, values: dict[str, Any]) -> list[Call]:
+    async def _update_chosen(self, chosen: Select[str], values: dict[str, Any]) -> list[Call]:
         statement = (
-            update(CallRow)
-            .where(CallRow.id.in_(chosen.scalar_subquery()))
-            .values(**values)
-            .returning(CallRow)
+            update(CallRow).where(CallRow.id.in_(chosen_once(chosen))).values(**values).returning(CallRow)
         )
         return sorted(await self._all(Call, statement), key=lambda call: call.requested_at)
 
@@ -391,7 +388,7 @@ def _is_orphan() -> ColumnElement[bool]:
     return and_(CallRow.state == CallState.RUNNING, CallRow.lease_until < now())
 
 
-def _open_calls(condition: ColumnElement[bool], limit: int) -> Any:
+def _open_calls(condition: ColumnElement[bool], limit: int) -> Select[str]:
     """SQL: ids of open calls, oldest first; rows that another sweep has locked are skipped."""
     return (
         select(CallRow.id)

@@ -10,7 +10,7 @@ from storage.clock import now, seconds_from_now
 from storage.fixed_statement import FixedStatement
 from storage.leases import Lease, is_free, is_held_by, release_values, take_values
 from storage.models import ChatRow, MessageRow, RoundRow
-from storage.repository import Repository, found, new_id
+from storage.repository import Repository, chosen_once, found, new_id
 from storage.upsert import insert
 
 __all__ = ["ChatRepository"]
@@ -202,7 +202,7 @@ class ChatRepository(Repository):
         )
         statement = (
             update(ChatRow)
-            .where(ChatRow.chat_key.in_(idle.scalar_subquery()))
+            .where(ChatRow.chat_key.in_(chosen_once(idle)))
             .values(shared_used_at=None)
             .returning(ChatRow)
         )

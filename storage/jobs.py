@@ -23,7 +23,7 @@ from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, sele
 from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now
 from storage.models import JobRow
-from storage.repository import Repository, found, is_one_of, new_id
+from storage.repository import Repository, chosen_once, found, is_one_of, new_id
 from storage.states import FINAL_JOB_STATES, CrashPolicy, JobState
 from storage.upsert import insert
 
@@ -275,7 +275,7 @@ class JobRepository(Repository):
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
-        statement = update(JobRow).where(JobRow.id.in_(chosen.scalar_subquery())).values(**values)
+        statement = update(JobRow).where(JobRow.id.in_(chosen_once(chosen))).values(**values)
         jobs = await self._all(Job, statement.returning(JobRow))
         return sorted(jobs, key=lambda job: job.created_at)
 

@@ -14,13 +14,13 @@ from operator import itemgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, CursorResult, Dialect, Executable, literal_column
+from sqlalchemy import ColumnElement, CursorResult, Dialect, Executable, Select, literal_column, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from nekro_agent.errors import NotFoundError
 from storage.fixed_statement import FixedStatement, Row
 
-__all__ = ["Repository", "StatementRunner", "found", "is_one_of", "new_id"]
+__all__ = ["Repository", "StatementRunner", "chosen_once", "found", "is_one_of", "new_id"]
 
 
 class _Dataclass(Protocol):
@@ -109,6 +109,17 @@ def is_one_of(column: InstrumentedAttribute[Any], *states: StrEnum) -> ColumnEle
     The database uses a partial index only if the query implies the index's condition for any parameters.
     """
     return column.in_([literal_column(f"'{state.value}'") for state in states])
+
+
+def chosen_once(chosen: Select[str]) -> Select[str]:
+    """SQL: the keys that ``chosen`` selects, for the ``IN`` of an UPDATE that returns what it changed.
+
+    PostgreSQL may run the subquery of an ``IN`` once per row of the outer table. With ``LIMIT`` and
+    ``FOR UPDATE SKIP LOCKED`` each run skips the row that the statement has just updated and locks another
+    one, so the statement takes more rows than the limit. A materialized CTE runs once, whatever the plan.
+    """
+    keys = chosen.cte("chosen").prefix_with("MATERIALIZED", dialect="postgresql")
+    return select(*keys.c)
 
 
 def found(value: _Value | None, noun: str, key: str) -> _Value:

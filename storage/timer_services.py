@@ -50,20 +50,20 @@ async def fire_due(database: Database, *, on_fire: OnFire, next_fire_at: NextFir
 
 async def _fire_timer(database: Database, on_fire: OnFire) -> bool:
     async with database.begin() as tx:
-        for timer in await tx.timers.fire_due(limit=1):
+        timers = await tx.timers.fire_due(limit=1)
+        for timer in timers:
             await on_fire(tx, Firing(id=timer.id, chat_key=timer.chat_key, text=timer.description))
-            return True
-    return False
+    return bool(timers)
 
 
 async def _fire_cron_job(database: Database, on_fire: OnFire, next_fire_at: NextFireAt) -> bool:
     async with database.begin() as tx:
-        for job in await tx.cron_jobs.due(limit=1):
+        jobs = await tx.cron_jobs.due(limit=1)
+        for job in jobs:
             await tx.cron_jobs.advance(job, next_fire_at=next_fire_at(job))
             due = job.next_fire_at.isoformat() if job.next_fire_at else ""
             await on_fire(tx, Firing(id=f"{job.job_id}:{due}", chat_key=job.chat_key, text=job.event_desc))
-            return True
-    return False
+    return bool(jobs)
 
 
 class SqlTimers:

@@ -15,7 +15,7 @@ from sqlalchemy import delete, func, select, update
 from nekro_agent.ports import CronJob, TimerInfo
 from storage.clock import now
 from storage.models import CronJobRow, TimerRow
-from storage.repository import Repository, found, new_id
+from storage.repository import Repository, chosen_once, found, new_id
 from storage.states import TimerState
 from storage.upsert import insert
 
@@ -89,7 +89,7 @@ class TimerRepository(Repository):
         )
         statement = (
             update(TimerRow)
-            .where(TimerRow.id.in_(due.scalar_subquery()))
+            .where(TimerRow.id.in_(chosen_once(due)))
             .values(state=TimerState.FIRED)
             .returning(TimerRow)
         )
