@@ -259,8 +259,7 @@ class LoopIntake:
                 self._deliver(queues[number - 1], bytes_to_str(tag), message)
         finally:
             self._claims = False
-        # A single message means that calls arrive one by one, so wait for the next instead of claiming.
-        return len(taken) > 1
+        return self._channel.may_hold_more(len(taken))
 
     async def _read_ahead(self, message: bytes) -> None:
         """Parse a message before its delivery; a long one in steps, so that the loop can run other tasks."""

@@ -380,6 +380,14 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         key = f"{self.global_keyprefix}{queues[0]}"
         return ("BLMOVE", key, key, "RIGHT", "RIGHT", seconds)
 
+    def may_hold_more(self, taken: int) -> bool:
+        """Whether to claim again at once after a claim that took ``taken`` messages, rather than to wait.
+
+        A lone message of one queue: calls come one by one, and the next is waited for. Of several queues a
+        wait sees one: to wait after each message would keep the others' messages back for as long.
+        """
+        return taken > (0 if len(self.active_queues) > 1 else 1)
+
     def foresee(self, raw: bytes) -> None:
         """Parse a message ahead of its delivery, usually while Redis processes the claim."""
         try:
@@ -456,8 +464,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
             self._claims_next = answer is not None or len(self.active_queues) > 1
             raise Empty()
         taken = [answer[i : i + 3] for i in range(0, len(answer), 3)]
-        # A single message means that calls arrive one by one, so wait for the next instead of claiming.
-        self._claims_next = len(taken) > 1
+        self._claims_next = self.may_hold_more(len(taken))
         for number, tag, message in taken:
             self._take(queues[number - 1], bytes_to_str(tag), message)
         if not taken:

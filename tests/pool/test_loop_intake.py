@@ -153,7 +153,11 @@ def test_calls_of_a_task_whose_rate_is_limited_are_the_hubs(
         assert send("t.taken").get(WAIT_SECONDS)[result.id] == thread, limit
 
 
-def test_two_queues_take_turns(start_worker: StartWorker, settings: Settings) -> None:
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("pool", ["asyncio", "threads"])
+def test_two_queues_take_turns(
+    pool: str, concurrency: int, start_worker: StartWorker, settings: Settings
+) -> None:
     pinned = settings.model_copy(
         update={"workers": settings.workers.model_copy(update={"pinned_plugins": ("a.one", "a.two")})}
     )
@@ -164,7 +168,7 @@ def test_two_queues_take_turns(start_worker: StartWorker, settings: Settings) ->
         for queue in queues
         for _ in range(40)
     }
-    start_worker("asyncio", settings=pinned, lane=",".join(queues), concurrency=2)
+    start_worker(pool, settings=pinned, lane=",".join(queues), concurrency=concurrency)
     order = wait_until(
         lambda: len(found := starts(settings)) == len(queue_of) and found, what="every call to start"
     )
