@@ -46,6 +46,8 @@ class LoopConnection:
         self._autocommit = autocommit
         self._endings = endings
         self._started: Connection | None = None
+        #: The pool it was taken from; the engine has another one after each ``dispose``.
+        self._pool = engine.sync_engine.pool
         #: ``time.monotonic`` at the end of the last use; set by a caller that keeps the connection.
         self.rests_since = 0.0
         #: As in ``storage.repository.StatementRunner``; a connection object serves one transaction.
@@ -91,6 +93,7 @@ class LoopConnection:
             raise
 
     def _start(self) -> None:
+        self._pool = self._engine.sync_engine.pool
         self._started = self._engine.sync_engine.connect()
         if self._autocommit:
             # Not an option of the engine: its ``connect`` would leak the connection if this step fails.
@@ -158,4 +161,10 @@ class LoopConnection:
     async def close(self) -> None:
         """Return the connection to its pool; a cancellation waits. Does nothing before ``start``."""
         if self._started is not None:
-            await complete(spawn(self._started.close), among=self._endings)
+            await complete(spawn(self._give_back, self._started), among=self._endings)
+
+    def _give_back(self, started: Connection) -> None:
+        # A pool that was disposed closes nothing of what it is given afterwards.
+        if self._pool is not self._engine.sync_engine.pool and not started.closed:
+            started.invalidate()
+        started.close()

@@ -209,7 +209,7 @@ class Database:
         """Close the connections of every loop of the process.
 
         Running loops of other threads close their own connections; those of a loop that has ended without
-        ``dispose_loop`` are dropped.
+        ``dispose_loop`` are dropped. A connection in use is closed when it is returned.
         """
         await self.dispose_loop()
         with self._lock:
@@ -228,6 +228,7 @@ class Database:
             local = _LoopEngine(self.settings, self._data_dir)
             with self._lock:
                 self._engines[loop] = local
+            weakref.finalize(loop, local.pool.abandon).atexit = False
         return local
 
     @asynccontextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Coroutine
 from typing import Any, Final, cast
 
+from sqlalchemy import event
 from sqlalchemy import exc as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from nekro_agent.errors import StorageUnavailableError
 from storage.connection import LoopConnection
@@ -35,6 +37,9 @@ class LoopPool:
         #: Running tasks that close, roll back or return a connection.
         self.endings: set[asyncio.Task[Any]] = set()
         self._callers = 0
+        #: The driver's connections, those in use included.
+        self._opened: weakref.WeakSet[Any] = weakref.WeakSet()
+        event.listen(engine.sync_engine, "connect", self._remember)
 
     @property
     def size(self) -> int:
@@ -102,11 +107,17 @@ class LoopPool:
         task.cancel()
 
     def abandon(self) -> None:
-        """Drop the connections of a loop that has ended, on which nothing can be closed any more."""
+        """Drop the connections of a loop that has ended; PostgreSQL's are closed, which needs no loop."""
+        if self.engine.dialect.name == "postgresql":
+            for connection in self._opened:
+                connection.pgconn.finish()
         while self.resting:
             # Otherwise the pool would warn about a connection that was not returned.
             self.resting.pop().sync_connection.detach()
         self.engine.sync_engine.dispose(close=False)
+
+    def _remember(self, _connection: object, entry: ConnectionPoolEntry) -> None:
+        self._opened.add(entry.driver_connection)
 
     @property
     def _pool(self) -> QueuePool:

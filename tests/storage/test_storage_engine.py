@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sqlite3
 import subprocess
 import sys
@@ -225,6 +226,38 @@ async def test_dispose_closes_the_connections_of_other_running_loops(
     stop.set()
     await asyncio.to_thread(thread.join, 30)
     assert await leases.names(database) == []
+
+
+@pytest.mark.parametrize("how", ["the database is disposed", "the loop is collected"])
+def test_the_connection_of_a_loop_that_has_ended_is_closed_when(
+    how: str, migrated_copy: Any, tmp_path: Path
+) -> None:
+    database = Database(migrated_copy("postgres"), tmp_path)
+
+    async def use() -> Any:
+        async with database.read() as tx:
+            return tx.connection.driver_connection
+
+    loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
+    assert loop is not None
+    connection = loop.run_until_complete(use())
+    loop.close()
+    assert not connection.closed
+    if how == "the database is disposed":
+        asyncio.run(database.dispose())
+    loop = None
+    gc.collect()
+    assert connection.closed
+
+
+async def test_a_connection_in_use_while_its_database_is_disposed_is_closed_when_given_back(
+    database: Database,
+) -> None:
+    async with database.read() as tx:
+        connection = tx.connection.driver_connection
+        await database.dispose()
+        await tx.connection.exec_driver_sql("SELECT 1")
+    assert connection._is_stopped if database.is_sqlite else connection.closed
 
 
 async def test_dispose_leaves_a_connection_behind_that_cannot_be_closed(
