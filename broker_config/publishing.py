@@ -130,6 +130,8 @@ class _Attempt:
 
     #: Whether Redis may have executed it.
     is_sent: bool = False
+    #: Why there is no connection; None when there is one, or the first one is being made.
+    refusal: redis.TimeoutError | None = None
 
 
 class PipelinePublisher:
@@ -174,7 +176,7 @@ class PipelinePublisher:
             with self._limits.of(PUBLISH_SECONDS):
                 return await self._patiently(ask, attempt, may_repeat=may_repeat)
         except (RedisError, OSError) as exc:
-            raise unavailable(self._url, exc, is_sent=attempt.is_sent) from exc
+            raise unavailable(self._url, attempt.refusal or exc, is_sent=attempt.is_sent) from exc
 
     async def _patiently(
         self, ask: Callable[[], Awaitable[Any]], attempt: _Attempt, *, may_repeat: bool
@@ -183,7 +185,7 @@ class PipelinePublisher:
         give_up_at = time.monotonic() + REFUSED_SECONDS
         while True:
             try:
-                await self._link.connect()
+                await self._connect(attempt)
                 attempt.is_sent = True
                 return await ask()
             except (ConnectionError, RedisError) as exc:
@@ -193,6 +195,22 @@ class PipelinePublisher:
                 if is_final or not _is_stale(exc) or time.monotonic() > give_up_at:
                     raise
             await asyncio.sleep(REFUSED_PAUSE_SECONDS)
+
+    async def _connect(self, attempt: _Attempt) -> None:
+        """Connect, and again when that took too long: nothing was sent, and the request has its own limit.
+
+        The limit of one connection runs on while this process has no processor or its loop is busy, so it
+        may pass although Redis answered at once.
+        """
+        while True:
+            try:
+                await self._link.connect()
+            except redis.TimeoutError as exc:
+                attempt.refusal = exc
+                await asyncio.sleep(REFUSED_PAUSE_SECONDS)
+            else:
+                attempt.refusal = None
+                return
 
     async def close(self) -> None:
         """Send pending messages and close the connection."""

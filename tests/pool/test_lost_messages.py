@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -19,9 +21,10 @@ from worker_process import WorkerProcess, read_ledger
 from broker_config.app import create_app
 from broker_config.calls import MethodCaller
 from broker_config.epochs import Epoch, Place
-from broker_config.publishing import PipelinePublisher
+from broker_config.publishing import PipelinePublisher, PublishUnknownError
 from broker_config.settings import Settings
 from broker_config.wire import Invocation, new_id
+from nekro_agent.errors import BrokerUnavailableError
 from nekro_agent.methods import Lane
 
 
@@ -96,6 +99,34 @@ async def test_an_epoch_says_of_each_message_whether_it_was_lost(
     epoch = await publisher.epoch()
     assert epoch is not None
     assert [place is not None and epoch.has(place) for place in [*before, after]] == [True, True, False, True]
+    await publisher.close()
+
+
+async def test_a_publish_connects_again_when_its_loop_stood_still_for_the_time_of_one_connection(
+    settings: Settings,
+) -> None:
+    publisher = PipelinePublisher(settings.broker.model_copy(update={"connect_timeout_seconds": 1}))
+    sending = asyncio.create_task(publisher.send(Message(), queue="q", may_repeat=False))
+    await asyncio.sleep(0)  # it connects
+    time.sleep(1.1)  # Redis has answered long before
+    assert await sending is not None
+    await publisher.close()
+
+
+async def test_a_publish_ends_with_the_reason_when_no_connection_is_made_within_its_limit(
+    settings: Settings, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker_config.publishing.PUBLISH_SECONDS", 2)
+    settings = settings.model_copy(
+        update={"broker": settings.broker.model_copy(update={"socket_timeout_seconds": 0.5})}
+    )
+    publisher = PipelinePublisher(settings.broker)
+    assert own_redis.process is not None
+    own_redis.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(BrokerUnavailableError, match="Timeout reading from") as caught:
+        await publisher.send(Message(), queue="q", may_repeat=False)
+    own_redis.process.send_signal(signal.SIGCONT)
+    assert not isinstance(caught.value, PublishUnknownError)
     await publisher.close()
 
 
