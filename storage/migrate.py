@@ -7,21 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageError, StorageUnavailableError
 from storage import postgresql, sqlite
-from storage.schema import is_newer
+from storage.schema import is_newer, known_revisions, revision_of
 from storage.urls import async_url, sync_url
 
-__all__ = ["DatabaseStatus", "check", "head_revision", "require_migrated", "upgrade"]
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+__all__ = ["DatabaseStatus", "check", "require_migrated", "upgrade"]
 
 #: Key of PostgreSQL's advisory lock: the bytes of "nekro".
 _LOCK_KEY: Final = int.from_bytes(b"nekro", "big")
@@ -103,15 +102,10 @@ def _unreachable(status: DatabaseStatus) -> StorageUnavailableError:
     )
 
 
-def head_revision() -> str:
-    """Return the revision that this version needs."""
-    head = _scripts().get_current_head()
-    assert head is not None  # noqa: S101 - the package contains its migrations
-    return head
-
-
 def configuration(connection: Connection) -> Config:
     """Return Alembic's configuration for a connection in a transaction."""
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection
@@ -136,23 +130,27 @@ def locked(settings: DatabaseSettings, data_dir: Path) -> Iterator[Connection]:
 
 def _upgrade(settings: DatabaseSettings, data_dir: Path, revision: str) -> None:
     with locked(settings, data_dir) as connection:
-        current = _revision(connection)
+        current = revision_of(connection)
         if is_newer(current):
             raise StorageUnavailableError(
                 f"the database has schema {current}, which is unknown to this version: "
                 "a newer version migrated it; upgrade this installation"
             )
+        if revision == "head" and current == known_revisions()[-1]:
+            return
+        from alembic import command  # a slow import that only a migration needs
+
         command.upgrade(configuration(connection), revision)
 
 
 def _check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
     url = async_url(settings, data_dir).render_as_string(hide_password=True)
-    head = head_revision()
+    head = known_revisions()[-1]
     try:
         with _engine(settings, data_dir) as engine, engine.connect() as connection:
             version = ".".join(str(part) for part in engine.dialect.server_version_info or ())
             name = "SQLite" if engine.dialect.name == "sqlite" else "PostgreSQL"
-            revision = _revision(connection)
+            revision = revision_of(connection)
             connection.rollback()
     except StorageError as exc:
         return DatabaseStatus(url=url, head=head, problem=str(exc))
@@ -168,11 +166,3 @@ def _engine(settings: DatabaseSettings, data_dir: Path) -> Iterator[Engine]:
         yield engine
     finally:
         engine.dispose()
-
-
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory(str(Path(__file__).parent / "migrations"))
-
-
-def _revision(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()

@@ -1,6 +1,6 @@
 """Checks whether a database has the schema that this version needs.
 
-It does not import Alembic, because every worker makes this check. A newer schema is accepted: a release
+It does not import Alembic, because every process makes this check. A newer schema is accepted: a release
 only adds to the schema of the previous release, and unused parts are removed in a later one
 (docs/operations.md). Therefore workers of two versions run side by side, before and after the migration.
 """
@@ -18,7 +18,7 @@ from nekro_agent.errors import StorageUnavailableError
 from storage.engine import Database
 from storage.transaction import Transaction
 
-__all__ = ["is_newer", "known_revisions", "require_schema"]
+__all__ = ["is_newer", "known_revisions", "require_schema", "revision_of"]
 
 _VERSIONS: Final = Path(__file__).parent / "migrations" / "versions"
 
@@ -42,7 +42,7 @@ async def require_schema(database: Database) -> None:
             connection pooler runs in transaction mode.
     """
     async with database.read() as transaction:
-        revision = await transaction.connection.run_sync(_revision)
+        revision = await transaction.connection.run_sync(revision_of)
         if not database.is_sqlite:
             await _refuse_transaction_pooling(database, transaction)
     needed = known_revisions()[-1]
@@ -80,7 +80,8 @@ async def _server_process(transaction: Transaction) -> int:
     return int(result.scalar_one())
 
 
-def _revision(connection: Connection) -> str | None:
+def revision_of(connection: Connection) -> str | None:
+    """Return the revision of the database's schema; None when there is none yet."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()

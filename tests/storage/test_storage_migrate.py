@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ import storage
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageUnavailableError
 from storage.engine import Database
-from storage.migrate import check, configuration, head_revision, locked, require_migrated, upgrade
+from storage.migrate import check, configuration, locked, require_migrated, upgrade
 from storage.models import Base
 from storage.schema import known_revisions, require_schema
 
@@ -31,6 +32,17 @@ from broker_config.settings import DatabaseSettings
 from storage.migrate import upgrade
 sys.stdin.readline()
 asyncio.run(upgrade(DatabaseSettings(url=sys.argv[1]), Path()))
+"""
+#: Prints the modules of Alembic that checking, requiring and upgrading a migrated database loads.
+RECOGNISE = """
+import asyncio, json, sys
+from pathlib import Path
+from broker_config.settings import DatabaseSettings
+from storage.migrate import check, require_migrated, upgrade
+settings = DatabaseSettings(url=sys.argv[1])
+for step in (check, require_migrated, upgrade):
+    asyncio.run(step(settings, Path()))
+print(json.dumps([name for name in sys.modules if name.partition(".")[0] == "alembic"]))
 """
 
 
@@ -58,7 +70,7 @@ async def test_status_tells_empty_from_migrated(database_settings: DatabaseSetti
     await upgrade(database_settings, tmp_path)
     await upgrade(database_settings, tmp_path)
     after = await check(database_settings, tmp_path)
-    assert (after.migrated, after.revision) == (True, head_revision())
+    assert (after.migrated, after.revision) == (True, known_revisions()[-1])
     assert after.server.split()[0] in ("SQLite", "PostgreSQL")
     await require_migrated(database_settings, tmp_path)
 
@@ -70,6 +82,19 @@ async def test_status_names_what_is_wrong_and_no_password(tmp_path: Path) -> Non
     assert "hunter2" not in repr(status)
     with pytest.raises(StorageUnavailableError, match="cannot be reached"):
         await require_migrated(settings, tmp_path)
+
+
+async def test_a_migrated_database_is_recognised_without_alembic(
+    database_settings: DatabaseSettings, tmp_path: Path
+) -> None:
+    await upgrade(database_settings, tmp_path)
+    found = subprocess.run(
+        [sys.executable, "-c", RECOGNISE, str(database_settings.url)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(found.stdout) == []
 
 
 async def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -114,7 +139,7 @@ async def test_a_worker_refuses_a_schema_that_is_missing_or_older(
 def test_files_of_revisions_are_named_by_them(tmp_path: Path) -> None:
     scripts = ScriptDirectory(str(Path(storage.__file__).parent / "migrations"))
     assert [script.revision for script in scripts.walk_revisions()][::-1] == list(known_revisions())
-    assert known_revisions()[-1] == head_revision()
+    assert known_revisions()[-1] == scripts.get_current_head()
 
 
 #: Each takes away what the version before may still use: for a release after the one that uses it no more.

@@ -17,7 +17,8 @@ from worker_fleet import Fleet, Worker
 
 from broker_config.settings import Settings
 from cli.exit_codes import ExitCode
-from storage.migrate import check, head_revision, upgrade
+from storage.migrate import check, upgrade
+from storage.schema import known_revisions
 
 ROOT = Path(__file__).parents[2]
 #: A version before, whose schema is older and whose messages have form 1: arguments as pickles.
@@ -30,7 +31,7 @@ NEXT_REVISION = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on = "next", "{head}", None, None
+revision, down_revision, branch_labels, depends_on = "9999", "{head}", None, None
 
 
 def upgrade() -> None:
@@ -84,7 +85,8 @@ def foreign_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def next_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This code with what a next version may add: a revision, and fields of messages and results."""
     tree = copied(tmp_path_factory.mktemp("next"))
-    (tree / "storage/migrations/versions/next.py").write_text(NEXT_REVISION.format(head=head_revision()))
+    revision = NEXT_REVISION.format(head=known_revisions()[-1])
+    (tree / "storage/migrations/versions/9999_next.py").write_text(revision)
     wire = tree / "broker_config/wire.py"
     text, count = re.subn(r"(    version: int = Field.*\n)", rf"\1{NEXT_FIELD}", wire.read_text())
     assert count == 2, "invocation and envelope"
@@ -155,7 +157,7 @@ async def test_a_version_of_another_message_form_refuses_and_is_refused_before_a
     done = await asyncio.to_thread(nekro_of, environment, "db", "upgrade")
     assert done.returncode == 0, done.stderr
     status = await check(fleet.settings.database, fleet.settings.data_dir)
-    assert status.revision not in (None, head_revision())
+    assert status.revision not in (None, known_revisions()[-1])
     older = await asyncio.to_thread(
         start_of, fleet, environment, "methods", log=tmp_path / "methods-before.log"
     )
@@ -188,7 +190,7 @@ async def test_workers_serve_on_while_a_next_version_migrates_and_starts_beside_
     done = await asyncio.to_thread(nekro_of, environment, "db", "upgrade")
     assert done.returncode == 0, done.stderr
     status = await check(fleet.settings.database, fleet.settings.data_dir)
-    assert status.revision == "next"
+    assert status.revision == "9999"
     theirs = await asyncio.to_thread(start_of, fleet, environment, "methods", log=tmp_path / "next.log")
     await call_until_each_answered(fleet, [ours, theirs])
     assert await asyncio.to_thread(ours.stop) == 0
