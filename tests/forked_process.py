@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import pkgutil
 import runpy
 import signal
 import subprocess
@@ -23,11 +24,14 @@ from typing import IO, Any
 
 from waiting import WAIT_SECONDS
 
+import cli.commands
+
 _CONTEXT = multiprocessing.get_context("forkserver")
-# What a worker has imported by the time it is ready, but for plugins and its main module.
+# What workers and commands have imported by the time they work, but for plugins and their main module.
 _CONTEXT.set_forkserver_preload(
     [
         "aiosqlite",
+        "alembic.command",
         "broker_config.consumer",
         "broker_config.remote_control",
         "celery.app.control",
@@ -40,17 +44,26 @@ _CONTEXT.set_forkserver_preload(
         "celery.worker.autoscale",
         "celery.worker.consumer.delayed_delivery",
         "celery.worker.strategy",
-        "cli.commands.worker",
+        *(f"cli.commands.{module.name}" for module in pkgutil.iter_modules(cli.commands.__path__)),
         "cli.running",
+        "cli.system",
         "encodings.idna",
+        "httpx",
         "nekro_agent.testing",
+        "psycopg",
+        "pytest",  # of this module, which the process imports
+        "rich.progress",
+        "rich.table",
+        "sandbox.manager",
         "sqlalchemy.dialects.postgresql",
         "sqlalchemy.dialects.sqlite",
+        "storage.migrate",
         "workers.asyncio_pool",
         "workers.composition",
         "workers.fast_path",
         "workers.monitor",
         "workers.process",
+        "workers.rounds_service",
         "workers.thread_pool",
     ]
 )
