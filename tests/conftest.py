@@ -34,9 +34,14 @@ if os.environ.get("NEKRO_TEST_REDIS_SERVER"):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Collection makes half a gigabyte that stays: it is searched for garbage neither now nor later.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Keep what collection made out of every later garbage collection: half a gigabyte that stays."""
+    """Keep what collection made out of every later garbage collection."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
