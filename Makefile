@@ -45,7 +45,7 @@ demo: install ## Run the scripted tour: sandbox, plugins, queue, follow-up round
 	$(BIN)/nekro demo
 
 test: install ## Run the default test suite (SQLite and PostgreSQL, real Redis, real sandbox).
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m 'not slow' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
 
 test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.
 	$(BIN)/python -m pytest -n 2 -m 'not slow' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import shutil
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from left_out import pytest_terminal_summary as pytest_terminal_summary
@@ -23,6 +27,8 @@ from broker_config.app import NekroApp, create_app
 from broker_config.settings import DatabaseSettings, Settings
 from broker_config.urls import client_url
 from storage.fixed_statement import FixedStatement, Row
+from storage.migrate import upgrade
+from storage.models import Base
 from storage.transaction import Transaction
 
 # One variable chooses the server of the whole suite: a path of a redis-server, instead of the one on PATH
@@ -33,9 +39,21 @@ if os.environ.get("NEKRO_TEST_REDIS_SERVER"):
 # A shell that runs the tests in the background makes them ignore Ctrl-C, and with them whatever they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
 # Collection makes half a gigabyte that stays: it is searched for garbage neither now nor later.
 gc.disable()
+
+#: Directories whose files take long, mostly by waiting. They come first, so that no process is left
+#: alone with one of them at the end.
+LONG_FIRST = (
+    *("pool", "docs", "plugins", "rounds", "system", "security", "storage"),
+    *("sandbox", "cli", "faults", "long", "broker"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order directories by `LONG_FIRST`; the order within them stays."""
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONG_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path.parent, len(ranks)))
 
 
 def pytest_collection_finish() -> None:
@@ -108,6 +126,39 @@ def database_settings(
 ) -> DatabaseSettings:
     """A fresh, empty database of each kind."""
     return make_database(request.param)
+
+
+@pytest.fixture(scope="session")
+def migrated_copy(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], DatabaseSettings]:
+    """Make an empty, migrated database of a kind; migrations run once per kind and session."""
+    templates: dict[str, DatabaseSettings] = {}
+
+    def template(kind: str, url: Callable[[], str]) -> DatabaseSettings:
+        if kind not in templates:
+            templates[kind] = patient_database(url())
+            # In a thread, as the test that asks may have a loop running in this one.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(asyncio.run, upgrade(templates[kind], Path())).result()
+        return templates[kind]
+
+    def sqlite() -> DatabaseSettings:
+        directory = tmp_path_factory.mktemp("database")
+        made = template("sqlite", lambda: f"sqlite:///{directory}/template.db")
+        target = directory / "test.db"
+        shutil.copyfile(str(made.url).removeprefix("sqlite:///"), target)
+        return made.model_copy(update={"url": f"sqlite:///{target}"})
+
+    def postgres() -> DatabaseSettings:
+        # One database, emptied: to create one takes PostgreSQL longer than most tests take.
+        made = template("postgres", request.getfixturevalue("postgres_server").create_database)
+        with psycopg.connect(str(made.url), autocommit=True) as connection:
+            for table in reversed(Base.metadata.sorted_tables):
+                connection.execute(f'DELETE FROM "{table.name}"')  # type: ignore[call-overload]
+        return made
+
+    return lambda kind: sqlite() if kind == "sqlite" else postgres()
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from broker_config.settings import StoreSettings
 from nekro_agent.ports import KeyValueStore
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
-from storage.migrate import upgrade
 
 #: Where the SDK keeps its in-memory twin.
 MEMORY_STORE = ("nekro_agent.testing", "InMemoryStore")
@@ -34,9 +33,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             pytest.skip(".".join(MEMORY_STORE) + " does not exist")
         yield memory()
         return
-    database_settings = request.getfixturevalue("make_database")(request.param)
-    await upgrade(database_settings, tmp_path)
-    database = Database(database_settings, tmp_path)
+    database = Database(request.getfixturevalue("migrated_copy")(request.param), tmp_path)
     yield SqlKeyValueStore(database, StoreSettings())
     await database.dispose()
 

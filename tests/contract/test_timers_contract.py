@@ -15,7 +15,6 @@ from nekro_agent.ports import CronJob, CronJobs, Timers, WorkdayMode
 from nekro_agent.testing.messages import InMemoryMessages
 from nekro_agent.testing.timers import InMemoryCronJobs, InMemoryTimers
 from storage.engine import Database
-from storage.migrate import upgrade
 from storage.timer_services import Firing, SqlCronJobs, SqlTimers
 from storage.transaction import Transaction
 
@@ -38,9 +37,7 @@ async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     if request.param == "memory":
         yield _in_memory(fired)
         return
-    settings = request.getfixturevalue("make_database")(request.param)
-    await upgrade(settings, tmp_path)
-    database = Database(settings, tmp_path)
+    database = Database(request.getfixturevalue("migrated_copy")(request.param), tmp_path)
 
     async def on_fire(tx: Transaction, firing: Firing) -> None:
         tx.after_commit(lambda: _note(fired, firing.text))

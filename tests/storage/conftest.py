@@ -2,53 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psycopg
 import pytest
-from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
 from storage.engine import Database
-from storage.migrate import upgrade
-from storage.models import Base
-
-
-@pytest.fixture(scope="session")
-def migrated_copy(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Callable[[str], DatabaseSettings]:
-    """Make an empty, migrated database of a kind; migrations run once per kind and session."""
-    templates: dict[str, DatabaseSettings] = {}
-
-    def template(kind: str, url: Callable[[], str]) -> DatabaseSettings:
-        if kind not in templates:
-            templates[kind] = DatabaseSettings(url=url(), pool_timeout_seconds=WAIT_SECONDS)
-            # In a thread, as the test that asks may have a loop running in this one.
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(asyncio.run, upgrade(templates[kind], Path())).result()
-        return templates[kind]
-
-    def sqlite() -> DatabaseSettings:
-        directory = tmp_path_factory.mktemp("database")
-        made = template("sqlite", lambda: f"sqlite:///{directory}/template.db")
-        target = directory / "test.db"
-        shutil.copyfile(str(made.url).removeprefix("sqlite:///"), target)
-        return made.model_copy(update={"url": f"sqlite:///{target}"})
-
-    def postgres() -> DatabaseSettings:
-        # One database, emptied: to create one takes PostgreSQL longer than most tests take.
-        made = template("postgres", request.getfixturevalue("postgres_server").create_database)
-        with psycopg.connect(str(made.url), autocommit=True) as connection:
-            for table in reversed(Base.metadata.sorted_tables):
-                connection.execute(f'DELETE FROM "{table.name}"')  # type: ignore[call-overload]
-        return made
-
-    return lambda kind: sqlite() if kind == "sqlite" else postgres()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
