@@ -48,7 +48,7 @@ test: install ## Run the default test suite (SQLite and PostgreSQL, real Redis, 
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m 'not slow' $(PYTEST_ARGS)
 
 test-fast: install ## Run the tests of single components, for quick feedback: SQLite and Redis, no worker, no sandbox.
-	$(BIN)/python -m pytest -n 2 -m 'not slow' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not slow' -k '$(FAST_ONLY)' $(FAST) $(PYTEST_ARGS)
 
 test-slow: install ## Run the long tests: crashes, soak, load.
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
