@@ -15,14 +15,13 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import redis
-from kombu.transport import virtual
 
 from broker_config import plain_json
 from broker_config.admission import admit, delivered_from
 from broker_config.app import NekroApp
 from broker_config.call_messages import CallMessage
 from broker_config.keys import Keys
-from broker_config.publishing import encode_message, unavailable
+from broker_config.publishing import encode_message, stored_body, unavailable
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.topology import DRAIN_TASK, JOB_TASK
 from broker_config.transport import deliveries, uncompressed
@@ -215,18 +214,16 @@ class DeadLetters:
 def _as_delivered(raw: bytes) -> Any:
     """Return a message in the form that a worker's consumer receives, without a connection."""
     entry = plain_json.load(raw)
-    properties, body = entry["properties"], entry["body"]
+    properties = entry["properties"]
     if uncompressed(entry["headers"]):
         raise MessageRefusedError("it is compressed")
-    if properties.get("body_encoding") == "base64":
-        body = virtual.Base64().decode(body)
     return SimpleNamespace(
         headers=entry["headers"],
         properties=properties,
         delivery_info=properties["delivery_info"],
         content_type=entry["content-type"],
         content_encoding=entry["content-encoding"],
-        payload=plain_json.load(body),
+        payload=stored_body(entry),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,7 @@ __all__ = [
     "PublishUnknownError",
     "Publisher",
     "make_publisher",
+    "stored_body",
     "unavailable",
 ]
 
@@ -216,6 +218,18 @@ class PipelinePublisher:
         """Send pending messages and close the connection."""
         await self._link.close()
         self._limits.close()
+
+
+def stored_body(entry: Any) -> Any:
+    """Read the body of a message as it lies in a queue of Redis, written by ``encode_message`` or by kombu.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not such a message.
+    """
+    body = entry["body"]
+    if entry["properties"].get("body_encoding") == "base64":
+        body = base64.b64decode(body)
+    return plain_json.load(body)
 
 
 def encode_message(message: Any, *, queue: str) -> bytes:

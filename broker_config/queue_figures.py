@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from kombu.exceptions import ChannelError
 
 from broker_config.app import NekroApp
 from broker_config.keys import Keys
+from broker_config.publishing import stored_body
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.urls import is_redis
 from nekro_agent.shared_clock import shared_now
@@ -95,7 +95,7 @@ def _age_seconds(raw: bytes | None) -> float | None:
     if raw is None:
         return None
     try:
-        body = json.loads(base64.b64decode(json.loads(raw)["body"]))
+        body = stored_body(json.loads(raw))
         issued_at = datetime.fromisoformat(body[0][0]["invocation"]["issued_at"])
         return max(0.0, shared_now() - issued_at.timestamp())
     except (KeyError, IndexError, TypeError, ValueError):

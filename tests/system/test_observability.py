@@ -196,6 +196,7 @@ async def test_the_fleet_tells_what_waits_in_lanes_that_nobody_serves(observed: 
     assert found["nekro_up", "broker"] == found["nekro_up", "database"] == 1
     assert found["nekro_lane_workers", "methods"] == 1 and found["nekro_lane_workers", "long"] == 0
     assert found["nekro_rounds_waiting", ""] == 1
+    assert found["nekro_queue_oldest_seconds", "long"] > 0
     assert found["nekro_queue_oldest_seconds", "rounds"] >= 0
     assert found["nekro_queue_messages", "rounds"] >= 1 and found["nekro_dead_messages", ""] == 0
 
