@@ -596,13 +596,17 @@ def is_gone(user: int) -> bool:
     return host_processes(user) == []
 
 
+#: What mounts of tests that run beside this one have in their names: their directories, a container engine's.
+OF_OTHER_TESTS = ("pytest-of-", "nekro-engine-", "/docker/")
+
+
 def leftovers() -> dict[str, object]:
     """What runs could leave behind on the host."""
     # Not by a glob, which fails over groups of other tests that go while it looks.
     groups = [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names]
     return {
         "zombies": [pid for pid in host_children() if is_zombie(pid)],
-        "mounts": [point for point in mount_points() if "pytest-of-" not in point],  # another test's
+        "mounts": [point for point in mount_points() if not any(mark in point for mark in OF_OTHER_TESTS)],
         "groups": [name for name in groups if name.startswith(f"nekro-run-{os.getpid()}-")],
         "descriptors": len(os.listdir("/proc/self/fd")),
         "directories": sorted(
