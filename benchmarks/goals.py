@@ -26,7 +26,7 @@ __all__ = ["Goal", "as_text", "goals_of", "main", "parse"]
 
 #: Time of one call through taskiq on the machine where the goals were set.
 _TASKIQ_SECONDS: Final = 0.64e-3
-_OURS, _BUSY, _PEER = "nekro-sandbox", "nekro-sandbox-busy", "taskiq"
+_OURS, _PEER = "nekro-sandbox", "taskiq"
 _MEGABYTE: Final = 1e6
 
 
@@ -61,10 +61,7 @@ def goals_of(found: dict[str, Any]) -> list[Goal]:
     peers = [turn for turn in found["one"]["contenders"][_PEER]["repetitions"] if turn]
     waiting, follow_up = found["waiting"], found["follow_up"]
     return [
-        *(
-            Goal(title=f"sandbox{how}, p50 / taskiq's", ratio=spread(found["alternate"][name]), limit=1)
-            for name, how in ((_OURS, ""), (_BUSY, " with busy polling"))
-        ),
+        Goal(title="sandbox, p50 / taskiq's", ratio=spread(found["alternate"][_OURS]), limit=1),
         Goal(
             title="sandbox, p99 / its p50",
             ratio=spread(turn["p99_seconds"] / turn["p50_seconds"] for turn in ours),
@@ -176,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "two": _run("rpc", *contenders, *turns, "--workers", "2"),
             "alternate": _run(
                 "alternate",
-                *("--only", f"{_PEER},{_OURS},{_BUSY}"),
+                *("--only", f"{_PEER},{_OURS}"),
                 *(("--rounds", "2", "--calls", "50") if options.quick else ()),
             )["p50_ratios"],
             "waiting": _run("waiting_calls", *(("--repetitions", "1") if options.quick else ())),

@@ -178,7 +178,6 @@ def _broker_settings(settings: Settings, *, lane: str | None) -> dict[str, Any]:
         "health_check_interval": 10,
         # One list per queue: kombu uses one list per priority, and each lane needs only one.
         "priority_steps": [0],
-        "atomic_claim": broker.atomic_claim,
         "endpoint": endpoint,
         **endpoint.sentinel_options,
     }

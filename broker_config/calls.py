@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from redis import RedisError
 
 from broker_config import plain_json
-from broker_config.busy_poll import BusyPoll
 from broker_config.call_messages import CallMessage
 from broker_config.deadlines import Limits
 from broker_config.embedded import resolve_signing_key
@@ -202,18 +201,16 @@ class MethodCaller:
         self._publisher = make_publisher(self._app, self._settings.broker)
         self._queues = self._app.amqp.queues
         self._limits = Limits()
-        self._busy_poll = BusyPoll(self._settings.broker.busy_poll_seconds)
         # Separate connections, because a blocking pop occupies its connection.
         self._popper, self._reader = self._link(), self._link()
         self._tasks = [
             asyncio.create_task(self._listen(self._popper), name="nekro-replies"),
             asyncio.create_task(self._reread_forever(self._reader), name="nekro-rereads"),
         ]
-        if self._settings.broker.handoff:
-            self._subscription = Subscription(
-                self._settings.broker, self._results_url(), self._reply_key, self._settle
-            )
-            self._tasks.append(asyncio.create_task(self._subscription.listen(), name="nekro-answers"))
+        self._subscription = Subscription(
+            self._settings.broker, self._results_url(), self._reply_key, self._settle
+        )
+        self._tasks.append(asyncio.create_task(self._subscription.listen(), name="nekro-answers"))
 
     async def close(self) -> None:
         """Stop listening, delete the reply list, and cancel every waiting call."""
@@ -232,7 +229,6 @@ class MethodCaller:
         if self._publisher is not None:
             await self._publisher.close()
             self._limits.close()
-            self._busy_poll.stop()
         self._publisher = self._popper = self._reader = self._subscription = None
 
     async def __aenter__(self) -> MethodCaller:
@@ -322,7 +318,6 @@ class MethodCaller:
                 f"{invocation.method}: no answer to call {call_id} before its deadline"
             ) from exc
         finally:
-            self._busy_poll.ended(after_seconds=time.monotonic() - pending.since)
             if self._pending.get(call_id) is pending:  # no answer came
                 del self._pending[call_id]
         return _envelope(invocation, answer)
@@ -402,7 +397,6 @@ class MethodCaller:
         assert self._publisher is not None  # noqa: S101 - checked by the callers
         task = pending.message.build(self._app)
         task.headers.update(pending.trace)
-        self._busy_poll.began(under_way=len(self._pending))
         # The claim makes a second copy of a recorded call harmless.
         return await self._publisher.send(task, queue=pending.message.lane, may_repeat=pending.is_recorded)
 

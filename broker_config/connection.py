@@ -42,7 +42,7 @@ class PlainAmqpTransport(pyamqp.Transport):  # type: ignore[misc]
 
 
 class ClaimConnection(Connection):  # type: ignore[misc]
-    """A connection whose transport decompresses nothing and, if its options say so, claims messages.
+    """A connection whose transport decompresses nothing and, on Redis, claims messages.
 
     The broker's URL stays a standard one, which Flower and other programs understand.
     """
@@ -52,7 +52,4 @@ class ClaimConnection(Connection):  # type: ignore[misc]
         found: Callable[..., Any] = super().get_transport_cls()
         if found is pyamqp.Transport:
             return PlainAmqpTransport
-        is_redis = found in (stock.Transport, stock.SentinelTransport)
-        if is_redis and (self.transport_options or {}).get("atomic_claim"):
-            return ClaimTransport
-        return found
+        return ClaimTransport if found in (stock.Transport, stock.SentinelTransport) else found

@@ -89,7 +89,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         """Let the pool's event loop consume the messages, if the pool has one."""
         channel, loop = self.task_consumer.channel, getattr(self.pool, "loop", None)
         settings = self.app.nekro_settings
-        if loop is None or not isinstance(channel, ClaimChannel) or not settings.workers.fast_path:
+        if loop is None or not isinstance(channel, ClaimChannel):
             return
         if not isinstance(channel.keeper, LeaseKeeper):
             return

@@ -9,7 +9,7 @@ and offers its place again in the same script.
 The guarantees are those of the queue: a message is held under a lease before it is read, messages are not
 reordered, and a worker gets no more messages than it has capacity for. If a worker died or hung after its
 offer, one message waits until its lease expires, which is short (``HANDOFF_SECONDS``) until the worker
-renews it. ``NEKRO_BROKER__HANDOFF=false`` sends everything through the queues.
+renews it.
 """
 
 from __future__ import annotations

@@ -148,10 +148,9 @@ class LoopIntake:
             self._taking = taking
             self._is_courier = True
             self._keeper.use(self)
-            if self._settings.handoff:
-                self._handoff = Handoff(
-                    self._channel, settings=self._settings, link=taking, take=self._take_handed
-                )
+            self._handoff = Handoff(
+                self._channel, settings=self._settings, link=taking, take=self._take_handed
+            )
             try:
                 await self._take_forever(waiting, taking)
             finally:

@@ -107,7 +107,7 @@ class Publisher(Protocol):
 def make_publisher(app: Celery, settings: BrokerSettings) -> Publisher:
     """Return the fastest publisher for the broker: pipelines for Redis, otherwise kombu on a thread."""
     assert settings.url is not None  # noqa: S101 - checked when the app was built
-    if settings.pipelined_publish and is_redis(settings.url):
+    if is_redis(settings.url):
         return PipelinePublisher(settings)
     return KombuPublisher(app, settings)
 
@@ -147,7 +147,6 @@ class PipelinePublisher:
         assert settings.url is not None  # noqa: S101 - checked when the app was built
         self._url, self._prefix, self._longest = settings.url, settings.key_prefix, settings.max_queued
         self._keys = Keys(prefix=settings.key_prefix)
-        self._longest_handed = MAX_PUBLISHED_BYTES if settings.handoff else 0
         self._link = RedisLink(settings, settings.url, asks_run_id=True)
         self._limits = Limits()
 
@@ -155,7 +154,7 @@ class PipelinePublisher:
         """Add a message to a queue; see ``Publisher``."""
         key, payload = f"{self._prefix}{queue}", encode_message(message, queue=queue)
         keys = (key, self._keys.epoch, self._keys.offers(queue))
-        values = (payload, self._longest, next(_unique), self._longest_handed)
+        values = (payload, self._longest, next(_unique), MAX_PUBLISHED_BYTES)
         reply = await self._bounded(
             lambda: self._link.run(PUSH, keys, *values, ends_with_run_id=True), may_repeat=may_repeat
         )

@@ -111,7 +111,6 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
         self._keys = Keys(prefix=prefix)
         #: The part of a result's key before the id.
         self._before_id: bytes = self.get_key_for_task("-")[:-1]
-        self._longest_published = MAX_PUBLISHED_BYTES if self.app.nekro_settings.broker.handoff else 0
         self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, RedisLink] = WeakKeyDictionary()
 
     def as_uri(self, include_password: bool = False) -> str:
@@ -188,7 +187,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             payload=payload,
             expires_seconds=(self.failure_expires if state == states.FAILURE else self.expires) or None,
             reply_key=self._keys.reply(reply_to) if is_caller_id(reply_to) else None,
-            longest_published=self._longest_published,
+            longest_published=MAX_PUBLISHED_BYTES,
         )
 
     def _encoded(self, meta: dict[str, Any]) -> bytes:

@@ -107,11 +107,6 @@ class BrokerSettings(_Group):
     connect_timeout_seconds: float = Field(
         2, gt=0, description="Time limit of one connection attempt to Redis."
     )
-    atomic_claim: bool = Field(
-        True,
-        description="Claim messages atomically and renew their leases while tasks run; off means kombu's own "
-        "transport.",
-    )
     max_deliveries: int = Field(
         3, ge=1, description="Deliveries after which a task that no worker finishes is dead-lettered."
     )
@@ -125,23 +120,6 @@ class BrokerSettings(_Group):
         64,
         ge=1,
         description="Concurrent calls of one chat in one process; more wait for their turn.",
-    )
-    pipelined_publish: bool = Field(
-        True, description="Publish calls to Redis in pipelines; off means kombu's own producer."
-    )
-    busy_poll_seconds: float = Field(
-        0,
-        ge=0,
-        le=1,
-        description="How long a caller's event loop polls without sleeping after sending a call. Calls "
-        "return sooner where idle processors wake slowly, as in virtual machines, at the cost of a busy "
-        "core. The loop does not poll while several calls are in flight, after a call that took longer, and "
-        "with a single processor. 0 disables polling.",
-    )
-    handoff: bool = Field(
-        True,
-        description="Deliver calls directly to idle workers, and results directly to their callers; off "
-        "means that everything goes through the queues and reply lists.",
     )
 
 
@@ -454,11 +432,6 @@ class WorkerSettings(_Group):
     )
     task_events: bool = Field(
         True, description="Whether workers publish task events, which Flower and `celery events` read."
-    )
-    fast_path: bool = Field(
-        True,
-        description="Run calls without Celery's tracer as long as they succeed; false means that Celery's "
-        "tracer runs all calls.",
     )
     long_nice: int = Field(
         5,

@@ -13,8 +13,7 @@ twice. Here:
 - If tasks run on an event loop, that loop takes the messages (``broker_config.loop_intake``) and this
   connection only checks that Redis is reachable.
 
-It is written for kombu 5.7, whose private names it overrides; ``broker.atomic_claim`` turns it
-off. It needs Redis 6.2.
+It is written for kombu 5.7, whose private names it overrides. It needs Redis 6.2.
 """
 
 from __future__ import annotations

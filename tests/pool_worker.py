@@ -33,6 +33,8 @@ from workers.fast_path import FAST_BODY
 from workers.observation import observe_tasks
 from workers.tasks import _method_body
 
+#: Option of this program; the others are Celery's.
+TRACED = "--traced"
 ABORTS: dict[str, type[BaseException]] = {
     "CancelledError": asyncio.CancelledError,
     "SystemExit": SystemExit,
@@ -278,10 +280,16 @@ class _NoCleanups:
         """Do nothing; there are no connections."""
 
 
-def register_fast(app: NekroApp, ledger: Ledger) -> None:
-    """Add a task made as those of methods are, and what tells of it."""
+def register_fast(app: NekroApp, ledger: Ledger, *, is_traced: bool) -> None:
+    """Add a task made as those of methods are, and tasks that report on it.
+
+    Args:
+        is_traced: leave it to Celery's tracer, which must end calls in the same way.
+    """
     run, execute = _method_body("f.run", Methods(ledger), _NoCleanups())  # type: ignore[arg-type]
-    setattr(app.task(name="f.run", bind=True, typing=False)(run), FAST_BODY, execute)
+    task = app.task(name="f.run", bind=True, typing=False)(run)
+    if not is_traced:
+        setattr(task, FAST_BODY, execute)
     figures = start_metrics()
 
     @app.task(name="t.note")
@@ -328,8 +336,9 @@ def main() -> None:
     raw, lane, pool, concurrency, *options = sys.argv[1:]
     settings = Settings.load(env_file=None, **json.loads(raw))
     app = create_app(settings, lane=lane)
-    for register in (register_plain, register_hostile, register_loops, register_methods, register_fast):
+    for register in (register_plain, register_hostile, register_loops, register_methods):
         register(app, Ledger(settings))
+    register_fast(app, Ledger(settings), is_traced=TRACED in options)
     custom = os.environ.get("CELERY_CUSTOM_WORKER_POOL")
     if custom:
         ALIASES["custom"] = custom  # as Celery does when it is imported, which here was before the variable
@@ -347,7 +356,7 @@ def main() -> None:
                 "-l",
                 "INFO",
                 *WORKER_FLAGS,
-                *options,
+                *(option for option in options if option != TRACED),
             ]
         )
 

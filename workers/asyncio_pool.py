@@ -14,7 +14,6 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from broker_config.bridge import spawn
 from workers.fast_path import run_job
 from workers.pool_base import JobPool
 from workers.pool_jobs import Alarms, Job, LoopThread
@@ -27,8 +26,6 @@ class AsyncioPool(JobPool):
 
     def on_start(self) -> None:
         """Start the loop's thread."""
-        settings = getattr(self.app, "nekro_settings", None)
-        self._is_fast = settings is not None and settings.workers.fast_path
         self._tasks = self.app.tasks
         self._waiting: deque[Job] = deque()
         self._running_jobs: dict[Job, asyncio.Task[None]] = {}
@@ -88,10 +85,7 @@ class AsyncioPool(JobPool):
     async def _run(self, job: Job) -> None:
         self._alarms.arm(job)
         try:
-            if self._is_fast:
-                await run_job(job, self._tasks)
-            else:
-                await spawn(job.run)
+            await run_job(job, self._tasks)
         finally:
             self._alarms.disarm(job)
             self._release(job)

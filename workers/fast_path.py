@@ -5,8 +5,6 @@ and it supports chains, chords and retries, which admitted messages never use. T
 coroutine instead. Every end other than success, in the method or in Redis, is passed to the tracer
 with the outcome so far: Celery alone handles failures, stops, duplicates and results that cannot be
 stored, and the method never runs a second time.
-
-``NEKRO_WORKERS__FAST_PATH=false`` runs every call in the tracer.
 """
 
 from __future__ import annotations

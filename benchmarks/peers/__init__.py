@@ -28,7 +28,6 @@ CONTENDERS: tuple[Contender, ...] = (
     fastapi_pickle.PLAIN,
     ours.BRIDGE,
     ours.SANDBOX,
-    ours.BUSY_SANDBOX,
 )
 
 

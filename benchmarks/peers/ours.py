@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 from abc import abstractmethod
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Template
@@ -25,7 +24,7 @@ from benchmarks.harness.contender import (
 if TYPE_CHECKING:
     from workers.composition import Services
 
-__all__ = ["BRIDGE", "BUSY_SANDBOX", "SANDBOX", "BridgeClient", "SandboxClient"]
+__all__ = ["BRIDGE", "SANDBOX", "BridgeClient", "SandboxClient"]
 
 _PLUGINS = Path(__file__).with_name("plugins")
 _METHOD = "bench.probe.probe"
@@ -99,11 +98,6 @@ def _environment(setup: Setup) -> dict[str, str]:
         "NEKRO_SANDBOX__OUTPUT_KEEP_BYTES": str(_OUTPUT_BYTES),
         "NEKRO_SANDBOX__OUTPUT_KILL_BYTES": str(2 * _OUTPUT_BYTES),
     }
-
-
-def _busy_environment(setup: Setup) -> dict[str, str]:
-    """Return the same with busy polling by the caller, as taskiq's client polls for single calls."""
-    return {**_environment(setup), "NEKRO_BROKER__BUSY_POLL_SECONDS": "0.005"}
 
 
 def _worker_commands(setup: Setup) -> list[list[str]]:
@@ -231,11 +225,4 @@ SANDBOX = Contender(
     ours=True,
     prepare=_prepare,
     environment=_environment,
-)
-
-BUSY_SANDBOX = replace(
-    SANDBOX,
-    name="nekro-sandbox-busy",
-    about="the same with NEKRO_BROKER__BUSY_POLL_SECONDS=0.005, off by default",
-    environment=_busy_environment,
 )

@@ -34,7 +34,7 @@ def figures() -> dict[str, Any]:
     return {
         "one": rpc_report(calls=1.6),
         "two": rpc_report(calls=1.4),
-        "alternate": {"nekro-sandbox": [0.8, 0.9, 1.2], "nekro-sandbox-busy": [0.7, 0.8, 0.9]},
+        "alternate": {"nekro-sandbox": [0.8, 0.9, 1.2]},
         "waiting": {
             "seconds": [11.0, 12.0, 13.0],
             "worker_peak_bytes": 249_000_000,
@@ -50,7 +50,6 @@ def test_goals_in_seconds_are_as_many_of_taskiqs_calls() -> None:
     reached = {title: goal.is_reached for title, goal in goals.items()}
     assert reached == {
         "sandbox, p50 / taskiq's": True,
-        "sandbox with busy polling, p50 / taskiq's": True,
         "sandbox, p99 / its p50": True,
         "sandbox, calls/s / taskiq's, 100 in flight": True,
         "sandbox, calls/s / taskiq's, two workers each": False,

@@ -324,22 +324,6 @@ def test_worker_survives_a_restart_of_redis_with_its_tasks(
     caller.close()
 
 
-def test_switch_turns_the_claim_off(start_worker: StartWorker, settings: Settings, client: Any) -> None:
-    stock = settings.model_copy(
-        update={
-            "broker": settings.broker.model_copy(update={"atomic_claim": False, "pipelined_publish": False})
-        }
-    )
-    caller = create_app(stock)
-    with caller.connection_for_write() as connection:
-        assert type(connection.transport).__module__ == "kombu.transport.redis"
-    start_worker("asyncio", settings=stock)
-    assert caller.send_task("t.wait", [0], queue="methods").get(WAIT_SECONDS) == "done"
-    wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgement")
-    caller.backend.result_consumer.stop()
-    caller.close()
-
-
 @pytest.mark.slow
 def test_rolling_kills_lose_no_call(
     start_worker: StartWorker, send: Send, settings: Settings, client: Any

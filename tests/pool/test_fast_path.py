@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from celery import chain, group
+from pool_worker import TRACED
 from waiting import WAIT_SECONDS, wait_until
 from worker_process import WorkerProcess, read_ledger
 
@@ -25,8 +26,9 @@ from workers.pool_jobs import Body, Interruptible, Job, JobStopped, StopReason
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
 
-#: The queue of the worker that runs calls on each path.
+#: The queue of the worker that runs calls on each path, and the worker's options.
 PATHS = {"fast": "methods", "tracer": "long"}
+OPTIONS: dict[str, tuple[str, ...]] = {"fast": (), "tracer": (TRACED,)}
 
 #: Bodies of ``f.run`` and options of their messages, and how they end: state and what is stored.
 ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, Any]] = {
@@ -61,20 +63,15 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, Any]] = {
 }
 
 
-def with_path(settings: Settings, *, fast: bool) -> Settings:
-    """The settings with the switch set."""
-    return settings.model_copy(update={"workers": settings.workers.model_copy(update={"fast_path": fast})})
-
-
 @pytest.fixture
 def workers(start_worker: StartWorker, settings: Settings) -> dict[str, WorkerProcess]:
     """A worker for each path, each on a queue of its own."""
     found = {
         path: start_worker(
             "asyncio",
+            *OPTIONS[path],
             lane=lane,
             concurrency=50,
-            settings=with_path(settings, fast=path == "fast"),
             wait=False,
         )
         for path, lane in PATHS.items()
@@ -186,7 +183,7 @@ def test_what_a_success_leaves_in_redis_is_what_celery_leaves(
 def test_each_call_is_counted_once(
     path: str, start_worker: StartWorker, send: Send, client: Any, settings: Settings
 ) -> None:
-    start_worker("asyncio", settings=with_path(settings, fast=path == "fast"))
+    start_worker("asyncio", *OPTIONS[path])
     bodies: list[dict[str, Any]] = [
         *({"how": "ok", "value": number} for number in range(5)),
         *({"how": "fail", "name": name} for name in ("ValueError", "KeyboardInterrupt", "ResultError")),

@@ -141,21 +141,6 @@ async def test_results_of_another_redis_are_acknowledged_in_the_ordinary_way(
     world.app.close()
 
 
-@pytest.mark.parametrize("who", ["caller", "worker"])
-async def test_the_switch_sends_everything_through_the_queue(
-    who: str, world: World, start_worker: StartWorker, settings: Settings
-) -> None:
-    off = settings.model_copy(update={"broker": settings.broker.model_copy(update={"handoff": False})})
-    await asyncio.to_thread(start_worker, settings=off if who == "worker" else settings)
-    if who == "caller":
-        world.publisher = PipelinePublisher(off.broker)
-        await world.offered()
-    for number in range(3):
-        assert await world.value(await world.call(value=number)) == number
-    assert world.pushes() == 3
-    assert who == "caller" or not world.client.exists(world.offers)
-
-
 async def test_older_messages_are_not_overtaken(
     world: World, start_worker: StartWorker, tmp_path: Path
 ) -> None:

@@ -72,17 +72,15 @@ def headers(**fields: Any) -> Change:
     return lambda raw: raw["headers"].update(fields)
 
 
-@pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "tracer"])
 def test_unusual_messages_are_the_hubs_and_end_as_ever(
-    is_fast: bool, start_worker: StartWorker, send: Send, client: Any, settings: Settings, app: NekroApp
+    start_worker: StartWorker, send: Send, client: Any, settings: Settings, app: NekroApp
 ) -> None:
-    workers = settings.workers.model_copy(update={"fast_path": is_fast})
-    worker = start_worker("asyncio", settings=settings.model_copy(update={"workers": workers}))
+    worker = start_worker("asyncio")
     send("t.watch_intake").get(WAIT_SECONDS)
     body = {"how": "ok", "value": 1}
     threads = {
-        send("f.run", body): LOOP if is_fast else HUB,
-        send("t.wait", 0): LOOP if is_fast else HUB,
+        send("f.run", body): LOOP,
+        send("t.wait", 0): LOOP,
     }
     for result in threads:
         assert result.get(WAIT_SECONDS) in (1, "done")
@@ -103,7 +101,7 @@ def test_unusual_messages_are_the_hubs_and_end_as_ever(
         (
             push(client, app, settings, headers(timelimit="soon")),
             "MessageRefusedError",
-            "no pair",
+            "not a pair",
         ),
         (push(client, app, settings, headers(task="t.wait")), "MessageRefusedError", "does not fit"),
         (

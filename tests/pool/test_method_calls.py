@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 import redis
 import uvloop
-from counting_selector import CountingSelector
 from waiting import WAIT_SECONDS, eventually, wait_until
 from worker_process import WorkerProcess
 
-from broker_config import busy_poll
 from broker_config.app import NekroApp, create_app
 from broker_config.calls import MethodCaller
 from broker_config.keys import Keys
@@ -100,34 +98,6 @@ async def test_large_value_arrives_whole(caller: MethodCaller, worker: WorkerPro
     answer = await caller.call(invocation("m.big"), lane="methods")
     assert answer.value is not None
     assert len(answer.value) == 4 << 20
-
-
-def test_the_callers_loop_sleeps_unless_one_call_is_under_way_that_ends_soon(
-    app: NekroApp, settings: Settings, worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(busy_poll, "processors", lambda: 2)
-    broker = settings.broker.model_copy(update={"busy_poll_seconds": 1})
-    selector = CountingSelector()
-
-    async def sleeps_beside(*seconds: float) -> bool:
-        before = selector.sleeps
-        calls = [invocation("m.wait", str(length)) for length in seconds]
-        await asyncio.gather(*(caller.call(call, lane=Lane.METHODS) for call in calls))
-        return selector.sleeps > before
-
-    async def main() -> None:
-        async with caller:
-            await sleeps_beside(0)  # it connects
-            assert not await sleeps_beside(0.1)
-            assert await sleeps_beside(0.1, 0.1)
-            assert not await sleeps_beside(0.1)
-            assert await sleeps_beside(1.2), "its second is over"
-            assert await sleeps_beside(0.1), "the last one took longer"
-            assert not await sleeps_beside(0.1)
-
-    caller = MethodCaller(app, settings.model_copy(update={"broker": broker}))
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
-        runner.run(main())
 
 
 async def test_failures_become_errors_that_name_them(caller: MethodCaller, worker: WorkerProcess) -> None:
@@ -292,28 +262,23 @@ async def test_a_caller_whose_subscription_is_cut_gets_its_answers(
         )
 
 
-@pytest.mark.parametrize("pipelined", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_caller_is_told_when_redis_is_gone_and_goes_on_when_it_returns(
-    own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker, pipelined: bool
+    own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker
 ) -> None:
-    settings = make_settings(
-        broker={"url": own_redis.url, "pipelined_publish": pipelined, "socket_timeout_seconds": 2}
-    )
-    app, either = create_app(settings), (BrokerUnavailableError, OutcomeUnknownError)
+    settings = make_settings(broker={"url": own_redis.url, "socket_timeout_seconds": 2})
+    app = create_app(settings)
     async with MethodCaller(app, settings) as caller:
         worker = start_worker("asyncio", settings=settings)
         assert (await caller.call(invocation("m.noop"), lane=Lane.METHODS)).text == "x"
         own_redis.kill()
-        # kombu does not see that its connection has ended before it sends the message.
-        with pytest.raises(BrokerUnavailableError if pipelined else either):
+        with pytest.raises(BrokerUnavailableError):
             await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)
         own_redis.start()
         assert (await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)).text == "x"
         own_redis.process.send_signal(signal.SIGSTOP)
         try:
-            # Redis reads the message when it goes on. Through kombu the length of the queue is asked for
-            # once a second; where that question gets no answer, nothing was sent.
-            with pytest.raises(OutcomeUnknownError if pipelined else either):
+            # Redis reads the message when it goes on.
+            with pytest.raises(OutcomeUnknownError):
                 await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)
         finally:
             own_redis.process.send_signal(signal.SIGCONT)
