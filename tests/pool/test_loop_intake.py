@@ -103,7 +103,7 @@ def test_unusual_messages_are_the_hubs_and_end_as_ever(
             "MessageRefusedError",
             "not a pair",
         ),
-        (push(client, app, settings, headers(task="t.wait")), "MessageRefusedError", "does not fit"),
+        (push(client, app, settings, headers(task="t.wait")), "MessageRefusedError", "does not match"),
         (
             push(client, app, settings, lambda raw: raw.update({"body": "bm8gSlNPTg=="})),
             "MessageRefusedError",

@@ -53,7 +53,7 @@ async def test_a_program_is_stopped_with_its_calls_and_nothing_follows(bench: Be
     assert calls[1].state in (CallState.FAILED, CallState.CANCELLED)
     story = rounds[0].calls or []
     assert [call["method"] for call in story] == ["tests.scene.keep", "tests.scene.linger"]
-    assert story[1]["error"].startswith("given up")
+    assert story[1]["error"].startswith("cancelled: ")
     said = [message.text for message in await bench.messages("chat")]
     assert said == ["hello", "kept first", "and another thing"]
 
