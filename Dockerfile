@@ -14,8 +14,10 @@ RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check ${PIP_
     --require-hashes -r requirements.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY nekro_agent nekro_agent
+COPY runtime runtime
 COPY codec codec
 COPY broker_config broker_config
+COPY messaging messaging
 COPY storage storage
 COPY sandbox sandbox
 COPY agent agent

@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 from agent.model import ImagePart, Part, TextPart
 from agent.text import cut_middle, neutralise
 from nekro_agent.errors import ResultError
-from nekro_agent.invoke import segments_of
+from nekro_agent.execution.invoke import segments_of
 
 __all__ = ["image_data", "render_segments"]
 

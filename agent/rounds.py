@@ -21,7 +21,7 @@ from agent.model import ChatBrief, HistoryMessage, Observation, PluginBrief, Tur
 from agent.prompt import PromptBuilder, PromptRequest
 from agent.verdict import Verdict
 from broker_config.settings import AgentSettings, SandboxSettings
-from broker_config.tracing import span
+from messaging.tracing import span
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import (
     Dispatch,

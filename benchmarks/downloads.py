@@ -145,9 +145,9 @@ def _fetch(url: str, target: Path, connections: int) -> Callable[[], None]:
     import uvloop
 
     from nekro_agent import runtime
+    from nekro_agent.downloads.download import fetch
     from nekro_agent.policies import DownloadPolicy
     from nekro_agent.testing import InMemoryRuntime
-    from nekro_agent.tools.download import fetch
 
     policy = DownloadPolicy(allow_private=("127.0.0.0/8",), connections=connections)
 
@@ -178,7 +178,7 @@ async def beside(mebibytes: int, calls_per_second: int, window_seconds: float, b
     """Print call latencies and the worker's memory while a large file is downloaded slowly."""
     from broker_config.settings import Settings
     from cli.output import Output
-    from cli.system import CALL_LANES, open_services
+    from cli.services.system import CALL_LANES, open_services
     from nekro_agent.core.logger import configure
 
     configure(level="WARNING")

@@ -67,8 +67,8 @@ async def _opened() -> Services:
 
 
 async def _call(services: Services, method: str, arguments: Any, chat_key: str) -> None:
-    from broker_config.wire import new_id
-    from workers.dispatch import CallScope
+    from codec.wire import new_id
+    from workers.calls.dispatch import CallScope
 
     await services.dispatcher.invoke(
         services.registry.find(f"bench.weigh.{method}"),

@@ -33,7 +33,7 @@ from benchmarks.harness.figures import Spread, spread
 from benchmarks.harness.machine import describe_machine
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent import runtime
-from nekro_agent.bridge import Bridged
+from nekro_agent.execution.greenlets import Bridged
 from nekro_agent.store import PluginStore
 from nekro_agent.testing import InMemoryMessages, LocalAreas
 from storage.engine import Database

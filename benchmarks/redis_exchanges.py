@@ -20,8 +20,8 @@ import uvloop
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.redis_server import redis_server
-from broker_config.redis_link import RedisLink
 from broker_config.settings import BrokerSettings
+from messaging.redis.link import RedisLink
 
 __all__ = ["main", "parse"]
 

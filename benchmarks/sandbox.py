@@ -36,7 +36,7 @@ from sandbox import (
     StubResult,
     describe,
 )
-from storage.areas import DataAreas
+from storage.files.areas import DataAreas
 
 __all__ = ["Leftovers", "main"]
 

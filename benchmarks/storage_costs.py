@@ -21,13 +21,13 @@ import uvloop
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
-from storage.calls import CallRequest
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
-from storage.messages import NewMessage
 from storage.migrate import upgrade
-from storage.repository import new_id
-from storage.rounds import RoundRequest
+from storage.repositories.base import new_id
+from storage.repositories.calls import CallRequest
+from storage.repositories.messages import NewMessage
+from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 
 __all__ = ["main", "parse"]

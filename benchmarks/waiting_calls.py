@@ -42,9 +42,9 @@ _MIB: Final = 1 << 20
 
 async def _burst(services: Services, calls: int, seconds: float) -> float:
     """Make all calls at once; returns the seconds until the last answer."""
-    from broker_config.wire import new_id
     from codec.values import decode_value, encode_arguments
-    from workers.dispatch import CallScope
+    from codec.wire import new_id
+    from workers.calls.dispatch import CallScope
 
     entry = services.registry.find(_METHOD)
     scope = CallScope(chat=await services.chat(_CHAT), user_id=None)

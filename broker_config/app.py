@@ -15,10 +15,10 @@ from kombu.entity import Queue
 from broker_config.embedded import resolve_signing_key
 from broker_config.keys import Keys
 from broker_config.redis_endpoint import RedisEndpoint
-from broker_config.seal import TASK, Seal
 from broker_config.settings import Settings
 from broker_config.topology import lane_queue
 from broker_config.urls import is_redis, kombu_url, without_password
+from codec.seal import TASK, Seal
 from nekro_agent.errors import SettingsError
 from nekro_agent.methods import Lane
 
@@ -36,7 +36,7 @@ WORKER_FLAGS: Final = ("--without-gossip", "--without-mingle")
 
 #: Read by Celery's Redis backend, and missing in its own list of settings.
 UNLISTED_KEYS: Final = frozenset({"redis_backend_health_check_interval", "redis_client_name"})
-BACKEND: Final = "broker_config.results:ReplyBackend"
+BACKEND: Final = "messaging.celery.result_backend:ReplyBackend"
 #: Pause between two searches for deliveries of lost workers (kombu's default: 100 s).
 RESTORE_INTERVAL_SECONDS: Final = 2
 #: How long a dead worker may hold the mutex around that search (kombu's default: 300 s).
@@ -83,14 +83,14 @@ def create_app(settings: Settings, *, lane: str | None = None) -> NekroApp:
     app = NekroApp(
         "nekro",
         set_as_current=False,
-        amqp="broker_config.private_tasks:PrivateAMQP",
-        control="broker_config.remote_control:SignedControl",
-        events="broker_config.task_events:BufferingEvents",
-        task_cls="broker_config.private_tasks:PrivateTask",
+        amqp="messaging.celery.private_tasks:PrivateAMQP",
+        control="messaging.celery.remote_control:SignedControl",
+        events="messaging.celery.task_events:BufferingEvents",
+        task_cls="messaging.celery.private_tasks:PrivateTask",
     )
     app.nekro_settings = settings
-    app.steps["consumer"].add("broker_config.leases:LeaseStep")
-    app.steps["consumer"].add("broker_config.revocations:RevocationStep")
+    app.steps["consumer"].add("messaging.delivery.leases:LeaseStep")
+    app.steps["consumer"].add("messaging.revocations:RevocationStep")
     app.conf.update(checked_settings(celery_settings(settings, lane=lane)))
     return app
 
@@ -145,7 +145,7 @@ def celery_settings(settings: Settings, *, lane: str | None = None) -> dict[str,
             "interval_max": 0.2,
         },
         "worker_prefetch_multiplier": 1,
-        "worker_consumer": "broker_config.consumer:AnsweringConsumer",
+        "worker_consumer": "messaging.celery.consumer:AnsweringConsumer",
         "worker_send_task_events": settings.workers.task_events,
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_redirect_stdouts": False,

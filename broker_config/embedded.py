@@ -31,7 +31,7 @@ from broker_config.settings import Settings
 from broker_config.urls import is_redis
 from nekro_agent import layout
 from nekro_agent.errors import BrokerUnavailableError, SettingsError
-from nekro_agent.tools.private_files import make_directory, open_private, restrict
+from nekro_agent.files.private_files import make_directory, open_private, restrict
 
 __all__ = [
     "EmbeddedRedis",

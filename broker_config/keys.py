@@ -9,7 +9,7 @@
     ``message`` is the text as received, truncated to ``MAX_REFUSED_BYTES`` characters.
 ``<prefix>epochs``
     hash, does not expire: the server run to which the data belongs, and the number of published
-    messages. It shows which messages Redis has lost; see ``broker_config.epochs``.
+    messages. It shows which messages Redis has lost; see ``messaging.redis.epochs``.
 ``<prefix>revoked``
     sorted set (task id → expiry), expires a day after the last revocation, on the results' Redis.
 ``<prefix>watcher:<id>``
@@ -81,7 +81,7 @@ class Keys:
 
     @property
     def epoch(self) -> str:
-        """Hash for the detection of lost messages; see ``broker_config.epochs``."""
+        """Hash for the detection of lost messages; see ``messaging.redis.epochs``."""
         return f"{self.prefix}epochs"
 
     @property
@@ -90,11 +90,11 @@ class Keys:
         return f"{self.prefix}revoked"
 
     def offers(self, queue: str) -> str:
-        """Sorted set of places that workers offer for messages of a queue; see ``broker_config.handoff``."""
+        """Sorted set of places that workers offer for messages of a queue (direct delivery)."""
         return f"{self.prefix}offers:{queue}"
 
     def watcher(self, watcher_id: str) -> str:
-        """Presence key of one ``broker_config.watching.EventWatcher``."""
+        """Presence key of one ``messaging.event_watch.EventWatcher``."""
         return f"{self.prefix}watcher:{watcher_id}"
 
     @staticmethod

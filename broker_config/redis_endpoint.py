@@ -218,7 +218,7 @@ class _SocketConnection(_Connection, redis.UnixDomainSocketConnection):
 
 
 class _LoopConnection:
-    """The same mixin for asyncio connections; ``broker_config.redis_link`` reads the replies."""
+    """The same mixin for asyncio connections; ``messaging.redis.link`` reads the replies."""
 
     def __init__(self, *, sentinels: _Sentinels | None = None, **parameters: Any) -> None:
         self._sentinels = sentinels

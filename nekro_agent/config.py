@@ -13,7 +13,7 @@ from pydantic_core import to_jsonable_python
 from nekro_agent import layout, runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.tools.private_files import write_private
+from nekro_agent.files.private_files import write_private
 
 __all__ = ["ConfigBase", "ConfigFile", "ExtraField"]
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nekro_agent import runtime, staging
+from nekro_agent import runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import ConflictError, InvalidValueError
+from nekro_agent.files import staging
 from nekro_agent.ports import JobInfo, JobRequest, JobState
 
 if TYPE_CHECKING:

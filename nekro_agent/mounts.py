@@ -11,8 +11,8 @@ from nekro_agent.commands.registration import Command, CommandGroup
 from nekro_agent.commands.schemas import CommandPermission
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution.signatures import describe
 from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
-from nekro_agent.signatures import describe
 
 if TYPE_CHECKING:
     from nekro_agent.plugin import NekroPlugin

@@ -12,9 +12,9 @@ from nekro_agent import layout, runtime
 from nekro_agent.config import ConfigBase, ConfigFile
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.files.private_files import make_directory
 from nekro_agent.mounts import PluginMounts, long_running, repeatable
 from nekro_agent.store import PluginStore
-from nekro_agent.tools.private_files import make_directory
 
 if TYPE_CHECKING:
     from loguru import Logger

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from nekro_agent.api import core
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType, long_running, repeatable
 from nekro_agent.api.schemas import AgentCtx
-from nekro_agent.tools.download import fetch
+from nekro_agent.downloads.download import fetch
 
 plugin = NekroPlugin(
     name="Model store",

@@ -19,11 +19,11 @@ from typing import Any, Final
 
 from loguru import logger
 
-from broker_config.deadlines import Limits
-from broker_config.wire import new_id
+from codec.wire import new_id
 from nekro_agent.errors import SandboxProtocolError
+from runtime.deadlines import Limits
 from sandbox.frames import Frame, FrameKind, FrameReader, encode_frame
-from sandbox.guards import Guard
+from sandbox.limits.guards import Guard
 from sandbox.models import (
     ARGUMENT_ERROR,
     Dispatch,

@@ -17,26 +17,26 @@ from weakref import WeakValueDictionary
 
 from loguru import logger
 
-from broker_config.metrics import metrics
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import FileAreas
-from sandbox.area_images import drop_idle, is_bounded, mount_and_hold
-from sandbox.drivers.base import Sandbox, SandboxDriver, SandboxSpec
+from runtime.metrics import metrics
+from sandbox.areas.images import drop_idle, is_bounded, mount_and_hold
+from sandbox.areas.ownership import prepare_directories
+from sandbox.areas.shared import Hold, SharedCleaner
+from sandbox.driver import Sandbox, SandboxDriver, SandboxSpec
 from sandbox.drivers.homes import sweep_homes
 from sandbox.drivers.selection import build_driver, choose_driver
-from sandbox.guards import Guards
+from sandbox.limits.guards import Guards
+from sandbox.limits.quota import Quota
+from sandbox.limits.watchdog import watch
 from sandbox.models import Dispatch, Limit, Raised, RunRequest, RunResult, StubCall, StubResult
 from sandbox.orphans import end_orphans
-from sandbox.ownership import prepare_directories
 from sandbox.packages.builder import builder_settings
 from sandbox.packages.service import IMPORTER, PackageService
 from sandbox.pool import WarmPool
-from sandbox.quota import Quota
 from sandbox.run import SandboxRun
-from sandbox.shared_area import Hold, SharedCleaner
 from sandbox.users import UserHold, hold_user
-from sandbox.watchdog import watch
 
 __all__ = ["SandboxManager"]
 

@@ -18,7 +18,7 @@ from typing import Self
 
 from loguru import logger
 
-from sandbox.guards import Guard
+from sandbox.limits.guards import Guard
 
 __all__ = ["OutputCollector", "OutputPipe", "clean_text"]
 

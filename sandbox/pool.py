@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from loguru import logger
 
-from sandbox.drivers.base import Sandbox
+from sandbox.driver import Sandbox
 
 __all__ = ["WarmPool"]
 

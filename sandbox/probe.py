@@ -9,11 +9,11 @@ from pathlib import Path
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError
-from sandbox.drivers.base import Capability, Check, Sandbox, SandboxDriver, SandboxSpec
+from sandbox.areas.ownership import prepare_directories
+from sandbox.driver import Capability, Check, Sandbox, SandboxDriver, SandboxSpec
 from sandbox.drivers.homes import make_home, remove_home
-from sandbox.holdings import hold_of_all
+from sandbox.limits.holdings import hold_of_all
 from sandbox.models import RunRequest, StopType, StubCall, StubResult
-from sandbox.ownership import prepare_directories
 from sandbox.run import SandboxRun
 from sandbox.users import UserHold, hold_user
 

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
 from sandbox.bridge import Bridge, BridgeOutcome
-from sandbox.drivers.base import ExitStatus, Sandbox
-from sandbox.guards import Guards
-from sandbox.limits import bridge_limits, process_limits
+from sandbox.driver import ExitStatus, Sandbox
+from sandbox.limits.guards import Guards
+from sandbox.limits.quota import Quota
+from sandbox.limits.run_limits import bridge_limits, process_limits
+from sandbox.limits.watchdog import watch
 from sandbox.models import Dispatch, Limit, RunRequest, RunResult, StopType, StubMethod
 from sandbox.output import OutputCollector, clean_text
-from sandbox.quota import Quota
-from sandbox.watchdog import watch
 
 __all__ = ["SandboxRun", "judge"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from sandbox import proc_files
+from sandbox.limits import proc_files
 
 __all__ = ["ServiceId", "own_id", "pid_namespace"]
 

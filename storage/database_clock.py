@@ -11,8 +11,8 @@ from sqlalchemy import Select, select
 
 from nekro_agent.shared_clock import Reading, read_clock, share_time
 from storage.clock import now
+from storage.driver.fixed_statement import SingleStatement
 from storage.engine import Database
-from storage.fixed_statement import SingleStatement
 
 __all__ = ["follow_database_clock", "read_database_clock"]
 

@@ -24,21 +24,21 @@ from typing import Any, Final, Protocol
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker_config.completion import complete
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import NekroError
-from storage import postgresql, sqlite
-from storage.connection import LoopConnection
-from storage.driver_errors import translated_from_driver
-from storage.fixed_statement import SingleStatement
-from storage.kept_connections import KeptConnections
-from storage.limits import limited
-from storage.loop_pool import LoopPool
-from storage.sqlite_driver import StepConnection
-from storage.sqlite_lanes import SqliteLanes
+from runtime.completion import complete
+from storage.driver import postgresql, sqlite
+from storage.driver.connection import LoopConnection
+from storage.driver.errors import translated_from_driver
+from storage.driver.fixed_statement import SingleStatement
+from storage.driver.kept_connections import KeptConnections
+from storage.driver.limits import limited
+from storage.driver.loop_pool import LoopPool
+from storage.driver.sqlite_driver import StepConnection
+from storage.driver.sqlite_lanes import SqliteLanes
+from storage.driver.urls import async_url
+from storage.driver.write_gate import WriteGate
 from storage.transaction import Transaction
-from storage.urls import async_url
-from storage.write_gate import WriteGate
 
 __all__ = ["Database"]
 
@@ -246,7 +246,7 @@ class Database:
     async def _connected(
         self, local: _LoopEngine, *, autocommit: bool = False
     ) -> AsyncIterator[LoopConnection]:
-        # SQLite's driver is in autocommit anyway (see storage.sqlite); setting it costs thread hops.
+        # SQLite's driver is in autocommit anyway (see storage.driver.sqlite); setting it costs thread hops.
         connection = await local.pool.connect(autocommit=autocommit and not local.is_sqlite)
         cut = None
         if not self.is_sqlite:

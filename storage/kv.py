@@ -12,8 +12,8 @@ from sqlalchemy import Executable, bindparam, delete, func, literal_column, sele
 from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
 from storage.clock import now
+from storage.driver.fixed_statement import SingleStatement
 from storage.engine import Database
-from storage.fixed_statement import SingleStatement
 from storage.models import PluginValueRow
 from storage.upsert import insert
 

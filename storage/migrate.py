@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Engine
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageError, StorageUnavailableError
-from storage import postgresql, sqlite
+from storage.driver import postgresql, sqlite
+from storage.driver.urls import async_url, sync_url
 from storage.schema import is_newer, known_revisions, revision_of
-from storage.urls import async_url, sync_url
 
 if TYPE_CHECKING:
     from alembic.config import Config

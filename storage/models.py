@@ -333,7 +333,7 @@ class JobRow(Base):
 
 
 class JobSignalRow(Base):
-    """A signal to a job that it has not taken yet, or the job's wait for one; see ``storage.job_signals``."""
+    """A signal to a job that it has not taken yet, or the job's wait for one."""
 
     __tablename__ = "job_signals"
 

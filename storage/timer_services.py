@@ -8,7 +8,7 @@ from datetime import datetime
 
 from nekro_agent.ports import CronJob, TimerInfo
 from storage.engine import Database
-from storage.repository import new_id
+from storage.repositories.base import new_id
 from storage.transaction import Transaction
 
 __all__ = ["Firing", "NextFireAt", "OnFire", "SqlCronJobs", "SqlTimers", "fire_due"]

@@ -7,21 +7,21 @@ from functools import cached_property
 
 from loguru import logger
 
-from storage.call_progress import CallProgressRepository
-from storage.calls import CallRepository
-from storage.chats import ChatRepository
-from storage.connection import LoopConnection
-from storage.detached_calls import DetachedCallRepository
-from storage.downloads import DownloadRepository
-from storage.job_signals import JobSignalRepository
-from storage.jobs import JobRepository
-from storage.leases import LeaseRepository
-from storage.marks import MethodMarkRepository
-from storage.messages import MessageRepository
-from storage.records import RecordRepository
-from storage.repository import StatementRunner
-from storage.rounds import RoundRepository
-from storage.timers import CronJobRepository, TimerRepository
+from storage.driver.connection import LoopConnection
+from storage.repositories.base import StatementRunner
+from storage.repositories.call_progress import CallProgressRepository
+from storage.repositories.calls import CallRepository
+from storage.repositories.chats import ChatRepository
+from storage.repositories.detached_calls import DetachedCallRepository
+from storage.repositories.downloads import DownloadRepository
+from storage.repositories.job_signals import JobSignalRepository
+from storage.repositories.jobs import JobRepository
+from storage.repositories.lane_overrides import MethodMarkRepository
+from storage.repositories.leases import LeaseRepository
+from storage.repositories.messages import MessageRepository
+from storage.repositories.records import RecordRepository
+from storage.repositories.rounds import RoundRepository
+from storage.repositories.timers import CronJobRepository, TimerRepository
 
 __all__ = ["Repositories", "Transaction"]
 

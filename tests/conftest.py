@@ -26,7 +26,7 @@ from waiting import WAIT_SECONDS
 from broker_config.app import NekroApp, create_app
 from broker_config.settings import DatabaseSettings, Settings
 from broker_config.urls import client_url
-from storage.fixed_statement import FixedStatement, Row
+from storage.driver.fixed_statement import FixedStatement, Row
 from storage.migrate import upgrade
 from storage.models import Base
 from storage.transaction import Transaction

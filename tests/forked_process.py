@@ -32,8 +32,8 @@ _CONTEXT.set_forkserver_preload(
     [
         "aiosqlite",
         "alembic.command",
-        "broker_config.consumer",
-        "broker_config.remote_control",
+        "messaging.celery.consumer",
+        "messaging.celery.remote_control",
         "celery.app.control",
         "celery.app.log",
         "celery.apps.worker",
@@ -46,7 +46,7 @@ _CONTEXT.set_forkserver_preload(
         "celery.worker.strategy",
         *(f"cli.commands.{module.name}" for module in pkgutil.iter_modules(cli.commands.__path__)),
         "cli.running",
-        "cli.system",
+        "cli.services.system",
         "encodings.idna",
         "httpx",
         "nekro_agent.testing",
@@ -58,13 +58,13 @@ _CONTEXT.set_forkserver_preload(
         "sqlalchemy.dialects.postgresql",
         "sqlalchemy.dialects.sqlite",
         "storage.migrate",
-        "workers.asyncio_pool",
+        "workers.pools.asyncio_pool",
         "workers.composition",
-        "workers.fast_path",
-        "workers.monitor",
+        "workers.pools.fast_path",
+        "workers.ops.monitor",
         "workers.process",
         "workers.rounds_service",
-        "workers.thread_pool",
+        "workers.pools.thread_pool",
     ]
 )
 

@@ -21,16 +21,16 @@ from celery.concurrency import ALIASES
 from celery.exceptions import SoftTimeLimitExceeded
 
 from broker_config.app import WORKER_FLAGS, NekroApp, create_app
-from broker_config.metrics import start_metrics
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
-from broker_config.wire import Envelope, Signer
+from codec.wire import Envelope, Signer
 from nekro_agent.errors import ArgumentError, MethodDisabledError, ResultError
 from nekro_agent.methods import SandboxMethodType
-from workers.awaiting import at_loop_close, current_job, guarded, run_async
-from workers.claims import DuplicateDelivery
-from workers.fast_path import FAST_BODY
-from workers.observation import observe_tasks
+from runtime.metrics import start_metrics
+from workers.calls.claims import DuplicateDelivery
+from workers.pools.awaiting import at_loop_close, current_job, guarded, run_async
+from workers.pools.fast_path import FAST_BODY
+from workers.pools.observation import observe_tasks
 from workers.tasks import _method_body
 
 #: Option of this program; the others are Celery's.

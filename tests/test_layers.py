@@ -9,10 +9,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 #: From the ground up; a package may import itself and what stands before it.
-ORDER = ("nekro_agent", "codec", "broker_config", "storage", "sandbox", "agent", "workers", "cli")
+ORDER = (
+    "nekro_agent",
+    "runtime",
+    "codec",
+    "broker_config",
+    "messaging",
+    "storage",
+    "sandbox",
+    "agent",
+    "workers",
+    "cli",
+)
 #: Exceptions to "everything below": what is named here is all that is allowed.
 ONLY = {
-    "storage": {"nekro_agent", "broker_config.bridge", "broker_config.completion", "broker_config.settings"},
+    "storage": {"nekro_agent", "runtime.greenlet_bridge", "runtime.completion", "broker_config.settings"},
     "plugin_pkgs": {"nekro_agent"},
 }
 #: Libraries that a package must not know.

@@ -40,7 +40,7 @@ def test_no_text_is_divided_by_splitlines() -> None:
 
 
 def test_the_sandbox_reads_no_file_of_the_kernel_as_text() -> None:
-    assert calls_of("read_text", ("sandbox",)) - READ_AS_TEXT.keys() == set(), "use sandbox.proc_files"
+    assert calls_of("read_text", ("sandbox",)) - READ_AS_TEXT.keys() == set(), "use sandbox.limits.proc_files"
 
 
 def test_text_mode_is_not_used_on_proc() -> None:

@@ -19,7 +19,7 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import Settings
 from cli.environment import environment_of
-from cli.system import migrate
+from cli.services.system import migrate
 from workers.composition import Services
 
 

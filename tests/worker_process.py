@@ -16,8 +16,8 @@ from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
 
 POOLS = {
-    "asyncio": "workers.asyncio_pool:AsyncioPool",
-    "threads": "workers.thread_pool:ThreadPool",
+    "asyncio": "workers.pools.asyncio_pool:AsyncioPool",
+    "threads": "workers.pools.thread_pool:ThreadPool",
 }
 
 

@@ -10,27 +10,27 @@ from typing import Any
 from loguru import logger
 
 from broker_config.app import create_app
-from broker_config.bridge import CANCELLED_SECONDS, Cleanup, Closing, close_all
-from broker_config.calls import MethodCaller
 from broker_config.embedded import make_data_dir, resolve_settings
 from broker_config.settings import Settings
-from broker_config.wire import Envelope
 from codec.values import encode_arguments
+from codec.wire import Envelope
+from messaging.calls import MethodCaller
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.errors import StorageError
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo
+from runtime.greenlet_bridge import CANCELLED_SECONDS, Cleanup, Closing, close_all
 from storage.engine import Database
 from storage.schema import require_schema
-from workers.call_records import CallRecords
-from workers.initialisation import start_plugins
-from workers.loader import load_plugins
+from workers.calls.records import CallRecords
 from workers.parts import Parts
-from workers.policies import package_policy
-from workers.registry import Registry
-from workers.round_stop import StoppedRounds
-from workers.runs import CodeReport
+from workers.plugins.initialisation import start_plugins
+from workers.plugins.loader import load_plugins
+from workers.plugins.policies import package_policy
+from workers.plugins.registry import Registry
+from workers.rounds.runs import CodeReport
+from workers.rounds.stop import StoppedRounds
 from workers.sdk_runtime import runtime_of
 
 __all__ = ["CodeReport", "Services"]

@@ -14,47 +14,47 @@ from typing import TYPE_CHECKING
 
 from celery import Celery
 
-from broker_config.calls import MethodCaller
 from broker_config.embedded import resolve_signing_key
-from broker_config.redaction import Redactor
 from broker_config.settings import Settings
-from broker_config.wire import Signer
+from codec.wire import Signer
+from messaging.calls import MethodCaller
 from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import RuntimeNotBoundError
-from nekro_agent.hooks import PluginHost
+from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.methods import Lane
-from storage.areas import DataAreas
+from runtime.redaction import Redactor
 from storage.engine import Database
+from storage.files.areas import DataAreas
+from storage.files.upload_areas import UploadAreas
 from storage.kv import SqlKeyValueStore
-from storage.upload_areas import UploadAreas
-from workers.background import BackgroundLoop
-from workers.call_records import CallSweep
-from workers.claim_keeper import ClaimKeeper
-from workers.claims import CallClaims
-from workers.clock_watch import ClockWatch
-from workers.commands import CommandDesk, CommandExecutor
-from workers.detached import CallDetacher, CallEnds
-from workers.dispatch import Dispatcher
-from workers.downloads import DownloadSweep
-from workers.executor import MethodExecutor
-from workers.intake import MessageIntake
-from workers.job_keeper import KeeperSettings
-from workers.job_runner import JobRunner
-from workers.lanes import LaneChooser
-from workers.loader import LoadedPlugins
-from workers.loop_watchdog import LoopWatchdog
-from workers.marks import MethodMarks
-from workers.pinned import PinnedOwner, declare_pinned
-from workers.progress import CallReports, ProgressAnnouncer
-from workers.publisher import EventPublisher
-from workers.registry import MethodEntry, Registry
-from workers.remote_hooks import HookExecutor, HookForwarder
-from workers.round_ledger import RoundLedger
-from workers.round_stop import RoundStopper
-from workers.runs import CodeRuns
-from workers.sweeper import Sweeper
-from workers.sweeps import JobSweep, RetentionSweep, TimerFirings, TimerSweep, UploadSweep
-from workers.watch_sweep import WatchSweep
+from workers.calls.claims import CallClaims
+from workers.calls.commands import CommandDesk, CommandExecutor
+from workers.calls.detached import CallDetacher, CallEnds
+from workers.calls.dispatch import Dispatcher
+from workers.calls.executor import MethodExecutor
+from workers.calls.progress import CallReports, ProgressAnnouncer
+from workers.calls.records import CallSweep
+from workers.calls.remote_hooks import HookExecutor, HookForwarder
+from workers.chats.publisher import EventPublisher
+from workers.jobs.downloads import DownloadSweep
+from workers.jobs.keeper import KeeperSettings
+from workers.jobs.runner import JobRunner
+from workers.leases.claim_keeper import ClaimKeeper
+from workers.ops.clock_watch import ClockWatch
+from workers.ops.sweeper import Sweeper
+from workers.ops.sweeps import JobSweep, RetentionSweep, TimerFirings, TimerSweep, UploadSweep
+from workers.ops.watch_sweep import WatchSweep
+from workers.plugins.lane_overrides import MethodMarks
+from workers.plugins.lanes import LaneChooser
+from workers.plugins.loader import LoadedPlugins
+from workers.plugins.loop_watchdog import LoopWatchdog
+from workers.plugins.pinned import PinnedOwner, declare_pinned
+from workers.plugins.registry import MethodEntry, Registry
+from workers.pools.background import BackgroundLoop
+from workers.rounds.intake import MessageIntake
+from workers.rounds.ledger import RoundLedger
+from workers.rounds.runs import CodeRuns
+from workers.rounds.stop import RoundStopper
 
 if TYPE_CHECKING:
     from sandbox.manager import SandboxManager

@@ -15,26 +15,26 @@ from celery import bootsteps
 from celery.worker import state
 from loguru import logger
 
-from broker_config.bridge import at_loop_close, limit_loop_close
-from broker_config.metrics import start_metrics
 from broker_config.settings import Settings
-from broker_config.tracing import traced
+from messaging.tracing import traced
 from nekro_agent.errors import NekroError, SettingsError
 from nekro_agent.methods import Lane
+from runtime.greenlet_bridge import at_loop_close, limit_loop_close
+from runtime.metrics import start_metrics
 from workers.composition import Services
-from workers.health import Health
-from workers.logs import configure_logs
-from workers.monitor import monitored
-from workers.observation import observe_tasks
-from workers.pool_jobs import LoopThread
-from workers.printed import printed_to_log
-from workers.shutdown_limit import ShutdownLimit
+from workers.ops.health import Health
+from workers.ops.logs import configure_logs
+from workers.ops.monitor import monitored
+from workers.ops.printed import printed_to_log
+from workers.ops.shutdown_limit import ShutdownLimit
+from workers.pools.jobs import LoopThread
+from workers.pools.observation import observe_tasks
 from workers.tasks import register_commands, register_drain, register_hooks, register_jobs, register_methods
 
 __all__ = ["keep_what_is_loaded", "run_worker"]
 
-ASYNCIO_POOL: Final = "workers.asyncio_pool:AsyncioPool"
-THREAD_POOL: Final = "workers.thread_pool:ThreadPool"
+ASYNCIO_POOL: Final = "workers.pools.asyncio_pool:AsyncioPool"
+THREAD_POOL: Final = "workers.pools.thread_pool:ThreadPool"
 _START_SECONDS: Final = 600.0
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from agent.llm import LLMClient, create_client
 from agent.rounds import RoundRunner
-from workers.round_input import RoundInputs
-from workers.rounds import RoundDrain
+from workers.rounds.drain import RoundDrain
+from workers.rounds.input import RoundInputs
 
 if TYPE_CHECKING:
     from workers.composition import Services

@@ -6,12 +6,12 @@ from nekro_agent import runtime
 from nekro_agent.policies import DownloadPolicy, StorePolicy, UploadPolicy
 from storage.kv import SqlKeyValueStore
 from storage.timer_services import SqlCronJobs, SqlTimers
-from workers.downloads import SqlDownloads
-from workers.jobs import SqlJobs
-from workers.messages import SqlMessages
+from workers.chats.messages import SqlMessages
+from workers.jobs.downloads import SqlDownloads
+from workers.jobs.service import SqlJobs
 from workers.parts import Parts
-from workers.policies import core_config, package_policy
-from workers.records import SqlRecords
+from workers.plugins.policies import core_config, package_policy
+from workers.plugins.records import SqlRecords
 
 __all__ = ["runtime_of"]
 

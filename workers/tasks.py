@@ -13,21 +13,21 @@ from celery.exceptions import Ignore
 from celery.worker.state import revoked
 
 from broker_config.app import checked_task_options
-from broker_config.bridge import at_loop_close
 from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK
-from broker_config.tracing import trace_headers
-from workers.awaiting import StopReason, current_job, run_async
-from workers.claims import DuplicateDelivery
-from workers.executor import MethodExecutor, MisplacedCall
-from workers.fast_path import FAST_BODY
-from workers.job_runner import Interruption
+from messaging.tracing import trace_headers
+from runtime.greenlet_bridge import at_loop_close
+from workers.calls.claims import DuplicateDelivery
+from workers.calls.executor import MethodExecutor, MisplacedCall
+from workers.jobs.runner import Interruption
+from workers.pools.awaiting import StopReason, current_job, run_async
+from workers.pools.fast_path import FAST_BODY
 
 #: Time between the soft and the hard limit of a job, for its cleanup.
 _HARD_LIMIT_GRACE_SECONDS: Final = 5
 
 if TYPE_CHECKING:
     from workers.composition import Services
-    from workers.rounds import RoundDrain
+    from workers.rounds.drain import RoundDrain
 
 __all__ = ["register_commands", "register_drain", "register_hooks", "register_jobs", "register_methods"]
 

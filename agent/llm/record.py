@@ -13,7 +13,7 @@ from typing import Any
 from agent.llm.port import LLMRequest
 from agent.model import ImagePart, Part, TextPart
 from agent.multimodal import image_data
-from nekro_agent.tools.private_files import make_directory
+from nekro_agent.files.private_files import make_directory
 
 __all__ = ["RequestRecord"]
 

@@ -143,15 +143,15 @@ class BridgeClient(_ServicesClient):
     """Calls as the bridge does: encode arguments, sign an invocation, ``MethodCaller``, decode the value."""
 
     async def begin(self) -> None:
-        from workers.dispatch import CallScope
+        from workers.calls.dispatch import CallScope
 
         self._entry = self._services.registry.find(_METHOD)
         self._scope = CallScope(chat=await self._services.chat(_CHAT), user_id=None)
         self._return_bytes = self._services.settings.sandbox.return_bytes
 
     async def call(self, number: int) -> object:
-        from broker_config.wire import new_id
         from codec.values import decode_value, encode_arguments
+        from codec.wire import new_id
 
         envelope = await self._services.dispatcher.invoke(
             self._entry,

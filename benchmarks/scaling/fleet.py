@@ -90,7 +90,7 @@ class Caller:
 
     async def open(self) -> None:
         """Prepare the chats."""
-        from workers.dispatch import CallScope
+        from workers.calls.dispatch import CallScope
 
         self._entry = self.services.registry.find("bench.linger.linger")
         self._scopes = [
@@ -100,8 +100,8 @@ class Caller:
 
     async def call(self, number: int, seconds: float) -> str:
         """Make one call; returns the name of the worker that ran it."""
-        from broker_config.wire import new_id
         from codec.values import encode_arguments
+        from codec.wire import new_id
 
         envelope = await self.services.dispatcher.invoke(
             self._entry,

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from cli.command import Deps, add_chat_key, add_json, add_user_id, positive_seconds, read_text
 from cli.exit_codes import exit_code_of
 from cli.output import to_plain
-from cli.presence import awaited_with_workers
 from cli.running import run_async
-from cli.system import CALL_LANES, open_services
+from cli.services.presence import awaited_with_workers
+from cli.services.system import CALL_LANES, open_services
 from nekro_agent.errors import ArgumentError, MethodFailedError, NekroError, UsageError
 
 if TYPE_CHECKING:
-    from broker_config.wire import Envelope
+    from codec.wire import Envelope
 
 __all__ = ["Args", "parse_arguments", "register", "run"]
 

@@ -14,7 +14,7 @@ from cli.running import run_async
 from nekro_agent.errors import ServiceError
 
 if TYPE_CHECKING:
-    from workers.round_stop import StoppedRounds
+    from workers.rounds.stop import StoppedRounds
 
 __all__ = ["Args", "register", "run"]
 
@@ -77,9 +77,9 @@ async def _stop(args: Args, settings: Settings) -> StoppedRounds:
     from broker_config.embedded import resolve_settings
     from storage.engine import Database
     from storage.migrate import require_migrated
-    from workers.publisher import EventPublisher
-    from workers.round_ledger import RoundLedger
-    from workers.round_stop import RoundStopper
+    from workers.chats.publisher import EventPublisher
+    from workers.rounds.ledger import RoundLedger
+    from workers.rounds.stop import RoundStopper
 
     settings = resolve_settings(settings)
     await require_migrated(settings.database, settings.data_dir)

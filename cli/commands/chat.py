@@ -12,12 +12,12 @@ from cli.command import Deps, add_chat_key
 from cli.commands.send import DEFAULT_USER
 from cli.output import one_line
 from cli.running import run_async
-from cli.system import ROUND_LANES, open_services
-from cli.turns import is_quiet, last_sequence, messages_after, require_model
+from cli.services.system import ROUND_LANES, open_services
+from cli.views.turns import is_quiet, last_sequence, messages_after, require_model
 from nekro_agent.ports import MessageKind
 
 if TYPE_CHECKING:
-    from storage.messages import Message
+    from storage.repositories.messages import Message
     from workers.composition import Services
 
 __all__ = ["Args", "register", "run"]

@@ -6,13 +6,13 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cli.catalogue import load_catalogue
 from cli.command import Deps, add_json, add_user_id, chat_key, positive_seconds
 from cli.exit_codes import ExitCode
 from cli.output import one_line
-from cli.presence import awaited_with_workers
 from cli.running import run_async
-from cli.system import CALL_LANES, open_services
+from cli.services.presence import awaited_with_workers
+from cli.services.system import CALL_LANES, open_services
+from cli.views.catalogue import load_catalogue
 from nekro_agent.errors import UsageError
 from nekro_agent.methods import Lane
 

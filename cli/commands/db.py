@@ -33,7 +33,7 @@ def run(args: Args, deps: Deps) -> int:
     if args.action != "upgrade":
         raise UsageError(f"unknown action {args.action}")
     from broker_config.embedded import resolve_settings
-    from cli.system import migrate
+    from cli.services.system import migrate
 
     run_async(migrate(resolve_settings(deps.load_settings())))
     deps.output.words("the database schema is up to date")

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from broker_config.settings import Settings
 from cli.command import Deps, add_json, positive_int, positive_seconds
 from cli.output import one_line
-from cli.ownership import require_running
+from cli.services.ownership import require_running
 from nekro_agent.errors import MessageRefusedError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
-    from broker_config.dead_letters import DeadLetters, DeadMessage, VerifiedMessage
+    from messaging.dead_letters import DeadLetters, DeadMessage, VerifiedMessage
 
 __all__ = ["Args", "register", "run"]
 
@@ -146,10 +146,10 @@ def _summary(verified: VerifiedMessage, timeout_seconds: float | None) -> str:
 @contextmanager
 def _opened(settings: Settings) -> Iterator[DeadLetters]:
     from broker_config.app import create_app
-    from broker_config.dead_letters import DeadLetters
     from broker_config.embedded import resolve_settings, resolve_signing_key
-    from broker_config.wire import Signer
-    from cli.clocks import follow_shared_time
+    from cli.doctor.clocks import follow_shared_time
+    from codec.wire import Signer
+    from messaging.dead_letters import DeadLetters
 
     settings = resolve_settings(settings)
     follow_shared_time(settings)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from broker_config.settings import Settings
 from cli.command import Deps, add_json
 from cli.exit_codes import ExitCode
-from cli.ownership import Ownership
 from cli.running import run_async
+from cli.services.ownership import Ownership
 from nekro_agent.errors import ServiceError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import SecretStr
 
 from broker_config.settings import Settings, known_variables
-from cli.checks import Check, Verdict, run_checks
 from cli.command import Deps, add_json
+from cli.doctor.checks import Check, Verdict, run_checks
 from cli.environment import setting_text, setting_value
 from cli.exit_codes import ExitCode
 from cli.output import one_line

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cli.command import Deps, add_chat_key, add_json, add_user_id, read_text
 from cli.running import run_async
-from cli.system import CALL_LANES, ROUND_LANES, open_services
+from cli.services.system import CALL_LANES, ROUND_LANES, open_services
 
 if TYPE_CHECKING:
     from workers.composition import CodeReport, Services
@@ -98,7 +98,7 @@ def run(args: Args, deps: Deps) -> int:
 
 async def _see_jobs_through(services: Services, args: Args, deps: Deps) -> None:
     """Wait for calls that outlived the code: the workers that run them end with this command."""
-    from cli.turns import wait_for_jobs
+    from cli.views.turns import wait_for_jobs
 
     deps.output.words(f"waiting for background jobs of chat {args.chat_key}; Ctrl-C abandons them")
     await wait_for_jobs(
@@ -114,7 +114,7 @@ async def _see_follow_ups_through(services: Services, args: Args, deps: Deps, *,
             " model (NEKRO_LLM__BASE_URL) is started"
         )
         return
-    from cli.turns import wait_for_quiet
+    from cli.views.turns import wait_for_quiet
 
     seconds = services.settings.agent.turn_seconds
     await wait_for_quiet(services.database, args.chat_key, seconds=seconds)

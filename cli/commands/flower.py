@@ -92,11 +92,11 @@ def run(args: Args, deps: Deps) -> int:
     arguments = flower_arguments(address=args.address, port=args.port)
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
-    from cli.clocks import follow_shared_time
-    from cli.guarded_flower import guard_hosts
-    from cli.ownership import require_running
-    from cli.presence import require_broker
-    from cli.process import attach_to_supervisor
+    from cli.doctor.clocks import follow_shared_time
+    from cli.services.guarded_flower import guard_hosts
+    from cli.services.ownership import require_running
+    from cli.services.presence import require_broker
+    from cli.services.process import attach_to_supervisor
 
     if settings.broker.url is None and args.supervisor_fd is None:
         require_running(settings.data_dir)
@@ -117,7 +117,7 @@ def run(args: Args, deps: Deps) -> int:
 def _know_methods(app: NekroApp, settings: Settings) -> None:
     """Register every method by name: Flower sets limits only of tasks that its process has registered."""
     from broker_config.app import checked_task_options
-    from cli.catalogue import load_catalogue
+    from cli.views.catalogue import load_catalogue
 
     for entry in load_catalogue(settings).registry:
         app.task(**checked_task_options(name=entry.task, typing=False, shared=False))(_runs_elsewhere)

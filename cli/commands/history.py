@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key, positive_int
 from cli.output import one_line
-from cli.round_story import calls_of, describe_round, tell_round
 from cli.running import run_async
-from cli.turns import newest_messages, newest_rounds
+from cli.views.round_story import calls_of, describe_round, tell_round
+from cli.views.turns import newest_messages, newest_rounds
 from nekro_agent.errors import NotFoundError
 from nekro_agent.tools.visible_text import visible_lines
 
 if TYPE_CHECKING:
-    from storage.messages import Message
-    from storage.rounds import Round
+    from storage.repositories.messages import Message
+    from storage.repositories.rounds import Round
 
 __all__ = ["Args", "register", "run"]
 
@@ -85,9 +85,9 @@ def run(args: Args, deps: Deps) -> int:
 async def _read(
     args: Args, settings: Settings
 ) -> tuple[Sequence[Message], Sequence[Round], Mapping[str, Sequence[dict[str, Any]]]]:
-    from storage.chats import ChatRepository
     from storage.engine import Database
     from storage.migrate import require_migrated
+    from storage.repositories.chats import ChatRepository
 
     await require_migrated(settings.database, settings.data_dir)
     database = Database(settings.database, settings.data_dir)

@@ -17,7 +17,7 @@ from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
     from storage.engine import Database
-    from storage.jobs import Job
+    from storage.repositories.jobs import Job
 
 __all__ = ["Args", "register", "run"]
 
@@ -131,7 +131,7 @@ async def _show(args: Args, deps: Deps, settings: Settings) -> None:
 
 
 async def _watch(args: Args, deps: Deps, settings: Settings) -> None:
-    from cli.job_bars import job_view
+    from cli.views.job_bars import job_view
 
     async with _database(settings) as database:
         jobs = await _watched(database, args)
@@ -156,8 +156,8 @@ async def _watch(args: Args, deps: Deps, settings: Settings) -> None:
 async def _cancel(args: Args, deps: Deps, settings: Settings) -> None:
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
-    from workers.job_cancel import cancel_job
-    from workers.publisher import EventPublisher
+    from workers.chats.publisher import EventPublisher
+    from workers.jobs.cancel import cancel_job
 
     assert args.job_id is not None  # noqa: S101 - checked by run
     async with _database(settings) as database:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
-from cli.catalogue import load_catalogue
 from cli.command import Deps, add_json
 from cli.output import one_line
 from cli.running import run_async
+from cli.views.catalogue import load_catalogue
 from nekro_agent.errors import StorageUnavailableError, UsageError
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
-    from storage.marks import MethodMark
-    from workers.registry import MethodEntry, Registry
+    from storage.repositories.lane_overrides import MethodMark
+    from workers.plugins.registry import MethodEntry, Registry
 
 __all__ = ["Args", "register", "run"]
 

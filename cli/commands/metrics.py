@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cli.command import Deps, port_number
 
 if TYPE_CHECKING:
-    from workers.fleet import FleetFigures
+    from workers.ops.fleet import FleetFigures
 
 __all__ = ["Args", "register", "run"]
 
@@ -49,8 +49,8 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: Args, deps: Deps) -> int:
     """Print the metrics, or serve them."""
     from broker_config.embedded import resolve_settings
-    from cli.ownership import require_running
-    from workers.fleet import FleetFigures
+    from cli.services.ownership import require_running
+    from workers.ops.fleet import FleetFigures
 
     settings = deps.load_settings()
     if settings.broker.url is None:
@@ -67,7 +67,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 def _serve(figures: FleetFigures, address: str, port: int, deps: Deps) -> None:
-    from workers.pages import Page, PageServer
+    from workers.ops.http_server import Page, PageServer
 
     reading = threading.Lock()
 

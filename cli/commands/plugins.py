@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.catalogue import load_catalogue
 from cli.command import Deps, add_json
 from cli.exit_codes import ExitCode
 from cli.plugin_template import write_plugin
 from cli.purge import find_data, purge
 from cli.running import run_async
+from cli.views.catalogue import load_catalogue
 from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
-    from workers.loader import PluginRecord
+    from workers.plugins.loader import PluginRecord
 
 __all__ = ["Args", "register", "run"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cli.command import Deps, chat_key
 from cli.running import run_async
-from cli.system import CALL_LANES, open_services
+from cli.services.system import CALL_LANES, open_services
 
 __all__ = ["Args", "register", "run"]
 

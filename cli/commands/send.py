@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from cli.command import Deps, add_json, chat_key
 from cli.commands.history import describe_message
 from cli.running import run_async
-from cli.system import ROUND_LANES, open_services
-from cli.turns import last_sequence, messages_after, require_model, wait_for_quiet
+from cli.services.system import ROUND_LANES, open_services
+from cli.views.turns import last_sequence, messages_after, require_model, wait_for_quiet
 from nekro_agent.errors import UsageError
 from nekro_agent.ports import MessageKind
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from broker_config.settings import Settings
 from cli.command import Deps, chat_key, positive_int, positive_seconds
 from cli.output import one_line
-from cli.ownership import require_running
-from cli.presence import require_broker
 from cli.running import run_async
+from cli.services.ownership import require_running
+from cli.services.presence import require_broker
 from nekro_agent.errors import BrokerUnavailableError
 
 if TYPE_CHECKING:
-    from broker_config.watching import EventWatcher, WatchedEvent
+    from messaging.event_watch import EventWatcher, WatchedEvent
     from storage.engine import Database
 
 __all__ = ["Args", "register", "run"]
@@ -78,7 +78,7 @@ def run(args: Args, deps: Deps) -> int:
 async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
     from broker_config.app import create_app
     from broker_config.embedded import resolve_settings
-    from broker_config.watching import EventWatcher
+    from messaging.event_watch import EventWatcher
     from storage.engine import Database
 
     settings = resolve_settings(settings)

@@ -8,10 +8,10 @@ from typing import Final
 
 from broker_config.settings import Settings
 from cli.command import Deps, count, port_number, warn_of_root
-from cli.ownership import Ownership
-from cli.presence import require_broker
-from cli.process import START_SECONDS, ChildSpec, flower_spec, worker_spec
 from cli.running import run_async
+from cli.services.ownership import Ownership
+from cli.services.presence import require_broker
+from cli.services.process import START_SECONDS, ChildSpec, flower_spec, worker_spec
 from nekro_agent.errors import LLMError, ServiceError, UsageError
 from nekro_agent.methods import Lane
 
@@ -92,7 +92,7 @@ def _rounds(args: Args, settings: Settings, deps: Deps) -> int:
     Raises:
         LLMError: ``--rounds`` asks for some and no language model is configured.
     """
-    from cli.turns import require_model
+    from cli.views.turns import require_model
 
     if args.rounds == 0:
         return 0
@@ -134,8 +134,8 @@ async def _claim(ownership: Ownership, settings: Settings) -> None:
 
 
 async def _supervise(specs: list[ChildSpec], settings: Settings, ownership: Ownership, deps: Deps) -> None:
-    from cli.supervisor import Supervisor
-    from cli.system import embedded_services
+    from cli.services.supervisor import Supervisor
+    from cli.services.system import embedded_services
 
     async with embedded_services(settings, owns_database=True) as resolved:
         supervisor = Supervisor(specs, resolved, ownership=ownership, output=deps.output)

@@ -12,7 +12,7 @@ from typing import Any
 from cli.command import Deps, add_json, add_supervisor_fd, positive_int, warn_of_root
 from cli.exit_codes import ExitCode
 from cli.output import one_line
-from cli.probes import Probe, ask_workers
+from cli.services.probes import Probe, ask_workers
 from nekro_agent.errors import ServiceError, UsageError
 from nekro_agent.methods import Lane
 
@@ -80,7 +80,7 @@ def run(args: Args, deps: Deps) -> int:
     if args.supervisor_fd is not None:
         _report_to(args.supervisor_fd)
     elif settings.broker.url is None:
-        from cli.ownership import require_running
+        from cli.services.ownership import require_running
 
         require_running(settings.data_dir)
     if args.supervisor_fd is None:
@@ -116,7 +116,7 @@ def _check(probe: Probe, args: Args, deps: Deps) -> int:
 def _report_to(descriptor: int) -> None:
     from celery.signals import worker_ready
 
-    from cli.process import attach_to_supervisor
+    from cli.services.process import attach_to_supervisor
 
     say_ready = attach_to_supervisor(descriptor, lambda: os.kill(os.getpid(), signal.SIGTERM))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cli.demo.task_log import TaskRecord
-from cli.turns import newest_messages, newest_rounds
-from storage.messages import Message
-from storage.rounds import Round
+from cli.views.turns import newest_messages, newest_rounds
+from storage.repositories.messages import Message
+from storage.repositories.rounds import Round
 
 if TYPE_CHECKING:
     from cli.demo.stage import Stage
@@ -102,8 +102,8 @@ async def gather(stage: Stage, chat_key: str) -> Evidence:
 
 
 async def _shared_dir(stage: Stage, chat_key: str) -> list[Path]:
-    from storage.areas import DataAreas
-    from storage.chats import ChatRepository
+    from storage.files.areas import DataAreas
+    from storage.repositories.chats import ChatRepository
 
     async with stage.services.database.read() as transaction:
         chat = await ChatRepository(transaction.connection).get(chat_key)

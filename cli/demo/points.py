@@ -10,7 +10,7 @@ from cli.demo import scenes
 from cli.demo.evidence import Evidence, file_of
 from nekro_agent.ports import MessageKind
 from sandbox.models import StopType
-from storage.rounds import Round
+from storage.repositories.rounds import Round
 
 __all__ = ["Point", "check"]
 

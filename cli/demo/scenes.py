@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from nekro_agent.tools.private_files import write_private
+from nekro_agent.files.private_files import write_private
 
 __all__ = [
     "ADA",

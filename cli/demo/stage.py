@@ -12,8 +12,8 @@ from broker_config.settings import Settings
 from cli.demo.model_server import ModelServer
 from cli.demo.scenes import write_script
 from cli.demo.task_log import TaskLog
-from cli.process import ChildProcess, ChildSpec, worker_spec
-from cli.system import embedded_services, start_workers, stop_workers
+from cli.services.process import ChildProcess, ChildSpec, worker_spec
+from cli.services.system import embedded_services, start_workers, stop_workers
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from uuid import uuid4
 from cli.demo import scenes
 from cli.demo.evidence import Evidence, gather
 from cli.demo.stage import Stage
-from cli.turns import newest_rounds, wait_for_jobs, wait_for_quiet
+from cli.views.turns import newest_rounds, wait_for_jobs, wait_for_quiet
 
 __all__ = ["play"]
 

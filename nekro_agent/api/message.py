@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from nekro_agent import layout, runtime
-from nekro_agent.area_access import safe_basename
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.files import FileSystem
+from nekro_agent.files.area_access import safe_basename
+from nekro_agent.files.file_system import FileSystem
 from nekro_agent.ports import OutgoingMessage
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage

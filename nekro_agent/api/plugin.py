@@ -16,7 +16,7 @@ from nekro_agent.commands.schemas import (
 from nekro_agent.config import ConfigBase, ExtraField
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskRunner, TaskSignal, task
 from nekro_agent.methods import SandboxMethod, SandboxMethodType
-from nekro_agent.packages import dynamic_import_pkg
+from nekro_agent.packages.imports import dynamic_import_pkg
 from nekro_agent.plugin import NekroPlugin, long_running, repeatable
 from nekro_agent.store import PluginStore
 

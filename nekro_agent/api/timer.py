@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, overload
 
-from nekro_agent import bridge, runtime
+from nekro_agent import runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution import greenlets as bridge
 from nekro_agent.ports import TimerInfo
 
 __all__ = ["TimerTask", "clear_timers", "get_timers", "set_temp_timer", "set_timer"]

@@ -13,7 +13,7 @@ from nekro_agent.commands.registration import Command
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.invoke import run_callable
+from nekro_agent.execution.invoke import run_callable
 from nekro_agent.plugin import NekroPlugin
 
 __all__ = ["CommandEntry", "CommandTable"]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from nekro_agent import layout
 from nekro_agent.errors import InvalidValueError, ResultError
-from nekro_agent.files import FileSystem
+from nekro_agent.files.file_system import FileSystem
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ exist here. The same contract tests run on these services and on the real ones.
 from __future__ import annotations
 
 from nekro_agent import placeholders
-from nekro_agent.invoke import Outcome
+from nekro_agent.execution.invoke import Outcome
 from nekro_agent.testing.areas import LocalAreas
 from nekro_agent.testing.jobs import InMemoryJobs
 from nekro_agent.testing.messages import InMemoryMessages

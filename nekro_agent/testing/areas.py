@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nekro_agent import layout
-from nekro_agent.tools.private_files import make_directory
+from nekro_agent.files.private_files import make_directory
 
 __all__ = ["LocalAreas"]
 

@@ -13,8 +13,8 @@ from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
 from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import MethodNotFoundError
-from nekro_agent.hooks import HookFailure, PluginHost
-from nekro_agent.invoke import Outcome, call_method
+from nekro_agent.execution.hooks import HookFailure, PluginHost
+from nekro_agent.execution.invoke import Outcome, call_method
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.policies import CoreConfig, DownloadPolicy, PackagePolicy, StorePolicy, UploadPolicy
 from nekro_agent.runtime import Runtime

@@ -8,13 +8,14 @@ import hashlib
 from pathlib import Path
 from typing import BinaryIO
 
-from nekro_agent import runtime, staging
-from nekro_agent.area_access import safe_basename
+from nekro_agent import runtime
+from nekro_agent.downloads.download import fetch
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.tools.download import fetch
+from nekro_agent.files import staging
+from nekro_agent.files.area_access import safe_basename
+from nekro_agent.files.private_files import make_directory, open_private
+from nekro_agent.files.uploads import UploadArea, area_of
 from nekro_agent.tools.path_convertor import convert_filename_to_access_path
-from nekro_agent.tools.private_files import make_directory, open_private
-from nekro_agent.uploads import UploadArea, area_of
 
 __all__ = [
     "calculate_file_md5",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from pathlib import Path, PurePosixPath
 
-from nekro_agent import layout, runtime, staging
-from nekro_agent.area_access import refuse_links
+from nekro_agent import layout, runtime
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.files import staging
+from nekro_agent.files.area_access import refuse_links
 
 __all__ = [
     "PathLocation",
@@ -71,7 +72,7 @@ def convert_to_host_path(
 
     Sandboxed code can replace files of the shared area at any time. In a call, a file there is
     therefore accessed through a private copy of the same name: what the plugin writes to it is
-    copied to the area when the call ends (see ``nekro_agent.staging``).
+    copied to the area when the call ends (see ``nekro_agent.files.staging``).
 
     Args:
         chat_key: chat whose uploads are used.

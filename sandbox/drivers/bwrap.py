@@ -23,18 +23,18 @@ from typing import Final
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox import proc_files
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
-from sandbox.cgroups import Cgroups, Group, find_cgroups
-from sandbox.drivers.base import Check, Enforcement, SandboxSpec
+from sandbox.driver import Check, Enforcement, SandboxSpec
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE, BwrapFds, bwrap_arguments
 from sandbox.drivers.bwrap_tools import Tools, find_tools
 from sandbox.drivers.checks import check_of, describe_interpreter
 from sandbox.drivers.hints import explain_denied_call, explain_start_failure
 from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
-from sandbox.enforcement import group_limits
+from sandbox.filter.seccomp import build_filter, filter_fd
 from sandbox.interpreter import Access, Interpreter, find_interpreter
-from sandbox.seccomp import build_filter, filter_fd
+from sandbox.limits import proc_files
+from sandbox.limits.cgroups import Cgroups, Group, find_cgroups
+from sandbox.limits.enforcement import group_limits
 
 __all__ = ["BwrapDriver"]
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from broker_config.settings import SandboxSettings
 from sandbox.bundle import PROGRAM_INSIDE
-from sandbox.drivers.base import SandboxSpec
+from sandbox.driver import SandboxSpec
 from sandbox.interpreter import SITE_INSIDE, Interpreter
 
 __all__ = ["LAYERS_INSIDE", "VISIBLE_PROC", "BwrapFds", "bwrap_arguments", "runner_environment"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.drivers.base import Check
+from sandbox.driver import Check
 from sandbox.interpreter import Interpreter
 
 __all__ = ["check_of", "describe_interpreter"]

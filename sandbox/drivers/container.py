@@ -3,7 +3,7 @@
 The driver uses the engine's command line, not its API: it is the same for both engines and needs
 no dependency. A socket cannot be inherited through an engine, so the container gets one directory
 with one socket, which accepts one connection and is then removed. Inside, the runner loads the
-seccomp filter of ``sandbox.seccomp`` in addition to the engine's own.
+seccomp filter of ``sandbox.filter.seccomp`` in addition to the engine's own.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any, Final
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
-from sandbox.drivers.base import Check, Enforcement, Enforcer, ExitStatus, SandboxSpec, Usage
+from sandbox.driver import Check, Enforcement, Enforcer, ExitStatus, SandboxSpec, Usage
 from sandbox.drivers.bwrap_args import LAYERS_INSIDE
 from sandbox.drivers.door import Door
 from sandbox.drivers.homes import make_home, remove_home
 from sandbox.drivers.process import expect_hello
+from sandbox.filter.seccomp import build_filter
 from sandbox.models import Limit
-from sandbox.seccomp import build_filter
 from sandbox.service_id import ServiceId, own_id
 
 __all__ = ["ContainerDriver", "ContainerSandbox"]

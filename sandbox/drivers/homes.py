@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from nekro_agent.tools import safe_files
+from nekro_agent.files import safe_files
 from sandbox.service_id import ServiceId, own_id
 
 __all__ = ["make_home", "remove_home", "sweep_homes"]

@@ -18,12 +18,12 @@ from typing import Any, Final
 from loguru import logger
 
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
-from sandbox.cgroups import Group
-from sandbox.drivers.base import ExitStatus, SandboxSpec, Usage
+from sandbox.driver import ExitStatus, SandboxSpec, Usage
 from sandbox.frames import PROTOCOL, FrameKind, FrameReader
+from sandbox.limits.cgroups import Group
+from sandbox.limits.processes import processes_beside, usage_of
 from sandbox.orphans import end_launch, launch_mark
 from sandbox.output import OutputPipe
-from sandbox.processes import processes_beside, usage_of
 
 __all__ = ["Launched", "ProcessSandbox", "expect_hello", "launch"]
 

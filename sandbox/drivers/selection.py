@@ -8,11 +8,11 @@ from pathlib import Path
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox.drivers.base import Capability, SandboxDriver
+from sandbox.driver import Capability, SandboxDriver
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.drivers.container import ContainerDriver
 from sandbox.drivers.supervised import LandlockDriver, UnsafeDriver
-from sandbox.enforcement import other_limits
+from sandbox.limits.enforcement import other_limits
 from sandbox.probe import probe
 
 __all__ = ["build_driver", "choose_driver", "describe"]

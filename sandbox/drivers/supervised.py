@@ -24,16 +24,16 @@ from loguru import logger
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox.bundle import encode_config, guest_program
-from sandbox.cgroups import Cgroups, Group, find_cgroups
-from sandbox.drivers.base import Check, Enforcement, SandboxSpec
+from sandbox.driver import Check, Enforcement, SandboxSpec
 from sandbox.drivers.bwrap_args import runner_environment
 from sandbox.drivers.checks import check_of, describe_interpreter
 from sandbox.drivers.homes import make_home, remove_home
 from sandbox.drivers.process import Launched, ProcessSandbox, expect_hello, launch
-from sandbox.enforcement import group_limits
+from sandbox.filter.seccomp import build_filter, filter_fd
 from sandbox.guest import confine
 from sandbox.interpreter import Access, Interpreter, find_interpreter
-from sandbox.seccomp import build_filter, filter_fd
+from sandbox.limits.cgroups import Cgroups, Group, find_cgroups
+from sandbox.limits.enforcement import group_limits
 
 __all__ = ["UNSAFE_SWITCH", "LandlockDriver", "UnsafeDriver"]
 

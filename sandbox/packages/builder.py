@@ -16,10 +16,11 @@ from typing import Any, Final
 from broker_config.settings import SandboxSettings
 from codec.values import decode_arguments, encode_value
 from nekro_agent.errors import InvalidValueError, NekroError, PackageInstallError
+from nekro_agent.files import safe_files
+from nekro_agent.files.private_files import make_directory
 from nekro_agent.methods import SandboxMethodType
-from nekro_agent.tools import safe_files
-from nekro_agent.tools.private_files import make_directory
-from sandbox.drivers.base import SandboxDriver, SandboxSpec
+from sandbox.areas.ownership import make_readable, prepare_directories
+from sandbox.driver import SandboxDriver, SandboxSpec
 from sandbox.models import (
     Raised,
     Returned,
@@ -30,7 +31,6 @@ from sandbox.models import (
     StubMethod,
     StubResult,
 )
-from sandbox.ownership import make_readable, prepare_directories
 from sandbox.packages.index import IndexGateway
 from sandbox.packages.layers import Built, LayerStore
 from sandbox.packages.requirement import Requirement

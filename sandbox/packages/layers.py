@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nekro_agent.errors import PackageInstallError
-from nekro_agent.tools import safe_files
-from nekro_agent.tools.private_files import make_directory, write_private
+from nekro_agent.files import safe_files
+from nekro_agent.files.private_files import make_directory, write_private
 from sandbox.packages.requirement import Requirement
 from sandbox.service_id import ServiceId, own_id
 

@@ -12,7 +12,7 @@ from broker_config.settings import SandboxSettings
 from codec.values import decode_arguments, encode_value
 from nekro_agent.errors import NekroError, PackageInstallError, SandboxError
 from nekro_agent.methods import SandboxMethodType
-from sandbox.drivers.base import SandboxDriver
+from sandbox.driver import SandboxDriver
 from sandbox.models import Raised, Returned, StubCall, StubMethod, StubResult
 from sandbox.packages.builder import LayerBuilder, builder_settings
 from sandbox.packages.layers import Built, LayerStore

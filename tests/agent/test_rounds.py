@@ -31,7 +31,7 @@ from sandbox import (
     StubMethod,
     StubResult,
 )
-from storage.areas import DataAreas
+from storage.files.areas import DataAreas
 
 CHAT = ChatBrief(chat_key="c:1", container_key="box1")
 SANDBOX = SandboxSettings(warm_seconds=10)

@@ -14,8 +14,8 @@ from broker_config.app import (
     checked_task_options,
     create_app,
 )
-from broker_config.private_tasks import HIDDEN
 from broker_config.settings import Settings
+from messaging.celery.private_tasks import HIDDEN
 from nekro_agent.errors import SettingsError
 
 MakeSettings = Callable[..., Settings]

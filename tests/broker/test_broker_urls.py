@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.redaction import Redactor
 from broker_config.urls import (
     RedisAddress,
     client_url,
@@ -17,6 +16,7 @@ from broker_config.urls import (
     without_password,
 )
 from nekro_agent.errors import SettingsError
+from runtime.redaction import Redactor
 
 
 @pytest.mark.parametrize(

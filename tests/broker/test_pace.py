@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from broker_config.pace import WAITS, ChatPace
+from messaging.pace import WAITS, ChatPace
 
 
 async def begin(pace: ChatPace, chat_key: str, order: list[tuple[str, float]], *, spends: float = 0) -> None:

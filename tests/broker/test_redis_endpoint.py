@@ -13,12 +13,12 @@ from sentinel_group import SentinelGroup
 from waiting import wait_until
 
 from broker_config.app import create_app
-from broker_config.publishing import unavailable
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.redis_errors import NotPrimaryError
-from broker_config.redis_link import RedisLink, Script
 from broker_config.settings import BrokerSettings, Settings
-from cli.checks import Verdict, run_checks
+from cli.doctor.checks import Verdict, run_checks
+from messaging.publishing import unavailable
+from messaging.redis.link import RedisLink, Script
 
 WRITE = Script("return redis.call('SET', KEYS[1], ARGV[1])")
 

@@ -24,10 +24,10 @@ from redis_process import RedisServer
 from redis_relay import RESET, RedisRelay
 from waiting import WAIT_SECONDS
 
-from broker_config import redis_link
-from broker_config.redis_link import RedisLink, Script
-from broker_config.results import STORE
 from broker_config.settings import BrokerSettings
+from messaging.celery.result_backend import STORE
+from messaging.redis import link as redis_link
+from messaging.redis.link import RedisLink, Script
 
 #: More than any wait of a test that passes, less than the timeout of a test.
 

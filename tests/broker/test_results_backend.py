@@ -14,19 +14,10 @@ from celery import states
 from celery.app.task import Context
 
 from broker_config.app import NekroApp, create_app
-from broker_config.bridge import (
-    at_loop_close,
-    await_here,
-    can_await,
-    close_loop_resources,
-    limit_loop_close,
-    seconds_to_close,
-    spawn,
-)
-from broker_config.failures import failure_from_record
 from broker_config.keys import REPLY_SECONDS, Keys
 from broker_config.settings import Settings
-from broker_config.wire import new_id
+from codec.wire import new_id
+from messaging.failures import failure_from_record
 from nekro_agent import errors
 from nekro_agent.errors import (
     CallCancelledError,
@@ -36,7 +27,16 @@ from nekro_agent.errors import (
     NekroError,
     OutcomeUnknownError,
 )
-from workers import pool_jobs
+from runtime.greenlet_bridge import (
+    at_loop_close,
+    await_here,
+    can_await,
+    close_loop_resources,
+    limit_loop_close,
+    seconds_to_close,
+    spawn,
+)
+from workers.pools import jobs as pool_jobs
 
 
 def test_result_is_stored_and_pushed_to_its_caller(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker_config.shares import ChatShares
+from messaging.shares import ChatShares
 from nekro_agent.errors import OverloadedError
 
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from broker_config import tracing
 from broker_config.settings import TracingSettings
+from messaging import tracing
 from nekro_agent.errors import SettingsError
 
 OFF = """
 import sys
-from broker_config import tracing
+from messaging import tracing
 from broker_config.settings import TracingSettings
 with tracing.traced(TracingSettings(), role="methods", node="n"):
     with tracing.span("call", {"method": "a.b.c"}, kind="client") as part:

@@ -16,11 +16,11 @@ from fleet_probes import key as key
 from waiting import eventually
 from worker_fleet import Fleet, Worker
 
-from broker_config.wire import Envelope
 from codec.values import decode_value, encode_arguments
+from codec.wire import Envelope
 from nekro_agent.errors import NekroError, OutcomeUnknownError
+from workers.calls.dispatch import CallScope
 from workers.composition import Services
-from workers.dispatch import CallScope
 
 CHAT = "chaos"
 #: Visibility timeout of the chaos fleets.
@@ -62,7 +62,7 @@ async def invoke(services: Services, method: str, *args: Any, call_id: str, seco
 
 def journal(fleet: Fleet) -> list[list[str]]:
     """Lines of the chaos plugin: event, name, process, time."""
-    from storage.areas import DataAreas
+    from storage.files.areas import DataAreas
 
     path = DataAreas(fleet.settings.data_dir).plugin_dir("tests.chaos") / "journal.txt"
     if not path.exists():

@@ -13,7 +13,7 @@ from waiting import eventually
 from worker_fleet import Fleet
 
 from broker_config.keys import Keys
-from broker_config.transport import DELIVERIES_HEADER
+from messaging.delivery.transport import DELIVERIES_HEADER
 from nekro_agent.errors import OutcomeUnknownError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

@@ -16,11 +16,11 @@ from sqlalchemy.engine import make_url
 from waiting import eventually
 from worker_fleet import Fleet
 
-from broker_config.wire import Envelope, new_id
 from codec.values import encode_arguments
+from codec.wire import Envelope, new_id
 from nekro_agent.errors import StorageUnavailableError
+from workers.calls.dispatch import CallScope
 from workers.composition import Services
-from workers.dispatch import CallScope
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 

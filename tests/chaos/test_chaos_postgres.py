@@ -16,10 +16,10 @@ from postgres_group import PostgresGroup
 from waiting import eventually
 from worker_fleet import Fleet
 
-from broker_config.wire import new_id
 from codec.values import encode_arguments
+from codec.wire import new_id
+from workers.calls.dispatch import CallScope
 from workers.composition import Services
-from workers.dispatch import CallScope
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -14,10 +14,10 @@ from chaos_world import Account, call, opened, until_quiet
 from sentinel_group import SentinelGroup
 from worker_fleet import Fleet
 
-from broker_config.wire import new_id
 from codec.values import encode_arguments
+from codec.wire import new_id
+from workers.calls.dispatch import CallScope
 from workers.composition import Services
-from workers.dispatch import CallScope
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

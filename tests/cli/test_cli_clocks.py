@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from broker_config.settings import Settings
-from cli import clocks
-from cli.checks import Verdict, run_checks
-from cli.clocks import clock_offsets
+from cli.doctor import clocks
+from cli.doctor.checks import Verdict, run_checks
+from cli.doctor.clocks import clock_offsets
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from waiting import WAIT_SECONDS
 
-from cli.process import ChildProcess, attach_to_supervisor, describe_exit, flower_spec, worker_spec
-from cli.supervisor import Backoff
+from cli.services.process import ChildProcess, attach_to_supervisor, describe_exit, flower_spec, worker_spec
+from cli.services.supervisor import Backoff
 from nekro_agent.errors import ServiceError
 
 

@@ -19,7 +19,7 @@ from forked_process import run_forked
 from nekro_inside import run_inside
 from waiting import WAIT_SECONDS, wait_until
 
-from cli.ownership import read_running
+from cli.services.ownership import read_running
 
 NEKRO = [sys.executable, "-P", "-m", "cli.main"]
 

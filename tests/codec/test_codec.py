@@ -37,10 +37,10 @@ import sqlalchemy.orm
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from broker_config.settings import SecuritySettings, Settings
-from broker_config.wire import Signer
 from codec import returned_types
 from codec.tagged import write_text
 from codec.values import decode_arguments, decode_value, encode_arguments, encode_value
+from codec.wire import Signer
 from nekro_agent.config import ConfigBase
 from nekro_agent.errors import ArgumentError, ResultError
 from nekro_agent.plugin import NekroPlugin

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from broker_config.metrics import Metrics
-from workers.fleet import FLEET_METRICS
+from runtime.metrics import Metrics
+from workers.ops.fleet import FLEET_METRICS
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "nekro.json"

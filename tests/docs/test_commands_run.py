@@ -53,8 +53,8 @@ from benchmarks import (
 )
 from broker_config.embedded import socket_path
 from broker_config.settings import BrokerSettings
-from broker_config.transport import DELIVERIES_HEADER
 from cli.main import build_parser
+from messaging.delivery.transport import DELIVERIES_HEADER
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

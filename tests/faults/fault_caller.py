@@ -22,8 +22,8 @@ from fault_plan import CallKind, CallPlan, FaultKind, Options, call_plans
 
 from broker_config.settings import Settings
 from codec.values import decode_value, encode_arguments
+from workers.calls.dispatch import CallScope
 from workers.composition import Services
-from workers.dispatch import CallScope
 
 ERRORS = "nekro_agent.errors"
 #: How long after its deadline a call may remain without an answer before its caller leaves.

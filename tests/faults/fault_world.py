@@ -28,7 +28,7 @@ from worker_fleet import Fleet, build_fleet
 
 from broker_config.settings import DatabaseSettings
 from cli.environment import environment_of
-from storage.areas import DataAreas
+from storage.files.areas import DataAreas
 
 HERE = Path(__file__).parent
 #: How long everything may take to end once the faults are over.

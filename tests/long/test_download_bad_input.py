@@ -18,8 +18,8 @@ from nekro_agent.testing import InMemoryRuntime
 from plugin_pkgs import model_store
 from storage.engine import Database
 from storage.migrate import upgrade
-from workers.background import BackgroundLoop
-from workers.downloads import DownloadSweep, SqlDownloads
+from workers.jobs.downloads import DownloadSweep, SqlDownloads
+from workers.pools.background import BackgroundLoop
 
 CONTENT = bytes(range(256)) * (6 << 10)
 POLICY = DownloadPolicy(allow_private=("127.0.0.0/8",), retry_seconds=0.01, tries=3, timeout_seconds=10)
@@ -175,7 +175,7 @@ async def test_an_unfinished_file_that_nobody_goes_on_with_is_swept(tmp_path: Pa
 
 def model_part(target: Path) -> list[str]:
     """Make what an interrupted download leaves beside its target; returns the names."""
-    from nekro_agent.tools.download_part import PartFile, PartState
+    from nekro_agent.downloads.part import PartFile, PartState
 
     before = set(target.parent.iterdir()) if target.parent.is_dir() else set()
     part = PartFile(target)

@@ -17,11 +17,11 @@ from range_server import RangeServer, Serve
 from waiting import WAIT_SECONDS
 
 from nekro_agent import runtime
+from nekro_agent.downloads.download import Download, fetch
+from nekro_agent.downloads.part import Spans, remove_stale
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError
 from nekro_agent.policies import DownloadPolicy
 from nekro_agent.testing import InMemoryRuntime
-from nekro_agent.tools.download import Download, fetch
-from nekro_agent.tools.download_part import Spans, remove_stale
 
 CONTENT = hashlib.shake_256(b"a model").digest((3 << 20) + 12_345)
 BIG = hashlib.shake_256(b"a big model").digest(24 << 20)

@@ -15,10 +15,10 @@ from waiting import WAIT_SECONDS, eventually
 from codec.values import decode_value
 from nekro_agent.ports import JobState
 from sandbox.models import StopType
-from storage.calls import Call
-from storage.jobs import Job
+from storage.repositories.calls import Call
+from storage.repositories.jobs import Job
 from workers.composition import Services
-from workers.runs import CodeReport
+from workers.rounds.runs import CodeReport
 
 AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 SCRIPT = """

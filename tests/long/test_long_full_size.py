@@ -13,9 +13,9 @@ import pytest
 from range_server import Content, Serve
 
 from nekro_agent import runtime
+from nekro_agent.downloads.download import fetch
 from nekro_agent.policies import DownloadPolicy
 from nekro_agent.testing import InMemoryRuntime
-from nekro_agent.tools.download import fetch
 
 pytestmark = pytest.mark.slow
 GIBIBYTE = 1 << 30

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.job_bars import bars_text
-from cli.job_pace import Pace, rate_words, time_words
+from cli.views.job_bars import bars_text
+from cli.views.job_pace import Pace, rate_words, time_words
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from waiting import WAIT_SECONDS, eventually
 
-from broker_config.wire import Envelope, new_id
 from codec.values import encode_arguments
+from codec.wire import Envelope, new_id
 from nekro_agent.methods import Lane
-from workers import remote_hooks
+from workers.calls import remote_hooks
+from workers.calls.dispatch import CallScope, invocation_of
 from workers.composition import Services
-from workers.dispatch import CallScope, invocation_of
-from workers.runs import context_of
+from workers.rounds.runs import context_of
 
 PLUGINS = Path(__file__).parent / "pinned_plugins"
 

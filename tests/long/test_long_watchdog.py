@@ -12,8 +12,8 @@ import pytest
 
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
-from workers.loop_watchdog import Blocking, LoopWatchdog
-from workers.registry import MethodEntry, Registry
+from workers.plugins.loop_watchdog import Blocking, LoopWatchdog
+from workers.plugins.registry import MethodEntry, Registry
 
 
 def entry_of(function: Callable[..., Any]) -> MethodEntry:

@@ -17,13 +17,13 @@ from file_server import FileServer
 
 from nekro_agent import layout, runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
-from nekro_agent.invoke import Outcome
+from nekro_agent.execution.invoke import Outcome
 from nekro_agent.policies import DownloadPolicy, PackagePolicy
 from nekro_agent.ports import MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing import InMemoryRuntime
-from workers.loader import LoadedPlugins, load_plugins, unload_plugins
-from workers.registry import Registry
+from workers.plugins.loader import LoadedPlugins, load_plugins, unload_plugins
+from workers.plugins.registry import Registry
 
 __all__ = ["AUTHORED", "CHAT", "USER", "FileServer", "MemoryWorld", "StartWorld", "World", "uploads_dir"]
 

@@ -18,16 +18,16 @@ from waiting import WAIT_SECONDS
 from worker_fleet import Worker
 
 from broker_config.settings import DatabaseSettings, Settings
-from broker_config.wire import new_id
 from codec.values import decode_value, encode_arguments
+from codec.wire import new_id
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
-from nekro_agent.invoke import Outcome
+from nekro_agent.execution.invoke import Outcome
 from nekro_agent.ports import MessageKind
 from storage.migrate import upgrade
+from workers.calls.dispatch import CallScope
 from workers.composition import Services
-from workers.dispatch import CallScope
-from workers.loader import unload_plugins
+from workers.plugins.loader import unload_plugins
 
 #: What calls leave in the database and below the data directory.
 TABLES = (

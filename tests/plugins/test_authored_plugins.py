@@ -24,7 +24,7 @@ from nekro_agent.ports import MessageKind
 from nekro_agent.schemas.agent_ctx import AgentCtx, WebhookRequest
 from nekro_agent.schemas.chat_message import ChatMessage
 from nekro_agent.schemas.signal import MsgSignal
-from workers.loader import PluginStatus
+from workers.plugins.loader import PluginStatus
 
 
 def module_of(world: MemoryWorld, key: str) -> Any:

@@ -11,7 +11,7 @@ from plugin_world import CHAT, World
 
 from nekro_agent.errors import ArgumentError, ResultError
 from nekro_agent.ports import MessageKind
-from workers.loader import PluginStatus, load_plugins, unload_plugins
+from workers.plugins.loader import PluginStatus, load_plugins, unload_plugins
 
 
 async def test_signatures_of_every_kind_take_what_the_code_passes(anywhere: World) -> None:

@@ -19,9 +19,9 @@ from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
-from broker_config.leases import RENEW, ack_commands
 from broker_config.settings import Settings
-from broker_config.transport import DELIVERIES_HEADER, held_keys, seen_key
+from messaging.delivery.leases import RENEW, ack_commands
+from messaging.delivery.transport import DELIVERIES_HEADER, held_keys, seen_key
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]

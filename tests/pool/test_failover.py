@@ -13,9 +13,9 @@ from sentinel_group import SentinelGroup
 from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import create_app
-from broker_config.calls import MethodCaller
 from broker_config.settings import Settings
-from broker_config.wire import Invocation, new_id
+from codec.wire import Invocation, new_id
+from messaging.calls import MethodCaller
 from nekro_agent.methods import Lane
 
 

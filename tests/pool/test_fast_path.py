@@ -20,8 +20,8 @@ from worker_process import WorkerProcess, read_ledger
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.settings import Settings
-from broker_config.wire import new_id
-from workers.pool_jobs import Body, Interruptible, Job, JobStopped, StopReason
+from codec.wire import new_id
+from workers.pools.jobs import Body, Interruptible, Job, JobStopped, StopReason
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]

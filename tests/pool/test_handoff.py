@@ -19,13 +19,13 @@ from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
-from broker_config.leases import LeaseKeeper
-from broker_config.offers import HANDOFF_SECONDS, OFFER_SECONDS
-from broker_config.publishing import PipelinePublisher
 from broker_config.settings import Settings
-from broker_config.subscription import MAX_PUBLISHED_BYTES
-from broker_config.transport import DELIVERIES_HEADER
-from broker_config.wire import new_id
+from codec.wire import new_id
+from messaging.delivery.leases import LeaseKeeper
+from messaging.delivery.offers import HANDOFF_SECONDS, OFFER_SECONDS
+from messaging.delivery.transport import DELIVERIES_HEADER
+from messaging.publishing import PipelinePublisher
+from messaging.redis.subscription import MAX_PUBLISHED_BYTES
 
 StartWorker = Callable[..., WorkerProcess]
 

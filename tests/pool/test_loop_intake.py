@@ -19,13 +19,13 @@ from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import NekroApp, create_app
 from broker_config.keys import Keys
-from broker_config.leases import LeaseKeeper
-from broker_config.loop_intake import LONG_BYTES, LoopIntake
-from broker_config.publishing import encode_message
 from broker_config.settings import Settings
-from broker_config.transport import DELIVERIES_HEADER
-from broker_config.wire import new_id
-from workers.pool_jobs import LoopThread
+from codec.wire import new_id
+from messaging.delivery.intake import LONG_BYTES, LoopIntake
+from messaging.delivery.leases import LeaseKeeper
+from messaging.delivery.transport import DELIVERIES_HEADER
+from messaging.publishing import encode_message
+from workers.pools.jobs import LoopThread
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]

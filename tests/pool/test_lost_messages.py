@@ -19,11 +19,11 @@ from waiting import eventually
 from worker_process import WorkerProcess, read_ledger
 
 from broker_config.app import create_app
-from broker_config.calls import MethodCaller
-from broker_config.epochs import Epoch, Place
-from broker_config.publishing import PipelinePublisher, PublishUnknownError
 from broker_config.settings import Settings
-from broker_config.wire import Invocation, new_id
+from codec.wire import Invocation, new_id
+from messaging.calls import MethodCaller
+from messaging.publishing import PipelinePublisher, PublishUnknownError
+from messaging.redis.epochs import Epoch, Place
 from nekro_agent.errors import BrokerUnavailableError
 from nekro_agent.methods import Lane
 
@@ -116,7 +116,7 @@ async def test_a_publish_connects_again_when_its_loop_stood_still_for_the_time_o
 async def test_a_publish_ends_with_the_reason_when_no_connection_is_made_within_its_limit(
     settings: Settings, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker_config.publishing.PUBLISH_SECONDS", 2)
+    monkeypatch.setattr("messaging.publishing.PUBLISH_SECONDS", 2)
     settings = settings.model_copy(
         update={"broker": settings.broker.model_copy(update={"socket_timeout_seconds": 0.5})}
     )

@@ -17,12 +17,12 @@ from waiting import WAIT_SECONDS, eventually, wait_until
 from worker_process import WorkerProcess
 
 from broker_config.app import NekroApp, create_app
-from broker_config.calls import MethodCaller
 from broker_config.keys import Keys
-from broker_config.pace import LARGE_CHARS
-from broker_config.publishing import encode_message
 from broker_config.settings import Settings
-from broker_config.wire import Invocation, new_id
+from codec.wire import Invocation, new_id
+from messaging.calls import MethodCaller
+from messaging.pace import LARGE_CHARS
+from messaging.publishing import encode_message
 from nekro_agent.errors import (
     BrokerUnavailableError,
     CallCancelledError,

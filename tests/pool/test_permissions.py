@@ -13,10 +13,10 @@ from redis_process import RedisServer
 from worker_process import WorkerProcess
 
 from broker_config.app import create_app
-from broker_config.calls import MethodCaller
-from broker_config.queue_figures import read_dead, read_queues
 from broker_config.settings import Settings
-from broker_config.wire import Invocation, new_id
+from codec.wire import Invocation, new_id
+from messaging.calls import MethodCaller
+from messaging.queue_figures import read_dead, read_queues
 from nekro_agent.methods import Lane
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"

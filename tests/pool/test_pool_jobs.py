@@ -13,7 +13,7 @@ from waiting import WAIT_SECONDS, wait_until
 from worker_process import WorkerProcess
 
 from broker_config.app import NekroApp
-from workers.pool_jobs import Job
+from workers.pools.jobs import Job
 
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]

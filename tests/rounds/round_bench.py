@@ -13,16 +13,16 @@ from agent.llm import LLMAnswer, LLMRequest
 from agent.rounds import RoundRunner
 from broker_config.embedded import resolve_signing_key
 from broker_config.settings import Settings
-from broker_config.wire import Envelope, Invocation, Signer
 from codec.values import encode_arguments
+from codec.wire import Envelope, Invocation, Signer
 from nekro_agent.errors import CallTimeoutError, MethodFailedError, NekroError
 from sandbox.manager import SandboxManager
-from storage.messages import Message
-from storage.rounds import Round
+from storage.repositories.messages import Message
+from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES
 from workers.composition import Services
-from workers.round_input import RoundInputs
-from workers.rounds import RoundDrain
+from workers.rounds.drain import RoundDrain
+from workers.rounds.input import RoundInputs
 
 Answer = str | Callable[[LLMRequest], Awaitable[str]]
 

@@ -13,11 +13,11 @@ from waiting import WAIT_SECONDS
 from agent.llm import LLMRequest
 from sandbox.models import StopType
 from storage.engine import Database
-from storage.rounds import ClaimedRound, RoundReport
+from storage.repositories.rounds import ClaimedRound, RoundReport
 from storage.states import TriggerKind
 from storage.transaction import Transaction
-from workers.chat_view import ChatView, RoundPast
-from workers.turns import Turn
+from workers.rounds.chat_view import ChatView, RoundPast
+from workers.rounds.turns import Turn
 
 OpenBench = Callable[..., Awaitable[Bench]]
 LOOK = 'look("tea")'

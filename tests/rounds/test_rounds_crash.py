@@ -14,9 +14,9 @@ from waiting import WAIT_SECONDS, eventually
 from agent.llm import LLMRequest
 from nekro_agent.errors import FencedError
 from sandbox.models import StopType
-from storage.rounds import Round, RoundReport
+from storage.repositories.rounds import Round, RoundReport
 from storage.states import TriggerKind
-from workers.chat_lease import ChatLease
+from workers.leases.chat_lease import ChatLease
 
 OpenBench = Callable[..., Awaitable[Bench]]
 SAY = 'send_msg_text(_ck, "done")'

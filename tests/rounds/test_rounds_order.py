@@ -16,7 +16,7 @@ from sandbox.models import StopType
 from storage.clock import seconds_from_now
 from storage.models import RoundRow
 from storage.states import RoundState, TriggerKind
-from workers.sweeper import Sweep, Sweeper
+from workers.ops.sweeper import Sweep, Sweeper
 
 OpenBench = Callable[..., Awaitable[Bench]]
 SAY = 'send_msg_text(_ck, "done")'

@@ -12,12 +12,12 @@ from round_bench import Bench, Model, invocation, states
 from waiting import WAIT_SECONDS
 
 from agent.llm import LLMRequest
-from broker_config.wire import Envelope, Invocation
+from codec.wire import Envelope, Invocation
 from nekro_agent.errors import CallCancelledError, NotFoundError, OutcomeUnknownError
 from nekro_agent.methods import SandboxMethodType
-from storage.rounds import Round, RoundRepository
+from storage.repositories.rounds import Round, RoundRepository
 from storage.states import CallState, RoundState
-from workers.round_stop import StoppedRounds
+from workers.rounds.stop import StoppedRounds
 
 SAY = 'send_msg_text(_ck, "done")'
 LINGER = 'keep("first")\nlinger("it")\nsend_msg_text(_ck, "never said")'

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from round_bench import Bench, Model
 
-from cli.round_story import calls_of, describe_round, tell_round
+from cli.views.round_story import calls_of, describe_round, tell_round
 
 CODE = """print("so far")
 tick("a")

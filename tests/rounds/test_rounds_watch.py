@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import redis
 
-from broker_config import watching
 from broker_config.app import create_app
 from broker_config.settings import Settings
 from broker_config.topology import publish_event, publish_round_requested
-from broker_config.watching import EventWatcher, drop_abandoned
 from cli.main import main
+from messaging import event_watch as watching
+from messaging.event_watch import EventWatcher, drop_abandoned
 from nekro_agent.errors import BrokerUnavailableError
-from workers.watch_sweep import WatchSweep
+from workers.ops.watch_sweep import WatchSweep
 
 CHAT = "群/1: x.y#*"
 

@@ -14,7 +14,7 @@ from waiting import WAIT_SECONDS
 from broker_config.settings import DatabaseSettings
 from storage.engine import Database
 from storage.migrate import upgrade
-from workers.background import BackgroundLoop
+from workers.pools.background import BackgroundLoop
 
 
 @pytest.fixture(scope="session")
@@ -80,4 +80,4 @@ def bench(database: Database, background: BackgroundLoop) -> Bench:
 @pytest.fixture(autouse=True)
 def patient_reads_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin's look at a job holds its loop up for a second at most; a busy machine takes longer."""
-    monkeypatch.setattr("workers.jobs.ANSWER_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr("workers.jobs.service.ANSWER_SECONDS", WAIT_SECONDS)

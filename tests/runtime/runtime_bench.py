@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.app import create_app
-from broker_config.redaction import Redactor
 from broker_config.settings import DatabaseSettings, Settings
 from nekro_agent.plugin import NekroPlugin
+from runtime.redaction import Redactor
 from storage.engine import Database
 from storage.models import Base
-from workers.background import BackgroundLoop
-from workers.job_keeper import KeeperSettings
-from workers.job_runner import Interruption, JobRunner
-from workers.publisher import EventPublisher
+from workers.chats.publisher import EventPublisher
+from workers.jobs.keeper import KeeperSettings
+from workers.jobs.runner import Interruption, JobRunner
+from workers.pools.background import BackgroundLoop
 
 LEASE_SECONDS = 30.0
 

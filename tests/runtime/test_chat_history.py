@@ -10,9 +10,9 @@ import pytest
 
 from nekro_agent.ports import MessageKind
 from storage.engine import Database
-from storage.messages import NewMessage
+from storage.repositories.messages import NewMessage
 from storage.transaction import Transaction
-from workers.chat_history import ChatHistory
+from workers.rounds.chat_history import ChatHistory
 
 MOST = 5
 

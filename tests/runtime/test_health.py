@@ -13,8 +13,8 @@ from waiting import WAIT_SECONDS
 from broker_config.settings import DatabaseSettings
 from storage.engine import Database
 from storage.migrate import upgrade
-from workers.health import Health
-from workers.pool_jobs import LoopThread
+from workers.ops.health import Health
+from workers.pools.jobs import LoopThread
 
 
 @pytest.fixture

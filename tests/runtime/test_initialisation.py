@@ -12,16 +12,16 @@ from sqlalchemy import select, update
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import FencedError
-from nekro_agent.hooks import PluginHost
+from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from storage.models import LeaseRow
-from workers import initialisation
-from workers.background import BackgroundLoop
-from workers.initialisation import start_plugins
-from workers.lanes import LaneChooser
-from workers.loader import LoadedPlugins
-from workers.marks import MethodMarks
+from workers.plugins import initialisation
+from workers.plugins.initialisation import start_plugins
+from workers.plugins.lane_overrides import MethodMarks
+from workers.plugins.lanes import LaneChooser
+from workers.plugins.loader import LoadedPlugins
+from workers.pools.background import BackgroundLoop
 
 
 class Process:

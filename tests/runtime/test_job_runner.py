@@ -17,12 +17,12 @@ from nekro_agent.errors import ArgumentError, ConflictError, MethodFailedError, 
 from nekro_agent.jobs import AsyncTaskHandle
 from nekro_agent.ports import JobRequest, JobState
 from storage.engine import Database
-from storage.jobs import MAX_ATTEMPTS, Job
-from workers.background import BackgroundLoop
-from workers.claims import DuplicateDelivery
-from workers.job_runner import Interruption, JobResult
-from workers.jobs import SqlJobs
-from workers.sweeps import JobSweep
+from storage.repositories.jobs import MAX_ATTEMPTS, Job
+from workers.calls.claims import DuplicateDelivery
+from workers.jobs.runner import Interruption, JobResult
+from workers.jobs.service import SqlJobs
+from workers.ops.sweeps import JobSweep
+from workers.pools.background import BackgroundLoop
 
 
 @pytest.fixture

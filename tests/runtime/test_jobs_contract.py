@@ -17,17 +17,17 @@ from waiting import WAIT_SECONDS, eventually
 from broker_config.settings import StoreSettings
 from nekro_agent import runtime
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, TaskSignal, task
-from nekro_agent.bridge import Bridged
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution.greenlets import Bridged
 from nekro_agent.jobs import AsyncTaskHandle
 from nekro_agent.runtime import Runtime
 from nekro_agent.testing import InMemoryRuntime
-from storage.areas import DataAreas
+from storage.files.areas import DataAreas
 from storage.kv import SqlKeyValueStore
-from workers.background import BackgroundLoop
-from workers.jobs import SqlJobs
-from workers.messages import SqlMessages
-from workers.records import SqlRecords
+from workers.chats.messages import SqlMessages
+from workers.jobs.service import SqlJobs
+from workers.plugins.records import SqlRecords
+from workers.pools.background import BackgroundLoop
 
 
 @dataclass

@@ -11,20 +11,20 @@ import pytest
 from runtime_bench import Road
 
 from broker_config.settings import AgentSettings
-from nekro_agent.hooks import PluginHost
+from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
-from storage.chats import ChatRepository
-from storage.downloads import DownloadRepository
 from storage.engine import Database
-from storage.jobs import JobRepository, NewJob
-from storage.leases import LeaseRepository
-from workers.background import BackgroundLoop
-from workers.chat_lease import ChatLease
-from workers.downloads import SqlDownloads
-from workers.job_keeper import JobKeeper, KeeperSettings
-from workers.lanes import LaneChooser
-from workers.pinned import PinnedOwner
-from workers.sweeper import Sweeper
+from storage.repositories.chats import ChatRepository
+from storage.repositories.downloads import DownloadRepository
+from storage.repositories.jobs import JobRepository, NewJob
+from storage.repositories.leases import LeaseRepository
+from workers.jobs.downloads import SqlDownloads
+from workers.jobs.keeper import JobKeeper, KeeperSettings
+from workers.leases.chat_lease import ChatLease
+from workers.ops.sweeper import Sweeper
+from workers.plugins.lanes import LaneChooser
+from workers.plugins.pinned import PinnedOwner
+from workers.pools.background import BackgroundLoop
 
 SECONDS = 30
 

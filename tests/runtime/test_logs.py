@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from broker_config.redaction import Redactor
 from broker_config.settings import Settings
 from nekro_agent.core.logger import configure, get_sub_logger
-from workers.logs import configure_logs
+from runtime.redaction import Redactor
+from workers.ops.logs import configure_logs
 
 SECRET = 'pass"word\\of the house'
 

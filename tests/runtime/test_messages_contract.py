@@ -13,9 +13,9 @@ from runtime_bench import Road, emptied
 from nekro_agent.ports import MessageKind, Messages, OutgoingMessage, Records
 from nekro_agent.testing import InMemoryRuntime
 from storage.engine import Database
-from workers.chat_history import ChatHistory
-from workers.messages import SqlMessages
-from workers.records import SqlRecords
+from workers.chats.messages import SqlMessages
+from workers.plugins.records import SqlRecords
+from workers.rounds.chat_history import ChatHistory
 
 
 @dataclass

@@ -16,16 +16,16 @@ from waiting import WAIT_SECONDS
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from broker_config.wire import Invocation, new_id
+from codec.wire import Invocation, new_id
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.ports import JobState
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from storage.engine import Database
-from storage.jobs import Job
-from workers.background import BackgroundLoop
-from workers.jobs import SqlJobs
-from workers.progress import CallReports, ProgressAnnouncer
-from workers.registry import MethodEntry, Registry
+from storage.repositories.jobs import Job
+from workers.calls.progress import CallReports, ProgressAnnouncer
+from workers.jobs.service import SqlJobs
+from workers.plugins.registry import MethodEntry, Registry
+from workers.pools.background import BackgroundLoop
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from waiting import eventually
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from workers import publisher as module
-from workers.publisher import EventPublisher
+from workers.chats import publisher as module
+from workers.chats.publisher import EventPublisher
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from broker_config.settings import StoreSettings
 from nekro_agent.ports import KeyValueStore, MessageKind, Messages, OutgoingMessage, Records
 from nekro_agent.testing import InMemoryRuntime
 from storage.kv import SqlKeyValueStore
-from workers.messages import SqlMessages
-from workers.records import SqlRecords
+from workers.chats.messages import SqlMessages
+from workers.plugins.records import SqlRecords
 
 
 @dataclass

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from broker_config.broker_clock import read_broker_clock
 from broker_config.settings import BrokerSettings, DatabaseSettings
-from broker_config.wire import Invocation
+from codec.wire import Invocation
+from messaging.redis.clock import read_broker_clock
 from nekro_agent import shared_clock
 from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.shared_clock import (

@@ -17,11 +17,11 @@ from nekro_agent.errors import StorageUnavailableError
 from nekro_agent.ports import CronJob, WorkdayMode
 from nekro_agent.shared_clock import Reading, SharedClock, elapsed_seconds
 from storage.engine import Database
-from storage.jobs import NewJob
+from storage.repositories.jobs import NewJob
 from storage.states import TriggerKind
 from storage.timer_services import SqlCronJobs, SqlTimers
-from workers.sweeper import Sweeper
-from workers.sweeps import RetentionSweep, TimerFirings, TimerSweep
+from workers.ops.sweeper import Sweeper
+from workers.ops.sweeps import RetentionSweep, TimerFirings, TimerSweep
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 

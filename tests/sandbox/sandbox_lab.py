@@ -37,7 +37,7 @@ from sandbox import (
     StubMethod,
     StubResult,
 )
-from sandbox.drivers.base import SandboxDriver
+from sandbox.driver import SandboxDriver
 from sandbox.drivers.selection import build_driver
 from sandbox.users import sandbox_uid
 

@@ -16,7 +16,7 @@ import pytest
 from sandbox_lab import PREAMBLE, Lab
 
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.tools import safe_files, safe_open
+from nekro_agent.files import safe_files, safe_open
 
 MOST = 1 << 20
 

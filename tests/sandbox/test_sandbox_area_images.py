@@ -16,7 +16,7 @@ from sandbox_lab import REPOSITORY, Lab, lab
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox import Limit, StopType
-from sandbox.area_images import (
+from sandbox.areas.images import (
     _check_local,
     check_images,
     drop_idle,
@@ -217,7 +217,7 @@ def test_area_that_a_service_in_another_mount_namespace_holds_is_kept(root: Path
     directory.mkdir(parents=True)
     mount_and_hold(directory, SMALL).release()
     code = (
-        "import sys\nfrom pathlib import Path\nfrom sandbox.shared_area import Hold\n"
+        "import sys\nfrom pathlib import Path\nfrom sandbox.areas.shared import Hold\n"
         "hold = Hold(Path(sys.argv[1]))\nprint('held', flush=True)\nsys.stdin.read()"
     )
     with subprocess.Popen(

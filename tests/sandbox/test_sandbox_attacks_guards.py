@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from sandbox_lab import Lab, answer, as_other_user, lab, method
 
-from nekro_agent.tools import safe_files
+from nekro_agent.files import safe_files
 from sandbox import Limit, StopType, StubCall, StubResult
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
-from sandbox.quota import Quota
+from sandbox.limits.quota import Quota
 
 SMALL = {"shared_bytes": 16 << 20, "max_file_bytes": 1 << 20, "shared_files": 500}
 #: What ``str.splitlines`` or ``str.split`` divide at, a forged mapping, and bytes that are no text.

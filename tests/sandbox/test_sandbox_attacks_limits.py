@@ -28,7 +28,7 @@ from waiting import WAIT_SECONDS, wait_until
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox import Limit, StopType, StubCall, StubResult
 from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.quota import Quota
+from sandbox.limits.quota import Quota
 
 MEMORY = {"memory_bytes": 128 << 20}
 #: Uses 8 times 200 MB by processes of their own.

@@ -16,8 +16,8 @@ from broker_config.settings import SandboxSettings
 from sandbox import Limit, Raised, RunResult, StopType, StubCall, StubResult
 from sandbox.bridge import Bridge
 from sandbox.frames import FrameKind, encode_frame
-from sandbox.guards import Guard
-from sandbox.limits import bridge_limits
+from sandbox.limits.guards import Guard
+from sandbox.limits.run_limits import bridge_limits
 
 #: Sends frames by hand: frame(kind, call_id, payload).
 RAW = """

@@ -9,7 +9,7 @@ import pytest
 
 from broker_config.settings import SandboxSettings
 from sandbox import Limit, StopType
-from sandbox.limits import process_limits
+from sandbox.limits.run_limits import process_limits
 
 REPOSITORY = Path(__file__).parents[2]
 #: Attacks on the broker and the worker, which tests of those meet under names of their own.

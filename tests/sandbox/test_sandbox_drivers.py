@@ -21,7 +21,7 @@ from waiting import WAIT_SECONDS, wait_until
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox import Limit, StopType, describe
-from sandbox.drivers.base import SandboxSpec
+from sandbox.driver import SandboxSpec
 from sandbox.drivers.container import ContainerDriver
 from sandbox.drivers.homes import make_home, sweep_homes
 from sandbox.drivers.supervised import UNSAFE_SWITCH, LandlockDriver, UnsafeDriver

@@ -16,10 +16,10 @@ from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import SandboxSettings
 from sandbox import Limit, RunResult, StopType
-from sandbox.drivers.base import Sandbox, SandboxSpec
+from sandbox.driver import Sandbox, SandboxSpec
 from sandbox.drivers.selection import build_driver
-from sandbox.guards import Guard, Guards
-from sandbox.processes import UnsettledError
+from sandbox.limits.guards import Guard, Guards
+from sandbox.limits.processes import UnsettledError
 
 ENDLESS = "import time\nwhile True:\n    print('x', flush=True)\n    time.sleep(0.01)"
 BOUND_SECONDS = 0.5

@@ -17,11 +17,11 @@ from sandbox_lab import OTHER_USER, REPOSITORY, SYSTEM_PYTHON, Areas, host_proce
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox import Limit, SandboxManager, StopType, describe
-from sandbox.cgroups import find_cgroups
-from sandbox.drivers.base import Enforcement, Enforcer
+from sandbox.driver import Enforcement, Enforcer
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.drivers.container import _kept_by_engine
-from sandbox.enforcement import group_limits, is_whole_file_system
+from sandbox.limits.cgroups import find_cgroups
+from sandbox.limits.enforcement import group_limits, is_whole_file_system
 
 MEMORY_BYTES = 96 << 20
 

@@ -11,7 +11,7 @@ from waiting import WAIT_SECONDS
 
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox import StopType
-from sandbox.drivers.base import SandboxSpec
+from sandbox.driver import SandboxSpec
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.drivers.process import ProcessSandbox
 from sandbox.pool import WarmPool

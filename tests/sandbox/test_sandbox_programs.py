@@ -13,7 +13,7 @@ from sandbox_lab import REPOSITORY, lab
 from broker_config.settings import SandboxSettings
 from sandbox import StopType
 from sandbox.drivers.bwrap import BwrapDriver
-from sandbox.seccomp import build_filter
+from sandbox.filter.seccomp import build_filter
 
 WORKLOADS: dict[str, str] = runpy.run_path(str(REPOSITORY / "scripts" / "seen-syscalls"))["WORKLOADS"]
 PACKAGES = {"numpy", "pandas", "matplotlib", "PIL"}

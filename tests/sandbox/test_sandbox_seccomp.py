@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.allowed_calls import ALLOWED, REFUSED, UNSUPPORTED
-from sandbox.bpf import AUDIT_ARCH, RET_ALLOW, RET_ERRNO, RET_KILL_PROCESS
-from sandbox.seccomp import build_filter
-from sandbox.syscalls import NUMBERS
+from sandbox.filter.allowed_calls import ALLOWED, REFUSED, UNSUPPORTED
+from sandbox.filter.bpf import AUDIT_ARCH, RET_ALLOW, RET_ERRNO, RET_KILL_PROCESS
+from sandbox.filter.seccomp import build_filter
+from sandbox.filter.syscalls import NUMBERS
 
 ARCHITECTURES = sorted(AUDIT_ARCH)
 #: SHA-256 of the programs: a change here is a change of the wall, and must be meant.

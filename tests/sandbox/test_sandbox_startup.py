@@ -17,15 +17,15 @@ from sandbox_lab import REPOSITORY, Areas, lab
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxError, SandboxUnavailableError
 from sandbox import RunRequest, SandboxManager, StopType, StubCall, StubResult, describe
-from sandbox.drivers.base import SandboxSpec
+from sandbox.driver import SandboxSpec
 from sandbox.drivers.bwrap import BwrapDriver, verify_isolation
 from sandbox.drivers.hints import explain_start_failure
 from sandbox.drivers.selection import build_driver
 from sandbox.drivers.supervised import UNSAFE_SWITCH
+from sandbox.filter.seccomp import build_filter
 from sandbox.interpreter import Access, find_interpreter
 from sandbox.probe import probe
 from sandbox.run import SandboxRun
-from sandbox.seccomp import build_filter
 
 
 def program(path: Path, text: str) -> Path:

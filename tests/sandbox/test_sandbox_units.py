@@ -16,15 +16,15 @@ from waiting import WAIT_SECONDS
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
 from sandbox import Limit, StopType
+from sandbox.areas.ownership import prepare_directories
 from sandbox.bridge import BridgeOutcome, ExitReport
-from sandbox.cgroups import find_cgroups
-from sandbox.drivers.base import ExitStatus
+from sandbox.driver import ExitStatus
 from sandbox.drivers.process import expect_hello
 from sandbox.frames import FrameKind, FrameReader, encode_frame
-from sandbox.guards import Guard
-from sandbox.limits import process_limits
+from sandbox.limits.cgroups import find_cgroups
+from sandbox.limits.guards import Guard
+from sandbox.limits.run_limits import process_limits
 from sandbox.output import OutputCollector, clean_text
-from sandbox.ownership import prepare_directories
 from sandbox.run import judge
 from sandbox.service_id import own_id
 from sandbox.users import hold_user, lock_directory, sandbox_uid
@@ -215,7 +215,7 @@ def newest_group(own: Path) -> Path:
 @pytest.fixture
 def quick_removal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain directory keeps its files, and cannot be removed as a group can."""
-    monkeypatch.setattr("sandbox.cgroups._REMOVE_SECONDS", 0)
+    monkeypatch.setattr("sandbox.limits.cgroups._REMOVE_SECONDS", 0)
 
 
 @pytest.mark.usefixtures("quick_removal")

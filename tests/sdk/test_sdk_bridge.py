@@ -7,7 +7,7 @@ import contextvars
 
 import pytest
 
-from nekro_agent.bridge import Bridged, can_wait, wait
+from nekro_agent.execution.greenlets import Bridged, can_wait, wait
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 

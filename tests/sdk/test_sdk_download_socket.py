@@ -17,10 +17,10 @@ from typing import Any
 import httpcore
 import pytest
 
+from nekro_agent.downloads.download import fetch
+from nekro_agent.downloads.socket import BLOCK_BYTES, GatheringStream
 from nekro_agent.errors import DownloadError
 from nekro_agent.testing import InMemoryRuntime
-from nekro_agent.tools.download import fetch
-from nekro_agent.tools.download_socket import BLOCK_BYTES, GatheringStream
 
 LOCAL = ("127.0.0.0/8",)
 ASKED_BYTES = 64 << 10

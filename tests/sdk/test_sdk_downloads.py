@@ -14,10 +14,10 @@ import pytest
 from file_server import FileServer
 from waiting import WAIT_SECONDS
 
+from nekro_agent.downloads.addresses import AddressPolicy
+from nekro_agent.downloads.download import fetch
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError, SettingsError
 from nekro_agent.testing import InMemoryRuntime
-from nekro_agent.tools.addresses import AddressPolicy
-from nekro_agent.tools.download import fetch
 
 LOCAL = ("127.0.0.0/8",)
 BIG = bytes(range(256)) * 12_000  # three pieces of a mebibyte

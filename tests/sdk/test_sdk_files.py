@@ -15,11 +15,11 @@ import pytest
 from file_server import FileServer
 
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError
-from nekro_agent.files import FileSystem
+from nekro_agent.files.file_system import FileSystem
+from nekro_agent.files.staging import call_scope
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from nekro_agent.staging import call_scope
 from nekro_agent.testing import InMemoryRuntime
 
 

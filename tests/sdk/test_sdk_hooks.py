@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nekro_agent.hooks import PluginHost
+from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.runtime import bound
 from nekro_agent.schemas.agent_ctx import AgentCtx

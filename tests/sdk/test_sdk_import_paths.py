@@ -54,7 +54,7 @@ PATHS = {
         "download_file download_file_from_bytes limited_text_output calculate_text_similarity "
         "calculate_file_md5 copy_to_upload_dir"
     ),
-    "nekro_agent.tools.download": "fetch",
+    "nekro_agent.downloads.download": "fetch",
     "nekro_agent.services.agent.creator": "ContentSegment OpenAIChatMessage",
     "nekro_agent.services.agent.openai": "gen_openai_chat_response gen_openai_embeddings OpenAIResponse",
     "nekro_agent.models.db_chat_channel": "DBChatChannel DefaultPreset",
@@ -110,7 +110,7 @@ def test_names_without_a_counterpart_import_in_plugins_and_say_so_at_use(tmp_pat
         "plugin = NekroPlugin('n', 'uses_all', '', '1', 'Ada', '')\n"
         f"names = [{', '.join(f'p{i}' for i in range(len(PLACEHOLDERS)))}]\n"
     )
-    from workers.loader import load_plugins, unload_plugins
+    from workers.plugins.loader import load_plugins, unload_plugins
 
     loaded = load_plugins([tmp_path], shipped=False, entry_points=False)
     (record,) = loaded.records

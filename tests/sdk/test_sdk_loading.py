@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from workers.discovery import SourceKind, discover
-from workers.loader import LoadedPlugins, PluginStatus, load_plugins, unload_plugins
+from workers.plugins.discovery import SourceKind, discover
+from workers.plugins.loader import LoadedPlugins, PluginStatus, load_plugins, unload_plugins
 
 PLUGIN = '''
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType

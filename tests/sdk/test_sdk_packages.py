@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from waiting import WAIT_SECONDS
 
-from nekro_agent import package_layers, runtime
+from nekro_agent import runtime
 from nekro_agent.errors import InvalidValueError, PackageInstallError
 from nekro_agent.methods import SandboxMethodType
-from nekro_agent.packages import dynamic_import_pkg
+from nekro_agent.packages import layers as package_layers
+from nekro_agent.packages.imports import dynamic_import_pkg
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.policies import PackagePolicy
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -226,7 +227,7 @@ def test_five_processes_install_a_package_once(wheels: Wheels, tmp_path: Path) -
     wheels.add("fleet-wide")
     code = (
         "import sys; from pathlib import Path; from nekro_agent import package_layers, runtime\n"
-        "from nekro_agent.packages import dynamic_import_pkg\n"
+        "from nekro_agent.packages.imports import dynamic_import_pkg\n"
         f"runtime.prepare(data_dir=Path({str(tmp_path / 'data')!r}))\n"
         "print(dynamic_import_pkg('fleet-wide').__file__)"
     )

@@ -11,8 +11,8 @@ from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
 from nekro_agent.mounts import long_running
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from workers.lanes import LaneChooser
-from workers.registry import Registry
+from workers.plugins.lanes import LaneChooser
+from workers.plugins.registry import Registry
 
 TOOL = SandboxMethodType.TOOL
 

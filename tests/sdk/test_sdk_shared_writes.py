@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.files import FileSystem
+from nekro_agent.files.file_system import FileSystem
+from nekro_agent.files.staging import call_scope
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
-from nekro_agent.staging import call_scope
 from nekro_agent.testing import InMemoryRuntime
 from nekro_agent.tools.path_convertor import convert_to_host_path
 

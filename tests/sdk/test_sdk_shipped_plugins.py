@@ -13,8 +13,8 @@ import pytest
 from nekro_agent.methods import Lane
 from nekro_agent.ports import MessageKind
 from nekro_agent.testing import InMemoryRuntime
-from workers.loader import PluginStatus, load_plugins
-from workers.registry import Registry
+from workers.plugins.loader import PluginStatus, load_plugins
+from workers.plugins.registry import Registry
 
 
 def all_shipped() -> list:

@@ -116,7 +116,7 @@ CALLS = {
         "webhook_request=None)",
         "create_by_webhook(webhook_request)",
     ],
-    "nekro_agent.files:FileSystem": [
+    "nekro_agent.files.file_system:FileSystem": [
         "get_file(self, path)",
         "forward_file(self, host_path)",
         "mixed_forward_file(self, file, file_name='')",

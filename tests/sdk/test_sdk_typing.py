@@ -17,7 +17,7 @@ from nekro_agent.api.plugin import (
 from nekro_agent.api.schemas import AgentCtx, ChatMessage
 from nekro_agent.api.signal import MsgSignal
 from nekro_agent.testing import InMemoryRuntime
-from nekro_agent.tools.download import fetch
+from nekro_agent.downloads.download import fetch
 
 plugin = NekroPlugin(name="n", module_name="m", description="d", version="1", author="a", url="u")
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from broker_config.admission import admit
 from broker_config.app import NekroApp
-from broker_config.call_messages import CallMessage
-from broker_config.dead_letters import DeadLetters, DeadMessage
 from broker_config.keys import Keys
-from broker_config.publishing import encode_message
 from broker_config.settings import Settings
 from broker_config.topology import DRAIN_TASK
-from broker_config.transport import DELIVERIES_HEADER
-from broker_config.wire import Invocation, Signer, new_id
+from codec.wire import Invocation, Signer, new_id
+from messaging.call_messages import CallMessage
+from messaging.celery.admission import admit
+from messaging.dead_letters import DeadLetters, DeadMessage
+from messaging.delivery.transport import DELIVERIES_HEADER
+from messaging.publishing import encode_message
 from nekro_agent.errors import MessageRefusedError, UsageError
 
 SIGNER = Signer.from_text("test-signing-key")

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from nekro_agent import files, runtime
-from nekro_agent.area_access import copy_in
+from nekro_agent import runtime
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.files import FileSystem
-from nekro_agent.own_files import OwnFile
+from nekro_agent.files import file_system as files
+from nekro_agent.files.area_access import copy_in
+from nekro_agent.files.file_system import FileSystem
+from nekro_agent.files.own_files import OwnFile
+from nekro_agent.files.uploads import UploadArea
 from nekro_agent.testing import InMemoryRuntime
-from nekro_agent.uploads import UploadArea
 
 SECRET = "the host's own"
 

@@ -16,8 +16,8 @@ from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.settings import Settings
 from cli.environment import environment_of
-from workers.host_header import AllowedHosts, is_loopback
-from workers.pages import Page, PageServer
+from workers.ops.host_header import AllowedHosts, is_loopback
+from workers.ops.http_server import Page, PageServer
 
 OUR_NAMES = ("localhost", "LOCALHOST.", "127.0.0.1", "127.0.0.1:{port}", "[::1]:{port}", "[0:0:0:0:0:0:0:1]")
 OTHERS = (

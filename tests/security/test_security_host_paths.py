@@ -19,10 +19,10 @@ from broker_config.settings import DatabaseSettings, SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox import RunRequest, SandboxManager, StopType, StubCall, StubResult
 from sandbox.drivers.bwrap import BwrapDriver
-from storage.areas import DataAreas
 from storage.engine import Database
+from storage.files.areas import DataAreas
+from storage.files.upload_areas import UploadAreas
 from storage.migrate import upgrade
-from storage.upload_areas import UploadAreas
 
 CHAT = "onebot_v11-group_4711"
 #: Everything that /proc says of this process and of pid 1 that may hold a path.

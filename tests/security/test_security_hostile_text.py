@@ -27,17 +27,17 @@ from forked_process import ForkedProcess
 from worker_fleet import Fleet, build_fleet
 
 from broker_config.app import create_app
-from broker_config.call_messages import CallMessage
 from broker_config.keys import Keys
-from broker_config.publishing import encode_message
 from broker_config.settings import Settings
 from broker_config.topology import AGENT_EVENTS, encode_chat_key
-from broker_config.transport import DELIVERIES_HEADER
 from broker_config.urls import client_url
-from broker_config.wire import Invocation, Signer
 from cli.environment import environment_of
+from codec.wire import Invocation, Signer
+from messaging.call_messages import CallMessage
+from messaging.delivery.transport import DELIVERIES_HEADER
+from messaging.publishing import encode_message
 from storage.engine import Database
-from storage.jobs import NewJob
+from storage.repositories.jobs import NewJob
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -12,20 +12,13 @@ import pytest
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
-from sandbox import (
-    RunRequest,
-    RunResult,
-    SandboxManager,
-    StopType,
-    StubCall,
-    StubResult,
-    proc_files,
-)
+from sandbox import RunRequest, RunResult, SandboxManager, StopType, StubCall, StubResult
 from sandbox.drivers.supervised import LandlockDriver
 from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
+from sandbox.limits import proc_files
+from sandbox.limits.processes import shared_out
 from sandbox.models import Limit
-from sandbox.processes import shared_out
-from storage.areas import DataAreas
+from storage.files.areas import DataAreas
 
 ATTACK = """
 import os, resource

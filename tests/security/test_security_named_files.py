@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.files import safe_files
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.services.agent.creator import ContentSegment
 from nekro_agent.testing import InMemoryRuntime
-from nekro_agent.tools import safe_files
 from nekro_agent.tools.common_util import copy_to_upload_dir, download_file, download_file_from_bytes
 
 SECRET = b"\x89PNG\r\n\x1a\n of another service"

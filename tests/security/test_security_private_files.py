@@ -14,7 +14,7 @@ import pytest
 
 from broker_config.embedded import make_data_dir
 from broker_config.settings import Settings
-from nekro_agent.tools import private_files, safe_files
+from nekro_agent.files import private_files, safe_files
 
 MOUNTS_A_CONFIG = """
 from nekro_agent.api.plugin import ConfigBase, NekroPlugin

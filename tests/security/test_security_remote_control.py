@@ -17,10 +17,10 @@ from waiting import WAIT_SECONDS, wait_until
 from worker_process import WorkerProcess
 
 from broker_config.app import NekroApp
-from broker_config.remote_control import COMMANDS, FRESH_SECONDS
 from broker_config.settings import Settings
 from broker_config.urls import client_url
-from broker_config.wire import new_id
+from codec.wire import new_id
+from messaging.celery.remote_control import COMMANDS, FRESH_SECONDS
 
 BOMB_BYTES = 256 << 20
 
@@ -181,7 +181,7 @@ def test_a_signed_command_gets_old(
 ) -> None:
     now = time.time()
     with monkeypatch.context() as patch:
-        patch.setattr("broker_config.remote_control.shared_now", lambda: now - FRESH_SECONDS - 5)
+        patch.setattr("messaging.celery.remote_control.shared_now", lambda: now - FRESH_SECONDS - 5)
         app.control.pool_grow(1)
     wait_until(lambda: refused(worker) == 1, what="the old command to be refused")
     assert "too long ago" in worker.log.read_text()

@@ -15,9 +15,9 @@ from worker_process import WorkerProcess
 
 from broker_config.app import NekroApp
 from broker_config.keys import REFUSED_LIMIT, Keys
-from broker_config.publishing import encode_message
 from broker_config.settings import Settings
-from broker_config.wire import new_id
+from codec.wire import new_id
+from messaging.publishing import encode_message
 
 PLUGIN = "a.pinned"
 #: Pool and queue of each lane.

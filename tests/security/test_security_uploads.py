@@ -20,12 +20,12 @@ from file_server import FileServer, file_server
 
 from broker_config.settings import RetentionSettings
 from nekro_agent.errors import UploadQuotaError
-from nekro_agent.files import FileSystem
+from nekro_agent.files.file_system import FileSystem
+from nekro_agent.files.uploads import UploadArea, remove_expired
 from nekro_agent.policies import UploadPolicy
 from nekro_agent.testing import InMemoryRuntime
 from nekro_agent.tools.common_util import copy_to_upload_dir, download_file, download_file_from_bytes
-from nekro_agent.uploads import UploadArea, remove_expired
-from workers.sweeps import UploadSweep
+from workers.ops.sweeps import UploadSweep
 
 __all__ = ["file_server"]
 
@@ -175,7 +175,7 @@ import sys, threading
 from pathlib import Path
 from nekro_agent.errors import UploadQuotaError
 from nekro_agent.policies import UploadPolicy
-from nekro_agent.uploads import UploadArea
+from nekro_agent.files.uploads import UploadArea
 
 area, me = UploadArea(Path(sys.argv[1]), UploadPolicy(chat_bytes=4 << 20, chat_names=20)), sys.argv[2]
 stored = []

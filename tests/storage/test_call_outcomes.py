@@ -17,12 +17,12 @@ from cut_proxy import CutProxy
 from redis_relay import RedisRelay
 from waiting import WAIT_SECONDS, eventually
 
-from broker_config import plain_json
 from broker_config.app import create_app
-from broker_config.calls import MethodCaller
-from broker_config.publishing import PUSH
 from broker_config.settings import DatabaseSettings, Settings
-from broker_config.wire import Envelope, Invocation, new_id
+from codec import plain_json
+from codec.wire import Envelope, Invocation, new_id
+from messaging.calls import MethodCaller
+from messaging.publishing import PUSH
 from nekro_agent import errors
 from nekro_agent.errors import (
     BrokerUnavailableError,
@@ -31,15 +31,15 @@ from nekro_agent.errors import (
     StorageUnavailableError,
 )
 from nekro_agent.methods import Lane, SandboxMethodType
-from storage.calls import Call, CallRequest, ClaimVerdict
 from storage.engine import Database
+from storage.repositories.calls import Call, CallRequest, ClaimVerdict
 from storage.states import CallState
-from workers import claims as claims_module
-from workers.background import BackgroundLoop
-from workers.call_records import CallRecords
-from workers.claim_keeper import ClaimKeeper
-from workers.claims import CallClaims, HeldClaim
-from workers.publisher import EventPublisher
+from workers.calls import claims as claims_module
+from workers.calls.claims import CallClaims, HeldClaim
+from workers.calls.records import CallRecords
+from workers.chats.publisher import EventPublisher
+from workers.leases.claim_keeper import ClaimKeeper
+from workers.pools.background import BackgroundLoop
 
 METHOD = "a.m.f"
 
@@ -380,7 +380,7 @@ async def test_a_tool_call_whose_reply_was_cut_off_is_sent_once_and_its_answer_w
 async def test_a_tool_call_that_does_not_answer_after_a_lost_reply_has_an_unknown_outcome(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker_config.calls.PUBLISH_SECONDS", 1)
+    monkeypatch.setattr("messaging.calls.PUBLISH_SECONDS", 1)
     world.type = SandboxMethodType.TOOL
     await world.lose_replies()
     calling = world.begin(invocation())
@@ -426,7 +426,7 @@ async def test_a_record_whose_confirmation_was_lost_is_written_once_and_sent(
 async def test_a_record_in_doubt_is_an_unknown_outcome(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.5)
+    monkeypatch.setattr("workers.calls.records.RECORD_SECONDS", 0.5)
     await storage.lose_confirmations()
     with pytest.raises(OutcomeUnknownError):
         await world.begin(invocation(seconds=4))
@@ -436,7 +436,7 @@ async def test_a_record_in_doubt_is_an_unknown_outcome(
 async def test_a_record_in_doubt_is_withdrawn_before_its_caller_hears_that_the_call_will_not_run(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.2)
+    monkeypatch.setattr("workers.calls.records.RECORD_SECONDS", 0.2)
     await storage.lose_confirmations()
     made = invocation()
     calling = world.begin(made)
@@ -452,7 +452,7 @@ async def test_a_record_in_doubt_is_withdrawn_before_its_caller_hears_that_the_c
 async def test_a_call_that_the_database_refused_to_record_fails_at_once(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.call_records.RECORD_SECONDS", 0.2)
+    monkeypatch.setattr("workers.calls.records.RECORD_SECONDS", 0.2)
     storage.go_away()
     made = invocation(seconds=10 * WAIT_SECONDS)
     async with asyncio.timeout(WAIT_SECONDS):

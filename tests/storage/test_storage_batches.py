@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from nekro_agent.methods import SandboxMethodType
-from storage.calls import CallRequest
 from storage.engine import Database
-from storage.jobs import NewJob
+from storage.repositories.calls import CallRequest
+from storage.repositories.jobs import NewJob
 from storage.states import CrashPolicy
 from storage.timer_services import Firing, fire_due
 from storage.transaction import Transaction

@@ -11,8 +11,8 @@ import pytest
 
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.methods import SandboxMethodType
-from storage.calls import Call, CallRequest, Claim, ClaimVerdict
 from storage.engine import Database
+from storage.repositories.calls import Call, CallRequest, Claim, ClaimVerdict
 from storage.states import CallState
 
 RunOut = Callable[[], Awaitable[None]]

@@ -23,12 +23,12 @@ from sqlalchemy import text
 
 from broker_config.settings import StoreSettings
 from nekro_agent.methods import SandboxMethodType
-from storage.calls import CallRequest
+from storage.driver.sqlite_driver import StepCursor
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
-from storage.sqlite_driver import StepCursor
+from storage.repositories.calls import CallRequest
 from storage.states import CallState
-from workers.pool_jobs import Interruptible, Job, StopReason
+from workers.pools.jobs import Interruptible, Job, StopReason
 
 #: How many calls are under way at once.
 AT_ONCE = 40

@@ -12,8 +12,8 @@ from sqlalchemy import text
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import FencedError, InvalidValueError, NotFoundError
-from storage.areas import DataAreas
 from storage.engine import Database
+from storage.files.areas import DataAreas
 
 RunOut = Callable[[], Awaitable[None]]
 CHAT = "onebot_v11-group:1/2"

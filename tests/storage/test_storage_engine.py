@@ -23,9 +23,9 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import ConflictError, StorageError, StorageUnavailableError
-from storage.driver_errors import is_refusal, translated
+from storage.driver.errors import is_refusal, translated
+from storage.driver.fixed_statement import FixedStatement
 from storage.engine import Database
-from storage.fixed_statement import FixedStatement
 from storage.migrate import upgrade
 from storage.models import LeaseRow
 from storage.transaction import Transaction
@@ -263,7 +263,7 @@ async def test_a_connection_in_use_while_its_database_is_disposed_is_closed_when
 async def test_dispose_leaves_a_connection_behind_that_cannot_be_closed(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("storage.loop_pool.ENDING_SECONDS", 0.2)
+    monkeypatch.setattr("storage.driver.loop_pool.ENDING_SECONDS", 0.2)
     async with database.read():
         pass
     stuck = asyncio.create_task(asyncio.Event().wait())
@@ -414,7 +414,7 @@ async def test_connections_cut_at_rest_are_replaced_without_an_error(
     leases: Leases, proxied: tuple[Database, CutProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, proxy = proxied
-    monkeypatch.setattr("storage.postgresql._TRUST_SECONDS", 0)
+    monkeypatch.setattr("storage.driver.postgresql._TRUST_SECONDS", 0)
     await asyncio.gather(*(leases.names(database) for _ in range(20)))
     proxy.cut()
     assert await asyncio.gather(*(leases.names(database) for _ in range(20))) == [[]] * 20

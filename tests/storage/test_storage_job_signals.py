@@ -6,8 +6,8 @@ import pytest
 
 from nekro_agent.errors import ConflictError
 from storage.engine import Database
-from storage.job_signals import WaitState
-from storage.jobs import NewJob
+from storage.repositories.job_signals import WaitState
+from storage.repositories.jobs import NewJob
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from nekro_agent.errors import ConflictError, FencedError, NotFoundError
 from storage.engine import Database
-from storage.jobs import Job, NewJob
+from storage.repositories.jobs import Job, NewJob
 from storage.states import CrashPolicy, JobState
 
 RunOut = Callable[[], Awaitable[None]]

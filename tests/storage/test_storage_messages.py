@@ -11,7 +11,7 @@ from waiting import WAIT_SECONDS
 from nekro_agent.errors import ConflictError, NotFoundError
 from nekro_agent.ports import MessageKind
 from storage.engine import Database
-from storage.messages import Message, NewMessage
+from storage.repositories.messages import Message, NewMessage
 
 
 def _message(text: str = "hello", *, chat_key: str = "chat", **values: Any) -> NewMessage:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from storage.engine import Database
-from storage.overview import OpenWork, OverviewRepository
-from storage.rounds import RoundRequest
+from storage.repositories.overview import OpenWork, OverviewRepository
+from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 
 

@@ -8,7 +8,7 @@ from broker_config.settings import StoreSettings
 from nekro_agent.ports import MessageKind
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
-from storage.messages import NewMessage
+from storage.repositories.messages import NewMessage
 
 
 async def test_messages_of_one_or_all_chats_come_newest_first(database: Database) -> None:

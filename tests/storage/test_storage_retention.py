@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from broker_config.settings import RetentionSettings
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
-from storage.calls import CallRequest
 from storage.engine import Database
-from storage.jobs import NewJob
-from storage.messages import NewMessage
+from storage.repositories.calls import CallRequest
+from storage.repositories.jobs import NewJob
+from storage.repositories.messages import NewMessage
+from storage.repositories.rounds import RoundRequest
 from storage.retention import delete_expired
-from storage.rounds import RoundRequest
 from storage.states import JobState, TriggerKind
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)

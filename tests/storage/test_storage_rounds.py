@@ -11,7 +11,7 @@ from waiting import WAIT_SECONDS
 
 from nekro_agent.errors import ConflictError, FencedError, NotFoundError
 from storage.engine import Database
-from storage.rounds import ClaimedRound, Round, RoundReport, RoundRequest
+from storage.repositories.rounds import ClaimedRound, Round, RoundReport, RoundRequest
 from storage.states import RoundState, TriggerKind
 
 RunOut = Callable[[], Awaitable[None]]

@@ -21,11 +21,11 @@ from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.errors import ConflictError, InvalidValueError, StorageUnavailableError
+from storage.driver.fixed_statement import SingleStatement
+from storage.driver.write_gate import WriteGate
 from storage.engine import Database
-from storage.fixed_statement import SingleStatement
 from storage.kv import SqlKeyValueStore
 from storage.models import LeaseRow, PluginValueRow
-from storage.write_gate import WriteGate
 
 ADD_LEASE = SingleStatement(
     lambda _dialect: insert(LeaseRow).values(name="a", fence=0).returning(LeaseRow.fence), writes=True
@@ -412,7 +412,7 @@ async def test_connections_cut_at_rest_are_replaced_without_an_error(
 ) -> None:
     database, proxy = proxied
     store = Store(database)
-    monkeypatch.setattr("storage.postgresql._TRUST_SECONDS", 0)
+    monkeypatch.setattr("storage.driver.postgresql._TRUST_SECONDS", 0)
     await asyncio.gather(*(store.set(str(number)) for number in range(20)))
     proxy.cut()
     assert await asyncio.gather(*(store.get(str(number)) for number in range(20))) == ["v"] * 20
@@ -423,7 +423,7 @@ async def test_one_connection_that_breaks_makes_all_of_its_age_suspect(
 ) -> None:
     database, proxy = proxied
     store = Store(database)
-    monkeypatch.setattr("storage.postgresql._TRUST_SECONDS", 3600)
+    monkeypatch.setattr("storage.driver.postgresql._TRUST_SECONDS", 3600)
     await asyncio.gather(*(store.set(str(number)) for number in range(20)))
     proxy.cut()
     with pytest.raises(StorageUnavailableError):
@@ -436,7 +436,7 @@ async def test_transaction_that_finds_a_broken_connection_makes_kept_ones_suspec
 ) -> None:
     database, proxy = proxied
     store = Store(database)
-    monkeypatch.setattr("storage.postgresql._TRUST_SECONDS", 3600)
+    monkeypatch.setattr("storage.driver.postgresql._TRUST_SECONDS", 3600)
     await store.set("k")
     async with database.read() as tx:
         proxy.cut()

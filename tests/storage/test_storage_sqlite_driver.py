@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import WAIT_SECONDS
 
-from storage.sqlite_driver import StepConnection, connect
+from storage.driver.sqlite_driver import StepConnection, connect
 
 
 @pytest.fixture

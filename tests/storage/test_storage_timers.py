@@ -13,7 +13,7 @@ from nekro_agent.errors import ConflictError
 from nekro_agent.methods import Lane
 from nekro_agent.ports import CronJob, WorkdayMode
 from storage.engine import Database
-from storage.rounds import RoundRequest
+from storage.repositories.rounds import RoundRequest
 from storage.states import MarkSource, TriggerKind
 from storage.timer_services import Firing, fire_due
 from storage.transaction import Transaction

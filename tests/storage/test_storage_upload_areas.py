@@ -18,9 +18,9 @@ from waiting import WAIT_SECONDS
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageError, StorageUnavailableError
 from nekro_agent.layout import encode_key
-from storage.areas import DataAreas
 from storage.engine import Database
-from storage.upload_areas import UploadAreas
+from storage.files.areas import DataAreas
+from storage.files.upload_areas import UploadAreas
 
 KEY = "k" * 64
 CHAT = "onebot_v11-group:1/2"
@@ -30,7 +30,7 @@ ASKER = """
 import sys
 from pathlib import Path
 from broker_config.settings import DatabaseSettings
-from storage.upload_areas import UploadAreas
+from storage.files.upload_areas import UploadAreas
 areas = UploadAreas(DatabaseSettings(url=sys.argv[1]), Path(sys.argv[2]), key="k" * 64)
 sys.stdin.readline()
 for number in range(40):

@@ -8,7 +8,7 @@ import pytest
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import SettingsError
-from storage.urls import async_url, sync_url
+from storage.driver.urls import async_url, sync_url
 
 
 def _url(url: str | None, data_dir: Path = Path("/data")) -> str:

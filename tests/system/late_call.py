@@ -8,12 +8,12 @@ from datetime import datetime
 import pytest
 from waiting import WAIT_SECONDS
 
-from broker_config.call_messages import CallMessage
 from broker_config.embedded import resolve_signing_key
-from broker_config.wire import Signer, new_id
 from codec.values import encode_arguments
+from codec.wire import Signer, new_id
+from messaging.call_messages import CallMessage
+from workers.calls.dispatch import CallScope, invocation_of
 from workers.composition import Services
-from workers.dispatch import CallScope, invocation_of
 
 
 async def check_refusal(services: Services, *, chat_key: str, deadline: datetime) -> None:

@@ -13,8 +13,8 @@ import pytest
 from late_call import check_refusal
 from waiting import WAIT_SECONDS
 
-from broker_config.wire import Envelope
 from codec.values import decode_value
+from codec.wire import Envelope
 from nekro_agent.errors import (
     ArgumentError,
     MethodAbortedError,
@@ -23,8 +23,8 @@ from nekro_agent.errors import (
     ResultError,
 )
 from sandbox.models import StopType
-from storage.messages import MessageRepository
-from storage.rounds import RoundRepository
+from storage.repositories.messages import MessageRepository
+from storage.repositories.rounds import RoundRepository
 from workers.composition import Services
 
 CHAT = "platform:群/1"

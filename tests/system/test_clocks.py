@@ -21,9 +21,9 @@ from shifted_clock import shifted_clock
 from waiting import WAIT_SECONDS, eventually, wait_until
 
 from codec.values import decode_value
-from storage.calls import CallRepository
-from storage.messages import MessageRepository
-from storage.rounds import RoundRepository
+from storage.repositories.calls import CallRepository
+from storage.repositories.messages import MessageRepository
+from storage.repositories.rounds import RoundRepository
 from storage.states import FINAL_ROUND_STATES, RoundState
 from workers.composition import Services
 

@@ -118,8 +118,8 @@ async def test_flower_shows_workers_of_every_pool(flower: Flower) -> None:
         name.partition("-")[0]: info["stats"]["pool"]["implementation"] for name, info in workers.items()
     }
     assert pools == {
-        "methods": "workers.asyncio_pool:AsyncioPool",
-        "long": "workers.thread_pool:ThreadPool",
+        "methods": "workers.pools.asyncio_pool:AsyncioPool",
+        "long": "workers.pools.thread_pool:ThreadPool",
     }
     registered = {task.partition(" ")[0] for info in workers.values() for task in info["registered"]}
     assert {"tests.probe.add", "tests.probe.look_up"} <= registered

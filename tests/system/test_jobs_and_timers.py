@@ -14,7 +14,7 @@ from waiting import WAIT_SECONDS, eventually
 from nekro_agent.api import timer
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl, TaskSignal, task
 from nekro_agent.ports import JobState
-from storage.jobs import Job
+from storage.repositories.jobs import Job
 from storage.states import RoundState
 from workers.composition import Services
 

@@ -21,11 +21,11 @@ from redis_process import free_port
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import DatabaseSettings
-from broker_config.wire import Invocation, new_id
 from codec.values import encode_arguments
+from codec.wire import Invocation, new_id
 from nekro_agent.errors import MethodFailedError
 from nekro_agent.ports import ChatInfo
-from workers.fleet import FleetFigures
+from workers.ops.fleet import FleetFigures
 
 CHAT = "watched-chat"
 

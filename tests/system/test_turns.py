@@ -14,8 +14,8 @@ from waiting import WAIT_SECONDS
 
 from nekro_agent.ports import MessageKind
 from sandbox.models import StopType
-from storage.messages import MessageRepository
-from storage.rounds import Round, RoundRepository
+from storage.repositories.messages import MessageRepository
+from storage.repositories.rounds import Round, RoundRepository
 from storage.states import RoundState
 from workers.composition import Services
 

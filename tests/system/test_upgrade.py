@@ -74,7 +74,7 @@ def copied(tree: Path) -> Path:
 def foreign_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This code with a form of messages that is two releases away: neither side reads the other's."""
     tree = copied(tmp_path_factory.mktemp("foreign"))
-    wire = tree / "broker_config/wire.py"
+    wire = tree / "codec/wire.py"
     text, count = re.subn(r"range\(2, 3\)", "range(3, 4)", wire.read_text())
     assert count == 1
     wire.write_text(text.replace("WIRE_VERSION: Final = 2", "WIRE_VERSION: Final = 3"))
@@ -87,7 +87,7 @@ def next_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = copied(tmp_path_factory.mktemp("next"))
     revision = NEXT_REVISION.format(head=known_revisions()[-1])
     (tree / "storage/migrations/versions/9999_next.py").write_text(revision)
-    wire = tree / "broker_config/wire.py"
+    wire = tree / "codec/wire.py"
     text, count = re.subn(r"(    version: int = Field.*\n)", rf"\1{NEXT_FIELD}", wire.read_text())
     assert count == 2, "invocation and envelope"
     wire.write_text(text)

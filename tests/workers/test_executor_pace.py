@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from broker_config.settings import Settings
-from broker_config.wire import Invocation, Signer, new_id
 from codec.values import decode_value, encode_arguments
+from codec.wire import Invocation, Signer, new_id
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.errors import MessageRefusedError
 from storage.migrate import upgrade
+from workers.calls.executor import MethodExecutor
 from workers.composition import Services
-from workers.executor import MethodExecutor
-from workers.registry import Registry
+from workers.plugins.registry import Registry
 
 KEY = "test-signing-key"
 METHOD = "tests.p.length"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from broker_config.redaction import Redactor
 from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
 from nekro_agent.api.schemas import AgentCtx
 from nekro_agent.errors import MethodFailedError
-from workers.failures import explained, redacted
-from workers.registry import MethodEntry, Registry
+from runtime.redaction import Redactor
+from workers.calls.failures import explained, redacted
+from workers.plugins.registry import MethodEntry, Registry
 
 REDACTOR = Redactor(["hunter22"])
 

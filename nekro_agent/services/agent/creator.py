@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nekro_agent import staging
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.files import staging
 
 __all__ = ["ContentSegment", "OpenAIChatMessage"]
 

@@ -36,10 +36,10 @@ def wrap(function, *, before=False):
 
 
 POINTS = {
-    "claimed": ("workers.claims", "CallClaims", "claim", False),
-    "ran": ("workers.claims", "CallClaims", "finish", True),
-    "recorded": ("workers.claims", "CallClaims", "finish", False),
-    "announcing": ("workers.publisher", "EventPublisher", "round_requested", True),
+    "claimed": ("workers.calls.claims", "CallClaims", "claim", False),
+    "ran": ("workers.calls.claims", "CallClaims", "finish", True),
+    "recorded": ("workers.calls.claims", "CallClaims", "finish", False),
+    "announcing": ("workers.chats.publisher", "EventPublisher", "round_requested", True),
 }
 
 

@@ -1,0 +1,83 @@
+"""Probe the workers of this host for liveness and readiness; the client of ``workers.ops.monitor``."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from workers.ops.sockets import monitor_sockets
+
+__all__ = ["Answer", "Probe", "ask_workers"]
+
+#: Longer than a worker needs to detect that its event loop or its database hangs.
+_ANSWER_SECONDS: Final = 15.0
+
+
+class Probe(StrEnum):
+    """The question of a probe."""
+
+    #: Whether its event loop runs; a worker whose loop does not must be restarted.
+    LIVE = "live"
+    #: Whether it takes calls: it has started, has a broker and a database, and is not stopping.
+    READY = "ready"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The answer of one worker."""
+
+    lane: str
+    worker: str
+    pid: int
+    ok: bool
+    faults: tuple[str, ...] = ()
+
+
+def ask_workers(probe: Probe, *, lane: str | None = None) -> list[Answer]:
+    """Probe each worker of this user on this host, or only those of a lane; ended workers are left out.
+
+    Raises:
+        ServiceError: other users can access the directory of the workers' sockets.
+    """
+    paths = monitor_sockets(lane)
+    # In parallel: each worker that hangs takes the whole timeout.
+    with ThreadPoolExecutor(max(1, len(paths))) as pool:
+        answers = list(pool.map(lambda path: _ask(path, probe), paths))
+    return [answer for answer in answers if answer is not None]
+
+
+def _ask(path: Path, probe: Probe) -> Answer | None:
+    lane, _, number = path.stem.rpartition(".")
+    connection = _Connection(path)
+    try:
+        connection.request("GET", f"/{probe}z")
+        told: dict[str, Any] = json.loads(connection.getresponse().read())
+    except (ConnectionRefusedError, FileNotFoundError):
+        path.unlink(missing_ok=True)  # left behind by a worker that was killed
+        return None
+    except (OSError, http.client.HTTPException, ValueError) as exc:
+        fault = f"it does not answer ({type(exc).__name__})"
+        return Answer(lane=lane, worker=path.stem, pid=int(number), ok=False, faults=(fault,))
+    finally:
+        connection.close()
+    return Answer(
+        lane=told["lane"], worker=told["worker"], pid=int(number), ok=told["ok"], faults=tuple(told["faults"])
+    )
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("worker", timeout=_ANSWER_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))

@@ -1,0 +1,194 @@
+"""The supervisor of `nekro up`: start workers, Flower and Redis, restart them, stop them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker_config.embedded import EmbeddedRedis
+from broker_config.settings import Settings
+from cli.environment import environment_of
+from cli.output import Output
+from cli.services.ownership import Ownership
+from cli.services.process import ChildProcess, ChildSpec, describe_exit
+from cli.services.system import entries, stop_seconds
+from nekro_agent.errors import BrokerError, ServiceError
+from nekro_agent.methods import Lane
+
+__all__ = ["Backoff", "Supervisor"]
+
+_REDIS_LOOK_SECONDS: Final = 2.0
+
+
+@dataclass
+class Backoff:
+    """Pauses before restarts: exponential, reset after a long run."""
+
+    first_seconds: float = 0.5
+    most_seconds: float = 30.0
+    #: A process that ran for this long resets the pause.
+    good_seconds: float = 60.0
+    _next_seconds: float = 0.0
+
+    def after(self, lived_seconds: float) -> float:
+        """Return the seconds to pause after a process that ran for ``lived_seconds``."""
+        if lived_seconds >= self.good_seconds or not self._next_seconds:
+            self._next_seconds = self.first_seconds
+        pause = self._next_seconds
+        self._next_seconds = min(self.most_seconds, pause * 2)
+        return pause
+
+
+class _Prefixed:
+    """Prints a child's lines, each prefixed with the child's name."""
+
+    def __init__(self, output: Output, prefix: str) -> None:
+        self._output = output
+        self._prefix = prefix
+
+    def write(self, line: str) -> None:
+        """Print one line."""
+        self._output.words(self._prefix + line)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class Supervisor:
+    """Starts child processes, restarts those that end, stops all in order."""
+
+    def __init__(
+        self, specs: Sequence[ChildSpec], settings: Settings, *, ownership: Ownership, output: Output
+    ) -> None:
+        """Create a supervisor; ``settings`` must have every URL filled."""
+        self._specs = specs
+        self._settings = settings
+        self._ownership = ownership
+        self._output = output
+        self._environment = environment_of(settings)
+        self._children: dict[str, ChildProcess] = {}
+        self._stop = asyncio.Event()
+        self._interrupts = 0
+        self._width = max((len(spec.name) for spec in specs), default=0)
+
+    async def run(self, *, embedded: bool) -> None:
+        """Keep everything running until Ctrl-C or SIGTERM.
+
+        Args:
+            embedded: whether to restart the Redis of the data directory when it does not answer.
+
+        Raises:
+            ServiceError: a child did not become ready at the first start.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupted)
+        try:
+            await self._until_stopped(self._start_all())
+            if self._stop.is_set():
+                return
+            self._publish()
+            self._output.words(f"ready: {', '.join(spec.name for spec in self._specs)}; Ctrl-C stops")
+            await self._watch(embedded=embedded)
+        finally:
+            self._ownership.withdraw()
+            await self._stop_all()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await ``work``, cancelled when a stop is requested; raises the errors of ``work``."""
+        task = asyncio.create_task(work)
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if task.done():
+            await task
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _start_all(self) -> None:
+        for spec in self._specs:
+            await self._start(spec)
+        await asyncio.gather(*(child.ready() for child in self._children.values()))
+
+    async def _start(self, spec: ChildSpec) -> ChildProcess:
+        prefix = "" if self._settings.log.json_lines else f"{spec.name:<{self._width}} | "
+        sink = _Prefixed(self._output, prefix)
+        child = await ChildProcess.start(spec, environment=self._environment, directory=None, sink=sink)
+        self._children[spec.name] = child
+        return child
+
+    async def _watch(self, *, embedded: bool) -> None:
+        tasks = [asyncio.create_task(self._keep(spec)) for spec in self._specs]
+        if embedded:
+            tasks.append(asyncio.create_task(self._keep_redis()))
+        try:
+            await self._stop.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self, spec: ChildSpec) -> None:
+        backoff = Backoff()
+        while True:
+            started = time.monotonic()
+            code = await self._children[spec.name].wait()
+            pause = backoff.after(time.monotonic() - started)
+            self._output.words(f"{spec.name} ended with {describe_exit(code)}; restarting in {pause:.1f} s")
+            await asyncio.sleep(pause)
+            child = await self._start(spec)
+            try:
+                await child.ready()
+            except ServiceError as exc:
+                # The next iteration reports its end and doubles the pause.
+                self._output.words(str(exc))
+                await child.stop(warm_seconds=0)
+                continue
+            self._publish()
+            self._output.words(f"{spec.name} restarted (process {child.pid})")
+
+    async def _keep_redis(self) -> None:
+        redis = EmbeddedRedis(self._settings.data_dir)
+        try:
+            while True:
+                await asyncio.sleep(_REDIS_LOOK_SECONDS)
+                if await asyncio.to_thread(redis.answers):
+                    continue
+                self._output.words("the embedded Redis does not answer; restarting it")
+                redis.stop()
+                with contextlib.suppress(BrokerError):
+                    await asyncio.to_thread(redis.start)
+        finally:
+            redis.stop()
+
+    async def _stop_all(self) -> None:
+        """Stop rounds first: while they end, their code may still call methods."""
+        children = list(self._children.values())
+        self._output.words("stopping; Ctrl-C again stops at once")
+        rounds = [child for child in children if child.spec.lane == Lane.ROUNDS]
+        others = [child for child in children if child.spec.lane != Lane.ROUNDS]
+        seconds = stop_seconds(self._settings)
+        for group in (rounds, others):
+            if self._interrupts > 1:
+                seconds = 0
+            await asyncio.gather(*(child.stop(warm_seconds=seconds) for child in group))
+
+    def _interrupted(self) -> None:
+        self._interrupts += 1
+        self._stop.set()
+        if self._interrupts > 1:
+            number = signal.SIGQUIT if self._interrupts == 2 else signal.SIGKILL
+            for child in self._children.values():
+                child.signal(number)
+
+    def _publish(self) -> None:
+        workers = [child for child in self._children.values() if child.spec.lane and child.exit_code is None]
+        self._ownership.publish(command="up", workers=entries(workers))

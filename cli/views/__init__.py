@@ -1,0 +1,1 @@
+"""What several commands show: chats, rounds, jobs, the catalogue."""

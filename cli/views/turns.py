@@ -1,0 +1,130 @@
+"""Read a chat's messages and rounds, and wait until no round or job of it is open."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from nekro_agent.errors import ServiceError
+
+if TYPE_CHECKING:
+    from broker_config.settings import Settings
+    from storage.engine import Database
+    from storage.repositories.messages import Message
+    from storage.repositories.rounds import Round
+
+__all__ = [
+    "is_quiet",
+    "last_sequence",
+    "messages_after",
+    "newest_messages",
+    "newest_rounds",
+    "require_model",
+    "wait_for_jobs",
+    "wait_for_quiet",
+]
+
+_POLL_SECONDS: Final = 0.05
+#: Number of newest rounds that are checked: open rounds are always among the newest of a chat.
+_LOOK_BACK: Final = 50
+
+
+async def newest_messages(
+    database: Database, chat_key: str, *, limit: int, with_past: bool = False
+) -> list[Message]:
+    """Return the newest messages of a chat, the oldest of them first."""
+    from storage.repositories.messages import MessageRepository
+
+    async with database.read() as transaction:
+        repository = MessageRepository(transaction.connection)
+        return await repository.newest(chat_key, limit=limit, with_past=with_past)
+
+
+async def messages_after(database: Database, chat_key: str, *, sequence: int) -> list[Message]:
+    """Return up to 1000 messages after a position, oldest first."""
+    from storage.repositories.messages import MessageRepository
+
+    async with database.read() as transaction:
+        repository = MessageRepository(transaction.connection)
+        return await repository.after(chat_key, sequence=sequence, limit=1000)
+
+
+async def last_sequence(database: Database, chat_key: str) -> int:
+    """Return the position of a chat's newest message, 0 when it has none."""
+    from storage.repositories.messages import MessageRepository
+
+    async with database.read() as transaction:
+        return await MessageRepository(transaction.connection).last_sequence(chat_key)
+
+
+async def newest_rounds(database: Database, chat_key: str, *, limit: int) -> list[Round]:
+    """Return the newest rounds of a chat, the oldest of them first."""
+    from storage.repositories.rounds import RoundRepository
+
+    async with database.read() as transaction:
+        return await RoundRepository(transaction.connection).newest(chat_key, limit=limit)
+
+
+def require_model(settings: Settings) -> None:
+    """Return when a language model for rounds is configured.
+
+    Raises:
+        LLMError: none is configured; the message names the settings.
+    """
+    from agent.llm import create_client
+
+    create_client(settings.llm)
+
+
+async def is_quiet(database: Database, chat_key: str) -> bool:
+    """Whether no round of the chat waits or runs."""
+    return not await _open_rounds(database, chat_key)
+
+
+async def _open_rounds(database: Database, chat_key: str) -> list[Round]:
+    from storage.states import FINAL_ROUND_STATES
+
+    rounds = await newest_rounds(database, chat_key, limit=_LOOK_BACK)
+    return [entry for entry in rounds if entry.state not in FINAL_ROUND_STATES]
+
+
+async def wait_for_quiet(database: Database, chat_key: str, *, seconds: float) -> None:
+    """Return when no round of the chat waits or runs.
+
+    Raises:
+        ServiceError: one still does after ``seconds``; the message names it.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        active = await _open_rounds(database, chat_key)
+        if not active:
+            return
+        if time.monotonic() > deadline:
+            first = active[0]
+            raise ServiceError(
+                f"chat {chat_key}: round {first.number} is still {first.state} after {seconds:.0f} s"
+                + (f" on {first.worker}" if first.worker else "; does a worker serve lane rounds?")
+            )
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def wait_for_jobs(database: Database, chat_key: str, *, seconds: float) -> None:
+    """Return when no background job and no detached call of the chat runs.
+
+    Raises:
+        ServiceError: one still does after ``seconds``; the message names it.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        async with database.read() as transaction:
+            open_jobs = await transaction.jobs.newest(limit=1, chat_key=chat_key, open_only=True)
+        if not open_jobs:
+            return
+        if time.monotonic() > deadline:
+            job = open_jobs[0]
+            raise ServiceError(
+                f"chat {chat_key}: job {job.id} ({job.type}) is still {job.state} after {seconds:.0f} s; "
+                "`nekro jobs` shows it"
+            )
+        await asyncio.sleep(_POLL_SECONDS)

@@ -1,0 +1,1 @@
+"""Messages to and from workers: calls, events, results, recovery."""

@@ -1,0 +1,77 @@
+"""The message of a call in a form that can be stored and published again unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Self
+
+from celery import Celery
+
+from codec.wire import Invocation, Signer
+from nekro_agent.errors import MessageRefusedError
+from nekro_agent.shared_clock import shared_time
+
+__all__ = ["CallMessage"]
+
+#: Extra time beyond the deadline until a call's hard time limit.
+HARD_LIMIT_GRACE_SECONDS: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallMessage:
+    """A signed call with its queue and its reply address."""
+
+    invocation: Invocation
+    #: The signed invocation, as returned by ``Signer.sign``.
+    body: dict[str, Any]
+    #: Name of its queue.
+    lane: str
+    #: Id of the ``MethodCaller`` that waits for its result; None when none waits.
+    reply_to: str | None
+
+    @classmethod
+    def of(cls, invocation: Invocation, *, signer: Signer, lane: str, reply_to: str | None) -> Self:
+        """Sign a call."""
+        return cls(invocation=invocation, body=signer.sign(invocation), lane=lane, reply_to=reply_to)
+
+    def to_row(self) -> dict[str, Any]:
+        """Return JSON data for the call's row."""
+        return {**self.body, "lane": self.lane, "reply_to": self.reply_to}
+
+    @classmethod
+    def from_row(cls, stored: Mapping[str, Any], *, signer: Signer) -> Self:
+        """Read what ``to_row`` wrote.
+
+        Raises:
+            MessageRefusedError: it is malformed, or was signed with another key.
+        """
+        body = {name: stored.get(name) for name in ("invocation", "signature")}
+        lane, reply_to = stored.get("lane"), stored.get("reply_to")
+        if not isinstance(lane, str) or not isinstance(reply_to, str | None):
+            raise MessageRefusedError("the call's row does not contain its message")
+        return cls(invocation=signer.verify(body), body=body, lane=lane, reply_to=reply_to)
+
+    @classmethod
+    def renewed(cls, invocation: Invocation, *, signer: Signer, lane: str, timeout_seconds: float) -> Self:
+        """Sign an earlier call again with new times; no caller waits for its result."""
+        now = shared_time()
+        times = {"issued_at": now, "deadline": now + timedelta(seconds=timeout_seconds)}
+        return cls.of(invocation.model_copy(update=times), signer=signer, lane=lane, reply_to=None)
+
+    def build(self, app: Celery) -> Any:
+        """Build Celery's message, with the time limits that remain now.
+
+        It does not use Celery's ``expires``, because the worker's executor checks the signed deadline.
+        """
+        remaining = max(0.0, self.invocation.remaining_seconds())
+        return app.amqp.signed_task(
+            self.invocation.call_id,
+            self.invocation.method,
+            [self.body],
+            queue=self.lane,
+            soft_time_limit=remaining,
+            time_limit=remaining + HARD_LIMIT_GRACE_SECONDS,
+            reply_to=self.reply_to,
+        )

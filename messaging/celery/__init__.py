@@ -1,0 +1,1 @@
+"""Our subclasses of Celery's consumer, tasks, result backend and control (private API)."""

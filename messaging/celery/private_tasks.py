@@ -1,0 +1,154 @@
+"""Signed task messages, and tasks whose arguments and results do not appear in logs and events.
+
+Every task message of the application is built here, with the signature that ``messaging.celery.admission``
+verifies. Its body is a signed invocation that contains chat data. Celery copies a representation of it to
+the message's headers, and from there to events (Flower), log lines and ``inspect`` replies; here each of
+these copies is a placeholder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import Task
+from celery.app.amqp import AMQP, task_message
+from celery.utils.saferepr import saferepr
+from celery.worker.request import Request
+
+from broker_config.keys import is_caller_id
+from messaging.celery.admission import HIDDEN, SIGNATURE_HEADER, signed_fields
+from messaging.delivery.connection import ClaimConnection
+from messaging.delivery.transport import ClaimChannel
+
+if TYPE_CHECKING:
+    from messaging.delivery.handoff import Ending
+
+__all__ = ["RELEASED_BODY", "PrivateAMQP", "PrivateRequest", "PrivateTask"]
+
+#: Headers of Celery that our workers ignore.
+_UNSUPPORTED: Final = ("eta", "expires", "group", "retries", "ignore_result", "stamped_headers")
+#: Characters of a result's representation in logs and events: enough for ids and types.
+RESULT_CHARS: Final = 64
+#: Replaces the body of a request after ``release_body``: one argument and no callbacks.
+RELEASED_BODY: Final = b"[[null], {}, {}]"
+#: Replaces the decoded body: positional arguments, named arguments and callbacks.
+_NOTHING: Any = ((), {}, {})
+
+
+class PrivateAMQP(AMQP):  # type: ignore[misc]
+    """Builds signed task messages that show no arguments, and connections that lose no messages."""
+
+    Connection = ClaimConnection
+
+    def signed_task(
+        self,
+        task_id: str,
+        name: str,
+        args: Sequence[Any],
+        *,
+        queue: str,
+        reply_to: str | None = None,
+        time_limit: float | None = None,
+        soft_time_limit: float | None = None,
+    ) -> Any:
+        """Build a task message, signed for one queue.
+
+        Args:
+            args: plain JSON data.
+            reply_to: id of the waiting ``MethodCaller``; None, or any other string, means that none waits.
+            time_limit: in seconds, as the soft limit; None means the task's own limit.
+
+        Raises:
+            TypeError, ValueError: the arguments are not plain JSON.
+        """
+        caller = reply_to if is_caller_id(reply_to) else ""
+        headers = {
+            "lang": "py",
+            "task": name,
+            "id": task_id,
+            "timelimit": [time_limit, soft_time_limit],
+            "argsrepr": HIDDEN,
+            "kwargsrepr": HIDDEN,
+        }
+        headers[SIGNATURE_HEADER] = self.app.task_seal.sign(
+            signed_fields(headers, queue=queue, reply_to=caller, args=args)
+        )
+        properties = {"correlation_id": task_id, "reply_to": caller}
+        return task_message(headers=headers, properties=properties, body=(args, {}, {}), sent_event=None)
+
+    def as_task_v2(
+        self,
+        task_id: str,
+        name: str,
+        args: Any = None,
+        kwargs: Any = None,
+        *further: Any,
+        queue: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Build a signed message when a task is sent with Celery's own API.
+
+        Raises:
+            ValueError: an unsupported feature is used: named arguments, eta, callbacks and similar.
+        """
+        message = super().as_task_v2(task_id, name, args, kwargs, *further, **options)
+        headers, (_, named, embed) = message.headers, message.body
+        if named or any(embed.values()) or any(headers[field] for field in _UNSUPPORTED):
+            raise ValueError(
+                f"task {name}: only positional arguments and time limits are supported; no named arguments, "
+                "dates, retries, groups, stamps, callbacks, chains or chords"
+            )
+        hard, soft = headers["timelimit"]
+        return self.signed_task(
+            task_id,
+            name,
+            args or (),
+            queue=getattr(queue, "name", queue) or self.app.conf.task_default_queue,
+            reply_to=message.properties["reply_to"],
+            time_limit=hard,
+            soft_time_limit=soft,
+        )
+
+
+class PrivateRequest(Request):  # type: ignore[misc]
+    """A delivery that ``inspect active`` and similar commands describe without arguments."""
+
+    @property
+    def ending(self) -> Ending | None:
+        """How storing the result also ends the delivery; None if Celery acknowledges it."""
+        channel = self._message.channel
+        intake = channel.intake if isinstance(channel, ClaimChannel) else None
+        return None if intake is None else intake.ending(self._message.delivery_tag)
+
+    def release_body(self) -> None:
+        """Release the message's body, which is large, while thousands of calls may be waiting.
+
+        Call it when the task has its arguments: Celery no longer needs the body, and Redis has the message.
+        """
+        message = self._message
+        message.headers = self._request_dict
+        message.body = self._body = RELEASED_BODY
+        message._decoded_cache = self._Request__payload = self._payload = _NOTHING
+        self._request_dict["args"] = self._args = ()
+        if hasattr(message, "_raw"):
+            message._raw = None
+
+    def shown(self, result: Any) -> str:
+        """Return a result's representation for events; empty while events are not watched."""
+        if self.eventer is None or not self.eventer.enabled or not getattr(self.eventer, "is_watched", True):
+            return ""
+        text: str = saferepr(result, RESULT_CHARS)
+        return text
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """Describe the delivery; arguments are placeholders regardless of ``safe``."""
+        described: dict[str, Any] = super().info(safe=True)
+        return described
+
+
+class PrivateTask(Task):  # type: ignore[misc]
+    """Base class of all tasks of the app."""
+
+    Request = "messaging.celery.private_tasks:PrivateRequest"
+    resultrepr_maxsize = RESULT_CHARS

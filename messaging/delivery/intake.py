@@ -1,0 +1,347 @@
+"""Takes messages on the event loop that runs their tasks.
+
+Celery reads messages on its hub's thread. With a pool that runs tasks on an event loop, each message
+would move between two threads, which compete for Python's interpreter lock. Here the loop itself waits
+for messages, claims them (or gets them by direct delivery) and delivers them, with the protocol of
+``messaging.delivery.transport``; the hub handles control commands, heartbeats, events and exceptional
+messages. While the hub reconnects, no message is taken and running tasks continue. The loop also sends
+acknowledgements; those that it cannot send go back to ``messaging.delivery.leases``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
+from kombu.utils.encoding import bytes_to_str
+
+from messaging.delivery.handoff import Ending, Handoff
+from messaging.delivery.leases import ACK_SECONDS, RENEW, Ack, LeaseKeeper, ack_commands, ack_of
+from messaging.delivery.offers import HANDOFF_SECONDS
+from messaging.delivery.transport import held_keys, seen_key
+from messaging.redis.link import RedisLink
+from runtime.metrics import metrics
+
+if TYPE_CHECKING:
+    from broker_config.settings import BrokerSettings
+    from messaging.delivery.transport import ClaimChannel
+
+__all__ = ["LoopIntake"]
+
+#: Time limit of one BLMOVE.
+WAIT_SECONDS: Final = 1.0
+#: Pause while there is no queue to consume or no free place; ``wake`` ends it.
+IDLE_SECONDS: Final = 0.5
+#: Pause after Redis refused a command or was unreachable.
+PAUSE_SECONDS: Final = 0.5
+#: Larger messages are parsed in steps, between which the loop runs other tasks: parsing a MiB of JSON takes
+#: 4 ms, and its body takes the same time again.
+LONG_BYTES: Final = 64 << 10
+#: How long a stop waits for the withdrawal of an offer.
+CLOSE_SECONDS: Final = 2
+#: How long the hub waits for the loop to stop taking messages.
+STOP_SECONDS: Final = 5
+
+logger = logging.getLogger(__name__)
+
+
+class LoopIntake:
+    """Takes the messages of one channel; created on the hub's thread, then used on the loop."""
+
+    def __init__(
+        self,
+        channel: ClaimChannel,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        keeper: LeaseKeeper,
+        settings: BrokerSettings,
+        has_results: bool = False,
+    ) -> None:
+        """Store the parameters; ``start`` begins to take messages.
+
+        Args:
+            has_results: whether results are stored in the broker's Redis.
+        """
+        self._channel, self._loop, self._keeper, self._settings = channel, loop, keeper, settings
+        self._has_results = has_results
+        self._is_stopping = False
+        self._claims = False
+        self._handoff: Handoff | None = None
+        self._is_courier = False
+        self._untaken: list[str] = []
+        self._thread: int | None = None
+        self._taking: RedisLink
+        self._task: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        #: Background requests to Redis, awaited only at the end.
+        self._asides: set[asyncio.Task[None]] = set()
+
+    # Called on the hub's thread.
+
+    def start(self) -> None:
+        """Start taking messages."""
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def stop(self) -> None:
+        """Stop taking messages; when this returns, every claimed message is delivered or requeued.
+
+        If the loop does not respond within ``STOP_SECONDS``, it stops later, and its claimed messages
+        are redelivered when their leases expire.
+        """
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        try:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(STOP_SECONDS)
+        except (concurrent.futures.TimeoutError, RuntimeError) as exc:  # the loop is blocked or closed
+            logger.warning("the event loop does not stop taking messages: %r", exc)
+            return
+        for tag in self._untaken:
+            self._give_back(tag)
+
+    # Called on any thread.
+
+    def wake(self) -> None:
+        """End the idle pause, because there is a free place or another queue."""
+        if self.is_here():
+            self._idle.set()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._idle.set)
+
+    def send_soon(self) -> None:
+        """Send pending acknowledgements soon; called by the keeper."""
+        if self.is_here():
+            self._plan_acknowledging()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the keeper renews for a while
+                self._loop.call_soon_threadsafe(self._plan_acknowledging)
+
+    def is_here(self) -> bool:
+        """Whether the calling thread is the loop's."""
+        return threading.get_ident() == self._thread
+
+    # Called on the loop's thread.
+
+    def _begin(self) -> None:
+        self._thread = threading.get_ident()
+        if not self._is_stopping:
+            self._task = self._loop.create_task(self._serve(), name="nekro-intake")
+
+    async def _end(self) -> None:
+        if self._task is None:
+            return
+        self._idle.set()
+        if not self._claims:
+            self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _serve(self) -> None:
+        with contextlib.ExitStack() as stack:
+            waiting, taking = stack.enter_context(self._link()), stack.enter_context(self._link())
+            self._taking = taking
+            self._is_courier = True
+            self._keeper.use(self)
+            self._handoff = Handoff(
+                self._channel, settings=self._settings, link=taking, take=self._take_handed
+            )
+            try:
+                await self._take_forever(waiting, taking)
+            finally:
+                await self._close_handoff()
+                self._is_courier = False
+                self._keeper.use(None)
+                if self._asides:
+                    await asyncio.wait(self._asides)
+
+    async def _take_forever(self, waiting: RedisLink, taking: RedisLink) -> None:
+        knows_of_some = True
+        while not self._is_stopping:
+            queues = self._queues()
+            if not queues or self._channel.room() <= 0:
+                await self._rest(IDLE_SECONDS)
+                continue
+            try:
+                if self._handoff is not None and not knows_of_some:
+                    self._handoff.offer()
+                found = None if knows_of_some else await self._wait(waiting, queues)
+                if knows_of_some or found is not None or len(queues) > 1:
+                    knows_of_some = await self._claim(taking, foreseen=found)
+                    if not knows_of_some:
+                        # Let delivered messages start before the next peek.
+                        await asyncio.sleep(0)
+            except redis.ResponseError as exc:
+                # Usually out of memory: both commands write. It is temporary; the pause prevents a busy loop.
+                logger.error("Redis refuses to deliver messages: %s", exc)
+                await self._rest(PAUSE_SECONDS)
+            except (redis.RedisError, OSError) as exc:  # the hub detects it as well
+                logger.warning("messages cannot be taken: %s", exc)
+                await self._rest(PAUSE_SECONDS)
+            except Exception:  # only this task takes messages
+                logger.exception("messages cannot be taken")
+                await self._rest(PAUSE_SECONDS)
+
+    def _plan_acknowledging(self) -> None:
+        self._loop.call_later(ACK_SECONDS, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        # The timer may outlive the link; then the keeper sends, and the link must not reconnect.
+        acks = self._keeper.hand_over() if self._is_courier else []
+        if acks:
+            self._go_aside(self._send(acks))
+
+    def _go_aside(self, exchange: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(exchange)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
+
+    async def _send(self, acks: list[Ack]) -> None:
+        try:
+            await asyncio.gather(*(self._taking.execute(*command) for command in ack_commands(acks)))
+        except (redis.RedisError, OSError) as exc:
+            logger.warning("acknowledgements failed and will be retried: %s", exc)
+            self._keeper.came_back(acks)
+        else:
+            self._keeper.delivered(acks)
+
+    @contextlib.contextmanager
+    def _link(self) -> Iterator[RedisLink]:
+        link = RedisLink(self._settings, self._settings.url)
+        try:
+            yield link
+        finally:
+            link.abort()
+
+    def _queues(self) -> list[str]:
+        channel = self._channel
+        queues: list[str] = channel._queue_cycle.consume(len(channel.active_queues))
+        return queues
+
+    async def _rest(self, seconds: float) -> None:
+        self._idle.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+
+    async def _wait(self, link: RedisLink, queues: list[str]) -> bytes | None:
+        """Wait for a message of one queue and return it without claiming it; None when none arrived."""
+        command = self._channel.peek_command(queues, WAIT_SECONDS)
+        found: bytes | None = await link.execute(*command, blocks_seconds=float(command[-1]))
+        return found
+
+    async def _claim(self, link: RedisLink, *, foreseen: bytes | None) -> bool:
+        """Claim and deliver messages; returns whether there may be more.
+
+        Args:
+            foreseen: the message that will be claimed unless another worker is faster; None if not known.
+        """
+        # Read again: during the wait a queue may have been cancelled, or the place taken.
+        queues, room = self._queues(), await self._room_beside_offer()
+        if not queues or room <= 0:
+            return True
+        self._claims = True
+        try:
+            claim = link.begin(*self._channel.claim_command(queues, room))
+            if foreseen is not None:
+                await self._read_ahead(foreseen)
+            answer = await claim
+            taken = [answer[i : i + 3] for i in range(0, len(answer), 3)]
+            for number, tag, message in taken:
+                if len(message) > LONG_BYTES and not self._channel.has_foreseen(message):
+                    await self._read_ahead(message)
+                self._deliver(queues[number - 1], bytes_to_str(tag), message)
+        finally:
+            self._claims = False
+        return self._channel.may_hold_more(len(taken))
+
+    async def _read_ahead(self, message: bytes) -> None:
+        """Parse a message before its delivery; a long one in steps, so that the loop can run other tasks."""
+        is_long = len(message) > LONG_BYTES
+        self._channel.foresee(message)
+        if is_long:
+            await asyncio.sleep(0)
+        self._channel.foresee_body()
+        if is_long:
+            await asyncio.sleep(0)
+
+    async def _room_beside_offer(self) -> int:
+        """Return how many messages may be claimed; an offered place is excluded, as it may be taken."""
+        room = self._channel.room()
+        if self._handoff is None or not self._handoff.is_open:
+            return room
+        if room > 1:
+            return room - 1
+        await self._handoff.withdraw()
+        return self._channel.room()
+
+    def _take_handed(self, queue: str, tag: str, message: bytes, age_seconds: float) -> None:
+        """Take a directly delivered message, unless it is so old that another worker may have it."""
+        if age_seconds < HANDOFF_SECONDS / 2:
+            self._keeper.renew_soon(tag)
+            self._channel.foresee(message)
+            self._channel.foresee_body()
+            self._deliver(queue, tag, message)
+            return
+        self._go_aside(self._take_if_held(queue, tag, message))
+
+    async def _take_if_held(self, queue: str, tag: str, message: bytes) -> None:
+        index, _ = held_keys(self._channel)
+        try:
+            lost = await self._taking.execute(
+                "EVAL", RENEW, 2, index, seen_key(index), float(self._channel.visibility_timeout), tag
+            )
+        except (redis.RedisError, OSError) as exc:  # it is not renewed, so it is redelivered
+            logger.warning("delivery %s is not taken: %s", tag, exc)
+            return
+        if lost:
+            logger.warning("delivery %s arrived too late; another worker has it", tag)
+            metrics().leases_lost.labels("delivery").inc()
+        else:
+            self._deliver(queue, tag, message)
+
+    async def _close_handoff(self) -> None:
+        handoff, self._handoff = self._handoff, None
+        if handoff is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await handoff.close()
+        except (redis.RedisError, OSError) as exc:  # TimeoutError is an OSError
+            logger.warning("the offer to take a message cannot be withdrawn: %s", exc)
+
+    def ending(self, tag: str) -> Ending | None:
+        """Return how storing a delivery's result also ends the delivery; None if Celery acknowledges it."""
+        qos = self._channel.qos
+        if not self._has_results or self._handoff is None or tag not in qos._delivered or tag in qos._dirty:
+            return None
+        ack = ack_of(self._channel, tag)
+        self._keeper.ending(ack)
+        return Ending(ack, self._handoff.next_offer(), self._keeper, self._handoff)
+
+    def _deliver(self, queue: str, tag: str, message: bytes) -> None:
+        if self._is_stopping:
+            self._untaken.append(tag)
+            return
+        if queue not in self._channel.active_queues:  # cancelled during the claim
+            self._give_back(tag)
+            return
+        try:
+            self._channel._take(queue, tag, message)
+        except (redis.RedisError, OSError) as exc:
+            logger.warning("delivery %s is requeued: %s", tag, exc)
+            self._channel.qos.reject(tag, requeue=True)
+
+    # Called on either thread.
+
+    def _give_back(self, tag: str) -> None:
+        try:
+            self._channel.qos.restore_by_tag(tag)
+        except (redis.RedisError, OSError) as exc:
+            # It is not renewed, so it is redelivered when its lease expires.
+            logger.warning("delivery %s could not be requeued: %s", tag, exc)

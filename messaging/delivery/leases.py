@@ -1,0 +1,378 @@
+"""Renews the leases of a worker's deliveries and acknowledges them, on a separate thread.
+
+A delivery belongs to its worker for the visibility timeout. The keeper renews the lease while the
+task runs, so the timeout can be short (a dead worker's tasks are redelivered soon) although tasks
+are long. It also sends the acknowledgements: in batches, repeated until Redis has accepted them, and
+never on the worker's hub, which must not block. If messages are taken on an event loop, that loop
+sends the acknowledgements, and the keeper sends only those that the loop could not.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Set
+from typing import Any, Final, Protocol
+
+import redis
+from celery import bootsteps
+from celery.worker import state
+
+from broker_config.redis_endpoint import RedisEndpoint
+from messaging.delivery.transport import LOOK, LOST, ClaimChannel, held_keys, seen_key
+from runtime.metrics import metrics
+
+__all__ = ["ACK_SECONDS", "RENEW", "Ack", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
+
+#: Renewals per lease duration.
+RENEWALS_PER_TIMEOUT: Final = 3
+#: How long acknowledgements are collected; if the worker dies meanwhile, these tasks run again.
+ACK_SECONDS: Final = 0.01
+#: Number of acknowledgements that are sent without waiting for more.
+MAX_ACKS: Final = 256
+#: How soon the short lease of a direct delivery is renewed.
+SOON_SECONDS: Final = 1.0
+#: Pause before acknowledgements are sent again after an error.
+RETRY_SECONDS: Final = 0.5
+#: How long a stopping worker tries to send its last acknowledgements.
+CLOSE_SECONDS: Final = 5
+#: How long a delivery is still renewed beyond its task's hard time limit.
+LIMIT_GRACE_SECONDS: Final = 30
+
+#: Renews leases. KEYS: index, seen (see ``LOOK``). ARGV: lease duration in seconds, tags. Returns the tags
+#: that are no longer held.
+RENEW: Final = f"""{LOOK}
+local now = look(KEYS[2], tonumber(ARGV[1]))
+local score, lost = now + ARGV[1], {{}}
+for i = 2, #ARGV do
+    local tag = ARGV[i]
+    if redis.call('ZSCORE', KEYS[1], tag) then
+        redis.call('ZADD', KEYS[1], score, tag)
+    else
+        lost[#lost + 1] = tag
+    end
+end
+return lost
+"""
+
+#: Key of the index, key of the held messages, tag.
+Ack = tuple[str, str, str]
+
+logger = logging.getLogger(__name__)
+
+
+class Courier(Protocol):
+    """Sends acknowledgements on the event loop of their tasks; see ``messaging.delivery.intake``."""
+
+    def send_soon(self) -> None:
+        """Fetch the pending acknowledgements from the keeper and send them within about ``ACK_SECONDS``."""
+        ...
+
+
+def ack_of(channel: ClaimChannel, tag: str) -> Ack:
+    """Return the keys and the tag that are needed to acknowledge a delivery."""
+    return (*held_keys(channel), tag)
+
+
+def ack_commands(acks: Iterable[Ack]) -> list[tuple[str, ...]]:
+    """Return the commands that acknowledge deliveries, in an order that is safe to interrupt.
+
+    A worker may be killed between two commands. A lease without a message is removed when it expires,
+    but a message without a lease would never be found.
+    """
+    by_keys: dict[tuple[str, str], list[str]] = {}
+    for index, held, tag in acks:
+        by_keys.setdefault((index, held), []).append(tag)
+    return [
+        command
+        for (index, held), tags in by_keys.items()
+        for command in (("HDEL", held, *tags), ("ZREM", index, *tags))
+    ]
+
+
+class LeaseKeeper:
+    """Renews and acknowledges the deliveries of one worker process."""
+
+    def __init__(self, client: redis.Redis, *, visibility_timeout_seconds: float) -> None:
+        self._client = client
+        self._lease_seconds = visibility_timeout_seconds
+        self._period = visibility_timeout_seconds / RENEWALS_PER_TIMEOUT
+        self._channels: list[ClaimChannel] = []
+        self._acks: list[Ack] = []
+        self._under_way: set[Ack] = set()
+        #: Acknowledged together with their results; Celery's own acknowledgement of them is ignored.
+        self._ended: set[Ack] = set()
+        self._courier: Courier | None = None
+        self._since: dict[str, float] = {}
+        self._lost: set[str] = set()
+        #: Used directly for each message that need not wait, because entering the condition is slower.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._is_closing = False
+        self._renew_at = time.monotonic() + self._period
+        #: Tags of deliveries with short leases, and when these are renewed; None if there are none.
+        self._brief: set[str] = set()
+        self._brief_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="nekro-leases", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def adopt(self, channel: ClaimChannel, *, running: Set[str]) -> None:
+        """Renew and acknowledge a channel's deliveries from now on.
+
+        Deliveries of earlier channels whose task is not running are requeued, because Celery drops
+        them when it reconnects.
+
+        Args:
+            running: ids of the tasks that have started and not ended.
+        """
+        channel.keeper = self
+        with self._changed:
+            earlier = [known for known in self._channels if known is not channel]
+            self._channels = [*earlier, channel]
+        for known in earlier:
+            self._give_back(known, running=running)
+
+    def acknowledge(self, channel: ClaimChannel, tag: str) -> None:
+        """Acknowledge a delivery in Redis soon, with retries; thread-safe."""
+        ack = ack_of(channel, tag)
+        with self._lock:
+            if ack in self._ended:
+                self._ended.discard(ack)
+                self._forget([ack])
+                return
+            self._acks.append(ack)
+            if self._courier is None:
+                if len(self._acks) in (1, MAX_ACKS):
+                    self._changed.notify()
+            elif len(self._acks) == 1:
+                self._courier.send_soon()
+
+    def ending(self, ack: Ack) -> None:
+        """Record that another component is acknowledging a delivery; it must call ``ended``."""
+        with self._lock:
+            self._under_way.add(ack)
+
+    def ended(self, ack: Ack, *, is_done: bool) -> None:
+        """Record the outcome; if ``is_done`` is False, the delivery must still be acknowledged."""
+        with self._lock:
+            self._under_way.discard(ack)
+            if is_done:
+                self._ended.add(ack)
+
+    def renew_soon(self, tag: str) -> None:
+        """Renew a delivery with a short lease within about a second, if it is still held then."""
+        with self._lock:
+            self._brief.add(tag)
+            if self._brief_at is None:
+                self._brief_at = time.monotonic() + min(self._period, SOON_SECONDS)
+                self._changed.notify()
+
+    def use(self, courier: Courier | None) -> None:
+        """Let a courier send acknowledgements; None means that the keeper's thread sends them."""
+        with self._changed:
+            self._courier = courier
+            self._changed.notify()
+
+    def hand_over(self) -> list[Ack]:
+        """Pass pending acknowledgements to the courier, which must call ``delivered`` or ``came_back``."""
+        with self._changed:
+            acks, self._acks = self._acks, []
+            self._under_way.update(acks)
+        return acks
+
+    def delivered(self, acks: list[Ack]) -> None:
+        """Record that Redis accepted the courier's acknowledgements."""
+        self._forget(acks)
+        with self._changed:
+            self._under_way.difference_update(acks)
+
+    def came_back(self, acks: list[Ack]) -> None:
+        """Take back acknowledgements that the courier could not send; the keeper's thread retries them."""
+        with self._changed:
+            self._under_way.difference_update(acks)
+            self._acks = acks + self._acks
+            self._changed.notify()
+
+    def close(self, *, running: Set[str]) -> None:
+        """Send the last acknowledgements, requeue deliveries that were not executed, end the thread.
+
+        Args:
+            running: ids of tasks that did not stop. Their leases are left to expire: if they were
+                requeued, the tasks would start elsewhere before this process has ended.
+        """
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(CLOSE_SECONDS)
+        for channel in self._channels:
+            self._give_back(channel, running=running)
+        self._client.close()
+
+    def _give_back(self, channel: ClaimChannel, *, running: Set[str]) -> None:
+        count = 0
+        for tag, message in channel.qos.held().items():
+            if message.headers.get("id") in running:
+                continue
+            try:
+                channel.qos.restore_by_tag(tag)
+            except LOST as exc:
+                logger.warning("deliveries cannot be requeued (%s); their leases will expire", exc)
+                return
+            channel.qos._quick_ack(tag)
+            self._since.pop(tag, None)
+            count += 1
+        if count:
+            logger.info("requeued %d deliveries", count)
+
+    def _run(self) -> None:
+        give_up_at: float | None = None
+        while True:
+            with self._changed:
+                if not self._acks and not self._is_closing:
+                    self._changed.wait(max(0.0, self._next_renewal() - time.monotonic()))
+                if self._acks and not self._is_closing:
+                    # Waking the thread for each acknowledgement would take interpreter time from the tasks.
+                    self._changed.wait_for(self._is_due, ACK_SECONDS)
+                acks, self._acks, closing = self._acks, [], self._is_closing
+            if closing and give_up_at is None:
+                give_up_at = time.monotonic() + CLOSE_SECONDS
+            try:
+                self._send(acks)
+                if time.monotonic() >= self._next_renewal():
+                    self._renew_due()
+            except Exception as exc:
+                if not isinstance(exc, redis.RedisError | OSError):
+                    logger.exception("leases cannot be renewed, retrying")  # only this thread renews
+                with self._changed:
+                    self._acks = acks + self._acks
+                if give_up_at is not None and time.monotonic() > give_up_at:
+                    logger.warning("%d tasks were not acknowledged; they will run again", len(self._acks))
+                    return
+                time.sleep(RETRY_SECONDS)
+                continue
+            if closing and not self._acks:
+                return
+
+    def _is_due(self) -> bool:
+        return self._is_closing or len(self._acks) >= MAX_ACKS
+
+    def _send(self, acks: list[Ack]) -> None:
+        if not acks:
+            return
+        with self._client.pipeline(transaction=False) as pipe:
+            for command in ack_commands(acks):
+                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+            pipe.execute()
+        self._forget(acks)
+
+    def _forget(self, acks: list[Ack]) -> None:
+        for _, _, tag in acks:
+            self._since.pop(tag, None)
+            self._lost.discard(tag)
+
+    def _next_renewal(self) -> float:
+        return self._renew_at if self._brief_at is None else min(self._renew_at, self._brief_at)
+
+    def _renew_due(self) -> None:
+        """Renew all leases, or only the short ones if nothing else is due."""
+        now = time.monotonic()
+        with self._changed:
+            brief, self._brief, self._brief_at = self._brief, set(), None
+        try:
+            self._renew(only=brief if now < self._renew_at else None)
+        except BaseException:
+            with self._changed:
+                self._brief |= brief
+                self._brief_at = now
+            raise
+        if now >= self._renew_at:
+            self._renew_at = now + self._period
+
+    def _renew(self, *, only: Set[str] | None) -> None:
+        """Renew leases.
+
+        Args:
+            only: tags; None means all held deliveries.
+        """
+        with self._changed:
+            channels = list(self._channels)
+        for channel in channels:
+            held = channel.qos.held()
+            if not held and channel.closed:
+                with self._changed:
+                    self._channels.remove(channel)
+                channel._disconnect_pools()
+                continue
+            tags = [
+                tag
+                for tag, message in held.items()
+                if (only is None or tag in only) and self._may_renew(tag, message)
+            ]
+            if only is not None and not tags:
+                continue
+            # Also without tags: the regular calls of workers reveal when Redis was unreachable.
+            key, _ = held_keys(channel)
+            lost: Any = self._client.eval(RENEW, 2, key, seen_key(key), str(self._lease_seconds), *tags)
+            # Deliveries that were acknowledged during the call are no longer held, but not lost.
+            held = channel.qos.held()
+            for tag in ({raw.decode() for raw in lost} & held.keys()) - self._lost - self._acknowledged():
+                # Restored while this process was suspended or disconnected: another worker has it.
+                logger.error("lost the lease of delivery %s (task %s)", tag, held[tag].headers.get("id"))
+                metrics().leases_lost.labels("delivery").inc()
+                self._lost.add(tag)
+
+    def _acknowledged(self) -> set[str]:
+        with self._changed:
+            return {tag for _, _, tag in (*self._acks, *self._under_way, *self._ended)}
+
+    def _may_renew(self, tag: str, message: Any) -> bool:
+        """Whether a delivery is within its task's hard time limit; a hung worker must not keep it."""
+        begin = self._since.setdefault(tag, time.monotonic())
+        limits = message.headers.get("timelimit") or (None, None)
+        hard = limits[0]
+        return not isinstance(hard, int | float) or time.monotonic() - begin < hard + LIMIT_GRACE_SECONDS
+
+
+class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Runs a keeper alongside a worker's consumer; does nothing on other transports."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._keeper: LeaseKeeper | None = None
+
+    def start(self, c: Any) -> None:
+        """Adopt the consumer's new channel, at start and after each lost connection."""
+        channel = c.task_consumer.channel
+        if not isinstance(channel, ClaimChannel):
+            return
+        if self._keeper is None:
+            settings = c.app.nekro_settings.broker
+            reply_seconds = min(settings.socket_timeout_seconds, channel.visibility_timeout / 6)
+            client = RedisEndpoint(settings, settings.url).client(reply_seconds=reply_seconds)
+            self._keeper = LeaseKeeper(client, visibility_timeout_seconds=channel.visibility_timeout)
+            self._keeper.start()
+        self._keeper.adopt(channel, running=_running(c))
+
+    def stop(self, c: Any) -> None:
+        """Requeue claims in flight after a lost connection or at shutdown; running tasks keep leases."""
+        channel = c.task_consumer.channel if c.task_consumer else None
+        if isinstance(channel, ClaimChannel):
+            channel.give_back_unread()
+
+    def shutdown(self, c: Any) -> None:
+        """Close the keeper after the pool has drained: deliveries that are still held were not executed."""
+        if self._keeper is not None:
+            self._keeper.close(running=_running(c))
+            self._keeper = None
+
+
+def _running(consumer: Any) -> set[str]:
+    """Return the ids of running tasks; our own pool knows more exactly than Celery which have started."""
+    ids = getattr(consumer.pool, "running_ids", None)
+    return {request.id for request in state.active_requests} if ids is None else ids()

@@ -1,0 +1,105 @@
+"""A subscription to one channel of Redis.
+
+A subscriber gets messages without a request for each, which saves a round trip and a list in Redis.
+Messages are not stored: PUBLISH returns the number of subscribers, and a publisher uses a list or queue
+instead if there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import redis
+
+from broker_config.settings import BrokerSettings
+from messaging.redis.link import RedisLink
+
+__all__ = ["MAX_PUBLISHED_BYTES", "Subscription"]
+
+#: Maximum length of a published message. Redis disconnects a subscriber that is 32 MiB behind (its default).
+MAX_PUBLISHED_BYTES: Final = 16 << 10
+#: Interval of pings on the subscription.
+PROOF_SECONDS: Final = 1.0
+#: A subscription whose last answered ping is older than this may be broken.
+TRUSTED_SECONDS: Final = 2.5
+#: Pause before a broken connection is opened again.
+RECONNECT_SECONDS: Final = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+class Subscription:
+    """Subscribes to one channel, and again after each lost connection."""
+
+    def __init__(
+        self, broker: BrokerSettings, url: str | None, channel: str, on_message: Callable[[bytes], None]
+    ) -> None:
+        """Set the channel and the callback; ``listen`` connects.
+
+        Args:
+            on_message: called on the loop with each message; its errors are logged.
+        """
+        self.channel = channel
+        self._on_message = on_message
+        self._link = RedisLink(broker, url, on_message=self._pass_on)
+        self._proved_at = float("-inf")
+        #: When the newest answered ping was sent.
+        self._asked_at = float("-inf")
+
+    @property
+    def lag_seconds(self) -> float:
+        """Maximum age of a message that arrives now.
+
+        Redis answers a ping after the messages it published before, so a message that arrives after the
+        answer was published after the ping was sent. No clock of another host is involved.
+        """
+        return time.monotonic() - self._asked_at
+
+    @property
+    def stands(self) -> bool:
+        """Whether the subscription was confirmed recently, so that messages will most likely arrive."""
+        return time.monotonic() - self._proved_at < TRUSTED_SECONDS
+
+    async def listen(self) -> NoReturn:
+        """Subscribe and stay subscribed, until the task is cancelled."""
+        while True:
+            try:
+                await self._link.execute("SUBSCRIBE", self.channel)
+                while await self._is_subscribed():
+                    self._proved_at = time.monotonic()
+                    await asyncio.sleep(PROOF_SECONDS)
+            except (redis.RedisError, OSError) as exc:  # publishers use the list or queue instead
+                logger.debug("the subscription to %s broke: %s", self.channel, exc)
+            self._proved_at = float("-inf")
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def settle(self) -> None:
+        """Wait until every message that was published before this call has been passed on.
+
+        Raises:
+            redis.RedisError, OSError: the connection broke; messages in flight are lost.
+        """
+        await self._link.execute("PING")
+
+    def abort(self) -> None:
+        """Close the connection."""
+        self._proved_at = float("-inf")
+        self._link.abort()
+
+    async def _is_subscribed(self) -> bool:
+        asked_at = time.monotonic()
+        # A connection without a subscription answers PING with a string instead of a list.
+        if not isinstance(await self._link.execute("PING"), list):
+            return False
+        self._asked_at = asked_at
+        return True
+
+    def _pass_on(self, message: bytes) -> None:
+        try:
+            self._on_message(message)
+        except Exception:  # later messages must still be handled
+            logger.exception("a message on %s could not be handled", self.channel)

@@ -1,0 +1,1 @@
+"""Downloads: complete files or none, resumed after cuts and crashes."""

@@ -1,0 +1,302 @@
+"""Downloads: complete files or none, resumed after cuts and crashes, one per target in the whole fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from nekro_agent import runtime
+from nekro_agent.downloads.addresses import AddressPolicy
+from nekro_agent.downloads.claims import LocalDownloads
+from nekro_agent.downloads.http import Interrupted, Source, checked_url
+from nekro_agent.downloads.part import PartFile, PartState, remove_stale
+from nekro_agent.downloads.transfer import Content, Transfer
+from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError, InvalidValueError
+from nekro_agent.files import staging, uploads
+from nekro_agent.policies import DownloadPolicy
+from nekro_agent.ports import DownloadClaim, DownloadReport, Downloads, DownloadStatus
+from nekro_agent.tools.task_groups import in_thread
+
+__all__ = ["Download", "Progress", "fetch"]
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_LONGEST_NAME_BYTES: Final = 255
+#: How often the progress of another worker's download is checked while waiting for it.
+_LOOK_SECONDS: Final = 0.25
+
+#: Called with the bytes received so far and the whole size, which is None while it is unknown.
+Progress = Callable[[int, int | None], None]
+
+#: Used where no runtime offers claims of a fleet.
+_local = LocalDownloads()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """A finished download."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+    content_type: str | None
+    #: URL of the content, after redirects.
+    url: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """The arguments of ``fetch`` with the limits that apply."""
+
+    url: str
+    target: Path
+    sha256: str | None
+    max_bytes: int
+    headers: Mapping[str, str]
+    progress: Progress
+    addresses: AddressPolicy
+    policy: DownloadPolicy
+    #: Uploads whose quota applies to the file; None outside of uploads.
+    area: uploads.UploadArea | None = None
+
+    @property
+    def request(self) -> str:
+        """Key of everything that determines the result: equal requests may share a result."""
+        parts = (self.url, self.sha256, self.max_bytes, sorted(self.headers.items()))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+async def fetch(
+    url: str,
+    dest: Path | str,
+    *,
+    sha256: str | None = None,
+    max_bytes: int | None = None,
+    timeout_seconds: float | None = None,
+    allow_private: Iterable[str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Download:
+    """Download ``url`` to the file ``dest``, which appears complete or not at all.
+
+    A broken connection is resumed where it broke; so is a download whose process died, at the next
+    request for it. While another worker downloads to the same ``dest``, this one waits: it reports the
+    other's progress and, if both requests are the same, shares the result.
+
+    Args:
+        dest: a file path; its directory is created, an existing file is replaced at the end. In a
+            call, a text must be in a directory of this chat, plugin or call, because it may come
+            from a model.
+        sha256: expected digest as hexadecimal text; None accepts any content.
+        max_bytes: largest content; None means the configured limit, which it can only lower.
+        timeout_seconds: longest time without data from the server; None means the configured one.
+        allow_private: hosts and networks that may be reached although private; None means
+            the configured ones.
+
+    Raises:
+        DownloadRefusedError: scheme, address, size or digest is not acceptable.
+        DownloadError: the server could not be reached, refused, or broke off too often; or the
+            file cannot be written.
+        UploadQuotaError: ``dest`` is in a chat's uploads, which have no space for it.
+        InvalidValueError: ``dest`` is a directory, an invalid file name or a text that names another
+            place, or ``sha256`` is not a digest.
+    """
+    if sha256 is not None and not _SHA256.fullmatch(sha256):
+        raise InvalidValueError(f"sha256={sha256!r} is not a digest of 64 hexadecimal digits")
+    policy = runtime.current().downloads if runtime.is_bound() else DownloadPolicy()
+    checked_url(url)
+    target = _checked_target(dest)
+    most = policy.max_bytes if max_bytes is None else min(max_bytes, policy.max_bytes)
+    area = uploads.area_of(target)
+    order = _Order(
+        url=url,
+        target=target,
+        sha256=sha256.lower() if sha256 else None,
+        max_bytes=most,
+        area=None if area is None else uploads.UploadArea(area),
+        headers=dict(headers or {}),
+        progress=progress or _ignore,
+        addresses=AddressPolicy(policy.allow_private if allow_private is None else allow_private),
+        policy=policy if timeout_seconds is None else replace(policy, timeout_seconds=timeout_seconds),
+    )
+    return await _alone(order, _claims())
+
+
+async def _alone(order: _Order, claims: Downloads) -> Download:
+    """Download if no other worker does; otherwise wait and share its result."""
+    waits_since: int | None = None
+    while True:
+        claim = await claims.claim(order.target, request=order.request)
+        status = await claims.status(order.target) if claim is None else claim.previous
+        report = None if waits_since is None else _shared(order, status, since=waits_since)
+        if claim is not None and report is None:
+            try:
+                return await _claimed(order, claim)
+            except FencedError:
+                continue  # this process was suspended so long that another one took over
+        if claim is not None:
+            await claim.end(report)
+        if report is not None:
+            return _result(order, report)
+        if status is not None:
+            waits_since = status.fence if waits_since is None else waits_since
+            order.progress(status.done_bytes, status.whole_bytes)
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _shared(order: _Order, status: DownloadStatus | None, *, since: int) -> DownloadReport | None:
+    """Return how a download ended during the wait, if it was for the same request; else None."""
+    if status is None or status.report is None or status.fence < since or status.request != order.request:
+        return None
+    is_there = order.target.is_file() and order.target.stat().st_size == status.report.size_bytes
+    return status.report if is_there or status.report.error is not None else None
+
+
+async def _claimed(order: _Order, claim: DownloadClaim) -> Download:
+    """Download under a claim, which is released with the result.
+
+    Raises:
+        FencedError: the claim passed to another worker, which continues with the partial file.
+    """
+    report: DownloadReport | None = None
+    try:
+        report = await _download(order, claim)
+        return _result(order, report)
+    except DownloadError as exc:
+        report = DownloadReport(error=str(exc), retryable=exc.retryable)
+        raise
+    finally:
+        await claim.end(report)
+
+
+async def _download(order: _Order, claim: DownloadClaim) -> DownloadReport:
+    await in_thread(_remove_stale, order)
+    part = PartFile(order.target, area=order.area)
+    state = await in_thread(part.open)
+    keep = False
+    transfer: Transfer | None = None
+    try:
+        if state is not None and not _fits(state, order):
+            await in_thread(part.restart)
+            state = None
+        async with _source(order) as source:
+            transfer = _transfer(order, claim, source, part, state)
+            content = await transfer.run()
+        await in_thread(part.verify, order.sha256, content.url)
+        await claim.confirm()
+        await in_thread(part.publish)
+        return _report(part, content)
+    except FencedError:
+        keep = True  # the file now belongs to the other worker
+        raise
+    except (asyncio.CancelledError, DownloadError) as exc:
+        keep = await _saved(part, transfer, exc)
+        raise
+    finally:
+        part.close(keep=keep)
+
+
+async def _saved(part: PartFile, transfer: Transfer | None, exc: BaseException) -> bool:
+    """Record what is on disk for the next attempt; False if it cannot be used."""
+    is_passing = isinstance(exc, asyncio.CancelledError) or isinstance(exc.__cause__, Interrupted)
+    state = transfer.state if transfer is not None and is_passing else None
+    if state is None:
+        return False
+    try:
+        await in_thread(part.save, state)
+    except DownloadError:
+        return False
+    return True
+
+
+def _source(order: _Order) -> Source:
+    return Source(
+        order.url,
+        addresses=order.addresses,
+        silence_seconds=order.policy.timeout_seconds,
+        connections=max(1, order.policy.connections),
+        headers=order.headers,
+    )
+
+
+def _transfer(
+    order: _Order, claim: DownloadClaim, source: Source, part: PartFile, state: PartState | None
+) -> Transfer:
+    def on_progress(done_bytes: int, whole_bytes: int | None) -> None:
+        if claim.is_lost:
+            raise FencedError(f"the download to {order.target.name!r} passed to another worker")
+        claim.progress(done_bytes, whole_bytes)
+        order.progress(done_bytes, whole_bytes)
+
+    return Transfer(
+        source,
+        part,
+        policy=order.policy,
+        max_bytes=order.max_bytes,
+        sha256=order.sha256,
+        state=state,
+        on_progress=on_progress,
+    )
+
+
+def _fits(state: PartState, order: _Order) -> bool:
+    """Whether what is on disk is the beginning of the requested content."""
+    return (
+        state.url == order.url
+        and state.whole_bytes <= order.max_bytes
+        and (state.sha256 == order.sha256 or (state.sha256 is None and state.validator is not None))
+    )
+
+
+def _report(part: PartFile, content: Content) -> DownloadReport:
+    return DownloadReport(
+        size_bytes=part.spans.total,
+        sha256=part.hexdigest,
+        content_type=content.content_type,
+        final_url=content.url,
+    )
+
+
+def _result(order: _Order, report: DownloadReport) -> Download:
+    """Convert a report to the return value or the exception of ``fetch``."""
+    if report.error is not None:
+        raise (DownloadError if report.retryable else DownloadRefusedError)(report.error)
+    return Download(
+        path=order.target,
+        size_bytes=report.size_bytes,
+        sha256=report.sha256,
+        content_type=report.content_type,
+        url=report.final_url,
+    )
+
+
+def _checked_target(dest: Path | str) -> Path:
+    if "\0" in str(dest):
+        raise InvalidValueError(f"download target {str(dest)!r} contains a zero character")
+    files = staging.files_of_call()
+    if isinstance(dest, str) and files is not None:
+        files.require_target(dest)
+    target = Path(dest).absolute()
+    if len(os.fsencode(target.name)) > _LONGEST_NAME_BYTES:
+        raise InvalidValueError(f"download target {target.name[:100]!r}… is too long for a file name")
+    if target.is_dir():
+        raise InvalidValueError(f"download target {target.name!r} is a directory; name a file in it")
+    return target
+
+
+def _claims() -> Downloads:
+    claims = runtime.current().download_claims if runtime.is_bound() else None
+    return _local if claims is None else claims
+
+
+def _remove_stale(order: _Order) -> None:
+    remove_stale(order.target.parent, older_seconds=order.policy.keep_partial_seconds)
+
+
+def _ignore(done_bytes: int, whole_bytes: int | None) -> None:
+    """Do nothing: the caller did not pass a progress callback."""

@@ -1,0 +1,235 @@
+"""Requests of a download: redirects, ranges and validators; each address is checked before connecting."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpcore
+
+from nekro_agent.downloads.addresses import AddressPolicy, CheckedBackend
+from nekro_agent.downloads.socket import GatheringStream
+from nekro_agent.errors import DownloadError, DownloadRefusedError
+
+__all__ = ["Answer", "Interrupted", "Source", "checked_url"]
+
+_MAX_REDIRECTS: Final = 10
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+#: Temporary failures: the same request may succeed later.
+_PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_BROKEN: Final = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+#: Headers that must not be sent to another host after a redirect.
+_PRIVATE_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
+
+
+class Interrupted(Exception):
+    """The server could not be reached or broke off; the same request may succeed later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A response whose body has not been read yet."""
+
+    #: URL of the response, after redirects.
+    url: str
+    #: 200, 206 or 416.
+    status: int
+    #: The body contains the bytes from ``start`` to before ``end``; None if the server does not say.
+    start: int
+    end: int | None
+    #: Size of the whole content; None if the server does not say.
+    whole_bytes: int | None
+    #: Equal in two answers with the same content: a strong ETag, else Last-Modified.
+    validator: str | None
+    #: Whether the server supports ranges; None if it does not say.
+    accepts_ranges: bool | None
+    content_type: str | None
+    response: httpcore.Response
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body.
+
+        Raises:
+            Interrupted: the server broke off or stopped sending.
+        """
+        received = 0
+        try:
+            self._gather(received=0)
+            async for chunk in self.response.aiter_stream():
+                received += len(chunk)
+                self._gather(received=received)
+                yield chunk
+        except _BROKEN as exc:
+            raise Interrupted(_reason(exc)) from exc
+        finally:
+            # The headers of the next answer must be returned at once.
+            self._stream.gather(0)
+
+    def _gather(self, *, received: int) -> None:
+        """Let the connection wait for as much of the body as one read should return."""
+        self._stream.gather(None if self.end is None else self.end - self.start - received)
+
+    @property
+    def _stream(self) -> GatheringStream:
+        stream: GatheringStream = self.response.extensions["network_stream"]
+        return stream
+
+
+class Source:
+    """One URL; used with ``async with``, for up to ``connections`` concurrent requests."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        addresses: AddressPolicy,
+        silence_seconds: float,
+        connections: int,
+        headers: Mapping[str, str],
+    ) -> None:
+        self.url = url
+        self._headers = dict(headers)
+        self._timeouts = dict.fromkeys(("connect", "read", "write", "pool"), silence_seconds)
+        self._pool = httpcore.AsyncConnectionPool(
+            network_backend=CheckedBackend(addresses), max_connections=connections
+        )
+
+    async def __aenter__(self) -> Source:
+        await self._pool.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._pool.__aexit__(*exc_info)
+
+    @asynccontextmanager
+    async def open(
+        self, *, start: int = 0, end: int | None = None, validator: str | None = None
+    ) -> AsyncIterator[Answer]:
+        """Request the content from ``start`` to before ``end``; the defaults request all of it.
+
+        Args:
+            validator: if the content no longer matches it, the server sends everything, not the range.
+
+        Raises:
+            Interrupted: the server could not be reached, or cannot answer now.
+            DownloadError: it refused, or redirects too often.
+            DownloadRefusedError: the URL or an address is not acceptable.
+        """
+        url, headers = self.url, self._headers | _range_headers(start, end, validator)
+        for _ in range(_MAX_REDIRECTS + 1):
+            url, host = checked_url(url)
+            async with self._request(url, headers) as response:
+                location = _header(response, b"location")
+                if response.status not in _REDIRECTS or location is None:
+                    yield _answer(url, response)
+                    return
+            url = urllib.parse.urljoin(url, location)
+            if checked_url(url)[1] != host:
+                headers = {k: v for k, v in headers.items() if k.lower() not in _PRIVATE_HEADERS}
+        raise DownloadError(f"{url}: more than {_MAX_REDIRECTS} redirects")
+
+    @asynccontextmanager
+    async def _request(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpcore.Response]:
+        lines = {
+            "Host": urllib.parse.urlsplit(url).netloc,
+            "User-Agent": "nekro-workers",
+            "Accept": "*/*",
+            # Sizes, digests and resuming refer to the stored bytes, not to a compressed transfer.
+            "Accept-Encoding": "identity",
+            **headers,
+        }
+        opened = self._pool.stream(
+            "GET", url, headers=list(lines.items()), extensions={"timeout": self._timeouts}
+        )
+        try:
+            response = await opened.__aenter__()
+        except _BROKEN as exc:
+            raise Interrupted(f"{url} cannot be fetched: {_reason(exc)}") from exc
+        except DownloadRefusedError:
+            raise
+        except DownloadError as exc:  # connection error: the name does not resolve, or nothing listens there
+            raise Interrupted(str(exc)) from exc
+        try:
+            yield response
+        finally:
+            await opened.__aexit__(None, None, None)
+
+
+def checked_url(url: str) -> tuple[str, str]:
+    """Return an acceptable URL in ASCII, and its host.
+
+    Raises:
+        DownloadRefusedError: it is not an http or https URL.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+        host = (parts.hostname or "").encode("ascii" if ":" in (parts.hostname or "") else "idna").decode()
+    except ValueError as exc:
+        raise DownloadRefusedError(f"{url!r} is not a URL: {exc}") from exc
+    if parts.scheme not in ("http", "https") or not host:
+        raise DownloadRefusedError(f"{url!r} is not an http:// or https:// URL")
+    bracketed = f"[{host}]" if ":" in host else host
+    path = urllib.parse.quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
+    query = urllib.parse.quote(parts.query, safe="/%:@!$&'()*+,;=~?")
+    return urllib.parse.urlunsplit((parts.scheme, bracketed + port, path, query, "")), host
+
+
+def _range_headers(start: int, end: int | None, validator: str | None) -> dict[str, str]:
+    if start == 0 and end is None:
+        return {}
+    headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
+    return headers if validator is None else headers | {"If-Range": validator}
+
+
+def _answer(url: str, response: httpcore.Response) -> Answer:
+    if response.status in _PASSING:
+        raise Interrupted(f"{url} answered {response.status}")
+    if response.status not in (200, 206, 416):
+        raise DownloadError(f"{url} answered {response.status}")
+    start, whole = 0, _number(_header(response, b"content-length"))
+    end = whole
+    if response.status == 206:
+        match = _CONTENT_RANGE.fullmatch(_header(response, b"content-range") or "")
+        if match is None:
+            raise DownloadError(f"{url} sends a part without a valid Content-Range header")
+        start, end, whole = int(match[1]), int(match[2]) + 1, _number(match[3])
+    offered = _header(response, b"accept-ranges")
+    return Answer(
+        url=url,
+        status=response.status,
+        start=start,
+        end=end,
+        whole_bytes=whole,
+        validator=_validator(response),
+        accepts_ranges=True if response.status == 206 else None if offered is None else offered == "bytes",
+        content_type=_header(response, b"content-type"),
+        response=response,
+    )
+
+
+def _validator(response: httpcore.Response) -> str | None:
+    etag = _header(response, b"etag")
+    if etag is not None and not etag.startswith("W/"):
+        return etag
+    return _header(response, b"last-modified")
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _header(response: httpcore.Response, name: bytes) -> str | None:
+    for key, value in response.headers:
+        if key.lower() == name:
+            return value.decode("latin-1")
+    return None
+
+
+def _reason(exc: Exception) -> str:
+    return str(exc) or type(exc).__name__

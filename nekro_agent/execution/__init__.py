@@ -1,0 +1,1 @@
+"""Running one method, command or hook of a plugin."""

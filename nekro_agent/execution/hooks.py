@@ -1,0 +1,278 @@
+"""Runs the plugins' hooks one after another; a failing hook stops neither the others nor the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nekro_agent import runtime
+from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.execution.invoke import run_callable
+from nekro_agent.execution.left_tasks import watched_tasks
+from nekro_agent.files import staging
+from nekro_agent.plugin import NekroPlugin
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.schemas.chat_message import ChatMessage
+from nekro_agent.schemas.signal import MsgSignal, merge_signals
+
+__all__ = ["HookFailure", "InjectedPrompt", "PluginHost", "RemoteHooks"]
+
+_log = get_sub_logger("hooks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookFailure:
+    """One hook that raised."""
+
+    plugin_key: str
+    hook: str
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InjectedPrompt:
+    """The text that a plugin adds to the prompt of one round."""
+
+    plugin_key: str
+    module_name: str
+    name: str
+    text: str
+
+
+class RemoteHooks(Protocol):
+    """Runs hooks of plugins that run in another process; implemented by the application."""
+
+    async def is_elsewhere(self, plugin_key: str) -> bool:
+        """Whether the plugin's hooks must run in another process."""
+        ...
+
+    async def run(self, plugin_key: str, hook: str, ctx: AgentCtx, *args: Any) -> Any:
+        """Run a hook there and return its text or signal; None if there is no answer."""
+        ...
+
+
+class PluginHost:
+    """The lifecycle and the hooks of the plugins of one process.
+
+    A hook that raises is logged and reported as :class:`HookFailure`; the other plugins' hooks
+    still run. Disabled plugins have init and cleanup only.
+    """
+
+    def __init__(
+        self,
+        plugins: Iterable[NekroPlugin],
+        *,
+        remote: RemoteHooks | None = None,
+        hook_seconds: float = 60,
+        init_seconds: float = 600,
+        cleanup_seconds: float = 20,
+    ) -> None:
+        """Take the plugins in loading order.
+
+        Args:
+            remote: None if every plugin runs in this process. Init and cleanup always run here.
+            hook_seconds: time limit of a hook of a message, prompt or reset.
+            init_seconds: time limit of one init; long, because it may migrate data.
+            cleanup_seconds: time limit of the cleanup hooks of all plugins that stop together.
+        """
+        self.plugins: Sequence[NekroPlugin] = list(plugins)
+        self._remote = remote
+        self._hook_seconds = hook_seconds
+        self._init_seconds = init_seconds
+        #: See the argument; public for callers that limit ``stop``.
+        self.cleanup_seconds = cleanup_seconds
+        self._started: list[NekroPlugin] = []
+        #: Tasks that the inits started and that still run, by plugin key.
+        self.left_tasks: dict[str, list[asyncio.Task[Any]]] = {}
+
+    async def start(self, *, skip: Collection[str] = ()) -> list[HookFailure]:
+        """Run every init hook, one after another; a plugin whose init failed keeps its methods.
+
+        The caller ensures that only one process of the fleet runs this at a time, because an
+        init may migrate data.
+
+        Args:
+            skip: keys of plugins that do not run in this process.
+        """
+        staging.sweep(runtime.data_root())
+        failures: list[HookFailure] = []
+        for plugin in self.plugins:
+            await _complete_config(plugin)
+            if plugin.is_enabled and plugin.key not in skip:
+                failures += await self.start_plugin(plugin)
+        return failures
+
+    async def start_plugin(self, plugin: NekroPlugin) -> list[HookFailure]:
+        """Run one plugin's init hook; returns its failure in a list, or an empty list."""
+        self._started.append(plugin)
+        async with watched_tasks() as created:
+            _, failure = await self._run(plugin, "init", seconds=self._init_seconds)
+        self.left_tasks[plugin.key] = [task for task in created if not task.done()]
+        return [failure] if failure else []
+
+    async def stop_plugin(self, plugin: NekroPlugin) -> list[HookFailure]:
+        """Run one plugin's cleanup hook and cancel its init's tasks; no effect if it was not started."""
+        return await self.stop([plugin])
+
+    async def stop(self, plugins: Collection[NekroPlugin] | None = None) -> list[HookFailure]:
+        """Run the cleanup hooks of started plugins once, in reverse order.
+
+        All of them share ``cleanup_seconds``: if one uses them up, those after it have no time left, which
+        is a failure of each. The tasks that inits left running are cancelled in any case.
+
+        Args:
+            plugins: None means all.
+        """
+        give_up_at = time.monotonic() + self.cleanup_seconds
+        failures: list[HookFailure] = []
+        for plugin in reversed(self._started.copy()):
+            if plugins is not None and plugin not in plugins:
+                continue
+            self._started.remove(plugin)
+            seconds = max(0.0, give_up_at - time.monotonic())
+            _, failure = await self._run(plugin, "cleanup", seconds=seconds)
+            failures += [failure] if failure else []
+            for task in self.left_tasks.pop(plugin.key, ()):
+                task.cancel()
+        return failures
+
+    async def channel_reset(self, ctx: AgentCtx) -> list[HookFailure]:
+        """Run the reset hooks for ``ctx``'s chat."""
+        ran = [await self._show(p, "channel_reset", ctx) for p in self._enabled()]
+        return [failure for _, failure in ran if failure]
+
+    async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
+        """Pass an incoming message to every plugin and return their merged answer."""
+        ran = [await self._show(p, "user_message", ctx, message) for p in self._enabled()]
+        return merge_signals(_signal(answer) for answer, _ in ran)
+
+    async def system_message(self, ctx: AgentCtx, text: str) -> MsgSignal:
+        """Pass a system message to every plugin and return their merged answer."""
+        ran = [await self._show(p, "system_message", ctx, text) for p in self._enabled()]
+        return merge_signals(_signal(answer) for answer, _ in ran)
+
+    async def on_system_message(self, chat_key: str, text: str) -> bool:
+        """Run the system message hooks; True if the message must be dropped (BLOCK_ALL)."""
+        if not any(plugin.hook("system_message") for plugin in self._enabled()):
+            return False
+        ctx = await AgentCtx.create_by_chat_key(chat_key)
+        return await self.system_message(ctx, text) is MsgSignal.BLOCK_ALL
+
+    async def injected_prompts(self, ctx: AgentCtx) -> list[InjectedPrompt]:
+        """Return what plugins add to a round's prompt, without those that fail or return nothing."""
+        prompts: list[InjectedPrompt] = []
+        for plugin in self._enabled():
+            if not _serves(plugin, ctx):
+                continue
+            text, _ = await self._show(plugin, "prompt_inject", ctx)
+            if text:
+                prompts.append(
+                    InjectedPrompt(
+                        plugin_key=plugin.key,
+                        module_name=plugin.module_name,
+                        name=plugin.name,
+                        text=str(text),
+                    )
+                )
+        return prompts
+
+    async def inject(self, plugin: NekroPlugin, ctx: AgentCtx) -> str:
+        """Return what one plugin adds to a round's prompt; an exception of its hook propagates."""
+        hook = plugin.hook("prompt_inject")
+        if hook is None:
+            return ""
+        if self._remote is not None and await self._remote.is_elsewhere(plugin.key):
+            return str(await self._remote.run(plugin.key, "prompt_inject", ctx) or "")
+        return str(await run_callable(hook, ctx.for_plugin(plugin.key)) or "")
+
+    async def run_here(self, plugin: NekroPlugin, hook: str, ctx: AgentCtx, *args: Any) -> Any:
+        """Run one plugin's hook for another process; None if it failed, which is logged."""
+        answer, _ = await self._run(plugin, hook, ctx.for_plugin(plugin.key), *args)
+        return answer
+
+    async def set_enabled(self, plugin_key: str, enabled: bool) -> list[HookFailure]:
+        """Enable or disable a plugin and run its callbacks; no effect if its state is unchanged.
+
+        Raises:
+            KeyError: no plugin has that key.
+        """
+        plugin = next((p for p in self.plugins if p.key == plugin_key), None)
+        if plugin is None:
+            raise KeyError(plugin_key)
+        if plugin.is_enabled == enabled:
+            return []
+        plugin.set_enabled(enabled)
+        name = "on_enabled" if enabled else "on_disabled"
+        callbacks = plugin.enabled_callbacks if enabled else plugin.disabled_callbacks
+        ran = [await self._guard(plugin, name, callback, (), self._hook_seconds) for callback in callbacks]
+        return [failure for _, failure in ran if failure]
+
+    def _enabled(self) -> list[NekroPlugin]:
+        return [plugin for plugin in self.plugins if plugin.is_enabled]
+
+    async def _show(
+        self, plugin: NekroPlugin, hook: str, ctx: AgentCtx, *args: Any
+    ) -> tuple[Any, HookFailure | None]:
+        """Run a hook for an event of a chat, in the plugin's process."""
+        if plugin.hook(hook) is None:
+            return None, None
+        if self._remote is not None and await self._remote.is_elsewhere(plugin.key):
+            return await self._remote.run(plugin.key, hook, ctx, *args), None
+        return await self._run(plugin, hook, ctx.for_plugin(plugin.key), *args)
+
+    async def _run(
+        self, plugin: NekroPlugin, hook: str, *args: Any, seconds: float | None = None
+    ) -> tuple[Any, HookFailure | None]:
+        func = plugin.hook(hook)
+        if func is None:
+            return None, None
+        return await self._guard(plugin, hook, func, args, self._hook_seconds if seconds is None else seconds)
+
+    @staticmethod
+    async def _guard(
+        plugin: NekroPlugin, hook: str, func: Callable[..., Any], args: tuple[Any, ...], seconds: float
+    ) -> tuple[Any, HookFailure | None]:
+        try:
+            files = next((argument.fs for argument in args if isinstance(argument, AgentCtx)), None)
+            async with staging.call_scope(files), asyncio.timeout(seconds):
+                return await run_callable(func, *args), None
+        except TimeoutError as exc:
+            error = str(exc) or f"did not end within {seconds:g} s"
+            _log.error(f"{plugin.key}: {hook} hook: {error}")
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # the task itself is cancelled, not the hook
+            error = f"CancelledError: {exc}".rstrip(": ")
+            _log.error(f"{plugin.key}: {hook} hook was cancelled by its own code")
+        except (Exception, SystemExit) as exc:  # plugin code; other plugins and the worker must continue
+            error = f"{type(exc).__name__}: {exc}".rstrip(": ")
+            _log.opt(exception=exc).error(f"{plugin.key}: {hook} hook failed: {error}")
+        return None, HookFailure(plugin_key=plugin.key, hook=hook, error=error)
+
+
+async def _complete_config(plugin: NekroPlugin) -> None:
+    """Add missing fields to the plugin's configuration file, so that its operator sees them."""
+    if plugin.config_file is None:
+        return
+    try:
+        await asyncio.to_thread(plugin.config_file.complete)
+    except (OSError, InvalidValueError) as exc:  # the values read before stay in effect
+        _log.error(f"{plugin.key}: the configuration file cannot be completed: {exc}")
+
+
+def _signal(answer: Any) -> MsgSignal | None:
+    """Convert a hook's answer to a signal; None if it is not one, which counts as CONTINUE."""
+    try:
+        return None if answer is None or isinstance(answer, bool) else MsgSignal(answer)
+    except (ValueError, TypeError):
+        _log.warning(f"a message hook returned {answer!r}; it must return a MsgSignal or None")
+        return None
+
+
+def _serves(plugin: NekroPlugin, ctx: AgentCtx) -> bool:
+    return not plugin.support_adapter or ctx.adapter_key in plugin.support_adapter

@@ -1,0 +1,1 @@
+"""Packages that plugins ask for at run time."""

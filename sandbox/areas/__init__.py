@@ -1,0 +1,1 @@
+"""The directories that a chat's sandboxes see."""

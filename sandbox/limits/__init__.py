@@ -1,0 +1,1 @@
+"""Limits of a run: control groups, quotas, and the supervised guards."""

@@ -1,0 +1,257 @@
+"""Supervise the guards of a sandbox: a guard that raises, stalls or cannot read ends the run.
+
+A guard enforces a limit that the kernel does not: a periodic check of disk or memory, the reader of the
+output, a timer. Each check runs on a thread of its own, not on the event loop or its shared pool, so
+neither a busy loop nor an exhausted pool delays it. One thread per process, the judge, compares for each
+guard the time since ``begin`` with the time it may take. The judge uses nothing that sandboxed code can
+slow down: it reads a clock and signals a process descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from loguru import logger
+
+from sandbox.limits.processes import UnsettledError
+from sandbox.models import Limit
+
+__all__ = ["EndRun", "Guard", "Guards"]
+
+#: Ends the run: the limit, and for ``Limit.GUARD`` the reason. Called from any thread.
+EndRun = Callable[[Limit, str | None], None]
+
+#: A check may take this share of the time between checks; an expensive check gets longer pauses.
+_LARGEST_SHARE: Final = 1 / 20
+#: Longest pause: a run must not get unbounded pauses by making checks expensive.
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+#: Judgements per shortest bound.
+_JUDGEMENTS: Final = 10
+#: How long to wait, after a failed check, for the end of a sandbox that is just ending.
+_ENDING_SECONDS: Final = 0.05
+#: How much too early the event loop may call a timer.
+_CLOCK_SECONDS: Final = 0.01
+#: Consecutive failures that end the run: a single one may be caused by a process that is just ending.
+_MOST_FAILURES: Final = 2
+
+
+class Guard:
+    """The state of one guard: late when neither ``done`` nor ``begin`` follows ``begin`` in time."""
+
+    def __init__(self, name: str, *, allowed_seconds: float = 0) -> None:
+        self.name = name
+        self.allowed_seconds = allowed_seconds
+        #: Monotonic seconds of the last ``begin``; None when the guard is not pending.
+        self.since: float | None = None
+
+    def begin(self) -> None:
+        """Become pending, or restart the time of a pending guard."""
+        self.since = time.monotonic()
+
+    def done(self) -> None:
+        """Stop being pending until the next ``begin``."""
+        self.since = None
+
+
+class Guards:
+    """The guards of one sandbox."""
+
+    def __init__(self, *, alive: Callable[[], bool], end: EndRun, bound_seconds: float) -> None:
+        """
+        Args:
+            alive: whether the sandbox still runs; must answer at once, from any thread.
+            bound_seconds: how late a guard may be; a longer delay ends the run.
+        """
+        self._alive = alive
+        self._end = end
+        self.bound_seconds = bound_seconds
+        self._guards: list[Guard] = []
+        #: Checks that have not started, with the time at which they are due.
+        self._starts: list[tuple[float, Callable[[], None]]] = []
+        self._timers: list[asyncio.TimerHandle] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._closed = threading.Event()
+        _JUDGE.add(self)
+
+    def add(self, name: str, *, allowed_seconds: float = 0) -> Guard:
+        """Add a guard that is late after ``allowed_seconds`` and the bound, counted from its ``begin``."""
+        guard = Guard(name, allowed_seconds=allowed_seconds)
+        self._guards.append(guard)
+        return guard
+
+    def look(self, name: str, look: Callable[[], Limit | None], *, every_seconds: float) -> None:
+        """Call ``look`` periodically on a thread of its own, which starts after the first pause.
+
+        ``look`` returns the limit that is exceeded, None when none is, and raises when it cannot check;
+        it counts as completed only when it returned. Most runs end before the first check and have no
+        cost for it.
+        """
+        guard = self.add(name, allowed_seconds=every_seconds)
+        guard.begin()
+
+        def start() -> None:
+            thread = threading.Thread(
+                target=self._look_on, args=(guard, look, every_seconds), name=f"sandbox-{name}", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as exc:  # no more threads
+                self.fail(name, exc)
+
+        self._starts.append((time.monotonic() + every_seconds, start))
+        self._timers.append(asyncio.get_running_loop().call_later(every_seconds, self._start_looks))
+
+    def task(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+        """Run a guard that is a coroutine on the event loop; its failure ends the run."""
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled() and (exc := task.exception()) is not None:
+                self.fail(name, exc)
+
+        task = asyncio.create_task(work, name=f"sandbox-{name}")
+        task.add_done_callback(ended)
+        self._tasks.append(task)
+        return task
+
+    def fail(self, name: str, exc: BaseException) -> None:
+        """End the run because a guard failed."""
+        if self._closed.is_set():
+            return
+        logger.opt(exception=exc).error("sandbox.guard_failed guard={}", name)
+        # The class alone: the message may name paths of the host, or contain text that the code chose.
+        self._end(Limit.GUARD, f"the run was ended because its guard {name!r} failed ({_name_of(exc)})")
+
+    def judge(self, now: float) -> None:
+        """End the run when a guard is late; start checks that a busy event loop has not started."""
+        self._start_looks()
+        for guard in list(self._guards):
+            since = guard.since
+            late = 0.0 if since is None else now - since - guard.allowed_seconds
+            if late > self.bound_seconds and not self._closed.is_set() and self._alive():
+                logger.error("sandbox.guard_stalled guard={} seconds={:.1f}", guard.name, late)
+                self._end(
+                    Limit.GUARD,
+                    f"the run was ended because its guard {guard.name!r} stalled"
+                    f" for {self.bound_seconds:g} s",
+                )
+                self.close()
+                return
+
+    def close(self) -> None:
+        """Stop all guards; a check that is running ends by itself and its result is dropped.
+
+        Safe from any thread; timers and tasks of the event loop are cancelled by ``stop``.
+        """
+        self._closed.set()
+        _JUDGE.discard(self)
+
+    def stop(self) -> None:
+        """Close, and cancel timers and tasks; only on the event loop's thread."""
+        self.close()
+        for timer in self._timers:
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def _start_looks(self) -> None:
+        now = time.monotonic() + _CLOCK_SECONDS
+        for entry in list(self._starts):
+            # Removed first, as the event loop and the judge may both be here.
+            if entry[0] <= now and not self._closed.is_set():
+                try:
+                    self._starts.remove(entry)
+                except ValueError:
+                    continue
+                entry[1]()
+
+    def _look_on(self, guard: Guard, look: Callable[[], Limit | None], every_seconds: float) -> None:
+        failures, pause = 0, 0.0
+        while not self._closed.wait(pause) and self._alive():
+            begin = time.monotonic()
+            try:
+                limit = look()
+            except UnsettledError:  # not completed: the judge ends the run when that lasts too long
+                pause = every_seconds
+                continue
+            except Exception as exc:
+                failures += 1
+                if self._closed.wait(_ENDING_SECONDS) or not self._alive():
+                    return
+                if failures == _MOST_FAILURES:
+                    self.fail(guard.name, exc)
+                    return
+                pause = 0.0
+                continue
+            failures = 0
+            guard.begin()
+            if limit is not None:
+                if not self._closed.is_set():
+                    self._end(limit, None)
+                return
+            cost = time.monotonic() - begin
+            pause = min(max(every_seconds, cost / _LARGEST_SHARE), _LONGEST_PAUSE_SECONDS + every_seconds)
+            guard.allowed_seconds = pause
+
+
+class _Judge:
+    """Judges the guards of all sandboxes of this process, on a thread that sleeps while there are none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._judged: set[Guards] = set()
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, guards: Guards) -> None:
+        """Start to judge the guards of one sandbox.
+
+        Raises:
+            RuntimeError: no thread can be started; without the judge no code may run.
+        """
+        with self._lock:
+            self._judged.add(guards)
+            if self._thread is None or not self._thread.is_alive():  # as after a fork
+                self._thread = threading.Thread(target=self._judge_on, name="sandbox-judge", daemon=True)
+                self._thread.start()
+        if not self._wanted.is_set():
+            self._wanted.set()
+
+    def discard(self, guards: Guards) -> None:
+        """Stop judging the guards of one sandbox; idempotent."""
+        with self._lock:
+            self._judged.discard(guards)
+
+    def _judge_on(self) -> None:
+        while True:
+            self._wanted.wait()
+            with self._lock:
+                judged = list(self._judged)
+                if not judged:
+                    self._wanted.clear()
+                    continue
+            now = time.monotonic()
+            for guards in judged:
+                _judge_one(guards, now)
+            time.sleep(min(guards.bound_seconds for guards in judged) / _JUDGEMENTS)
+
+
+def _judge_one(guards: Guards, now: float) -> None:
+    """Judge one sandbox; an error must not stop the judge of the others."""
+    try:
+        guards.judge(now)
+    except Exception:
+        logger.exception("sandbox.judge_failed")
+
+
+def _name_of(exc: BaseException) -> str:
+    return type(exc).__name__
+
+
+_JUDGE: Final = _Judge()
+# In a forked child the thread does not exist, and the lock may be held forever.
+os.register_at_fork(after_in_child=_JUDGE.__init__)  # type: ignore[misc]

@@ -1,0 +1,88 @@
+"""Check the disk and memory of a running sandbox periodically where the kernel does not bound them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from broker_config.settings import SandboxSettings
+from sandbox.driver import Sandbox
+from sandbox.limits.guards import Guards
+from sandbox.limits.holdings import hold_of_all, names_bytes, sockets_in_sockets, waiting_at
+from sandbox.limits.processes import shared_out
+from sandbox.limits.quota import Quota
+from sandbox.models import Limit
+
+__all__ = ["disk_look", "memory_look", "watch"]
+
+_MEMORY_SECONDS: Final = 0.05
+_DISK_SECONDS: Final = 0.1
+
+
+def watch(
+    guards: Guards,
+    sandbox: Sandbox,
+    quota: Quota | None,
+    settings: SandboxSettings,
+    *,
+    every_seconds: float = 0,
+) -> None:
+    """Check a sandbox's disk and memory until the guards are closed.
+
+    Args:
+        quota: None where the kernel bounds the shared directory.
+        every_seconds: least time between two checks; 0 uses the intervals for running code.
+    """
+    quotas = {} if quota is None else {"disk": quota}
+    if sandbox.scratch_dir is not None:
+        quotas["tmp"] = Quota.of_scratch(sandbox.scratch_dir, settings)
+    for name, watched in quotas.items():
+        look = disk_look(sandbox, watched, most_file_bytes=settings.max_file_bytes)
+        guards.look(name, look, every_seconds=max(every_seconds, _DISK_SECONDS))
+    if not sandbox.memory_bounded:
+        guards.look(
+            "memory", memory_look(sandbox, settings), every_seconds=max(every_seconds, _MEMORY_SECONDS)
+        )
+
+
+def memory_look(sandbox: Sandbox, settings: SandboxSettings) -> Callable[[], Limit | None]:
+    """Return a check of the memory of all processes together; between two checks it may be exceeded."""
+
+    def look() -> Limit | None:
+        most_bytes = settings.memory_bytes - _kernel_bytes(sandbox)
+        used_bytes = sandbox.usage().memory_bytes or 0
+        # This counts shared pages once per process: cheap, and never too low.
+        is_exceeded = used_bytes > most_bytes and shared_out(sandbox.processes()) > most_bytes
+        return Limit.MEMORY if is_exceeded else None
+
+    return look
+
+
+def _kernel_bytes(sandbox: Sandbox) -> int:
+    """Return the most kernel memory of the code: buffers of sockets and pipes, names in memory."""
+    # Where /tmp is a directory of the host, its names are on disk and the disk check counts them.
+    names = names_bytes(sandbox.processes()) if sandbox.scratch_dir is None else 0
+    return hold_of_all(sandbox.processes, root=sandbox.spec.shared_dir).buffer_bytes() + names
+
+
+def disk_look(sandbox: Sandbox, quota: Quota, *, most_file_bytes: int) -> Callable[[], Limit | None]:
+    """Return a check of the disk space of the sandbox's files.
+
+    Args:
+        most_file_bytes: size assumed for a file whose size is not visible.
+    """
+    hidden: set[int] = set()
+
+    def look() -> Limit | None:
+        nonlocal hidden
+        held = hold_of_all(sandbox.processes, root=quota.root)
+        before, hidden = hidden, sockets_in_sockets(sandbox.processes(), held)
+        if before & hidden:
+            return Limit.DISK  # the files in flight in there cannot be counted
+        used_bytes = held.disk_bytes(most_file_bytes=most_file_bytes)
+        # The host's end of the channel is a socket too, and is not read at the maximum of calls in flight.
+        used_bytes += waiting_at(sandbox.writer.get_extra_info("socket").fileno()) * most_file_bytes
+        is_exceeded = quota.exceeded(unlinked=used_bytes, most_file_bytes=most_file_bytes)
+        return Limit.DISK if is_exceeded else None
+
+    return look

@@ -1,0 +1,1 @@
+"""Connections and statements on SQLite and PostgreSQL."""

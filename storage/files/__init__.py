@@ -1,0 +1,1 @@
+"""Directories of chats, sandboxes and plugins below the data directory."""

@@ -1,0 +1,120 @@
+"""Maps chats to their upload directories, which have opaque names.
+
+A path below the data directory is visible inside sandboxes (``/proc/self/mountinfo``), in logs and in
+tracebacks, so it must not reveal the platform, the group or the person. The directory's name is therefore
+an id that cannot be computed without the fleet's key, and the table ``upload_areas`` maps chats to ids.
+``/app/shared`` needs no table: a container key is a random id, and ``chats`` maps it.
+
+The plugin API requests these paths with synchronous functions, on the thread of an event loop. There a
+blocking write could wait for a transaction of the same loop, which cannot proceed meanwhile. Therefore the
+id is derived instead of random: every process computes the same id before the row exists, and a write
+that would have to wait is left to a later request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, Engine, Select, select
+
+from broker_config.settings import DatabaseSettings
+from nekro_agent import layout
+from nekro_agent.errors import StorageError, StorageUnavailableError
+from storage.clock import now
+from storage.driver import postgresql, sqlite
+from storage.driver.urls import async_url, sync_url
+from storage.models import UploadAreaRow
+from storage.upsert import insert
+
+__all__ = ["UploadAreas"]
+
+#: How long the write of a new chat's row may wait before it is left to a later request.
+_CLAIM_MILLISECONDS: Final = 50
+#: Prefix of ids: no encoded key begins with it, so no chat's encoded key equals another chat's directory.
+_MARK: Final = "~"
+
+
+class UploadAreas:
+    """Returns the names of the upload directories of all chats; thread-safe."""
+
+    def __init__(self, settings: DatabaseSettings, data_dir: Path, *, key: str) -> None:
+        """
+        Args:
+            key: secret that all processes of the fleet share; ids of new chats depend on it.
+        """
+        self._settings = settings
+        self._data_dir = data_dir
+        self._key = hashlib.sha256(key.encode()).digest()
+        #: Directory names by encoded chat key; cached without expiry, because a row never changes.
+        self._known: dict[str, str] = {}
+        self._opened: Engine | None = None
+
+    def name(self, chat_key: str) -> str:
+        """Return the name of the chat's directory below ``uploads``; the directory may not exist yet.
+
+        Raises:
+            InvalidValueError: the chat key is empty or contains a lone surrogate.
+            StorageUnavailableError: the database does not answer.
+        """
+        old = layout.uploads_dir(self._data_dir, chat_key)
+        return self._known.get(old.name) or self._look_up(old)
+
+    def dispose(self) -> None:
+        """Close the connections; the next request opens new ones."""
+        if self._opened is not None:
+            self._opened.dispose()
+
+    def _look_up(self, old: Path) -> str:
+        chat_name = old.name
+        with self._engine.connect() as connection:
+            name = connection.execute(_query(chat_name)).scalar_one_or_none()
+            if name is None:
+                # Directories created by versions without this table are named after the chat and keep it.
+                proposed = chat_name if old.is_dir() else self._id(chat_name)
+                name = self._claim(connection, chat_name, proposed)
+                if name is None:
+                    return proposed
+        self._known[chat_name] = str(name)
+        return str(name)
+
+    def _claim(self, connection: Connection, chat_name: str, proposed: str) -> str | None:
+        """Insert the row; returns the stored name, or None when the write would have to wait."""
+        statement = insert(connection.dialect.name, UploadAreaRow).values(
+            chat_name=chat_name, directory=proposed, created_at=now()
+        )
+        try:
+            if connection.dialect.name == "sqlite":
+                connection.exec_driver_sql(f"PRAGMA busy_timeout = {_CLAIM_MILLISECONDS}")
+            else:
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_CLAIM_MILLISECONDS}ms'")
+            connection.execute(statement.on_conflict_do_nothing())
+            connection.commit()
+        except StorageUnavailableError:
+            connection.rollback()
+            return None
+        name: str | None = connection.execute(_query(chat_name)).scalar_one_or_none()
+        if name is None:
+            raise StorageError(
+                f"directory {proposed} of the uploads belongs to another chat than {chat_name}; "
+                "rename it and the row in upload_areas"
+            )
+        return name
+
+    def _id(self, chat_name: str) -> str:
+        digest = hashlib.blake2b(chat_name.encode(), key=self._key, person=b"nekro-uploads", digest_size=16)
+        return _MARK + digest.hexdigest()
+
+    @property
+    def _engine(self) -> Engine:
+        # Created lazily: a process that requests no path opens no connection.
+        if self._opened is None:
+            url = async_url(self._settings, self._data_dir)
+            create = sqlite.create_sync if url.get_backend_name() == "sqlite" else postgresql.create_sync
+            self._opened = create(sync_url(url), self._settings, pooled=True)
+        return self._opened
+
+
+def _query(chat_name: str) -> Select[str]:
+    return select(UploadAreaRow.directory).where(UploadAreaRow.chat_name == chat_name)

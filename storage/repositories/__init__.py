@@ -1,0 +1,1 @@
+"""Queries, one repository per table."""

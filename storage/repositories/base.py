@@ -1,0 +1,148 @@
+"""Base class of all repositories: a connection, and the conversion of rows to frozen values.
+
+Statements that run for every plugin call or every round are a ``FixedStatement``, because SQLAlchemy
+takes longer to build and run one than the database.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import cache
+from operator import itemgetter
+from typing import Any, ClassVar, Protocol, TypeVar
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, CursorResult, Dialect, Executable, Select, literal_column, select
+from sqlalchemy.orm import InstrumentedAttribute
+
+from nekro_agent.errors import NotFoundError
+from storage.driver.fixed_statement import FixedStatement, Row
+
+__all__ = ["Repository", "StatementRunner", "chosen_once", "found", "is_one_of", "new_id"]
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+_Value = TypeVar("_Value", bound=_Dataclass)
+AnyStatement = Executable | FixedStatement
+
+
+def new_id() -> str:
+    """Return a fresh id for a row: 32 hexadecimal digits."""
+    return uuid4().hex
+
+
+class StatementRunner(Protocol):
+    """The part of a connection that repositories use, as ``LoopConnection`` implements it."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """The SQL dialect of the database."""
+        ...
+
+    @property
+    def locked_chats(self) -> dict[str, int | None]:
+        """Chats whose rows the transaction has locked, with the lease's fencing token or None.
+
+        It saves the round trip of locking a row again.
+        """
+        ...
+
+    async def execute(
+        self, statement: Executable, parameters: Mapping[str, Any] | None = None, /
+    ) -> CursorResult[*tuple[Any, ...]]:
+        """Run a statement."""
+        ...
+
+    async def run(self, statement: FixedStatement, values: Mapping[str, Any]) -> Sequence[Row]:
+        """Run a statement whose text never varies; returns its rows."""
+        ...
+
+
+class Repository:
+    """Works on the connection of one transaction; neither commits nor logs."""
+
+    def __init__(self, connection: StatementRunner) -> None:
+        self._connection = connection
+        self._dialect = connection.dialect.name
+
+    async def _one_or_none(
+        self, value: type[_Value], statement: AnyStatement, values: Mapping[str, Any] | None = None
+    ) -> _Value | None:
+        """Return the value of a statement that returns at most one row."""
+        return next(iter(await self._all(value, statement, values)), None)
+
+    async def _all(
+        self, value: type[_Value], statement: AnyStatement, values: Mapping[str, Any] | None = None
+    ) -> list[_Value]:
+        columns, rows = await self._rows(statement, values)
+        read = _reader(value, columns)
+        return [read(row) for row in rows]
+
+    async def _scalar(self, statement: AnyStatement, values: Mapping[str, Any] | None = None) -> Any:
+        """Return the first column of the first row; None without a row."""
+        _, rows = await self._rows(statement, values)
+        return rows[0][0] if rows else None
+
+    async def _rows(
+        self, statement: AnyStatement, values: Mapping[str, Any] | None
+    ) -> tuple[tuple[str, ...], Sequence[Row]]:
+        """Return the column names and the rows."""
+        if isinstance(statement, FixedStatement):
+            rows = await self._connection.run(statement, values or {})
+            return statement.compiled(self._connection.dialect).columns, rows
+        result = await self._connection.execute(statement, values)
+        return tuple(result.keys()), result.all()
+
+    async def _count(self, statement: Executable) -> int:
+        """Return how many rows an UPDATE or DELETE changed; for INSERT the drivers differ."""
+        return (await self._connection.execute(statement)).rowcount
+
+
+def is_one_of(column: InstrumentedAttribute[Any], *states: StrEnum) -> ColumnElement[bool]:
+    """SQL: the row is in one of the states, written as literals instead of parameters.
+
+    The database uses a partial index only if the query implies the index's condition for any parameters.
+    """
+    return column.in_([literal_column(f"'{state.value}'") for state in states])
+
+
+def chosen_once(chosen: Select[str]) -> Select[str]:
+    """SQL: the keys that ``chosen`` selects, for the ``IN`` of an UPDATE that returns what it changed.
+
+    PostgreSQL may run the subquery of an ``IN`` once per row of the outer table. With ``LIMIT`` and
+    ``FOR UPDATE SKIP LOCKED`` each run skips the row that the statement has just updated and locks another
+    one, so the statement takes more rows than the limit. A materialized CTE runs once, whatever the plan.
+    """
+    keys = chosen.cte("chosen").prefix_with("MATERIALIZED", dialect="postgresql")
+    return select(*keys.c)
+
+
+def found(value: _Value | None, noun: str, key: str) -> _Value:
+    """Return ``value``.
+
+    Raises:
+        NotFoundError: it is None; the message contains ``noun`` and ``key``.
+    """
+    if value is None:
+        raise NotFoundError(f"there is no {noun} {key!r}")
+    return value
+
+
+@cache
+def _reader(value: type[_Value], columns: tuple[str, ...]) -> Callable[[Row], _Value]:
+    """Return a function that converts a row with these columns to a value.
+
+    It picks columns by position, because looking them up by name would take longer than everything else.
+    """
+    names = [field.name for field in dataclasses.fields(value)]
+    pick = itemgetter(*(columns.index(name) for name in names))
+
+    def read(row: Row) -> _Value:
+        return value(**dict(zip(names, pick(row), strict=True)))
+
+    return read

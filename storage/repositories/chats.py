@@ -1,0 +1,247 @@
+"""Chats: their platform data, the lease on their rounds, and the last use of their sandbox area."""
+
+from __future__ import annotations
+
+from sqlalchemy import Executable, Integer, bindparam, func, select, update
+
+from nekro_agent.errors import FencedError, NotFoundError
+from nekro_agent.ports import ChatInfo
+from storage.clock import now, seconds_from_now
+from storage.driver.fixed_statement import FixedStatement
+from storage.models import ChatRow, MessageRow, RoundRow
+from storage.repositories.base import Repository, chosen_once, found, new_id
+from storage.repositories.leases import Lease, is_free, is_held_by, release_values, take_values
+from storage.upsert import insert
+
+__all__ = ["ChatRepository"]
+
+_KNOWN = ("adapter_key", "channel_id", "channel_name", "channel_type")
+
+
+class ChatRepository(Repository):
+    """Rows of chats.
+
+    A transaction that adds messages or rounds to a chat, or writes to its rounds, locks the chat's row
+    first; therefore the sequence within a chat is the order of commits. To avoid deadlocks, write to a
+    call, job or timer before anything of a chat, and to one chat per transaction.
+    """
+
+    async def ensure(
+        self,
+        chat_key: str,
+        *,
+        adapter_key: str | None = None,
+        channel_id: str | None = None,
+        channel_name: str | None = None,
+        channel_type: str | None = None,
+    ) -> ChatInfo:
+        """Return the chat, created with a random container key when it is new.
+
+        A field that is not None replaces the stored value; None keeps it. Concurrent calls for a
+        new chat get the same container key.
+        """
+        known = {
+            "adapter_key": adapter_key,
+            "channel_id": channel_id,
+            "channel_name": channel_name,
+            "channel_type": channel_type,
+        }
+        chat = await self.find(chat_key)
+        if chat is not None and all(value in (None, getattr(chat, name)) for name, value in known.items()):
+            return chat
+        new = insert(self._dialect, ChatRow).values(
+            chat_key=chat_key, container_key=f"sandbox_{new_id()}", created_at=now(), **known
+        )
+        kept = {name: func.coalesce(new.excluded[name], getattr(ChatRow, name)) for name in _KNOWN}
+        statement = new.on_conflict_do_update(index_elements=[ChatRow.chat_key], set_=kept)
+        return found(await self._one_or_none(ChatInfo, statement.returning(ChatRow)), "chat", chat_key)
+
+    async def find(self, chat_key: str) -> ChatInfo | None:
+        """Return the chat, or None."""
+        return await self._one_or_none(ChatInfo, _find_statement, {"of_chat": chat_key})
+
+    async def get(self, chat_key: str) -> ChatInfo:
+        """Return the chat.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return found(await self.find(chat_key), "chat", chat_key)
+
+    async def find_by_container(self, container_key: str) -> ChatInfo | None:
+        """Return the chat whose sandboxes have this container key, or None."""
+        return await self._one_or_none(
+            ChatInfo, select(ChatRow).where(ChatRow.container_key == container_key)
+        )
+
+    async def newest(self, *, limit: int) -> list[ChatInfo]:
+        """List chats, the newest first."""
+        statement = select(ChatRow).order_by(ChatRow.created_at.desc(), ChatRow.chat_key).limit(limit)
+        return await self._all(ChatInfo, statement)
+
+    async def reset(self, chat_key: str) -> None:
+        """Begin a new conversation: ``MessageRepository.newest`` no longer returns the present messages.
+
+        Raises:
+            NotFoundError: there is no such chat.
+        """
+        await self.lock(chat_key)
+        newest = (
+            select(func.coalesce(func.max(MessageRow.sequence), 0))
+            .where(MessageRow.chat_key == chat_key)
+            .scalar_subquery()
+        )
+        await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(history_after=newest))
+
+    async def lock(self, chat_key: str, *, create: bool = False) -> None:
+        """Lock the chat's row against other writers until this transaction ends.
+
+        Args:
+            create: whether to create the row of a new chat.
+
+        Raises:
+            NotFoundError: there is no such chat.
+        """
+        if chat_key in self._connection.locked_chats:
+            return
+        if await self._scalar(_lock_statement, {"of_chat": chat_key}) is None:
+            if not create:
+                raise NotFoundError(
+                    f"there is no chat {chat_key!r}; its first message begins it (`nekro send`)"
+                )
+            await self.ensure(chat_key)
+            await self._scalar(_lock_statement, {"of_chat": chat_key})
+        self._connection.locked_chats[chat_key] = None
+
+    async def acquire_lease(self, chat_key: str, *, owner: str, lease_seconds: float) -> int | None:
+        """Acquire the lease to run the chat's rounds; returns the fencing token.
+
+        None when the lease is held, even by the same owner, or when there is no such chat.
+        """
+        statement = (
+            update(ChatRow)
+            .where(ChatRow.chat_key == chat_key, is_free(ChatRow))
+            .values(**take_values(ChatRow, owner=owner, lease_seconds=lease_seconds))
+            .returning(ChatRow.fence)
+        )
+        self._connection.locked_chats.pop(chat_key, None)  # the remembered fence is out of date
+        fence: int | None = await self._scalar(statement)
+        return fence
+
+    async def renew_lease(self, chat_key: str, *, fence: int, lease_seconds: float) -> bool:
+        """Renew the lease from now on; False when another holder has it: stop working."""
+        statement = (
+            update(ChatRow)
+            .where(ChatRow.chat_key == chat_key, is_held_by(ChatRow, fence))
+            .values(lease_until=seconds_from_now(lease_seconds))
+        )
+        return await self._count(statement) > 0
+
+    async def release_lease(self, chat_key: str, *, fence: int) -> bool:
+        """Release the lease; False when another holder has it."""
+        self._connection.locked_chats.pop(chat_key, None)
+        statement = (
+            update(ChatRow)
+            .where(ChatRow.chat_key == chat_key, is_held_by(ChatRow, fence))
+            .values(**release_values())
+        )
+        return await self._count(statement) > 0
+
+    async def hold(self, chat_key: str, *, fence: int) -> None:
+        """Lock the chat's row, as the holder of its lease, until this transaction ends.
+
+        Raises:
+            FencedError: the lease was released or passed to another holder.
+        """
+        if self._connection.locked_chats.get(chat_key) == fence:
+            return
+        if await self._scalar(_hold_statement, {"of_chat": chat_key, "of_fence": fence}) is None:
+            raise _fenced(chat_key, fence)
+        self._connection.locked_chats[chat_key] = fence
+
+    async def hold_of_round(self, round_id: str, *, fence: int) -> None:
+        """As ``hold``, for the chat of a round.
+
+        Raises:
+            NotFoundError: there is no such round.
+            FencedError: as for ``hold``.
+        """
+        chat_key = await self._scalar(_hold_of_round_statement, {"of_round": round_id, "of_fence": fence})
+        if chat_key is not None:
+            self._connection.locked_chats[chat_key] = fence
+            return
+        chat_key = await self._scalar(select(RoundRow.chat_key).where(RoundRow.id == round_id))
+        if chat_key is None:
+            raise NotFoundError(f"there is no round {round_id!r}")
+        raise _fenced(chat_key, fence)
+
+    async def find_lease(self, chat_key: str) -> Lease | None:
+        """Return the chat's lease; None while it is free."""
+        statement = select(
+            ChatRow.chat_key.label("name"), ChatRow.owner, ChatRow.lease_until, ChatRow.fence
+        ).where(ChatRow.chat_key == chat_key, ~is_free(ChatRow))
+        return await self._one_or_none(Lease, statement)
+
+    async def touch_shared(self, chat_key: str) -> None:
+        """Record that a sandbox of the chat is using ``/app/shared``."""
+        await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(shared_used_at=now()))
+
+    async def take_idle_shared(self, *, idle_seconds: float, limit: int) -> list[ChatInfo]:
+        """Claim chats whose ``/app/shared`` has been unused for ``idle_seconds``, to empty it.
+
+        Each chat is returned once; the next ``touch_shared`` restarts its idle time. Move the
+        directories away inside the transaction, while no sandbox of these chats can be starting, and
+        delete them after it.
+        """
+        idle = (
+            select(ChatRow.chat_key)
+            .where(ChatRow.shared_used_at < seconds_from_now(-idle_seconds), is_free(ChatRow))
+            .order_by(ChatRow.shared_used_at)
+            .limit(limit)
+            .with_for_update(skip_locked=True, key_share=True)
+        )
+        statement = (
+            update(ChatRow)
+            .where(ChatRow.chat_key.in_(chosen_once(idle)))
+            .values(shared_used_at=None)
+            .returning(ChatRow)
+        )
+        return await self._all(ChatInfo, statement)
+
+
+@FixedStatement
+def _find_statement(_dialect: str) -> Executable:
+    return select(ChatRow).where(ChatRow.chat_key == bindparam("of_chat"))
+
+
+def _fenced(chat_key: str, fence: int) -> FencedError:
+    return FencedError(f"chat {chat_key!r}: lease {fence} was released or passed to another worker")
+
+
+@FixedStatement
+def _hold_of_round_statement(_dialect: str) -> Executable:
+    of_round = select(RoundRow.chat_key).where(RoundRow.id == bindparam("of_round")).scalar_subquery()
+    return (
+        select(ChatRow.chat_key)
+        .where(ChatRow.chat_key == of_round, is_held_by(ChatRow, bindparam("of_fence", type_=Integer)))
+        .with_for_update(key_share=True, of=ChatRow)
+    )
+
+
+@FixedStatement
+def _hold_statement(_dialect: str) -> Executable:
+    return (
+        select(ChatRow.fence)
+        .where(
+            ChatRow.chat_key == bindparam("of_chat"),
+            is_held_by(ChatRow, bindparam("of_fence", type_=Integer)),
+        )
+        .with_for_update(key_share=True)
+    )
+
+
+@FixedStatement
+def _lock_statement(_dialect: str) -> Executable:
+    # SQLite has no row locks and needs none: its write transactions exclude each other.
+    statement = select(ChatRow.fence).where(ChatRow.chat_key == bindparam("of_chat"))
+    return statement.with_for_update(key_share=True)

@@ -1,0 +1,127 @@
+"""Signals to jobs and the waits for them, stored as rows so that any process can signal or cancel.
+
+A signal is a row of ``job_signals`` with the key ``data:<key>``, a wait a row ``wait:<key>`` with the name
+of its waiter. Cancelling deletes the wait and a new wait replaces it; the waiter notices either at its
+next poll. All rows of a job are deleted when the job ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from sqlalchemy import delete, exists, select
+from sqlalchemy.orm import aliased
+
+from storage.clock import now
+from storage.models import JobSignalRow
+from storage.repositories.base import Repository
+from storage.upsert import insert
+
+__all__ = ["JobSignalRepository", "SignalView", "WaitState"]
+
+_WAIT: Final = "wait:"
+_DATA: Final = "data:"
+
+
+class WaitState(StrEnum):
+    """The state of a wait when its waiter polls."""
+
+    #: No signal has arrived yet.
+    WAITING = "waiting"
+    #: The signal has arrived and can be taken.
+    READY = "ready"
+    #: The wait was cancelled or replaced by another one, or the job has ended.
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalView:
+    """The result of ``take``; ``data`` is valid only when the state is READY."""
+
+    state: WaitState
+    data: Any | None = None
+
+
+class JobSignalRepository(Repository):
+    """Signals of jobs and the waits for them."""
+
+    async def signal(self, job_id: str, *, key: str, data: Any | None) -> None:
+        """Store data for a job, whether or not there is a wait yet; replaces an earlier signal of the key.
+
+        Raises:
+            ConflictError: there is no such job.
+        """
+        await self._put(job_id, _DATA + key, data)
+
+    async def begin(self, job_id: str, *, key: str, waiter: str) -> None:
+        """Register a wait; it replaces another wait for the same key.
+
+        Raises:
+            ConflictError: there is no such job.
+        """
+        await self._put(job_id, _WAIT + key, waiter)
+
+    async def look(self, job_id: str, *, key: str, waiter: str) -> WaitState:
+        """Return the state of a wait; reads only, so that polling causes no writes."""
+        statement = select(JobSignalRow.key, JobSignalRow.data).where(
+            JobSignalRow.job_id == job_id, JobSignalRow.key.in_((_WAIT + key, _DATA + key))
+        )
+        rows: dict[str, Any] = {row.key: row.data for row in await self._connection.execute(statement)}
+        if rows.get(_WAIT + key) != waiter:
+            return WaitState.CANCELLED
+        return WaitState.READY if _DATA + key in rows else WaitState.WAITING
+
+    async def take(self, job_id: str, *, key: str, waiter: str) -> SignalView:
+        """Take the signal and end the wait; if another waiter replaced the wait, the signal stays for it."""
+        wait = aliased(JobSignalRow)
+        is_mine = exists().where(wait.job_id == job_id, wait.key == _WAIT + key, wait.data == waiter)
+        statement = (
+            delete(JobSignalRow)
+            .where(JobSignalRow.job_id == job_id, JobSignalRow.key == _DATA + key, is_mine)
+            .returning(JobSignalRow.data)
+        )
+        row = (await self._connection.execute(statement)).one_or_none()
+        if row is None:
+            return SignalView(state=await self.look(job_id, key=key, waiter=waiter))
+        await self.end(job_id, key=key, waiter=waiter)
+        return SignalView(state=WaitState.READY, data=row.data)
+
+    async def end(self, job_id: str, *, key: str, waiter: str) -> None:
+        """Delete a wait that its waiter gave up; another waiter's wait for the same key stays."""
+        await self._count(
+            delete(JobSignalRow).where(
+                JobSignalRow.job_id == job_id,
+                JobSignalRow.key == _WAIT + key,
+                JobSignalRow.data == waiter,
+            )
+        )
+
+    async def waiting_keys(self, job_id: str, *, key: str | None = None) -> list[str]:
+        """List the keys that are waited for; only ``key`` when it is not None."""
+        statement = select(JobSignalRow.key).where(*self._waits(job_id, key)).order_by(JobSignalRow.key)
+        found = (await self._connection.execute(statement)).scalars()
+        return [name.removeprefix(_WAIT) for name in found]
+
+    async def cancel(self, job_id: str, *, key: str | None = None) -> int:
+        """Cancel the wait for ``key``, or all of the job's; returns how many."""
+        return await self._count(delete(JobSignalRow).where(*self._waits(job_id, key)))
+
+    async def clear(self, job_id: str) -> None:
+        """Delete all signals and waits of a job that ends."""
+        await self._count(delete(JobSignalRow).where(JobSignalRow.job_id == job_id))
+
+    async def _put(self, job_id: str, key: str, data: Any | None) -> None:
+        new = insert(self._dialect, JobSignalRow).values(job_id=job_id, key=key, data=data, created_at=now())
+        replaced = {name: new.excluded[name] for name in ("data", "created_at")}
+        await self._count(
+            new.on_conflict_do_update(index_elements=[JobSignalRow.job_id, JobSignalRow.key], set_=replaced)
+        )
+
+    @staticmethod
+    def _waits(job_id: str, key: str | None) -> tuple[Any, ...]:
+        of_job = JobSignalRow.job_id == job_id
+        if key is None:
+            return of_job, JobSignalRow.key.startswith(_WAIT, autoescape=True)
+        return of_job, JobSignalRow.key == _WAIT + key

@@ -1,0 +1,296 @@
+"""Background jobs: one worker runs each at a time and reports progress; a dead worker's job is recovered.
+
+    QUEUED ──claim──▶ RUNNING ──finish──▶ SUCCEEDED | FAILED | CANCELLED
+       │                 ├──claim (lease expired, it restarts)──▶ RUNNING
+       │                 └──fail_orphans (lease expired, it does not)──▶ FAILED | CANCELLED
+       └──request_cancel──▶ CANCELLED
+
+A job restarts if its crash policy allows it, no cancellation was requested, and it has been started
+fewer than ``MAX_ATTEMPTS`` times.
+
+Every write of a worker carries its fencing token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select, update
+
+from nekro_agent.errors import FencedError
+from storage.clock import now, seconds_from_now
+from storage.models import JobRow
+from storage.repositories.base import Repository, chosen_once, found, is_one_of, new_id
+from storage.states import FINAL_JOB_STATES, CrashPolicy, JobState
+from storage.upsert import insert
+
+__all__ = ["MAX_ATTEMPTS", "Job", "JobRepository", "NewJob"]
+
+_OPEN: Final = (JobState.QUEUED, JobState.RUNNING)
+#: How often a job is started before it fails because its worker died each time.
+MAX_ATTEMPTS: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewJob:
+    """A job to add."""
+
+    type: str
+    #: The plugin's own name for it; at most one open job per plugin, type and task id.
+    task_id: str
+    plugin_key: str
+    chat_key: str
+    #: Plain JSON data: the arguments of the task function.
+    args: Any | None = None
+    on_crash: CrashPolicy = CrashPolicy.RESTART
+    id: str = field(default_factory=new_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(NewJob):
+    """A background job."""
+
+    state: JobState
+    #: 0 to 100.
+    percent: int
+    message: str
+    data: Any | None
+    #: How many times it was started.
+    attempt: int
+    fence: int
+    worker: str | None
+    lease_until: datetime | None
+    cancel_requested_at: datetime | None
+    published_at: datetime | None
+    created_at: datetime
+    started_at: datetime | None
+    updated_at: datetime
+    finished_at: datetime | None
+
+
+class JobRepository(Repository):
+    """Rows of jobs; see the module for the states."""
+
+    async def add(self, job: NewJob) -> Job:
+        """Add a job, to be published after the commit.
+
+        Raises:
+            ConflictError: the plugin has an open job of that type and task id, or the id is taken.
+        """
+        values = {item.name: getattr(job, item.name) for item in dataclasses.fields(NewJob)}
+        statement = (
+            insert(self._dialect, JobRow)
+            .values(**values, state=JobState.QUEUED, created_at=now(), updated_at=now(), published_at=now())
+            .returning(JobRow)
+        )
+        return found(await self._one_or_none(Job, statement), "job", job.id)
+
+    async def claim(self, job_id: str, *, worker: str, lease_seconds: float) -> Job | None:
+        """Start a queued job, or restart one whose worker died; None when the job allows neither.
+
+        The returned job's ``fence`` is the fencing token for all later writes.
+        """
+        may_start = or_(JobRow.state == JobState.QUEUED, and_(_is_orphan(), _restarts()))
+        statement = (
+            update(JobRow)
+            .where(JobRow.id == job_id, may_start)
+            .values(
+                state=JobState.RUNNING,
+                worker=worker,
+                attempt=JobRow.attempt + 1,
+                fence=JobRow.fence + 1,
+                lease_until=seconds_from_now(lease_seconds),
+                started_at=func.coalesce(JobRow.started_at, now()),
+                updated_at=now(),
+            )
+            .returning(JobRow)
+        )
+        return await self._one_or_none(Job, statement)
+
+    async def heartbeat(self, job_id: str, *, fence: int, lease_seconds: float) -> Job:
+        """Renew the claim; the returned job shows whether its cancellation was requested.
+
+        Raises:
+            FencedError: another worker has the claim, or the job has ended: stop.
+        """
+        return await self._write(job_id, fence, {"lease_until": seconds_from_now(lease_seconds)})
+
+    async def progress(
+        self,
+        job_id: str,
+        *,
+        fence: int,
+        lease_seconds: float,
+        percent: int,
+        message: str,
+        data: Any | None = None,
+    ) -> Job:
+        """Record the progress of a job and renew the claim.
+
+        Args:
+            percent: clamped to 0..100.
+            data: None keeps the recorded data.
+
+        Raises:
+            FencedError: as for ``heartbeat``.
+        """
+        values = {
+            "lease_until": seconds_from_now(lease_seconds),
+            "percent": min(100, max(0, percent)),
+            "message": message,
+            "updated_at": now(),
+        }
+        return await self._write(job_id, fence, values if data is None else {**values, "data": data})
+
+    async def finish(
+        self, job_id: str, *, fence: int, state: JobState, message: str, data: Any | None = None
+    ) -> Job:
+        """End a job as SUCCEEDED, FAILED or CANCELLED; notify its chat in the same transaction.
+
+        Raises:
+            FencedError: as for ``heartbeat``; nothing was written.
+        """
+        if state not in FINAL_JOB_STATES:
+            raise ValueError(f"a job does not finish as {state.value!r}")
+        values: dict[str, Any] = {"state": state, "message": message}
+        if state is JobState.SUCCEEDED:
+            values["percent"] = 100
+        if data is not None:
+            values["data"] = data
+        times = {"finished_at": now(), "updated_at": now(), "lease_until": None}
+        return await self._write(job_id, fence, {**values, **times})
+
+    async def request_cancel(self, job_id: str, *, reason: str) -> Job:
+        """Cancel a queued job, or request its worker to stop; returns the job's current row.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        waits = JobRow.state == JobState.QUEUED
+        statement = (
+            update(JobRow)
+            .where(JobRow.id == job_id, is_one_of(JobRow.state, *_OPEN))
+            .values(
+                state=case((waits, JobState.CANCELLED), else_=JobRow.state),
+                message=case((waits, reason), else_=JobRow.message),
+                finished_at=case((waits, now()), else_=None),
+                cancel_requested_at=func.coalesce(JobRow.cancel_requested_at, now()),
+                updated_at=now(),
+            )
+            .returning(JobRow)
+        )
+        return await self._one_or_none(Job, statement) or await self.get(job_id)
+
+    async def take_orphans(
+        self, *, waiting_seconds: float, limit: int, queued_seconds: float | None = None
+    ) -> list[Job]:
+        """Take jobs to publish again: unclaimed ones, and those that restart because their worker died.
+
+        Args:
+            waiting_seconds: how long later sweeps skip a job that was taken.
+            queued_seconds: the same for unclaimed jobs, which may only be waiting in a long queue;
+                None means ``waiting_seconds``.
+        """
+        queued = waiting_seconds if queued_seconds is None else queued_seconds
+        needs = or_(
+            and_(_is_orphan(), _restarts(), _published_before(waiting_seconds)),
+            and_(JobRow.state == JobState.QUEUED, _published_before(queued)),
+        )
+        return await self._update_open(needs, limit, {"published_at": now()})
+
+    async def fail_orphans(self, *, limit: int) -> list[Job]:
+        """End jobs whose worker died and that do not restart; returns them, so that chats can be notified.
+
+        Jobs with a requested cancellation become CANCELLED, the others FAILED.
+        """
+        is_cancelled = JobRow.cancel_requested_at.is_not(None)
+        values = {
+            "state": case(
+                (is_cancelled, literal(JobState.CANCELLED, JobRow.state.type)),
+                else_=literal(JobState.FAILED, JobRow.state.type),
+            ),
+            "message": case(
+                (is_cancelled, "its worker died before it stopped on request"),
+                (JobRow.on_crash == CrashPolicy.FAIL, "its worker died, and the job does not restart"),
+                else_=f"its worker died {MAX_ATTEMPTS} times; not started again",
+            ),
+            "finished_at": now(),
+            "updated_at": now(),
+        }
+        return await self._update_open(and_(_is_orphan(), not_(_restarts())), limit, values)
+
+    async def find(self, job_id: str) -> Job | None:
+        """Return the job, or None."""
+        return await self._one_or_none(Job, select(JobRow).where(JobRow.id == job_id))
+
+    async def get(self, job_id: str) -> Job:
+        """Return the job.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return found(await self.find(job_id), "job", job_id)
+
+    async def find_latest(self, plugin_key: str, job_type: str, task_id: str) -> Job | None:
+        """Return the newest job of that name, open or ended, or None."""
+        statement = select(JobRow).where(
+            JobRow.plugin_key == plugin_key, JobRow.type == job_type, JobRow.task_id == task_id
+        )
+        is_open = is_one_of(JobRow.state, *_OPEN)
+        # The open job first: two jobs created in the same millisecond have equal times.
+        newest = statement.order_by(is_open.desc(), JobRow.created_at.desc()).limit(1)
+        return await self._one_or_none(Job, newest)
+
+    async def newest(self, *, limit: int, chat_key: str | None = None, open_only: bool = False) -> list[Job]:
+        """List jobs, the newest first."""
+        statement = select(JobRow)
+        if chat_key is not None:
+            statement = statement.where(JobRow.chat_key == chat_key)
+        if open_only:
+            statement = statement.where(is_one_of(JobRow.state, *_OPEN))
+        return await self._all(Job, statement.order_by(JobRow.created_at.desc(), JobRow.id).limit(limit))
+
+    async def _write(self, job_id: str, fence: int, values: dict[str, Any]) -> Job:
+        statement = (
+            update(JobRow)
+            .where(JobRow.id == job_id, JobRow.state == JobState.RUNNING, JobRow.fence == fence)
+            .values(**values)
+            .returning(JobRow)
+        )
+        job = await self._one_or_none(Job, statement)
+        if job is None:
+            raise FencedError(f"job {job_id} does not run under claim {fence}; nothing was written")
+        return job
+
+    async def _update_open(
+        self, condition: ColumnElement[bool], limit: int, values: dict[str, Any]
+    ) -> list[Job]:
+        chosen = (
+            select(JobRow.id)
+            .where(is_one_of(JobRow.state, *_OPEN), condition)
+            .order_by(JobRow.created_at)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
+        statement = update(JobRow).where(JobRow.id.in_(chosen_once(chosen))).values(**values)
+        jobs = await self._all(Job, statement.returning(JobRow))
+        return sorted(jobs, key=lambda job: job.created_at)
+
+
+def _is_orphan() -> ColumnElement[bool]:
+    return and_(JobRow.state == JobState.RUNNING, JobRow.lease_until < now())
+
+
+def _restarts() -> ColumnElement[bool]:
+    return and_(
+        JobRow.on_crash == CrashPolicy.RESTART,
+        JobRow.cancel_requested_at.is_(None),
+        JobRow.attempt < MAX_ATTEMPTS,
+    )
+
+
+def _published_before(seconds: float) -> ColumnElement[bool]:
+    return or_(JobRow.published_at.is_(None), JobRow.published_at < seconds_from_now(-seconds))

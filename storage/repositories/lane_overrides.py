@@ -1,0 +1,61 @@
+"""Lane overrides of methods, set by the watchdog or by an operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import delete, select
+
+from nekro_agent.methods import Lane
+from storage.clock import now
+from storage.models import MethodMarkRow
+from storage.repositories.base import Repository
+from storage.states import MarkSource
+from storage.upsert import insert
+
+__all__ = ["MethodMark", "MethodMarkRepository"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodMark:
+    """The lane on which a method runs, and the reason."""
+
+    #: Task name ``author.module.function``.
+    method: str
+    lane: Lane
+    reason: str
+    source: MarkSource
+    marked_at: datetime
+
+
+class MethodMarkRepository(Repository):
+    """Rows of lane overrides, at most one per method."""
+
+    async def mark_blocking(self, method: str, *, lane: Lane, reason: str) -> bool:
+        """Record an override by the watchdog; False when an operator's override exists, which is kept."""
+        return await self._write(method, lane, reason, MarkSource.WATCHDOG)
+
+    async def pin(self, method: str, *, lane: Lane, reason: str) -> None:
+        """Record an operator's override, which the watchdog does not change."""
+        await self._write(method, lane, reason, MarkSource.OPERATOR)
+
+    async def clear(self, method: str) -> bool:
+        """Remove a method's override; False when it has none."""
+        return await self._count(delete(MethodMarkRow).where(MethodMarkRow.method == method)) > 0
+
+    async def all(self) -> list[MethodMark]:
+        """List every override, ordered by method; at most one per method."""
+        return await self._all(MethodMark, select(MethodMarkRow).order_by(MethodMarkRow.method))
+
+    async def _write(self, method: str, lane: Lane, reason: str, source: MarkSource) -> bool:
+        new = insert(self._dialect, MethodMarkRow).values(
+            method=method, lane=lane, reason=reason, source=source, marked_at=now()
+        )
+        may_replace = (MethodMarkRow.source == MarkSource.WATCHDOG) | (source == MarkSource.OPERATOR)
+        statement = new.on_conflict_do_update(
+            index_elements=[MethodMarkRow.method],
+            set_={name: new.excluded[name] for name in ("lane", "reason", "source", "marked_at")},
+            where=may_replace,
+        ).returning(MethodMarkRow.method)
+        return await self._scalar(statement) is not None

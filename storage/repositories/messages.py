@@ -1,0 +1,175 @@
+"""A chat's messages, in order."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Executable, Integer, bindparam, delete, func, select
+
+from nekro_agent.ports import MessageKind
+from storage.clock import now
+from storage.driver.fixed_statement import FixedStatement
+from storage.models import ChatRow, MessageRow
+from storage.repositories.base import Repository, found, new_id
+from storage.repositories.chats import ChatRepository
+from storage.upsert import insert
+
+__all__ = ["Message", "MessageRepository", "NewMessage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewMessage:
+    """A message to append."""
+
+    chat_key: str
+    kind: MessageKind
+    text: str
+    id: str = field(default_factory=new_id)
+    sender_id: str | None = None
+    sender_name: str | None = None
+    #: Plain JSON data: segments, images, files.
+    data: dict[str, Any] | None = None
+    call_id: str | None = None
+    round_id: str | None = None
+    plugin_key: str | None = None
+    #: Deduplication key, such as ``observation:<call id>`` or a platform's message id; None for
+    #: messages that may repeat.
+    once_key: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message(NewMessage):
+    """A message of a chat's history."""
+
+    #: Position among all messages; within a chat, a larger one was committed later.
+    sequence: int
+    created_at: datetime
+
+
+class MessageRepository(Repository):
+    """Rows of messages."""
+
+    async def append(self, message: NewMessage) -> Message:
+        """Add a message at the end of its chat.
+
+        Raises:
+            NotFoundError: the chat has no row.
+            ConflictError: the id or the ``once_key`` exists already.
+        """
+        await ChatRepository(self._connection).lock(message.chat_key)
+        statement = _append_statement(once=False)
+        return found(await self._one_or_none(Message, statement, _values(message)), "message", message.id)
+
+    async def append_once(self, message: NewMessage) -> tuple[Message, bool]:
+        """Add a message unless its id or ``once_key`` exists; returns the stored message, and True if new.
+
+        Raises:
+            NotFoundError: the chat has no row.
+        """
+        await ChatRepository(self._connection).lock(message.chat_key)
+        statement = _append_statement(once=True)
+        new = await self._one_or_none(Message, statement, _values(message))
+        if new is not None:
+            return new, True
+        same = MessageRow.id == message.id
+        if message.once_key is not None:
+            same |= MessageRow.once_key == message.once_key
+        old = await self._one_or_none(Message, select(MessageRow).where(same).limit(1))
+        return found(old, "message", message.id), False
+
+    async def find(self, message_id: str) -> Message | None:
+        """Return the message, or None."""
+        return await self._one_or_none(Message, select(MessageRow).where(MessageRow.id == message_id))
+
+    async def get(self, message_id: str) -> Message:
+        """Return the message.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return found(await self.find(message_id), "message", message_id)
+
+    async def newest(
+        self,
+        chat_key: str,
+        *,
+        limit: int,
+        since: int = 0,
+        before: int | None = None,
+        with_past: bool = False,
+    ) -> list[Message]:
+        """List the newest messages of a chat, the oldest of them first.
+
+        Args:
+            since: only the message with this sequence and later ones.
+            before: only messages with a smaller sequence, for paging; None does not limit.
+            with_past: also messages from before the last ``ChatRepository.reset``.
+        """
+        values: dict[str, Any] = {"of_chat": chat_key, "most": limit, "since": since}
+        if before is not None:
+            values["before"] = before
+        statement = _newest_statement(is_paged=before is not None, with_past=with_past)
+        return (await self._all(Message, statement, values))[::-1]
+
+    async def after(self, chat_key: str, *, sequence: int, limit: int) -> list[Message]:
+        """List the messages after ``sequence`` in a chat, in order.
+
+        A reader that continues from the last message's sequence misses none and sees none twice.
+        """
+        statement = (
+            select(MessageRow)
+            .where(MessageRow.chat_key == chat_key, MessageRow.sequence > sequence)
+            .order_by(MessageRow.sequence)
+            .limit(limit)
+        )
+        return await self._all(Message, statement)
+
+    async def of_call(self, call_id: str) -> list[Message]:
+        """List the messages and observations of a call, in order."""
+        statement = select(MessageRow).where(MessageRow.call_id == call_id).order_by(MessageRow.sequence)
+        return await self._all(Message, statement)
+
+    async def last_sequence(self, chat_key: str) -> int:
+        """Return the sequence of the chat's newest message, 0 when it has none."""
+        statement = select(func.coalesce(func.max(MessageRow.sequence), 0)).where(
+            MessageRow.chat_key == chat_key
+        )
+        return int(await self._scalar(statement))
+
+    async def clear(self, chat_key: str) -> int:
+        """Delete all messages of a chat; returns how many."""
+        return await self._count(delete(MessageRow).where(MessageRow.chat_key == chat_key))
+
+
+def _values(message: NewMessage) -> dict[str, Any]:
+    return {item.name: getattr(message, item.name) for item in dataclasses.fields(NewMessage)}
+
+
+@cache
+def _newest_statement(*, is_paged: bool, with_past: bool) -> FixedStatement:
+    statement = select(MessageRow).where(
+        MessageRow.chat_key == bindparam("of_chat"), MessageRow.sequence >= bindparam("since")
+    )
+    if is_paged:
+        statement = statement.where(MessageRow.sequence < bindparam("before"))
+    if not with_past:
+        beginning = select(ChatRow.history_after).where(ChatRow.chat_key == bindparam("of_chat"))
+        statement = statement.where(MessageRow.sequence > beginning.scalar_subquery())
+    newest = statement.order_by(MessageRow.sequence.desc()).limit(bindparam("most", type_=Integer))
+    return FixedStatement(lambda _dialect: newest)
+
+
+@cache
+def _append_statement(*, once: bool) -> FixedStatement:
+    given: dict[str, Any] = {item.name: bindparam(item.name) for item in dataclasses.fields(NewMessage)}
+
+    @FixedStatement
+    def statement(dialect: str) -> Executable:
+        new = insert(dialect, MessageRow).values({**given, "created_at": now()})
+        return (new.on_conflict_do_nothing() if once else new).returning(MessageRow)
+
+    return statement

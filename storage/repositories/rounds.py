@@ -1,0 +1,386 @@
+"""Rounds of the LLM: one per trigger, in order per chat, one at a time per chat.
+
+    REQUESTED ──claim_next──▶ RUNNING ──finish──▶ DONE | FAILED | CANCELLED
+        │  ▲                     │
+        │  └──────take_over──────┤ (its worker lost the chat's lease before the LLM answered)
+        │                        ├──take_over──▶ FAILED (too many attempts), CANCELLED (requested)
+        ├──claim_next of an older one──▶ MERGED
+        └──cancel──▶ CANCELLED
+
+The worker that runs a chat's rounds holds the chat's lease; each of its writes carries the fencing token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Executable,
+    and_,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+    union_all,
+    update,
+)
+from sqlalchemy.orm import aliased
+
+from nekro_agent.errors import FencedError
+from storage.clock import now, seconds_from_now, seconds_parameter
+from storage.driver.fixed_statement import FixedStatement
+from storage.models import ChatRow, RoundRow
+from storage.repositories.base import Repository, found, is_one_of
+from storage.repositories.chats import ChatRepository
+from storage.repositories.leases import is_free
+from storage.repositories.round_values import ClaimedRound, Round, RoundReport, RoundRequest
+from storage.states import FINAL_ROUND_STATES, RoundState, TriggerKind
+from storage.upsert import insert
+
+__all__ = ["ClaimedRound", "Round", "RoundReport", "RoundRepository", "RoundRequest"]
+
+_OPEN: Final = (RoundState.REQUESTED, RoundState.RUNNING)
+
+
+class RoundRepository(Repository):
+    """Rows of rounds; see the module for the states."""
+
+    async def request(self, request: RoundRequest) -> tuple[Round, bool]:
+        """Request a round, once per trigger; returns it, and whether it is new.
+
+        Raises:
+            NotFoundError: the chat has no row.
+        """
+        await ChatRepository(self._connection).lock(request.chat_key)
+        values = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
+        values["turn_id"] = request.turn_id or request.id
+        new = await self._one_or_none(Round, _request_statement, values)
+        if new is not None:
+            return new, True
+        return found(
+            await self.find_by_trigger(request.trigger_kind, request.trigger_id), "round", request.id
+        ), False
+
+    async def claim_next(self, chat_key: str, *, fence: int, worker: str) -> ClaimedRound | None:
+        """Start the chat's oldest requested round and merge the later requested ones into it.
+
+        As soon as one of them is due, all are merged, including those that are due later, because the
+        prompt already shows their content. None when no round is due.
+
+        Raises:
+            FencedError: the caller does not hold the chat's lease.
+            ConflictError: a round of the chat is running (``take_over`` was not called).
+        """
+        await ChatRepository(self._connection).hold(chat_key, fence=fence)
+        waiting = await self._connection.run(_waiting_statement, {"of_chat": chat_key})
+        if not any(due for _, due in waiting):
+            return None
+        ids: Sequence[str] = [round_id for round_id, _ in waiting]
+        if ids[1:]:
+            await self._count(
+                update(RoundRow)
+                .where(RoundRow.id.in_(ids[1:]))
+                .values(state=RoundState.MERGED, merged_into=ids[0], finished_at=now())
+            )
+        values = {"of_round": ids[0], "new_fence": fence, "new_worker": worker}
+        started = found(await self._one_or_none(Round, _start_statement, values), "round", ids[0])
+        # Read from the table: an earlier attempt, whose worker died, may have merged other rounds.
+        may_have_merged = bool(ids[1:]) or started.attempt > 1
+        merged = await self.merged_into(ids[0]) if may_have_merged else []
+        return ClaimedRound(round=started, merged=tuple(merged))
+
+    async def record(self, round_id: str, *, fence: int, report: RoundReport) -> Round:
+        """Add the known data to a running round.
+
+        Raises:
+            FencedError: the round no longer runs under this lease.
+        """
+        at = None if report.answer is None else "answered_at"
+        return await self._write(round_id, fence=fence, values=_known(report), at=at)
+
+    async def finish(
+        self, round_id: str, *, fence: int, state: RoundState = RoundState.DONE, report: RoundReport
+    ) -> Round:
+        """End a running round as DONE, FAILED or CANCELLED; always CANCELLED if that was requested.
+
+        Raises:
+            FencedError: the round no longer runs under this lease; nothing was written.
+        """
+        if state not in FINAL_ROUND_STATES or state is RoundState.MERGED:
+            raise ValueError(f"a round does not finish as {state.value!r}")
+        return await self._write(
+            round_id, fence=fence, values={**_known(report), "state": state}, at="finished_at"
+        )
+
+    async def take_over(self, chat_key: str, *, fence: int, max_attempts: int) -> list[Round]:
+        """Take over running rounds whose worker lost the lease; call it after each acquisition.
+
+        A round without an answer of the LLM becomes REQUESTED again, or FAILED when it was started
+        ``max_attempts`` times; one with a requested cancellation becomes CANCELLED. A round with an
+        answer stays RUNNING under the caller's lease, and the caller must ``finish`` it: its code may
+        have run, and must not run again. Returns the current rows of all of them.
+
+        Raises:
+            FencedError: the caller does not hold the chat's lease.
+        """
+        await ChatRepository(self._connection).hold(chat_key, fence=fence)
+        stopping = RoundRow.cancel_requested_at.is_not(None)
+        answered = RoundRow.answered_at.is_not(None)
+        is_last = RoundRow.attempt >= max_attempts
+        state = case(
+            (stopping, RoundState.CANCELLED),
+            (answered, RoundState.RUNNING),
+            (is_last, RoundState.FAILED),
+            else_=RoundState.REQUESTED,
+        )
+        error = case(
+            (stopping, "stopped on request; its worker had died"),
+            (answered, RoundRow.error),
+            (is_last, f"its worker died {max_attempts} times; not started again"),
+            else_=RoundRow.error,
+        )
+        statement = (
+            update(RoundRow)
+            .where(_is_open(chat_key), RoundRow.state == RoundState.RUNNING, RoundRow.fence < fence)
+            .values(
+                state=state,
+                error=error,
+                finished_at=case((stopping, now()), (answered, None), (is_last, now()), else_=None),
+                fence=case((answered, fence), else_=RoundRow.fence),
+            )
+            .returning(RoundRow)
+        )
+        return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
+
+    async def cancel(self, chat_key: str, *, reason: str) -> list[Round]:
+        """Cancel the requested rounds and request the running one to stop; returns all of them in order.
+
+        Raises:
+            NotFoundError: there is no such chat.
+        """
+        await ChatRepository(self._connection).lock(chat_key)
+        waits = RoundRow.state == RoundState.REQUESTED
+        statement = (
+            update(RoundRow)
+            .where(_is_open(chat_key))
+            .values(
+                state=case((waits, RoundState.CANCELLED), else_=RoundRow.state),
+                finished_at=case((waits, now()), else_=RoundRow.finished_at),
+                error=case((waits, reason), else_=RoundRow.error),
+                cancel_requested_at=func.coalesce(RoundRow.cancel_requested_at, now()),
+            )
+            .returning(RoundRow)
+        )
+        return sorted(await self._all(Round, statement), key=lambda item: item.sequence)
+
+    async def is_cancel_requested(self, round_id: str) -> bool:
+        """Whether cancellation of the round was requested."""
+        return await self._scalar(_cancel_statement, {"of_round": round_id}) is not None
+
+    async def cancel_requested(self, round_ids: Collection[str]) -> set[str]:
+        """Return the ids of the rounds whose cancellation was requested."""
+        statement = select(RoundRow.id).where(
+            RoundRow.id.in_(round_ids), RoundRow.cancel_requested_at.is_not(None)
+        )
+        return set((await self._connection.execute(statement)).scalars())
+
+    async def due_chats(self, *, limit: int, waiting_seconds: float = 0) -> list[str]:
+        """List chats that need a worker, ordered by their oldest open round.
+
+        A chat needs a worker when its lease is free and a requested round has been due for at least
+        ``waiting_seconds`` (0: is due), or one of its rounds is RUNNING.
+        """
+        needs = or_(
+            and_(
+                RoundRow.state == RoundState.REQUESTED,
+                RoundRow.not_before <= seconds_from_now(-waiting_seconds),
+            ),
+            RoundRow.state == RoundState.RUNNING,
+        )
+        statement = (
+            select(RoundRow.chat_key)
+            .join(ChatRow, ChatRow.chat_key == RoundRow.chat_key)
+            .where(is_one_of(RoundRow.state, *_OPEN), needs, is_free(ChatRow))
+            .group_by(RoundRow.chat_key)
+            .order_by(func.min(RoundRow.sequence))
+            .limit(limit)
+        )
+        return list((await self._connection.execute(statement)).scalars())
+
+    async def seconds_until_due(self, chat_key: str) -> float | None:
+        """Return the seconds until the chat's next requested round is due, 0 if one is; None without one."""
+        statement = select(func.min(RoundRow.not_before), now()).where(
+            _is_open(chat_key), RoundRow.state == RoundState.REQUESTED
+        )
+        due, time = (await self._connection.execute(statement)).one()
+        return None if due is None else max(0.0, float((due - time).total_seconds()))
+
+    async def seconds_until_orphaned(self) -> float | None:
+        """Return the seconds until the first lease of a running round expires unless it is renewed.
+
+        None when no round runs under a valid lease.
+        """
+        statement = (
+            select(func.min(ChatRow.lease_until), now())
+            .join(RoundRow, ChatRow.chat_key == RoundRow.chat_key)
+            .where(
+                is_one_of(RoundRow.state, *_OPEN),
+                RoundRow.state == RoundState.RUNNING,
+                ChatRow.lease_until > now(),
+            )
+        )
+        until, time = (await self._connection.execute(statement)).one()
+        return None if until is None else float((until - time).total_seconds())
+
+    async def find(self, round_id: str) -> Round | None:
+        """Return the round, or None."""
+        return await self._one_or_none(Round, select(RoundRow).where(RoundRow.id == round_id))
+
+    async def get(self, round_id: str) -> Round:
+        """Return the round.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return found(await self.find(round_id), "round", round_id)
+
+    async def find_by_trigger(self, kind: TriggerKind, trigger_id: str) -> Round | None:
+        """Return the round that a trigger caused, or None."""
+        statement = select(RoundRow).where(RoundRow.trigger_kind == kind, RoundRow.trigger_id == trigger_id)
+        return await self._one_or_none(Round, statement)
+
+    async def find_running(self, chat_key: str) -> Round | None:
+        """Return the chat's running round, or None."""
+        statement = select(RoundRow).where(_is_open(chat_key), RoundRow.state == RoundState.RUNNING)
+        return await self._one_or_none(Round, statement)
+
+    async def merged_into(self, round_id: str) -> list[Round]:
+        """List the rounds that were merged into a round, in order."""
+        return await self._all(Round, _merged_statement, {"of_round": round_id})
+
+    async def rounds_of_turns(self, *turn_ids: str) -> list[Round]:
+        """List the rounds of turns of one chat, and the merged rounds of other turns, in order."""
+        rounds = await self._all(Round, _turns_statement(), {"turns": turn_ids})
+        # A round that was merged into one of its own turn is returned twice.
+        return sorted({item.id: item for item in rounds}.values(), key=lambda item: item.sequence)
+
+    async def newest(self, chat_key: str, *, limit: int) -> list[Round]:
+        """List the newest rounds of a chat, the oldest of them first."""
+        statement = select(RoundRow).where(RoundRow.chat_key == chat_key)
+        newest = await self._all(Round, statement.order_by(RoundRow.sequence.desc()).limit(limit))
+        return newest[::-1]
+
+    async def _write(self, round_id: str, *, fence: int, values: dict[str, Any], at: str | None) -> Round:
+        """Run one guarded UPDATE under the lock of a chat whose lease the caller still holds.
+
+        Args:
+            at: column that is set to the database's time, or None.
+        """
+        await ChatRepository(self._connection).hold_of_round(round_id, fence=fence)
+        statement = _write_statement(tuple(sorted(values)), at)
+        given = {f"new_{name}": value for name, value in values.items()}
+        written = await self._one_or_none(
+            Round, statement, {"of_round": round_id, "of_fence": fence, **given}
+        )
+        if written is None:
+            raise FencedError(f"round {round_id} does not run under lease {fence}; nothing was written")
+        return written
+
+
+def _is_open(chat_key: str | BindParameter[str]) -> ColumnElement[bool]:
+    """SQL: an open round of the chat; there are few of them and a partial index covers them."""
+    return and_(RoundRow.chat_key == chat_key, is_one_of(RoundRow.state, *_OPEN))
+
+
+@FixedStatement
+def _waiting_statement(_dialect: str) -> Executable:
+    return (
+        select(RoundRow.id, RoundRow.not_before <= now())
+        .where(_is_open(bindparam("of_chat")), RoundRow.state == RoundState.REQUESTED)
+        .order_by(RoundRow.sequence)
+    )
+
+
+@FixedStatement
+def _start_statement(_dialect: str) -> Executable:
+    return (
+        update(RoundRow)
+        .where(RoundRow.id == bindparam("of_round"))
+        .values(
+            state=RoundState.RUNNING,
+            attempt=RoundRow.attempt + 1,
+            fence=bindparam("new_fence"),
+            worker=bindparam("new_worker"),
+            started_at=now(),
+        )
+        .returning(RoundRow)
+    )
+
+
+@cache
+def _write_statement(names: tuple[str, ...], at: str | None) -> FixedStatement:
+    """UPDATE of a running round; if cancellation was requested, the new state is always CANCELLED."""
+    values: dict[str, Any] = {
+        name: bindparam(f"new_{name}", type_=RoundRow.__table__.c[name].type) for name in names
+    }
+    if "state" in values:
+        asked = RoundRow.cancel_requested_at.is_not(None)
+        values["state"] = case((asked, RoundState.CANCELLED), else_=values["state"])
+    if at is not None:
+        values[at] = now()
+    statement = (
+        update(RoundRow)
+        .where(
+            RoundRow.id == bindparam("of_round"),
+            RoundRow.state == RoundState.RUNNING,
+            RoundRow.fence == bindparam("of_fence"),
+        )
+        .values(values)
+        .returning(RoundRow)
+    )
+    return FixedStatement(lambda _dialect: statement)
+
+
+@FixedStatement
+def _cancel_statement(_dialect: str) -> Executable:
+    return select(RoundRow.cancel_requested_at).where(RoundRow.id == bindparam("of_round"))
+
+
+@FixedStatement
+def _merged_statement(_dialect: str) -> Executable:
+    return select(RoundRow).where(RoundRow.merged_into == bindparam("of_round")).order_by(RoundRow.sequence)
+
+
+@cache
+def _turns_statement() -> Executable:
+    # A union of two queries, because neither database uses indexes for "of the turn or merged into it".
+    taker = aliased(RoundRow)
+    turns: BindParameter[Any] = bindparam("turns", expanding=True)
+    merged = select(RoundRow).join(taker, RoundRow.merged_into == taker.id)
+    return union_all(
+        select(RoundRow).where(RoundRow.turn_id.in_(turns)), merged.where(taker.turn_id.in_(turns))
+    )
+
+
+@FixedStatement
+def _request_statement(dialect: str) -> Executable:
+    given: dict[str, Any] = {item.name: bindparam(item.name) for item in dataclasses.fields(RoundRequest)}
+    del given["delay_seconds"]
+    times = {"requested_at": now(), "not_before": seconds_from_now(seconds_parameter("delay_seconds"))}
+    return (
+        insert(dialect, RoundRow)
+        .values({**given, **times, "state": RoundState.REQUESTED})
+        .on_conflict_do_nothing(index_elements=[RoundRow.trigger_kind, RoundRow.trigger_id])
+        .returning(RoundRow)
+    )
+
+
+def _known(report: RoundReport) -> dict[str, Any]:
+    values = {item.name: getattr(report, item.name) for item in dataclasses.fields(RoundReport)}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,176 @@
+"""One-time and recurring timers of chats: each firing is taken once in the whole fleet.
+
+The sweep takes a due firing and requests the round in the same transaction, so a firing is
+neither lost nor duplicated when its worker dies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, func, select, update
+
+from nekro_agent.ports import CronJob, TimerInfo
+from storage.clock import now
+from storage.models import CronJobRow, TimerRow
+from storage.repositories.base import Repository, chosen_once, found, new_id
+from storage.states import TimerState
+from storage.upsert import insert
+
+__all__ = ["CronJobRepository", "TimerRepository"]
+
+
+class TimerRepository(Repository):
+    """Rows of one-time timers."""
+
+    async def add(
+        self, chat_key: str, *, fire_at: datetime, description: str, temporary: bool = False
+    ) -> TimerInfo:
+        """Add a timer; a temporary one replaces the chat's waiting temporary one.
+
+        Raises:
+            ConflictError: the chat has no row.
+        """
+        if temporary:
+            await self.clear(chat_key, temporary=True)
+        statement = (
+            insert(self._dialect, TimerRow)
+            .values(
+                id=new_id(),
+                chat_key=chat_key,
+                fire_at=fire_at,
+                description=description,
+                temporary=temporary,
+                state=TimerState.WAITING,
+                created_at=now(),
+            )
+            .returning(TimerRow)
+        )
+        return found(await self._one_or_none(TimerInfo, statement), "timer of chat", chat_key)
+
+    async def of_chat(self, chat_key: str) -> list[TimerInfo]:
+        """List the chat's waiting timers, the next one first."""
+        statement = select(TimerRow).where(
+            TimerRow.chat_key == chat_key, TimerRow.state == TimerState.WAITING
+        )
+        return await self._all(TimerInfo, statement.order_by(TimerRow.fire_at, TimerRow.id))
+
+    async def clear(self, chat_key: str, *, temporary: bool | None = None) -> int:
+        """Cancel the chat's waiting timers; returns how many.
+
+        Args:
+            temporary: True cancels only the temporary one, False only the others, None all.
+        """
+        chosen = select(TimerRow.id).where(
+            TimerRow.chat_key == chat_key, TimerRow.state == TimerState.WAITING
+        )
+        if temporary is not None:
+            chosen = chosen.where(TimerRow.temporary.is_(temporary))
+        # A timer that is firing at this moment is skipped: waiting for it here, possibly while holding
+        # the chat's lock that its firing needs, would deadlock.
+        ids = chosen.with_for_update(skip_locked=True).scalar_subquery()
+        return await self._count(
+            update(TimerRow).where(TimerRow.id.in_(ids)).values(state=TimerState.CANCELLED)
+        )
+
+    async def fire_due(self, *, limit: int) -> list[TimerInfo]:
+        """Take the timers that are due, the most overdue first; each is returned only once.
+
+        Request their rounds in the same transaction.
+        """
+        due = (
+            select(TimerRow.id)
+            .where(TimerRow.state == TimerState.WAITING, TimerRow.fire_at <= now())
+            .order_by(TimerRow.fire_at)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
+        statement = (
+            update(TimerRow)
+            .where(TimerRow.id.in_(chosen_once(due)))
+            .values(state=TimerState.FIRED)
+            .returning(TimerRow)
+        )
+        return sorted(await self._all(TimerInfo, statement), key=lambda timer: (timer.fire_at, timer.id))
+
+    async def seconds_until_next(self) -> float | None:
+        """Return the seconds until the next timer is due, 0 if one is; None without a waiting timer."""
+        statement = select(func.min(TimerRow.fire_at), now()).where(TimerRow.state == TimerState.WAITING)
+        return _pause(*(await self._connection.execute(statement)).one())
+
+
+class CronJobRepository(Repository):
+    """Rows of recurring timers; the caller interprets cron expressions."""
+
+    async def add(self, job: CronJob) -> bool:
+        """Add a job; False when the id is taken.
+
+        Raises:
+            ConflictError: the chat has no row.
+        """
+        statement = (
+            insert(self._dialect, CronJobRow)
+            .values(**_values(job))
+            .on_conflict_do_nothing(index_elements=[CronJobRow.job_id])
+            .returning(CronJobRow.job_id)
+        )
+        return await self._scalar(statement) is not None
+
+    async def replace(self, job: CronJob) -> bool:
+        """Replace everything but ``last_fired_at`` and ``created_at``; False when there is no such job."""
+        values = _values(job)
+        for kept in ("job_id", "last_fired_at", "created_at"):
+            del values[kept]
+        statement = update(CronJobRow).where(CronJobRow.job_id == job.job_id).values(**values)
+        return await self._count(statement) > 0
+
+    async def delete(self, job_id: str) -> bool:
+        """Delete a job; False when there is none."""
+        return await self._count(delete(CronJobRow).where(CronJobRow.job_id == job_id)) > 0
+
+    async def find(self, job_id: str) -> CronJob | None:
+        """Return the job, or None."""
+        return await self._one_or_none(CronJob, select(CronJobRow).where(CronJobRow.job_id == job_id))
+
+    async def of_chat(self, chat_key: str) -> list[CronJob]:
+        """List the chat's jobs, the oldest first."""
+        statement = select(CronJobRow).where(CronJobRow.chat_key == chat_key)
+        return await self._all(CronJob, statement.order_by(CronJobRow.created_at, CronJobRow.job_id))
+
+    async def due(self, *, limit: int) -> list[CronJob]:
+        """List the jobs that are due and lock them against other sweeps until this transaction ends.
+
+        ``advance`` each and request its round in the same transaction.
+        """
+        statement = (
+            select(CronJobRow)
+            .where(CronJobRow.next_fire_at <= now())
+            .order_by(CronJobRow.next_fire_at)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
+        return await self._all(CronJob, statement)
+
+    async def advance(self, job: CronJob, *, next_fire_at: datetime | None) -> bool:
+        """Record the firing at ``job.next_fire_at``; False when it is recorded already."""
+        statement = (
+            update(CronJobRow)
+            .where(CronJobRow.job_id == job.job_id, CronJobRow.next_fire_at == job.next_fire_at)
+            .values(next_fire_at=next_fire_at, last_fired_at=job.next_fire_at)
+        )
+        return await self._count(statement) > 0
+
+    async def seconds_until_next(self) -> float | None:
+        """Return the seconds until the next job is due, 0 if one is; None without a scheduled job."""
+        statement = select(func.min(CronJobRow.next_fire_at), now())
+        return _pause(*(await self._connection.execute(statement)).one())
+
+
+def _pause(due: datetime | None, time: datetime) -> float | None:
+    return None if due is None else max(0.0, (due - time).total_seconds())
+
+
+def _values(job: CronJob) -> dict[str, Any]:
+    return {item.name: getattr(job, item.name) for item in dataclasses.fields(CronJob)}

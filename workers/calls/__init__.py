@@ -1,0 +1,1 @@
+"""Calls of plugin methods: dispatch, claim, execution, record."""

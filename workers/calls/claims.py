@@ -1,0 +1,376 @@
+"""Calls with an effect: claimed before they run, recorded together with their results.
+
+The claim makes a repeated delivery harmless. The outcome, the text in the chat's history and
+the follow-up round are one transaction: after a crash either all of them exist or none.
+Plugin hooks see the text before that transaction begins and may drop it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from loguru import logger
+
+from codec.wire import Envelope, Invocation
+from nekro_agent.errors import (
+    CallCancelledError,
+    CallTimeoutError,
+    FencedError,
+    MethodFailedError,
+    NekroError,
+    OutcomeUnknownError,
+    StorageError,
+    StorageUnavailableError,
+)
+from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.ports import MessageKind, SystemMessageHooks
+from storage.engine import Database
+from storage.repositories.calls import Call, CallRequest, Claim, ClaimVerdict
+from storage.repositories.messages import NewMessage
+from storage.repositories.rounds import RoundRequest
+from storage.states import CallState, TriggerKind
+from storage.transaction import Transaction
+from workers.calls.detached import settle
+from workers.chats.messages import announce_message
+from workers.chats.publisher import EventPublisher
+from workers.leases.claim_keeper import ClaimKeeper
+
+__all__ = ["CallClaims", "Claimable", "DuplicateDelivery", "HeldClaim", "error_of", "outcome_unknown"]
+
+#: How long a claim outlives its call's deadline, for recording how the call ended.
+CLAIM_MARGIN_SECONDS: Final = 15.0
+#: Time limit of the hooks for one text, within that margin; a text without a verdict is kept.
+HOOKS_SECONDS: Final = 10.0
+#: Pause before a claim is retried, and the least time that must be left until the deadline for a retry.
+CLAIM_RETRY_SECONDS: Final = 0.3
+#: Pause before recording a call is retried.
+RECORD_RETRY_SECONDS: Final = 0.3
+
+
+class DuplicateDelivery(Exception):
+    """Another delivery of the same call is running; this delivery must have no effect."""
+
+
+class Claimable(Protocol):
+    """What a call runs: a sandbox method or a command."""
+
+    @property
+    def name(self) -> str:
+        """Name of the function or command, for the history."""
+        ...
+
+    @property
+    def plugin_key(self) -> str:
+        """Plugin that owns it."""
+        ...
+
+    @property
+    def type(self) -> SandboxMethodType:
+        """Determines what happens to the result."""
+        ...
+
+    @property
+    def lane(self) -> Lane:
+        """Lane that it requests."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldClaim:
+    """The right to run a call, or the outcome of an earlier delivery."""
+
+    call_id: str
+    subject: Claimable
+    #: Fencing token; 0 when ``envelope`` is set.
+    fence: int = 0
+    #: What an earlier delivery returned; the method must not run again.
+    envelope: Envelope | None = None
+
+
+class CallClaims:
+    """Claims and outcomes of one worker process."""
+
+    def __init__(
+        self, database: Database, publisher: EventPublisher, hooks: SystemMessageHooks, keeper: ClaimKeeper
+    ) -> None:
+        self._database = database
+        self._keeper = keeper
+        self._publisher = publisher
+        self._hooks = hooks
+        #: Deliveries that are claiming or running, by call id; used from any thread.
+        self._under_way: dict[str, object] = {}
+        #: Calls that ran here and whose end could not be recorded.
+        self._unrecorded: set[str] = set()
+
+    async def claim(self, subject: Claimable, invocation: Invocation, *, worker: str) -> HeldClaim:
+        """Claim the right to run a call.
+
+        While the database does not answer, the claim is retried until the call's deadline: the call
+        may be recorded, and if this delivery failed, the sweep would send it again.
+
+        Raises:
+            DuplicateDelivery: another delivery of the call is running.
+            CallTimeoutError: the database did not answer before the deadline; the call will not start.
+            OutcomeUnknownError: a worker died during an earlier delivery.
+            CallCancelledError: the call or its round was cancelled.
+            MethodFailedError: an earlier delivery ended in this error.
+        """
+        delivery = object()
+        if self._under_way.setdefault(invocation.call_id, delivery) is not delivery:
+            raise DuplicateDelivery(invocation.call_id)
+        held = None
+        try:
+            held = await self._claim(subject, invocation, worker)
+            return held
+        finally:
+            if held is None or held.envelope is not None:
+                del self._under_way[invocation.call_id]
+
+    async def _claim(self, subject: Claimable, invocation: Invocation, worker: str) -> HeldClaim:
+        claim = await self._patiently(subject, invocation, worker)
+        held = HeldClaim(call_id=invocation.call_id, subject=subject, fence=claim.fence)
+        if claim.verdict is ClaimVerdict.GRANTED:
+            self._keeper.hold(held.call_id, fence=held.fence, seconds=_longest_seconds(invocation))
+            return held
+        if claim.verdict is ClaimVerdict.BUSY or claim.call is None:
+            raise DuplicateDelivery(invocation.call_id)
+        if claim.call.detached_at is not None:
+            # This delivery may have found that a worker died inside the call; settling is idempotent.
+            async with self._database.begin() as transaction:
+                await settle(transaction, self._publisher, claim.call)
+        return HeldClaim(call_id=invocation.call_id, subject=subject, envelope=_earlier_outcome(claim.call))
+
+    async def _patiently(self, subject: Claimable, invocation: Invocation, worker: str) -> Claim:
+        """Claim; retry while the database does not answer and the call may still start."""
+        first_at: float | None = None
+        while True:
+            asked_at = time.monotonic()
+            since = (
+                None if first_at is None or invocation.call_id in self._unrecorded else asked_at - first_at
+            )
+            try:
+                return await self._ask(subject, invocation, worker, since)
+            except StorageUnavailableError as exc:
+                logger.bind(call_id=invocation.call_id, error=str(exc)).warning("call_not_claimed")
+                if invocation.remaining_seconds() <= CLAIM_RETRY_SECONDS:
+                    raise CallTimeoutError(
+                        f"{invocation.method}: call {invocation.call_id} did not start before its deadline; "
+                        f"it could not be claimed: {exc}"
+                    ) from exc
+            first_at = asked_at if first_at is None else first_at
+            await asyncio.sleep(CLAIM_RETRY_SECONDS)
+
+    async def _ask(
+        self, subject: Claimable, invocation: Invocation, worker: str, since_seconds: float | None
+    ) -> Claim:
+        request = CallRequest(
+            id=invocation.call_id,
+            method=invocation.method,
+            type=subject.type,
+            chat_key=invocation.chat_key,
+            round_id=invocation.round_id,
+            lane=subject.lane.value,
+            deadline=invocation.deadline,
+            repeatable=invocation.repeatable,
+        )
+        lease_seconds = min(_longest_seconds(invocation), self._keeper.lease_seconds)
+        async with self._database.autocommit() as transaction:
+            if await _is_round_stopped(transaction, invocation):
+                raise CallCancelledError(f"call {invocation.call_id}: its round was stopped on request")
+            return await transaction.calls.claim(
+                request, worker=worker, lease_seconds=lease_seconds, since_seconds=since_seconds
+            )
+
+    async def finish(self, claim: HeldClaim, invocation: Invocation, envelope: Envelope) -> Envelope:
+        """Record a returned call and its consequences; returns the envelope to send.
+
+        Raises:
+            OutcomeUnknownError: the claim was lost meanwhile, or the database refused the record or was
+                unavailable for longer than the claim's margin.
+        """
+        text = envelope.text
+        if text is not None and await self._is_dropped(invocation.chat_key, text):
+            text = None
+        try:
+            return await self._record_patiently(claim, invocation, envelope, text)
+        except OutcomeUnknownError:
+            raise
+        except BaseException as exc:
+            self._unrecorded.add(claim.call_id)
+            if not isinstance(exc, StorageError):
+                raise
+            raise OutcomeUnknownError(
+                f"call {claim.call_id}: the method ran and its end could not be recorded ({exc}); its effect "
+                "may have happened, so check before you repeat it"
+            ) from exc
+        finally:
+            self._end(claim)
+
+    async def _record_patiently(
+        self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None
+    ) -> Envelope:
+        give_up_at = time.monotonic() + CLAIM_MARGIN_SECONDS
+        while True:
+            try:
+                try:
+                    return await self._record(claim, invocation, envelope, text)
+                except FencedError as exc:
+                    return await self._recorded_before(claim, exc)
+            except StorageUnavailableError:
+                # The method has run; a restart of the database must not lose its outcome.
+                if time.monotonic() > give_up_at:
+                    raise
+                await asyncio.sleep(RECORD_RETRY_SECONDS)
+
+    def _end(self, claim: HeldClaim) -> None:
+        self._keeper.drop(claim.call_id)
+        self._under_way.pop(claim.call_id, None)
+
+    async def _record(
+        self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None
+    ) -> Envelope:
+        async with self._database.begin() as transaction:
+            if text is not None:
+                await self._record_text(transaction, claim, invocation, text)
+            round_id = await self._follow_up(transaction, invocation, envelope)
+            envelope = envelope.model_copy(update={"round_id": round_id})
+            ended = await transaction.calls.finish(
+                claim.call_id, fence=claim.fence, outcome=envelope.model_dump(mode="json")
+            )
+            await settle(transaction, self._publisher, ended)
+        return envelope
+
+    async def _recorded_before(self, claim: HeldClaim, exc: FencedError) -> Envelope:
+        """Return what an earlier attempt committed before its connection broke; else the claim is lost."""
+        async with self._database.read() as transaction:
+            call = await transaction.calls.find(claim.call_id)
+        if call is not None and (call.state, call.fence) == (CallState.DONE, claim.fence) and call.outcome:
+            return Envelope.model_validate(call.outcome)
+        raise OutcomeUnknownError(
+            f"call {claim.call_id}: the claim was lost while the method ran; its effect may have happened"
+        ) from exc
+
+    async def fail(self, claim: HeldClaim, error: BaseException) -> None:
+        """Record that a call raised; if that fails, log it, since the caller gets ``error`` either way."""
+        message = str(error) if isinstance(error, Exception) else repr(error)
+        try:
+            async with self._database.begin() as transaction:
+                ended = await transaction.calls.fail(
+                    claim.call_id, fence=claim.fence, error_type=type(error).__name__, error_message=message
+                )
+                await settle(transaction, self._publisher, ended)
+        except BaseException as exc:
+            if not isinstance(exc, FencedError):
+                self._unrecorded.add(claim.call_id)
+            if not isinstance(exc, StorageError):
+                raise
+            logger.bind(call_id=claim.call_id, error=type(exc).__name__).warning("call_failure_not_recorded")
+        finally:
+            self._end(claim)
+
+    async def _is_dropped(self, chat_key: str, text: str) -> bool:
+        try:
+            async with asyncio.timeout(HOOKS_SECONDS):
+                return await self._hooks.on_system_message(chat_key, text)
+        except TimeoutError:
+            logger.bind(chat_key=chat_key, seconds=HOOKS_SECONDS).warning("system_message_hooks_too_slow")
+            return False
+
+    async def _record_text(
+        self, transaction: Transaction, claim: HeldClaim, invocation: Invocation, text: str
+    ) -> None:
+        await transaction.chats.lock(invocation.chat_key, create=True)
+        message, is_new = await transaction.messages.append_once(
+            NewMessage(
+                chat_key=invocation.chat_key,
+                kind=MessageKind.SYSTEM,
+                text=text,
+                call_id=invocation.call_id,
+                round_id=invocation.round_id,
+                plugin_key=claim.subject.plugin_key,
+                data={"method": claim.subject.name},
+                once_key=f"observation:{invocation.call_id}",
+            )
+        )
+        if is_new:
+            announce_message(
+                transaction,
+                self._publisher,
+                message,
+                later=_answer_goes_first(claim.subject.type, invocation),
+            )
+
+    async def _follow_up(
+        self, transaction: Transaction, invocation: Invocation, envelope: Envelope
+    ) -> str | None:
+        if not (envelope.type.wakes_agent and invocation.wakes_agent):
+            return None
+        await transaction.chats.lock(invocation.chat_key, create=True)
+        # A request to stop takes the chat's lock too: either it sees the follow-up round and
+        # cancels it, or it came first and no round is requested.
+        if await _is_round_stopped(transaction, invocation):
+            return None
+        return await self._request_round(transaction, invocation, envelope)
+
+    async def _request_round(
+        self, transaction: Transaction, invocation: Invocation, envelope: Envelope
+    ) -> str:
+        round_, _ = await transaction.rounds.request(
+            RoundRequest(
+                chat_key=invocation.chat_key,
+                trigger_kind=TriggerKind.CALL,
+                trigger_id=invocation.call_id,
+                # A call that outlived its run begins a new turn: the time of the old turn may be over.
+                turn_id=invocation.turn_id if invocation.waited_seconds_left() > 0 else None,
+                number=invocation.round_number + 1,
+                user_id=invocation.user_id,
+                observation=envelope.text,
+                segments=envelope.segments,
+            )
+        )
+        later = _answer_goes_first(envelope.type, invocation)
+        transaction.after_commit(lambda: self._publisher.round_requested(invocation.chat_key, later=later))
+        return round_.id
+
+
+def _longest_seconds(invocation: Invocation) -> float:
+    return max(invocation.remaining_seconds(), 0) + CLAIM_MARGIN_SECONDS
+
+
+async def _is_round_stopped(transaction: Transaction, invocation: Invocation) -> bool:
+    round_id = invocation.round_id
+    return round_id is not None and await transaction.rounds.is_cancel_requested(round_id)
+
+
+def _answer_goes_first(type_: SandboxMethodType, invocation: Invocation) -> bool:
+    """Whether a round waits for the result and continues with the follow-up round itself.
+
+    That round holds the chat's lease until then, so an event now would wake no worker that can act.
+    """
+    return type_.wakes_agent and invocation.round_id is not None and invocation.waited_seconds_left() > 0
+
+
+def _earlier_outcome(call: Call) -> Envelope:
+    if call.state is CallState.DONE and call.outcome is not None:
+        return Envelope.model_validate(call.outcome)
+    raise error_of(call)
+
+
+def error_of(call: Call) -> NekroError:
+    """The error for a call that ended without a result."""
+    if call.state is CallState.CANCELLED:
+        return CallCancelledError(f"call {call.id} was cancelled")
+    if call.state is CallState.FAILED:
+        return MethodFailedError(call.error_type or "Exception", call.error_message or "")
+    return outcome_unknown(call)
+
+
+def outcome_unknown(call: Call) -> OutcomeUnknownError:
+    """The error for a call whose worker died inside it."""
+    return OutcomeUnknownError(
+        f"call {call.id} of {call.method}: a worker died inside it, so its effect may or may not have "
+        "happened; check before you repeat it"
+    )

@@ -1,0 +1,243 @@
+"""Detached calls: calls that run longer than their callers wait continue as jobs.
+
+The waiting code continues (BEHAVIOR), ends as it would anyway (AGENT types) or gets an error that
+says that there is no value yet (TOOL). From then on the row decides: the worker that ends the call
+informs the chat in the same transaction, and requests a round if the chat waits for the outcome.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Final
+
+from loguru import logger
+
+from broker_config.settings import WorkerSettings
+from codec.values import encode_value
+from codec.wire import Invocation
+from nekro_agent.errors import FencedError, StorageError
+from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.ports import JobState, MessageKind
+from runtime.metrics import metrics
+from sandbox.models import Raised, Returned, Stopped, StopType, StubResult
+from storage.engine import Database
+from storage.repositories.call_progress import CallProgress
+from storage.repositories.calls import Call, CallRequest
+from storage.repositories.messages import NewMessage
+from storage.repositories.rounds import RoundRequest
+from storage.states import CallState, TriggerKind
+from storage.transaction import Transaction
+from workers.chats.messages import announce_message
+from workers.chats.publisher import EventPublisher
+from workers.plugins.registry import MethodEntry
+
+__all__ = ["CallDetacher", "CallEnds", "end_job", "settle", "still_running", "wait_seconds"]
+
+#: How long a row outlives its call's deadline, for recording how the call ended.
+MARGIN_SECONDS: Final = 15.0
+#: How long before the end of the wait a worker starts to check whether the caller still waits;
+#: allows for clock differences between hosts and for the time that answers take.
+_LOOK_AHEAD_SECONDS: Final = 5.0
+_TEXT_CHARS: Final = 4000
+_STOPS: Final = {
+    SandboxMethodType.AGENT: StopType.AGENT,
+    SandboxMethodType.MULTIMODAL_AGENT: StopType.MULTIMODAL_AGENT,
+}
+_ENDS: Final = {
+    CallState.DONE: JobState.SUCCEEDED,
+    CallState.CANCELLED: JobState.CANCELLED,
+}
+
+
+def wait_seconds(entry: MethodEntry, *, lane: str, settings: WorkerSettings) -> float:
+    """How long code waits for a call before the call is detached."""
+    if lane == Lane.LONG.value and entry.type is not SandboxMethodType.TOOL:
+        return settings.long_wait_seconds
+    return settings.wait_seconds
+
+
+def still_running(entry: MethodEntry, call_id: str) -> StubResult:
+    """Return the result that code gets when its call is detached."""
+    stop = _STOPS.get(entry.type)
+    if stop is not None:
+        return Stopped(stop=stop)
+    if entry.type is SandboxMethodType.BEHAVIOR:
+        text = (
+            f"{entry.name} is still running, as job {call_id}. Its result will appear in this chat when it "
+            "is done; do not call it again."
+        )
+        return Returned(value=encode_value(text, max_bytes=1 << 16))
+    return Raised(
+        error_type="StillRunning",
+        message=f"{entry.name} has no value yet: it continues as job {call_id}. Its value will appear in "
+        "this chat when it is done, and you will be asked again; do not call it again.",
+    )
+
+
+class CallDetacher:
+    """The callers' side; one instance per process."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def detach(self, entry: MethodEntry, invocation: Invocation, *, lane: str) -> Call:
+        """Record that the caller no longer waits, before or after the call was published.
+
+        Returns the call in its current state; a call that has ended has a result on its way.
+        """
+        request = _request(entry, invocation, lane=lane)
+        seconds = max(invocation.remaining_seconds(), 0) + MARGIN_SECONDS
+        is_tool = entry.type is SandboxMethodType.TOOL
+        async with self._database.begin() as transaction:
+            call = await transaction.detached_calls.detach(request, runs_seconds=seconds if is_tool else None)
+            if call.finished_at is None:
+                await transaction.call_progress.begin(
+                    CallProgress(
+                        call_id=call.id,
+                        method=entry.name,
+                        plugin_key=entry.plugin.key,
+                        chat_key=call.chat_key,
+                        worker=call.worker or "",
+                        percent=0,
+                        message="",
+                        lease_seconds=seconds,
+                    )
+                )
+        metrics().calls_detached.labels(entry.task).inc()
+        return call
+
+    async def withdraw(self, call_id: str) -> None:
+        """Cancel a call that could not be published; a worker that receives it anyway will not run it."""
+        async with self._database.begin() as transaction:
+            await transaction.calls.cancel(call_id, reason="it could not be sent to a worker")
+            await end_job(transaction, call_id, JobState.FAILED, "it could not be sent to a worker")
+
+
+class CallEnds:
+    """The workers' side, for calls that end without a claim: TOOL calls, and failures before the claim."""
+
+    def __init__(self, database: Database, publisher: EventPublisher) -> None:
+        self._database = database
+        self._publisher = publisher
+
+    async def record(
+        self,
+        entry: MethodEntry,
+        invocation: Invocation,
+        *,
+        value: Any = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Record the end of a call whose caller may have stopped waiting, and inform the chat if it has.
+
+        The ends of most calls are not recorded, because their callers wait.
+        """
+        if invocation.waited_seconds_left() > _LOOK_AHEAD_SECONDS:
+            return
+        try:
+            await self._record(entry, invocation, value, error)
+        except StorageError as exc:  # the sweep reports to the chat that the outcome is unknown
+            logger.bind(call_id=invocation.call_id, error=str(exc)).warning("call_end_not_recorded")
+
+    async def _record(
+        self, entry: MethodEntry, invocation: Invocation, value: Any, error: BaseException | None
+    ) -> None:
+        async with self._database.begin() as transaction:
+            call = await transaction.detached_calls.end(
+                _request(entry, invocation, lane=entry.lane.value),
+                state=CallState.DONE if error is None else CallState.FAILED,
+                error_type=None if error is None else type(error).__name__,
+                error_message=None if error is None else str(error) or repr(error),
+            )
+            if call is not None:
+                await settle(transaction, self._publisher, call, value=value)
+            else:
+                await end_job(transaction, invocation.call_id, JobState.FAILED, "ended")
+
+
+async def settle(
+    transaction: Transaction, publisher: EventPublisher, call: Call, *, value: Any = None
+) -> None:
+    """Report the end of a detached call to its chat, in the transaction that ends it; ignore other calls.
+
+    The results of BEHAVIOR and AGENT types are reported by their claim.
+    """
+    if call.detached_at is None:
+        return
+    text = _end_text(call, value)
+    await end_job(transaction, call.id, _ENDS.get(call.state, JobState.FAILED), text or "done")
+    if text is None:
+        return
+    await transaction.chats.lock(call.chat_key, create=True)
+    message, is_new = await transaction.messages.append_once(
+        NewMessage(
+            chat_key=call.chat_key,
+            kind=MessageKind.SYSTEM,
+            text=text,
+            call_id=call.id,
+            round_id=call.round_id,
+            plugin_key=call.method.rpartition(".")[0],
+            data={"method": call.method.rpartition(".")[2]},
+            once_key=f"observation:{call.id}",
+        )
+    )
+    if is_new:
+        announce_message(transaction, publisher, message)
+    await _wake(transaction, publisher, call, text)
+
+
+def _request(entry: MethodEntry, invocation: Invocation, *, lane: str) -> CallRequest:
+    return CallRequest(
+        id=invocation.call_id,
+        method=invocation.method,
+        type=entry.type,
+        chat_key=invocation.chat_key,
+        round_id=invocation.round_id,
+        lane=lane,
+        deadline=invocation.deadline,
+        repeatable=invocation.repeatable,
+        # Only what identifies the recipient; arguments must not appear in the chat.
+        invocation={"invocation": invocation.model_dump(mode="json", exclude={"args"})},
+    )
+
+
+async def end_job(transaction: Transaction, call_id: str, state: JobState, message: str) -> None:
+    """End the row that lists a call among the jobs; no effect if there is none or it has ended."""
+    with suppress(FencedError):
+        await transaction.jobs.finish(call_id, fence=CallProgress.fence, state=state, message=message)
+
+
+async def _wake(transaction: Transaction, publisher: EventPublisher, call: Call, text: str) -> None:
+    told = _told(call)
+    if told is None or not told.wakes_agent:
+        return
+    await transaction.rounds.request(
+        RoundRequest(
+            chat_key=call.chat_key,
+            trigger_kind=TriggerKind.CALL,
+            trigger_id=call.id,
+            # A new turn, because the time of the old one is over. The number continues, so that
+            # the limit on chains of calls and rounds still applies.
+            number=told.round_number + 1,
+            user_id=told.user_id,
+            observation=text,
+        )
+    )
+    transaction.after_commit(lambda: publisher.round_requested(call.chat_key))
+
+
+def _told(call: Call) -> Invocation | None:
+    payload = (call.invocation or {}).get("invocation")
+    return None if payload is None else Invocation.model_validate({**payload, "args": ""})
+
+
+def _end_text(call: Call, value: Any) -> str | None:
+    """The text for the chat; None when the claim reports the result."""
+    name = call.method.rpartition(".")[2]
+    if call.state is not CallState.DONE:
+        return f"{name} (job {call.id}) failed: {call.error_type}: {call.error_message}"
+    if call.type is not SandboxMethodType.TOOL:
+        return None
+    shown = value if isinstance(value, str) else repr(value)
+    cut = shown if len(shown) <= _TEXT_CHARS else f"{shown[:_TEXT_CHARS]}… ({len(shown)} characters)"
+    return f"{name} (job {call.id}) returned: {cut}"

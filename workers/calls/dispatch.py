@@ -1,0 +1,366 @@
+"""Turns a stub call of a sandbox into a task on a worker: identity, deadline, form of the answer.
+
+The sandbox supplies the stub's token and the arguments; everything else in the invocation
+comes from the ``CallScope`` that the host created before the sandbox started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any
+
+from loguru import logger
+
+from broker_config.settings import WorkerSettings
+from codec.values import arguments_text
+from codec.wire import Envelope, Invocation, new_id
+from messaging.calls import MethodCaller
+from messaging.tracing import Span, span
+from nekro_agent.errors import (
+    ArgumentError,
+    BrokerError,
+    BrokerUnavailableError,
+    MethodFailedError,
+    NekroError,
+    OutcomeUnknownError,
+    StorageError,
+)
+from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.ports import ChatInfo
+from nekro_agent.shared_clock import shared_time
+from sandbox.models import (
+    ARGUMENT_ERROR,
+    Raised,
+    Returned,
+    Stopped,
+    StopType,
+    StubCall,
+    StubMethod,
+    StubResult,
+)
+from workers.calls.detached import CallDetacher, still_running, wait_seconds
+from workers.plugins.lanes import LaneChooser
+from workers.plugins.registry import MethodEntry, Registry
+
+__all__ = ["CallRecord", "CallScope", "Dispatcher", "RunCalls", "invocation_of"]
+
+_STOPS = {
+    SandboxMethodType.AGENT: StopType.AGENT,
+    SandboxMethodType.MULTIMODAL_AGENT: StopType.MULTIMODAL_AGENT,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallScope:
+    """The chat and user on whose behalf calls are made; set by the host, never by the sandbox."""
+
+    chat: ChatInfo
+    user_id: str | None
+    #: None outside rounds (the command line).
+    round_id: str | None = None
+    turn_id: str | None = None
+    #: Position of the round in its turn, from 1; 0 outside rounds.
+    round_number: int = 0
+    #: Whether an AGENT result requests a follow-up round.
+    wakes_agent: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallRecord:
+    """One call of a run, for the run's report."""
+
+    call_id: str
+    method: str
+    type: SandboxMethodType
+    lane: str
+    #: When the caller sent it; ``duration_ms`` is from then to its answer.
+    requested_at: datetime
+    duration_ms: float
+    #: When the method started and ended; None when it failed.
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    #: None when it succeeded; else ``<type>: <message>`` as the sandbox saw it.
+    error: str | None = None
+    #: Follow-up round that it requested.
+    round_id: str | None = None
+    #: "" when unknown.
+    worker: str = ""
+    #: Whether it continued as a job after its caller stopped waiting.
+    is_detached: bool = False
+
+
+class Dispatcher:
+    """Sends calls to workers; one instance serves all sandboxes of a process."""
+
+    def __init__(
+        self,
+        caller: MethodCaller,
+        registry: Registry,
+        lanes: LaneChooser,
+        settings: WorkerSettings,
+        *,
+        refresh: Callable[[], Awaitable[None]],
+        detacher: CallDetacher,
+    ) -> None:
+        """Create a dispatcher.
+
+        Args:
+            refresh: updates ``lanes``; awaited before each call, so it must usually be a no-op.
+        """
+        self._caller = caller
+        self._registry = registry
+        self._lanes = lanes
+        self._settings = settings
+        self.refresh = refresh
+        self._detacher = detacher
+
+    def for_run(self, scope: CallScope, entries: Iterable[MethodEntry]) -> RunCalls:
+        """Return the stubs of one run and the object that dispatches their calls."""
+        return RunCalls(self, scope, list(entries), self._registry)
+
+    def lane_of(self, entry: MethodEntry) -> str:
+        """Name of the lane that a method's calls use."""
+        return self._lanes.lane_of(entry)
+
+    def timeout_seconds(self, entry: MethodEntry) -> float:
+        """Time limit of a method's calls, from their lane."""
+        return self._lane_seconds(self.lane_of(entry))
+
+    def _lane_seconds(self, lane: str) -> float:
+        is_long = lane == Lane.LONG.value
+        return self._settings.long_timeout_seconds if is_long else self._settings.call_timeout_seconds
+
+    async def invoke(
+        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, deadline: datetime
+    ) -> Envelope:
+        """Run a method on a worker and wait for its result.
+
+        Cancelling the wait revokes the call, because its result is no longer needed.
+
+        Raises:
+            ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
+                other errors of ``MethodCaller.call``.
+        """
+        invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
+        try:
+            return await self._caller.call(invocation, lane=self.lane_of(entry))
+        except asyncio.CancelledError:
+            await self._revoke(call_id)
+            raise
+
+    async def invoke_patiently(
+        self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
+    ) -> Envelope | None:
+        """Run a method on a worker and wait for its result for the configured time.
+
+        Returns None when the wait ended first: the call continues as a job, and the worker that
+        ends it informs the chat. Cancelling the wait revokes the call.
+
+        Args:
+            lane: the result of ``lane_of`` for the method.
+
+        Raises:
+            As ``invoke``; also StorageUnavailableError: the call could not be detached.
+        """
+        patience = wait_seconds(entry, lane=lane, settings=self._settings)
+        now = shared_time()
+        deadline = now + timedelta(seconds=self._lane_seconds(lane))
+        invocation = invocation_of(
+            entry,
+            arguments,
+            scope,
+            call_id=call_id,
+            deadline=deadline,
+            waits_until=min(deadline, now + timedelta(seconds=patience)),
+        )
+        if patience == 0:
+            # The row comes first: it guarantees a report to the chat even if the message is lost.
+            await self._detacher.detach(entry, invocation, lane=lane)
+            await self._send_detached(invocation, lane)
+            return None
+
+        async def leave() -> bool:
+            row = await self._detacher.detach(entry, invocation, lane=lane)
+            return row.finished_at is None
+
+        try:
+            return await self._caller.call_patiently(invocation, lane=lane, seconds=patience, leave=leave)
+        except asyncio.CancelledError:
+            await self._revoke(call_id)
+            raise
+
+    async def _send_detached(self, invocation: Invocation, lane: str) -> None:
+        call_id = invocation.call_id
+        try:
+            await self._caller.send(invocation, lane=lane)
+        except OutcomeUnknownError as exc:  # it may run; the end of its row is reported to the chat
+            logger.bind(call_id=call_id, error=str(exc)).warning("call_sent_unconfirmed")
+        except (BrokerError, StorageError):
+            try:
+                await self._detacher.withdraw(call_id)
+            except StorageError as exc:  # the call will not run, and the sweep ends its job
+                logger.bind(call_id=call_id, error=str(exc)).warning("call_not_withdrawn")
+            raise
+
+    async def _revoke(self, call_id: str) -> None:
+        try:
+            await self._caller.revoke(call_id)
+        except BrokerUnavailableError as exc:  # the worker stops it at its deadline
+            logger.bind(call_id=call_id, error=str(exc)).warning("call_not_revoked")
+
+    async def invoke_once(
+        self,
+        entry: MethodEntry,
+        arguments: str,
+        *,
+        chat: ChatInfo,
+        user_id: str | None,
+        timeout_seconds: float | None,
+    ) -> Envelope:
+        """Run a method outside of a round; an AGENT result requests no round.
+
+        Args:
+            timeout_seconds: None means the limit of the method's lane.
+        """
+        await self.refresh()
+        seconds = self.timeout_seconds(entry) if timeout_seconds is None else timeout_seconds
+        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=False)
+        deadline = shared_time() + timedelta(seconds=seconds)
+        call_id, lane = new_id(), self.lane_of(entry)
+        ids = {"call_id": call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
+        with span(f"call {entry.task}", ids, kind="client"):
+            return await self.invoke(entry, arguments, scope, call_id=call_id, deadline=deadline)
+
+
+class RunCalls:
+    """The methods of one run: what the sandbox may call and has called."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, scope: CallScope, entries: Sequence[MethodEntry], registry: Registry
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._scope = scope
+        self._entries: dict[str, MethodEntry] = {}
+        self.stubs: list[StubMethod] = []
+        #: Finished calls, in the order of their ends.
+        self.records: list[CallRecord] = []
+        for number, entry in enumerate(entries):
+            for name in registry.bare_names(entry) or (None,):
+                token = name or f"method_{number}"
+                self._entries[token] = entry
+                self.stubs.append(
+                    StubMethod(
+                        token=token,
+                        name=name,
+                        path=entry.task,
+                        signature=entry.signature,
+                        doc=entry.doc,
+                        type=entry.type,
+                        timeout_seconds=dispatcher.timeout_seconds(entry),
+                    )
+                )
+
+    async def dispatch(self, call: StubCall) -> StubResult:
+        """Execute one call of the sandbox; failures of the call are returned, not raised."""
+        entry = self._entries[call.token]
+        await self._dispatcher.refresh()
+        lane = self._dispatcher.lane_of(entry)
+        ids = {"call_id": call.call_id, "method": entry.task, "type": entry.type.value, "lane": lane}
+        with span(f"call {entry.task}", ids, kind="client") as part:
+            return await self._carry(entry, call, lane, part)
+
+    async def _carry(self, entry: MethodEntry, call: StubCall, lane: str, part: Span) -> StubResult:
+        record = self._recorder(entry, call.call_id, lane)
+        try:
+            envelope = await self._dispatcher.invoke_patiently(
+                entry, arguments_text(call.arguments), self._scope, call_id=call.call_id, lane=lane
+            )
+        except NekroError as exc:
+            raised = _raised(exc)
+            part.fail(type(exc).__name__)
+            record(error=f"{raised.error_type}: {raised.message}")
+            return raised
+        except asyncio.CancelledError:
+            record(error="cancelled: its deadline passed, or its run ended")
+            raise
+        if envelope is None:
+            part.tell(is_detached=True)
+            record(is_detached=True)
+            return still_running(entry, call.call_id)
+        part.tell(follow_up_round_id=envelope.round_id)
+        record(
+            started_at=envelope.started_at,
+            finished_at=envelope.finished_at,
+            round_id=envelope.round_id,
+            worker=envelope.worker,
+        )
+        stop = _STOPS.get(envelope.type)
+        return Stopped(stop=stop) if stop is not None else Returned(value=envelope.value_bytes())
+
+    def _recorder(self, entry: MethodEntry, call_id: str, lane: str) -> Callable[..., None]:
+        """Start the record of a call; the returned function completes it with the known fields."""
+        requested_at, begin = shared_time(), monotonic()
+
+        def record(**known: Any) -> None:
+            self.records.append(
+                CallRecord(
+                    call_id=call_id,
+                    method=entry.task,
+                    type=entry.type,
+                    lane=lane,
+                    requested_at=requested_at,
+                    duration_ms=(monotonic() - begin) * 1000,
+                    **known,
+                )
+            )
+
+        return record
+
+
+def _raised(exc: NekroError) -> Raised:
+    if isinstance(exc, ArgumentError):
+        return Raised(error_type=ARGUMENT_ERROR, message=str(exc))
+    if isinstance(exc, MethodFailedError):
+        return Raised(error_type=exc.error_type, message=exc.error_message)
+    return Raised(error_type=type(exc).__name__, message=str(exc))
+
+
+def invocation_of(
+    entry: MethodEntry,
+    arguments: str,
+    scope: CallScope,
+    *,
+    call_id: str,
+    deadline: datetime,
+    waits_until: datetime | None = None,
+) -> Invocation:
+    """Create the invocation of one call.
+
+    Args:
+        waits_until: when its caller stops waiting; None means at the deadline.
+    """
+    chat = scope.chat
+    return Invocation(
+        call_id=call_id,
+        method=entry.task,
+        chat_key=chat.chat_key,
+        container_key=chat.container_key,
+        user_id=scope.user_id,
+        adapter_key=chat.adapter_key,
+        channel_id=chat.channel_id,
+        channel_name=chat.channel_name,
+        channel_type=chat.channel_type,
+        round_id=scope.round_id,
+        turn_id=scope.turn_id,
+        round_number=scope.round_number,
+        wakes_agent=scope.wakes_agent,
+        repeatable=entry.repeatable,
+        issued_at=shared_time(),
+        deadline=deadline,
+        waits_until=waits_until,
+        args=arguments,
+    )

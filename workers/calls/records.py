@@ -1,0 +1,167 @@
+"""Recorded calls: a row is written before the message, and a sweep sends lost messages again.
+
+A TOOL call has no row unless it is detached: its caller repeats it when the broker lost it, and if
+the caller has ended the result is not needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from loguru import logger
+
+from codec.wire import Signer
+from messaging.call_messages import CallMessage
+from messaging.calls import CallFate, RecordUnknownError
+from nekro_agent.errors import (
+    MessageRefusedError,
+    MethodDisabledError,
+    MethodNotFoundError,
+    StorageUnavailableError,
+)
+from nekro_agent.methods import SandboxMethodType
+from storage.driver.errors import is_refusal
+from storage.engine import Database
+from storage.repositories.calls import Call, CallRequest
+from storage.states import CallState
+from workers.calls.claims import error_of
+from workers.chats.publisher import EventPublisher
+from workers.plugins.registry import Registry
+
+__all__ = ["CallRecords", "CallSweep"]
+
+#: How long recording a call is retried while the database does not answer.
+RECORD_SECONDS: Final = 5.0
+RECORD_PAUSE_SECONDS: Final = 0.2
+#: Reason recorded for a call that its caller abandoned.
+WITHDRAWN: Final = "its caller gave it up"
+#: Most rows of one sweep; the next sweep takes the rest.
+_BATCH: Final = 500
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """Progress of one attempt to write."""
+
+    is_sent: bool = False
+
+
+class CallRecords:
+    """Records the calls that ``MethodCaller`` publishes; implements ``CallLedger``."""
+
+    def __init__(self, database: Database, registry: Registry) -> None:
+        self._database = database
+        self._registry = registry
+
+    def records(self, message: CallMessage) -> bool:
+        """Whether the call is recorded: all but TOOL calls and unknown methods, which the worker refuses."""
+        return self._type_of(message.invocation.method) not in (None, SandboxMethodType.TOOL)
+
+    async def record(self, message: CallMessage) -> None:
+        """Record a call; retries during a short outage of the database.
+
+        Raises:
+            StorageUnavailableError: the database does not answer; the call is not recorded.
+            RecordUnknownError: the database does not answer and the call may be recorded.
+        """
+        request = self._request(message)
+        give_up_at = time.monotonic() + RECORD_SECONDS
+        is_in_doubt = False
+        while True:
+            attempt = _Attempt()
+            try:
+                return await self._enqueue(request, attempt)
+            except StorageUnavailableError as exc:
+                is_in_doubt |= attempt.is_sent and not is_refusal(exc)
+                if time.monotonic() > give_up_at:
+                    if is_in_doubt:
+                        raise RecordUnknownError(str(exc)) from exc
+                    raise
+            await asyncio.sleep(RECORD_PAUSE_SECONDS)
+
+    async def _enqueue(self, request: CallRequest, attempt: _Attempt) -> None:
+        async with self._database.autocommit() as transaction:
+            attempt.is_sent = True
+            if not await transaction.calls.enqueue(request):
+                # It was detached before it was sent; the row has its recipient but not its message.
+                await transaction.calls.keep_message(request.id, request.invocation or {})
+
+    async def settle(self, message: CallMessage) -> CallFate:
+        """Withdraw a call that has not started, or return its state. See ``CallLedger``."""
+        async with self._database.autocommit() as transaction:
+            call = await transaction.calls.withdraw(self._request(message), reason=WITHDRAWN)
+        if call.state is CallState.CANCELLED and call.error_message == WITHDRAWN:
+            return CallFate()
+        if call.state in (CallState.QUEUED, CallState.RUNNING):
+            return CallFate(is_running=True)
+        if call.state is CallState.DONE and call.outcome is not None:
+            return CallFate(outcome=call.outcome)
+        return CallFate(error=error_of(call))
+
+    async def withdraw(self, call_id: str) -> None:
+        """Cancel a call that is not finished."""
+        async with self._database.autocommit() as transaction:
+            await transaction.calls.cancel(call_id, reason=WITHDRAWN)
+
+    def _request(self, message: CallMessage) -> CallRequest:
+        invocation = message.invocation
+        return CallRequest(
+            id=invocation.call_id,
+            method=invocation.method,
+            type=self._type_of(invocation.method) or SandboxMethodType.TOOL,
+            chat_key=invocation.chat_key,
+            round_id=invocation.round_id,
+            lane=message.lane,
+            deadline=invocation.deadline,
+            repeatable=invocation.repeatable,
+            invocation=message.to_row(),
+        )
+
+    def _type_of(self, method: str) -> SandboxMethodType | None:
+        try:
+            return self._registry.find(method).type
+        except (MethodDisabledError, MethodNotFoundError):
+            return None
+
+
+class CallSweep:
+    """Sends recorded calls again that no worker has claimed within a time limit.
+
+    A message may be delayed and not lost: while messages wait in the queues the workers are
+    behind, and second copies would add to the backlog. The claim makes a second copy harmless.
+    """
+
+    def __init__(
+        self, database: Database, publisher: EventPublisher, signer: Signer, *, waiting_seconds: float
+    ) -> None:
+        """Create the sweep.
+
+        Args:
+            waiting_seconds: how long a message may take to reach an idle worker.
+        """
+        self._database = database
+        self._publisher = publisher
+        self._signer = signer
+        self._waiting_seconds = waiting_seconds
+
+    async def sweep(self) -> float | None:
+        """Send again what is due; always returns None, because the time of the next work is unknown."""
+        async with self._database.begin() as transaction:
+            calls = await transaction.calls.take_unclaimed(
+                waiting_seconds=self._waiting_seconds, limit=_BATCH
+            )
+        if calls:
+            sent = await self._publisher.calls_lost(list(self._messages(calls)))
+            logger.bind(unclaimed=len(calls), sent=sent).warning("calls_sent_again")
+        return None
+
+    def _messages(self, calls: Iterable[Call]) -> Iterable[CallMessage]:
+        for call in calls:
+            try:
+                yield CallMessage.from_row(call.invocation or {}, signer=self._signer)
+            except MessageRefusedError as exc:
+                logger.bind(call_id=call.id, error=str(exc)).warning("call_cannot_be_sent_again")

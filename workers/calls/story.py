@@ -1,0 +1,86 @@
+"""A call as JSON data, for reports of runs, rows of rounds and ``nekro history --trace``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from storage.repositories.calls import Call
+from storage.states import CallState
+
+if TYPE_CHECKING:
+    from workers.calls.dispatch import CallRecord
+
+__all__ = ["call_json", "told_calls"]
+
+
+def call_json(record: CallRecord) -> dict[str, Any]:
+    """Describe a call as its caller saw it; times are ISO 8601 in UTC, None if unknown."""
+    return {
+        "id": record.call_id,
+        "method": record.method,
+        "type": record.type.value,
+        "lane": record.lane,
+        "worker": record.worker,
+        "requested_at": _text(record.requested_at),
+        "started_at": _text(record.started_at),
+        "finished_at": _text(record.finished_at),
+        "duration_ms": round(record.duration_ms, 3),
+        "error": record.error,
+        "follow_up": record.round_id,
+    }
+
+
+def told_calls(told: Sequence[dict[str, Any]], rows: Sequence[Call]) -> list[dict[str, Any]]:
+    """Complete a round's own list of its calls with the recorded rows.
+
+    The caller does not know which worker failed a call, and a caller that died left no list.
+
+    Args:
+        told: results of ``call_json``.
+        rows: recorded calls of the round (all but TOOL calls).
+    """
+    known = {row.id: row for row in rows}
+    calls = [_completed(call, known.pop(call["id"], None)) for call in told]
+    calls += [_recorded(row) for row in known.values()]
+    return sorted(calls, key=lambda call: call["requested_at"])
+
+
+def _completed(call: dict[str, Any], row: Call | None) -> dict[str, Any]:
+    if row is None:
+        return call
+    times = {"started_at": _text(row.started_at), "finished_at": _text(row.finished_at)}
+    missing = {name: value for name, value in {"worker": row.worker, **times}.items() if not call[name]}
+    return call | missing
+
+
+def _recorded(row: Call) -> dict[str, Any]:
+    lasted = None
+    if row.started_at is not None and row.finished_at is not None:
+        lasted = round((row.finished_at - row.started_at).total_seconds() * 1000, 3)
+    return {
+        "id": row.id,
+        "method": row.method,
+        "type": row.type.value,
+        "lane": row.lane,
+        "worker": row.worker or "",
+        "requested_at": _text(row.requested_at),
+        "started_at": _text(row.started_at),
+        "finished_at": _text(row.finished_at),
+        "duration_ms": lasted,
+        "error": _error(row),
+        "follow_up": None,
+    }
+
+
+def _error(row: Call) -> str | None:
+    if row.state is CallState.DONE:
+        return None
+    if row.error_type is None:
+        return f"({row.state.value})"
+    return f"{row.error_type}: {row.error_message or ''}"
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()

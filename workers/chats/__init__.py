@@ -1,0 +1,1 @@
+"""Writing to a chat: messages, and events for whoever delivers them."""

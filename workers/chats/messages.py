@@ -1,0 +1,111 @@
+"""Messages of plugins: a row in the chat's history, then an event for the subscribers that deliver it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from codec.wire import new_id
+from nekro_agent.ports import MessageKind, OutgoingMessage
+from storage.engine import Database
+from storage.repositories.messages import Message, NewMessage
+from storage.repositories.rounds import Round, RoundRequest
+from storage.states import TriggerKind
+from storage.transaction import Transaction
+from workers.chats.publisher import EventPublisher
+
+__all__ = ["MESSAGE_EVENT", "SqlMessages", "announce_message"]
+
+#: Event of each new message of a chat; its body names the row, subscribers read in order of ``sequence``.
+MESSAGE_EVENT: Final = "message.added"
+
+
+class SqlMessages:
+    """``nekro_agent.ports.Messages`` on the database and ``agent.events``."""
+
+    def __init__(self, database: Database, publisher: EventPublisher, *, debounce_seconds: float = 0) -> None:
+        self._database = database
+        self._publisher = publisher
+        self._debounce_seconds = debounce_seconds
+
+    async def send(self, message: OutgoingMessage) -> str:
+        """Record a message of the agent and announce it; returns its id."""
+        data = {
+            "file_path": message.file_path,
+            "file_name": message.file_name,
+            "file_kind": message.file_kind,
+            "reply_to": message.reply_to,
+            "hidden": None if message.record else True,
+        }
+        new = NewMessage(
+            chat_key=message.chat_key,
+            kind=MessageKind.ASSISTANT,
+            text=message.text,
+            data={name: value for name, value in data.items() if value is not None} or None,
+            call_id=message.call_id,
+            plugin_key=message.plugin_key,
+        )
+        return (await self._append(new)).id
+
+    async def push_system(self, chat_key: str, text: str, *, trigger_agent: bool, call_id: str | None) -> str:
+        """Record a system message; with ``trigger_agent`` a round is requested in the same transaction.
+
+        A message from a call continues the turn of the running round, so an agent that triggers
+        itself in each round meets the turn's limits.
+        """
+        new = NewMessage(chat_key=chat_key, kind=MessageKind.SYSTEM, text=text, call_id=call_id)
+        return (await self._append(new, wake=trigger_agent)).id
+
+    async def wake(self, chat_key: str) -> None:
+        """Request a round of the chat's agent without a message."""
+        async with self._database.begin() as transaction:
+            await transaction.chats.lock(chat_key, create=True)
+            await self._request_round(transaction, chat_key, TriggerKind.MANUAL, new_id(), None)
+
+    async def _append(self, new: NewMessage, *, wake: bool = False) -> Message:
+        async with self._database.begin() as transaction:
+            await transaction.chats.lock(new.chat_key, create=True)
+            row = await transaction.messages.append(new)
+            announce_message(transaction, self._publisher, row)
+            if wake:
+                cause = None
+                if row.call_id is not None:
+                    cause = await transaction.rounds.find_running(row.chat_key)
+                await self._request_round(transaction, row.chat_key, TriggerKind.MESSAGE, row.id, cause)
+        return row
+
+    async def _request_round(
+        self,
+        transaction: Transaction,
+        chat_key: str,
+        kind: TriggerKind,
+        trigger_id: str,
+        cause: Round | None,
+    ) -> None:
+        request = RoundRequest(
+            chat_key=chat_key,
+            trigger_kind=kind,
+            trigger_id=trigger_id,
+            turn_id=cause.turn_id if cause else None,
+            number=cause.number + 1 if cause else 1,
+            user_id=cause.user_id if cause else None,
+            delay_seconds=self._debounce_seconds,
+        )
+        await transaction.rounds.request(request)
+        transaction.after_commit(lambda: self._publisher.round_requested(chat_key))
+
+
+def announce_message(
+    transaction: Transaction, publisher: EventPublisher, row: Message, *, later: bool = False
+) -> None:
+    """Publish ``message.added`` after the transaction is committed.
+
+    Args:
+        later: publish in the background; the caller does not wait for it.
+    """
+    body: dict[str, Any] = {
+        "id": row.id,
+        "sequence": row.sequence,
+        "kind": row.kind.value,
+        "chat_key": row.chat_key,
+    }
+    transaction.after_commit(lambda: publisher.event(MESSAGE_EVENT, row.chat_key, body, later=later))

@@ -1,0 +1,183 @@
+"""Publishes events from coroutines: outside of the event loop, in bounded time, without raising.
+
+An event announces a row that is already committed. If it cannot be published, that is logged,
+and the sweep announces the row later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from threading import Lock
+from typing import Any, Final, TypeVar
+
+from celery import Celery
+from celery.app.task import Context
+from loguru import logger
+
+from broker_config.topology import (
+    JOB_TASK,
+    count_waiting,
+    publish_event,
+    publish_round_requested,
+    rounds_waiting,
+)
+from messaging.call_messages import CallMessage
+from messaging.revocations import revoke
+from nekro_agent.errors import NekroError
+from nekro_agent.methods import Lane
+from storage.repositories.calls import Call
+
+__all__ = ["EventPublisher"]
+
+T = TypeVar("T")
+
+#: kombu publishes with blocking sockets; with two threads a slow publication does not delay the next.
+_THREADS: Final = 2
+#: How long an event is delayed so that the call's result, or a follow-up round's request, is sent first:
+#: publishing competes with the event loop for the GIL.
+_ANSWER_LEAVES_SECONDS: Final = 0.01
+_REQUEST_LEAVES_SECONDS: Final = 0.03
+#: Most delayed events; further ones are published without delay.
+_MOST_LATER: Final = 64
+
+
+class EventPublisher:
+    """Publishes to ``agent.events`` for one process."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="publish")
+        self._after_answers = _PutOff(self._pool, seconds=_ANSWER_LEAVES_SECONDS)
+        self._after_requests = _PutOff(self._pool, seconds=_REQUEST_LEAVES_SECONDS)
+
+    async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
+        """Announce to the rounds lane that a chat has a requested round.
+
+        Args:
+            later: return at once and publish after a short delay.
+        """
+        send = partial(publish_round_requested, self._app, chat_key)
+        if not (later and self._after_requests.add("round.requested", send)):
+            await self._publish("round.requested", send)
+
+    async def rounds_overdue(self, chat_keys: Sequence[str]) -> int:
+        """Announce waiting chats again, unless as many messages wait: then the workers are only behind.
+
+        Returns the number of messages sent.
+        """
+        waiting = await self._publish("rounds.waiting", partial(rounds_waiting, self._app)) or 0
+        if waiting >= len(chat_keys):
+            return 0
+        for chat_key in chat_keys:
+            await self.round_requested(chat_key)
+        return len(chat_keys)
+
+    async def job_queued(self, job_id: str) -> None:
+        """Publish a job on lane ``long``; the worker claims its row, so a second message is harmless."""
+        send = partial(self._app.send_task, JOB_TASK, args=[job_id], task_id=job_id, queue=Lane.LONG.value)
+        await self._publish("job.queued", send)
+
+    async def calls_lost(self, messages: Sequence[CallMessage]) -> int:
+        """Send calls again whose queue has no waiting messages; returns the number sent."""
+        send = partial(_send_lost, self._app, messages)
+        return await self._publish("call.queued", send) or 0
+
+    async def call_ended(self, call: Call, error: NekroError) -> None:
+        """Send an error to the caller of a call that no worker will answer."""
+        reply_to = (call.invocation or {}).get("reply_to")
+        request = Context(
+            id=call.id, task=call.method, reply_to=reply_to, errbacks=None, chord=None, group=None
+        )
+        backend = self._app.backend
+        await self._publish("call.ended", partial(backend.mark_as_failure, call.id, error, request=request))
+
+    async def revoke(self, *task_ids: str) -> None:
+        """Stop running tasks, and drop waiting ones, on all workers that are running."""
+        send = partial(revoke, self._app, list(task_ids))
+        await self._publish("tasks.revoked", send)
+
+    async def event(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
+        """Publish that something happened in a chat, for example ``message.sent``.
+
+        Args:
+            later: return at once and publish after a short delay.
+        """
+        send = partial(publish_event, self._app, name, chat_key, body)
+        if not (later and self._after_answers.add(name, send)):
+            await self._publish(name, send)
+
+    def tell(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
+        """Like ``event``, but returns at once; for events that only observers use."""
+        send = partial(publish_event, self._app, name, chat_key, dict(body))
+        if not (later and self._after_requests.add(name, send)):
+            self._pool.submit(_attempt, name, send)
+
+    def close(self) -> None:
+        """Finish running publications and accept no more; those that only observers use are dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._after_answers.send_all()
+        self._after_requests.send_all()
+
+    async def _publish(self, name: str, send: Callable[[], T]) -> T | None:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, _attempt, name, send)
+
+
+class _PutOff:
+    """Events that are published after a delay, in the order given."""
+
+    def __init__(self, pool: ThreadPoolExecutor, *, seconds: float) -> None:
+        self._pool = pool
+        self._seconds = seconds
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._lock = Lock()
+
+    def add(self, name: str, send: Callable[[], object]) -> bool:
+        """Delay an event; False when too many wait."""
+        if len(self._waiting) >= _MOST_LATER:
+            return False
+        self._waiting.append(partial(_attempt, name, send))
+        asyncio.get_running_loop().call_later(self._seconds, self._submit)
+        return True
+
+    def send_all(self) -> None:
+        """Publish all waiting events in the calling thread."""
+        while self._waiting:
+            self._send_oldest()
+
+    def _submit(self) -> None:
+        with suppress(RuntimeError):  # the pool was closed, and ``close`` has published the event
+            self._pool.submit(self._send_oldest)
+
+    def _send_oldest(self) -> None:
+        with self._lock:  # two threads of the pool must not change the order
+            if self._waiting:
+                self._waiting.popleft()()
+
+
+def _send_lost(app: Celery, messages: Sequence[CallMessage]) -> int:
+    sent = 0
+    with app.producer_or_acquire() as producer:
+        for lane in sorted({message.lane for message in messages}):
+            queue = app.amqp.queues[lane]
+            if count_waiting(queue, producer.channel):
+                continue  # the workers are behind, and these messages may still be in the queue
+            for message in messages:
+                if message.lane == lane:
+                    app.amqp.send_task_message(
+                        producer, message.invocation.method, message.build(app), queue=queue
+                    )
+                    sent += 1
+    return sent
+
+
+def _attempt(name: str, send: Callable[[], T]) -> T | None:
+    try:
+        return send()
+    except Exception as exc:  # the row is committed, and the sweep announces it again
+        logger.bind(event=name, error=type(exc).__name__).warning("event_not_published")
+        return None

@@ -1,0 +1,45 @@
+"""Cancels a job from outside: a background job is asked to end, a detached call is stopped."""
+
+from __future__ import annotations
+
+from storage.engine import Database
+from storage.repositories.jobs import Job
+from storage.states import JobState
+from storage.transaction import Transaction
+from workers.calls.detached import end_job, settle
+from workers.chats.publisher import EventPublisher
+from workers.jobs.data import is_call
+
+__all__ = ["cancel_job"]
+
+_REASON = "cancelled by an operator"
+
+
+async def cancel_job(database: Database, publisher: EventPublisher, job_id: str) -> Job:
+    """Cancel a job and return it in its new state; a job that has ended is returned unchanged.
+
+    A running background job notices within a second and may take time to clean up.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    async with database.begin() as transaction:
+        job = await transaction.jobs.get(job_id)
+        if job.state.is_final:
+            return job
+        if not is_call(job):
+            return await _ask(transaction, job_id)
+        call = await transaction.calls.cancel(job_id, reason=_REASON)
+        if call is not None:
+            await settle(transaction, publisher, call)
+        await end_job(transaction, job_id, JobState.CANCELLED, _REASON)
+        job = await transaction.jobs.get(job_id)
+    await publisher.revoke(job_id)
+    return job
+
+
+async def _ask(transaction: Transaction, job_id: str) -> Job:
+    job = await transaction.jobs.request_cancel(job_id, reason=_REASON)
+    if job.state.is_final:
+        await transaction.job_signals.clear(job_id)
+    return job

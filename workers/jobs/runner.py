@@ -1,0 +1,222 @@
+"""Executes a background job on a worker: the work behind the task ``nekro.jobs.run``, without Celery."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from loguru import logger
+
+from nekro_agent.errors import (
+    ArgumentError,
+    FencedError,
+    MethodDisabledError,
+    MethodFailedError,
+    MethodNotFoundError,
+    NekroError,
+    StorageUnavailableError,
+)
+from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive
+from nekro_agent.plugin import NekroPlugin
+from nekro_agent.ports import JobState
+from runtime.redaction import Redactor
+from storage.repositories.jobs import Job
+from workers.calls.claims import DuplicateDelivery
+from workers.jobs.data import plain_data, unpack
+from workers.jobs.keeper import JobKeeper, KeeperSettings, StopCause
+
+__all__ = ["Interruption", "JobResult", "JobRunner"]
+
+#: Time for the ``finally`` blocks of a job that is interrupted from outside.
+CLEANUP_SECONDS: Final = 1.5
+#: Number of attempts to record a job's end while the database is unavailable, and the pause between them.
+FINISH_TRIES: Final = 60
+FINISH_PAUSE_SECONDS: Final = 1.0
+
+_STATES: Final = {
+    TaskSignal.SUCCESS: JobState.SUCCEEDED,
+    TaskSignal.FAIL: JobState.FAILED,
+    TaskSignal.CANCEL: JobState.CANCELLED,
+}
+
+
+class Interruption(StrEnum):
+    """Why the worker stopped a job without a request to cancel it."""
+
+    #: It passed the time limit of its lane.
+    TIME_LIMIT = "time_limit"
+    #: An operator revoked its task.
+    REVOKED = "revoked"
+    #: The worker itself is stopping; another one continues with the job.
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult:
+    """The result of a job's Celery task."""
+
+    job_id: str
+    state: JobState
+    message: str
+
+
+class JobRunner:
+    """Executes jobs; one instance per worker process."""
+
+    def __init__(
+        self,
+        *,
+        keeping: KeeperSettings,
+        plugins: Mapping[str, NekroPlugin],
+        redactor: Redactor,
+        worker_name: str,
+    ) -> None:
+        self._keeping = keeping
+        self._database = keeping.database
+        self._plugins = plugins
+        self._redactor = redactor
+        self._worker_name = worker_name
+
+    async def run(self, job_id: str, *, interruption: Callable[[], Interruption]) -> JobResult:
+        """Claim a job, run it to its end and record how it ended.
+
+        Args:
+            interruption: called when this coroutine was cancelled; returns the reason.
+
+        Raises:
+            DuplicateDelivery: the job has ended or belongs to another worker; nothing was done, or
+                the work done is discarded.
+            MethodFailedError: the job failed, which is recorded.
+        """
+        job = await self._claim(job_id)
+        with logger.contextualize(job_id=job.id, job_type=job.type, chat_key=job.chat_key):
+            try:
+                last = await self._carry_out(job, interruption)
+            except FencedError as exc:
+                logger.bind(fence=job.fence).warning("job_claim_lost")
+                raise DuplicateDelivery(job_id) from exc
+            except asyncio.CancelledError:
+                await self._leave(job, interruption())
+                raise
+            ended = await self._finish(job, last)
+        logger.bind(job_id=job.id, state=ended.state.value, attempt=job.attempt).info("job_ended")
+        if ended.state is JobState.FAILED:
+            error_type = type(last.data).__name__ if isinstance(last.data, BaseException) else "JobFailed"
+            raise MethodFailedError(error_type, ended.message)
+        return JobResult(job_id=job.id, state=ended.state, message=ended.message)
+
+    async def _claim(self, job_id: str) -> Job:
+        async with self._database.autocommit() as transaction:
+            job = await transaction.jobs.claim(
+                job_id, worker=self._worker_name, lease_seconds=self._keeping.lease_seconds
+            )
+        if job is None:
+            raise DuplicateDelivery(job_id)
+        if job.attempt > 1:
+            logger.bind(job_id=job_id, attempt=job.attempt).warning("job_started_again")
+        return job
+
+    async def _carry_out(self, job: Job, interruption: Callable[[], Interruption]) -> TaskCtl:
+        try:
+            plugin, func = self._function(job)
+            args, kwargs = unpack(job.args)
+        except (MethodNotFoundError, MethodDisabledError, ArgumentError) as exc:
+            return TaskCtl.fail(str(exc), exc)
+        handle = AsyncTaskHandle(job.task_id, job.chat_key, plugin, job_id=job.id, task_type=job.type)
+        loop = asyncio.get_running_loop()
+        work: asyncio.Task[TaskCtl] | None = None
+
+        def stop(_: StopCause) -> None:
+            with suppress(RuntimeError):  # the job's loop has ended
+                loop.call_soon_threadsafe(lambda: work and work.cancel())
+
+        async with JobKeeper(self._keeping, job, stop=stop) as keeper:
+            work = asyncio.ensure_future(_contained(drive(func, handle, args, kwargs, report=keeper.report)))
+            try:
+                await asyncio.wait([work])
+            except asyncio.CancelledError:
+                work.cancel()
+                await asyncio.wait([work], timeout=CLEANUP_SECONDS)
+                raise
+        return _last_signal(job, work, keeper.cause)
+
+    def _function(self, job: Job) -> tuple[NekroPlugin, Callable[..., Any]]:
+        plugin = self._plugins.get(job.plugin_key)
+        if plugin is None:
+            raise MethodNotFoundError(f"this worker has not loaded plugin {job.plugin_key}")
+        if not plugin.is_enabled:
+            raise MethodDisabledError(f"plugin {job.plugin_key} is disabled")
+        func = plugin.task_types.get(job.type)
+        if func is None:
+            raise MethodNotFoundError(f"plugin {job.plugin_key} has no task type {job.type!r} any more")
+        return plugin, func
+
+    async def _finish(self, job: Job, last: TaskCtl) -> Job:
+        """Record the end; retries for a minute while the database is unavailable.
+
+        Raises:
+            DuplicateDelivery: another worker took the job over; this end is discarded.
+            StorageUnavailableError: the database stayed unavailable; the job will be started again.
+        """
+        message, data = last.message, plain_data(last.data)
+        if last.signal is TaskSignal.FAIL:
+            message, data = self._redactor(message), self._redactor(data) if isinstance(data, str) else data
+        for tries_left in reversed(range(FINISH_TRIES)):
+            try:
+                async with self._database.begin() as transaction:
+                    ended = await transaction.jobs.finish(
+                        job.id,
+                        fence=job.fence,
+                        state=_STATES[last.signal],
+                        message=message,
+                        data=data,
+                    )
+                    await transaction.job_signals.clear(job.id)
+                return ended
+            except FencedError as exc:
+                logger.bind(job_id=job.id, fence=job.fence).warning("job_claim_lost")
+                raise DuplicateDelivery(job.id) from exc
+            except StorageUnavailableError:
+                if not tries_left:
+                    raise
+            await asyncio.sleep(FINISH_PAUSE_SECONDS)
+        raise AssertionError("unreachable")
+
+    async def _leave(self, job: Job, why: Interruption) -> None:
+        """Record why the worker stopped the job, or release it for the next worker."""
+        ends = {
+            Interruption.TIME_LIMIT: TaskCtl.fail("stopped at the time limit of lane long"),
+            Interruption.REVOKED: TaskCtl.cancel("its task was revoked"),
+        }
+        try:
+            if why in ends:
+                await self._finish(job, ends[why])
+                return
+            async with self._database.autocommit() as transaction:
+                await transaction.jobs.heartbeat(job.id, fence=job.fence, lease_seconds=0)
+        except (NekroError, DuplicateDelivery) as exc:  # the lease expires by itself
+            logger.bind(job_id=job.id, error=str(exc)).warning("job_not_handed_on")
+
+
+async def _contained(work: Coroutine[Any, Any, TaskCtl]) -> TaskCtl:
+    """Convert a ``BaseException`` to a failure of the job: some of them would end the event loop."""
+    try:
+        return await work
+    except asyncio.CancelledError:
+        raise
+    except BaseException as exc:
+        return TaskCtl.fail(f"the job ended in {type(exc).__name__}", exc)
+
+
+def _last_signal(job: Job, work: asyncio.Task[TaskCtl], cause: StopCause | None) -> TaskCtl:
+    if cause is StopCause.LOST:
+        raise FencedError(f"job {job.id}: the claim passed to another worker")
+    if not work.cancelled():
+        return work.result()
+    if cause is StopCause.CANCELLED:
+        return TaskCtl.cancel("cancelled on request")
+    return TaskCtl.cancel("cancelled by its own code: something that it awaited was cancelled")

@@ -1,0 +1,275 @@
+"""Background jobs of plugins, usable from any process of the fleet: the SDK's ``Jobs`` port on rows.
+
+A job is a row, then a message on lane ``long``; ``workers.jobs.runner`` executes it. Signals and
+waits are rows too, so ``notify`` reaches a ``wait`` in another process in either order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Final, TypeVar
+
+from codec.wire import new_id
+from nekro_agent.errors import ConflictError, NotFoundError
+from nekro_agent.execution import greenlets as bridge
+from nekro_agent.ports import JobInfo, JobRequest
+from runtime.completion import complete
+from storage.engine import Database
+from storage.repositories.job_signals import WaitState
+from storage.repositories.jobs import NewJob
+from storage.states import CrashPolicy
+from workers.chats.publisher import EventPublisher
+from workers.jobs.data import info_of, is_call, pack, unpack
+from workers.jobs.watch import JobWatch
+from workers.pools.background import BackgroundLoop
+
+__all__ = ["SqlJobs"]
+
+T = TypeVar("T")
+
+#: How long a synchronous function may block its thread for a reading.
+ANSWER_SECONDS: Final = 1.0
+#: How long it blocks for a write; a longer wait means that the write waits for the caller's own loop.
+WRITE_SECONDS: Final = 0.1
+#: How often a wait polls for signals of other processes; signals of its own process wake it at once.
+LOOK_SECONDS: Final = 0.25
+#: Most open jobs that ``running`` returns.
+_MOST_JOBS: Final = 1000
+
+
+class SqlJobs:
+    """Implements ``nekro_agent.ports.Jobs``; one instance per process.
+
+    ``peek``, ``notify`` and ``cancel_wait`` are synchronous functions that need the database. Called
+    directly in a plugin's coroutine they wait without blocking the event loop
+    (``nekro_agent.execution.greenlets``). Called anywhere else (a task or a thread that the plugin started)
+    they block their thread while the background loop executes the query: about a millisecond, at
+    most ``ANSWER_SECONDS``. There a write that meets a locked database continues in the background
+    after ``WRITE_SECONDS``; it is lost only if the process dies before it ends.
+    """
+
+    def __init__(self, database: Database, background: BackgroundLoop, publisher: EventPublisher) -> None:
+        self._database = database
+        self._background = background
+        self._publisher = publisher
+        self._watch = JobWatch(database, background)
+        self._alarms = _Alarms()
+
+    async def start(self, request: JobRequest) -> JobInfo:
+        """Record the job and publish its message.
+
+        Raises:
+            ConflictError: a job of that plugin, type and name is open.
+            ArgumentError: an argument is not plain data.
+        """
+        new = NewJob(
+            id=new_id(),
+            type=request.task_type,
+            task_id=request.task_id,
+            plugin_key=request.plugin_key,
+            chat_key=request.chat_key,
+            args=pack(request.args, request.kwargs),
+            on_crash=CrashPolicy.RESTART if request.restarts else CrashPolicy.FAIL,
+        )
+        async with self._database.begin() as transaction:
+            job = await transaction.jobs.add(new)
+            transaction.after_commit(lambda: self._publisher.job_queued(job.id))
+        if request.on_terminal is not None:
+            self._watch.add(job.id, request.on_terminal)
+        return info_of(job)
+
+    def peek(self, plugin_key: str, task_type: str, task_id: str) -> JobInfo | None:
+        """Return the newest job of that name, or None.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        return self._answer(self._latest(plugin_key, task_type, task_id))
+
+    async def cancel(self, job_id: str) -> bool:
+        """Request a job's end, which the job notices within a second; False when it has already ended.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        async with self._database.begin() as transaction:
+            job = await transaction.jobs.find(job_id)
+            if job is None:
+                raise NotFoundError(f"there is no job {job_id!r}")
+            if job.state.is_final:
+                return False
+            job = await transaction.jobs.request_cancel(job_id, reason="cancelled before it started")
+            if job.state.is_final:
+                await transaction.job_signals.clear(job_id)
+        if is_call(job):
+            await self._publisher.revoke(job_id)  # a call has no job function that would see the request
+        return True
+
+    def notify(self, job_id: str, key: str, data: Any) -> bool:
+        """Pass data to a job's ``wait(key)``; stored if there is no wait yet. False when the job has ended.
+
+        Raises:
+            ArgumentError: the data are not plain data.
+            StorageUnavailableError: the database does not answer.
+        """
+        packed = pack((data,), {})
+        if not self._answer(self._is_open(job_id)):
+            return False
+        self._write(self._signal(job_id, key, packed))
+        return True
+
+    async def wait(self, job_id: str, key: str, *, timeout_seconds: float | None) -> Any:
+        """Return the data of ``notify`` for ``key``, and delete them.
+
+        A second wait for the same key replaces the first, which is cancelled; the end of the job
+        cancels every wait.
+
+        Raises:
+            TimeoutError: no signal came in time.
+            asyncio.CancelledError: the wait was cancelled.
+            ConflictError: the job has ended or does not exist.
+        """
+        if not await self._is_open(job_id):
+            raise ConflictError(f"job {job_id} has ended, so no signal can reach it")
+        waiter = new_id()
+        async with self._waiting(job_id, key, waiter) as signalled, asyncio.timeout(timeout_seconds):
+            while True:
+                signalled.clear()
+                packed = await self._take(job_id, key, waiter)
+                if packed is not None:
+                    return unpack(packed)[0][0]
+                try:
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await signalled.wait()
+                except TimeoutError:
+                    continue
+
+    def cancel_wait(self, job_id: str, key: str | None = None) -> int:
+        """Cancel the waits for ``key``, or all waits of the job; returns their number.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        waiting = self._answer(self._waiting_keys(job_id, key))
+        if waiting:
+            self._write(self._cancel_waits(job_id, key))
+        return len(waiting)
+
+    def running(self) -> list[JobInfo]:
+        """Return every open job.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        return self._answer(self._open_ones())
+
+    async def _open_ones(self) -> list[JobInfo]:
+        async with self._database.read() as transaction:
+            jobs = await transaction.jobs.newest(limit=_MOST_JOBS, open_only=True)
+        return [info_of(job) for job in jobs if not is_call(job)]
+
+    def _answer(self, question: Coroutine[Any, Any, T]) -> T:
+        if bridge.can_wait():
+            return bridge.wait(question)
+        return self._background.answer(question, seconds=ANSWER_SECONDS)
+
+    def _write(self, write: Coroutine[Any, Any, None]) -> None:
+        if bridge.can_wait():
+            bridge.wait(write)
+        else:
+            self._background.settle(write, seconds=WRITE_SECONDS)
+
+    async def _latest(self, plugin_key: str, task_type: str, task_id: str) -> JobInfo | None:
+        async with self._database.read() as transaction:
+            job = await transaction.jobs.find_latest(plugin_key, task_type, task_id)
+        return None if job is None or is_call(job) else info_of(job)
+
+    async def _is_open(self, job_id: str) -> bool:
+        async with self._database.read() as transaction:
+            job = await transaction.jobs.find(job_id)
+        return job is not None and not job.state.is_final
+
+    async def _signal(self, job_id: str, key: str, packed: dict[str, str]) -> None:
+        async with self._database.autocommit() as transaction:
+            await transaction.job_signals.signal(job_id, key=key, data=packed)
+        self._alarms.ring(job_id, key)
+
+    async def _waiting_keys(self, job_id: str, key: str | None) -> list[str]:
+        async with self._database.read() as transaction:
+            return await transaction.job_signals.waiting_keys(job_id, key=key)
+
+    async def _cancel_waits(self, job_id: str, key: str | None) -> None:
+        async with self._database.autocommit() as transaction:
+            await transaction.job_signals.cancel(job_id, key=key)
+        self._alarms.ring(job_id, key)
+
+    async def _take(self, job_id: str, key: str, waiter: str) -> dict[str, str] | None:
+        """Take the signal if it has arrived.
+
+        Raises:
+            asyncio.CancelledError: the wait was cancelled.
+        """
+        async with self._database.read() as transaction:
+            state = await transaction.job_signals.look(job_id, key=key, waiter=waiter)
+        packed = None
+        if state is WaitState.READY:
+            async with self._database.begin() as transaction:
+                view = await transaction.job_signals.take(job_id, key=key, waiter=waiter)
+            state, packed = view.state, view.data
+        if state is WaitState.CANCELLED:
+            raise asyncio.CancelledError(f"the wait of job {job_id} for {key!r} was cancelled")
+        return packed
+
+    @asynccontextmanager
+    async def _waiting(self, job_id: str, key: str, waiter: str) -> AsyncIterator[asyncio.Event]:
+        async with self._database.autocommit() as transaction:
+            await transaction.job_signals.begin(job_id, key=key, waiter=waiter)
+        try:
+            with self._alarms.set(job_id, key) as signalled:
+                yield signalled
+        finally:
+            # A cancelled caller must not leave the row of its wait behind.
+            await complete(self._end_wait(job_id, key, waiter))
+
+    async def _end_wait(self, job_id: str, key: str, waiter: str) -> None:
+        async with self._database.autocommit() as transaction:
+            await transaction.job_signals.end(job_id, key=key, waiter=waiter)
+
+
+class _Alarms:
+    """Wakes waits of this process at once; waits in other processes poll."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waits: dict[tuple[str, str], dict[asyncio.Event, asyncio.AbstractEventLoop]] = {}
+
+    @contextmanager
+    def set(self, job_id: str, key: str) -> Iterator[asyncio.Event]:
+        """Return an event of the running loop, which ``ring`` sets."""
+        event = asyncio.Event()
+        with self._lock:
+            self._waits.setdefault((job_id, key), {})[event] = asyncio.get_running_loop()
+        try:
+            yield event
+        finally:
+            with self._lock:
+                events = self._waits[job_id, key]
+                del events[event]
+                if not events:
+                    del self._waits[job_id, key]
+
+    def ring(self, job_id: str, key: str | None) -> None:
+        """Wake the waits for ``key``, or all waits of the job; thread-safe."""
+        with self._lock:
+            found = [
+                pair
+                for (job, name), events in self._waits.items()
+                if job == job_id and key in (None, name)
+                for pair in events.items()
+            ]
+        for event, loop in found:
+            with suppress(RuntimeError):  # that loop has ended, and its waits with it
+                loop.call_soon_threadsafe(event.set)

@@ -1,0 +1,1 @@
+"""Leases and claims that are renewed while their work runs."""

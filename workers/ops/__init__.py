@@ -1,0 +1,1 @@
+"""Operation of workers: health, metrics, logs, the sweep."""

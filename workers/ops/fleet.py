@@ -1,0 +1,137 @@
+"""Figures of the whole fleet for Prometheus: waiting and running work, workers per lane.
+
+Workers report what they did; only the broker and the database know what no worker has taken yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+from loguru import logger
+
+from broker_config.app import create_app
+from broker_config.settings import Settings
+from messaging.queue_figures import read_dead, read_queues
+from nekro_agent.errors import NekroError
+from storage.database_clock import follow_database_clock
+from storage.engine import Database
+from storage.repositories.overview import OpenWork, OverviewRepository
+
+__all__ = ["FLEET_METRICS", "FleetFigures"]
+
+#: How long the workers of the fleet have to answer; always elapses in full.
+_ANSWER_SECONDS: Final = 1.0
+#: How long the answer is cached, since the question costs every worker a message.
+_WORKERS_SECONDS: Final = 15.0
+
+#: Name to help text and labels.
+FLEET_METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "nekro_up": ("1 when the broker or the database answered the last reading.", ("part",)),
+    "nekro_queue_messages": ("Messages that wait in a lane's queue.", ("lane",)),
+    "nekro_queue_held_messages": ("Messages that workers of a lane hold.", ("lane",)),
+    "nekro_queue_oldest_seconds": (
+        "Age of the oldest waiting item: in lanes rounds and long the oldest due row, else the oldest call.",
+        ("lane",),
+    ),
+    "nekro_lane_workers": ("Workers that serve a lane and answer.", ("lane",)),
+    "nekro_dead_messages": ("Messages in the dead letter list because no worker can run them.", ()),
+    "nekro_rounds_waiting": ("Due rounds that are not running.", ()),
+    "nekro_rounds_running": ("Running rounds.", ()),
+    "nekro_jobs_waiting": ("Background jobs that are not running yet.", ()),
+    "nekro_jobs_running": ("Running background jobs.", ()),
+}
+
+
+class FleetFigures:
+    """A Prometheus collector that reads all figures on each collection; blocks for one or two seconds."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Take ``settings`` with every URL resolved; connects at the first collection."""
+        self._settings = settings
+        self._app = create_app(settings)
+        self._workers: dict[str, int] = {}
+        self._workers_until = 0.0
+
+    def close(self) -> None:
+        """Close connections to the broker."""
+        self._app.close()
+
+    def text(self) -> bytes:
+        """The figures in Prometheus' text format."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
+
+    def describe(self) -> Iterable[Any]:
+        """Return no metrics: registration must not query the broker or the database."""
+        return ()
+
+    def collect(self) -> Iterable[Any]:
+        """Read everything; a part that does not answer has ``nekro_up`` 0 and no other figures."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        families = {
+            name: GaugeMetricFamily(name, text, labels=labels)
+            for name, (text, labels) in FLEET_METRICS.items()
+        }
+
+        def add(name: str, value: float | None, *labels: str) -> None:
+            if value is not None:
+                families[name].add_metric(labels, value)
+
+        work = self._open_work()
+        add("nekro_up", work is not None, "database")
+        oldest: dict[str, float] = {}
+        if work is not None:
+            for kind, lane in (("rounds", "rounds"), ("jobs", "long")):
+                oldest[lane] = work[kind].oldest_seconds
+                add(f"nekro_{kind}_waiting", work[kind].waiting)
+                add(f"nekro_{kind}_running", work[kind].running)
+        add("nekro_up", self._read_broker(add, oldest), "broker")
+        return [family for family in families.values() if family.samples]
+
+    def _read_broker(self, add: Any, oldest: dict[str, float]) -> bool:
+        try:
+            queues, dead = read_queues(self._app), read_dead(self._app)
+            workers = self._lane_workers()
+        except Exception as exc:  # each transport of kombu raises errors of its own driver
+            logger.bind(error=str(exc), error_type=type(exc).__name__).warning("broker_not_readable")
+            return False
+        for queue in queues:
+            add("nekro_queue_messages", queue.waiting, queue.lane)
+            add("nekro_queue_held_messages", queue.held, queue.lane)
+            seconds = max(queue.oldest_seconds or 0.0, oldest.get(queue.lane, 0.0))
+            add("nekro_queue_oldest_seconds", seconds, queue.lane)
+            add("nekro_lane_workers", workers.get(queue.lane, 0), queue.lane)
+        add("nekro_dead_messages", dead)
+        return True
+
+    def _lane_workers(self) -> dict[str, int]:
+        if time.monotonic() >= self._workers_until:
+            answers = self._app.control.inspect(timeout=_ANSWER_SECONDS).active_queues() or {}
+            served = [queue["name"] for queues in answers.values() for queue in queues]
+            self._workers = {name: served.count(name) for name in set(served)}
+            self._workers_until = time.monotonic() + _WORKERS_SECONDS
+        return self._workers
+
+    def _open_work(self) -> dict[str, OpenWork] | None:
+        try:
+            return asyncio.run(self._ask_database())
+        except NekroError as exc:
+            logger.bind(error=str(exc)).warning("database_not_readable")
+            return None
+
+    async def _ask_database(self) -> dict[str, OpenWork]:
+        database = Database(self._settings.database, self._settings.data_dir)
+        try:
+            await follow_database_clock(database)
+            async with database.read() as transaction:
+                overview = OverviewRepository(transaction.connection)
+                return {"rounds": await overview.rounds(), "jobs": await overview.jobs()}
+        finally:
+            await database.dispose()

@@ -1,0 +1,43 @@
+"""Configures a worker's logs: Celery's, the drivers' and our own go to one sink, without secrets."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from celery import signals
+
+from broker_config.embedded import resolve_signing_key
+from broker_config.settings import Settings
+from nekro_agent.core.logger import StandardLogs, configure
+from runtime.redaction import Redactor
+
+__all__ = ["configure_logs"]
+
+#: Celery logs each call here; ``workers.pools.observation`` logs it with chat and round and without the
+#: returned value. Below WARNING these loggers also log arguments.
+_SAID_BETTER: Final = ("celery.worker.strategy", "celery.app.trace")
+#: Drivers that log every statement, request and poll at DEBUG or INFO.
+_TALKATIVE: Final = ("aiosqlite", "amqp", "asyncio", "httpcore", "httpx", "openai", "sqlalchemy", "kombu")
+
+
+def configure_logs(settings: Settings, *, lane: str, worker: str) -> None:
+    """Send every log record of this process to standard error, as ``settings.log`` says.
+
+    Celery then finds logging configured and does not configure it.
+    """
+    key = resolve_signing_key(settings).get_secret_value()
+    configure(
+        level=settings.log.level,
+        json_lines=settings.log.json_lines,
+        fields={"lane": lane, "worker": worker},
+        redact=Redactor((*settings.secret_values(), key)),
+    )
+    logging.basicConfig(handlers=[StandardLogs()], level=settings.log.level, force=True)
+    for name in (*_SAID_BETTER, *_TALKATIVE):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    signals.setup_logging.connect(_is_set_up, weak=False)
+
+
+def _is_set_up(**_: object) -> None:
+    """A receiver of this signal keeps Celery from configuring logging itself."""

@@ -1,0 +1,128 @@
+"""The sweep: finds recorded work that has no worker or whose message was lost, and sends it again.
+
+Every worker has a sweeper, whatever its lane, because a fleet without rounds workers has timers and
+jobs too. A lease lets one of them sweep at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from loguru import logger
+
+from broker_config.settings import AgentSettings
+from storage.engine import Database
+from storage.repositories.calls import CallRepository
+from storage.repositories.leases import LeaseRepository
+from workers.calls.claims import outcome_unknown
+from workers.calls.detached import settle
+from workers.chats.publisher import EventPublisher
+from workers.leases.keeping import survived
+
+__all__ = ["Sweep", "Sweeper"]
+
+#: Does the due work of one kind; returns the seconds until there is more, or None if that is unknown.
+Sweep = Callable[[], Awaitable[float | None]]
+
+_LEASE: Final = "sweep"
+#: Length of the lease in periods. A sweep that takes longer may overlap with another one, which is
+#: harmless because each takes rows exclusively.
+_LEASE_PERIODS: Final = 2
+#: Shortest pause between two sweeps.
+_LEAST_SECONDS: Final = 0.05
+#: Most rows that one sweep takes of each kind; the next sweep takes the rest.
+_BATCH: Final = 500
+
+
+class Sweeper:
+    """Sweeps every ``sweep_seconds`` while it holds the lease; earlier when work is due earlier."""
+
+    def __init__(
+        self,
+        database: Database,
+        publisher: EventPublisher,
+        settings: AgentSettings,
+        *,
+        owner: str,
+        sweeps: Sequence[Sweep] = (),
+    ) -> None:
+        """Create the sweeper.
+
+        Args:
+            sweeps: sweeps in addition to the one for rounds and calls; a failure of one does not stop
+                the others.
+        """
+        self._database = database
+        self._publisher = publisher
+        self._period_seconds = settings.sweep_seconds
+        self._owner = owner
+        self._sweeps = (self.sweep, *sweeps)
+        self._task: asyncio.Task[None] | None = None
+        self._fence: int | None = None
+
+    def start(self) -> None:
+        """Start to sweep on the running loop."""
+        self._task = asyncio.create_task(self._sweep_forever(), name="nekro-sweep")
+
+    async def close(self) -> None:
+        """Stop, and release the lease."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._fence is not None:
+            async with self._database.autocommit() as transaction:
+                await LeaseRepository(transaction.connection).release(_LEASE, fence=self._fence)
+
+    async def sweep(self) -> float | None:
+        """End calls whose worker died, and announce chats that wait for a worker.
+
+        Returns the seconds until the first lease on a running round expires if its worker does not
+        renew it, so that this chat is not left waiting for the next period.
+        """
+        async with self._database.begin() as transaction:
+            calls = CallRepository(transaction.connection)
+            lost = await calls.sweep_lost(limit=_BATCH)
+            expired = await calls.sweep_expired(limit=_BATCH)
+            for call in (*lost, *expired):
+                await settle(transaction, self._publisher, call)
+        for call in lost:
+            logger.bind(call_id=call.id, method=call.method).warning("call_outcome_unknown")
+            await self._publisher.call_ended(call, outcome_unknown(call))
+        async with self._database.read() as transaction:
+            due = await transaction.rounds.due_chats(limit=_BATCH, waiting_seconds=self._period_seconds)
+            seconds = await transaction.rounds.seconds_until_orphaned()
+        if due:
+            sent = await self._publisher.rounds_overdue(due)
+            logger.bind(chats=len(due), announced=sent).info("sweep_found_rounds")
+        return seconds
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            # Without the lease it checks twice as often, because the holder may be dead.
+            pause_seconds = self._period_seconds / 2
+            with survived("sweep_failed"):  # the next sweep finds what this one missed
+                if await self._hold_lease():
+                    pause_seconds = await self._sweep_all()
+            await asyncio.sleep(pause_seconds)
+
+    async def _sweep_all(self) -> float:
+        pauses = [self._period_seconds]
+        for sweep in self._sweeps:
+            with survived("sweep_failed", sweep=sweep.__qualname__):  # the other sweeps must still run
+                seconds = await sweep()
+                if seconds is not None:
+                    pauses.append(max(seconds, _LEAST_SECONDS))
+        return min(pauses)
+
+    async def _hold_lease(self) -> bool:
+        seconds = self._period_seconds * _LEASE_PERIODS
+        async with self._database.autocommit() as transaction:
+            leases = LeaseRepository(transaction.connection)
+            if self._fence is not None and await leases.renew(
+                _LEASE, fence=self._fence, lease_seconds=seconds
+            ):
+                return True
+            self._fence = await leases.acquire(_LEASE, owner=self._owner, lease_seconds=seconds)
+        return self._fence is not None

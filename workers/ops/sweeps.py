@@ -1,0 +1,204 @@
+"""Sweeps other than that of rounds and calls: timers, jobs without a worker, old rows and files."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from loguru import logger
+
+from broker_config.settings import AgentSettings, RetentionSettings
+from nekro_agent import cron
+from nekro_agent.errors import InvalidValueError
+from nekro_agent.files.uploads import remove_expired
+from nekro_agent.ports import CronJob, MessageKind
+from nekro_agent.shared_clock import shared_time
+from storage.engine import Database
+from storage.repositories.jobs import Job
+from storage.repositories.messages import NewMessage
+from storage.repositories.rounds import RoundRequest
+from storage.retention import delete_expired
+from storage.states import TriggerKind
+from storage.timer_services import Firing, fire_due
+from storage.transaction import Transaction
+from workers.chats.messages import announce_message
+from workers.chats.publisher import EventPublisher
+from workers.jobs.data import is_call
+
+__all__ = ["JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSweep"]
+
+#: Most rows that one sweep takes of each kind; the next sweep takes the rest.
+_BATCH: Final = 500
+#: Most uploaded files that one sweep removes.
+_UPLOADS_BATCH: Final = 5_000
+_DAY_SECONDS: Final = 86_400
+#: How often the sweep checks for expired rows and files.
+_RETENTION_SECONDS: Final = 3600.0
+#: How long a job may be queued before its message is considered lost and sent again.
+_QUEUED_SECONDS: Final = 60.0
+
+
+class TimerFirings:
+    """The effects of a firing: a system message with its description, and a round."""
+
+    def __init__(self, publisher: EventPublisher, *, debounce_seconds: float = 0) -> None:
+        self._publisher = publisher
+        self._debounce_seconds = debounce_seconds
+
+    async def fire(self, transaction: Transaction, firing: Firing) -> None:
+        """Record both in the transaction that takes the firing; publish after its commit."""
+        await transaction.chats.lock(firing.chat_key, create=True)
+        message, is_new = await transaction.messages.append_once(
+            NewMessage(
+                chat_key=firing.chat_key,
+                kind=MessageKind.SYSTEM,
+                text=firing.text,
+                once_key=f"timer:{firing.id}",
+            )
+        )
+        if is_new:
+            announce_message(transaction, self._publisher, message)
+        await transaction.rounds.request(
+            RoundRequest(
+                chat_key=firing.chat_key,
+                trigger_kind=TriggerKind.TIMER,
+                trigger_id=firing.id,
+                delay_seconds=self._debounce_seconds,
+            )
+        )
+        transaction.after_commit(lambda: self._publisher.round_requested(firing.chat_key))
+
+
+class TimerSweep:
+    """Fires due timers; several processes may do so concurrently."""
+
+    def __init__(self, database: Database, firings: TimerFirings) -> None:
+        self._database = database
+        self._firings = firings
+
+    async def sweep(self) -> float | None:
+        """Fire what is due; returns the seconds until the next timer, None if none is scheduled."""
+        fired = await fire_due(
+            self._database, on_fire=self._firings.fire, next_fire_at=_next_fire_at, limit=_BATCH
+        )
+        if fired:
+            logger.bind(timers=fired).info("timers_fired")
+        async with self._database.read() as transaction:
+            pauses = (
+                await transaction.timers.seconds_until_next(),
+                await transaction.cron_jobs.seconds_until_next(),
+            )
+        return min((seconds for seconds in pauses if seconds is not None), default=None)
+
+
+def _next_fire_at(job: CronJob) -> datetime | None:
+    # After now and after this firing: one firing makes up for all times that passed without a sweep.
+    now = shared_time()
+    after = max(now, job.next_fire_at or now)
+    try:
+        return cron.next_fire(
+            job.cron_expr, timezone=job.timezone, workday_mode=job.workday_mode, after=after
+        )
+    except InvalidValueError as exc:
+        logger.bind(job_id=job.job_id, error=str(exc)).error("recurring_timer_paused")
+        return None
+
+
+class RetentionSweep:
+    """Deletes expired rows once an hour."""
+
+    def __init__(self, database: Database, settings: RetentionSettings) -> None:
+        self._database = database
+        self._settings = settings
+        self._next_at = time.monotonic()
+
+    async def sweep(self) -> float | None:
+        """Delete what is due; returns the seconds until the next check."""
+        if time.monotonic() >= self._next_at:
+            self._next_at = time.monotonic() + _RETENTION_SECONDS
+            deleted = await delete_expired(self._database, self._settings)
+            if any(deleted.values()):
+                logger.bind(**deleted).info("expired_rows_deleted")
+        return self._next_at - time.monotonic()
+
+
+class UploadSweep:
+    """Removes uploaded files that have been unchanged for the retention time, once an hour."""
+
+    def __init__(self, settings: RetentionSettings, *, data_dir: Path) -> None:
+        self._keep_seconds = settings.uploads_days * _DAY_SECONDS
+        self._data_dir = data_dir
+        self._next_at = time.monotonic()
+
+    async def sweep(self) -> float | None:
+        """Remove what is due, at most 5,000 names at a time; returns the seconds until the next sweep."""
+        if time.monotonic() >= self._next_at:
+            now = time.time()
+            removed = await asyncio.to_thread(
+                remove_expired,
+                self._data_dir,
+                before=now - self._keep_seconds if self._keep_seconds else None,
+                unfinished_before=now - _DAY_SECONDS,
+                limit=_UPLOADS_BATCH,
+            )
+            if removed < _UPLOADS_BATCH:
+                self._next_at = time.monotonic() + _RETENTION_SECONDS
+            if removed:
+                logger.bind(names=removed).info("expired_uploads_removed")
+        return max(self._next_at - time.monotonic(), 0)
+
+
+class JobSweep:
+    """Sends jobs without a worker again, and ends those that must not restart."""
+
+    def __init__(self, database: Database, publisher: EventPublisher, settings: AgentSettings) -> None:
+        self._database = database
+        self._publisher = publisher
+        self._lease_seconds = settings.lease_seconds
+
+    async def sweep(self) -> float | None:
+        """End jobs that must not restart, then publish the others; None: the time of the next is unknown."""
+        for _ in range(_BATCH):
+            if not await self._end_one():
+                break
+        async with self._database.begin() as transaction:
+            lost = await transaction.jobs.take_orphans(
+                waiting_seconds=self._lease_seconds, queued_seconds=_QUEUED_SECONDS, limit=_BATCH
+            )
+        for job in lost:
+            logger.bind(job_id=job.id, job_type=job.type, attempt=job.attempt).warning("job_sent_again")
+            await self._publisher.job_queued(job.id)
+        return None
+
+    async def _end_one(self) -> bool:
+        """End one job, and inform its chat in the same transaction; False when there is none."""
+        async with self._database.begin() as transaction:
+            for job in await transaction.jobs.fail_orphans(limit=1):
+                logger.bind(job_id=job.id, job_type=job.type, reason=job.message).warning("job_lost")
+                await transaction.job_signals.clear(job.id)
+                if job.chat_key and not is_call(job):
+                    await self._tell(transaction, job)
+                return True
+        return False
+
+    async def _tell(self, transaction: Transaction, job: Job) -> None:
+        # The job's own code can no longer inform the chat, and the agent may wait for it.
+        await transaction.chats.lock(job.chat_key, create=True)
+        message, is_new = await transaction.messages.append_once(
+            NewMessage(
+                chat_key=job.chat_key,
+                kind=MessageKind.SYSTEM,
+                text=f"Background task {job.type} {job.task_id!r} ended: {job.message}",
+                plugin_key=job.plugin_key,
+                once_key=f"job:{job.id}",
+            )
+        )
+        if is_new:
+            announce_message(transaction, self._publisher, message)
+        await transaction.rounds.request(
+            RoundRequest(chat_key=job.chat_key, trigger_kind=TriggerKind.JOB, trigger_id=job.id)
+        )
+        transaction.after_commit(lambda: self._publisher.round_requested(job.chat_key))

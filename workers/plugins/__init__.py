@@ -1,0 +1,1 @@
+"""Loading plugins: discovery, initialisation, the registry of methods, lanes and pinned plugins."""

@@ -1,0 +1,86 @@
+"""Marks: overrides of a method's lane, written by the watchdog or an operator and read by callers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from loguru import logger
+
+from nekro_agent.errors import StorageError
+from nekro_agent.methods import Lane
+from storage.engine import Database
+from workers.plugins.lanes import LaneChooser
+from workers.plugins.loop_watchdog import Blocking
+from workers.pools.background import BackgroundLoop
+
+__all__ = ["MethodMarks"]
+
+#: How old the marks that route a call may be.
+_FRESH_SECONDS: Final = 1.0
+
+
+class MethodMarks:
+    """The marks of the database, and this process's copy of them."""
+
+    def __init__(
+        self,
+        database: Database,
+        background: BackgroundLoop,
+        lanes: LaneChooser,
+        *,
+        on_pinned: Callable[[Iterable[str]], None],
+    ) -> None:
+        """Create the marks.
+
+        Args:
+            on_pinned: called with the keys of plugins that marks pin, before calls are routed so.
+        """
+        self._on_pinned = on_pinned
+        self._database = database
+        self._background = background
+        self._lanes = lanes
+        self._read_at: float | None = None
+
+    async def refresh(self) -> None:
+        """Read the marks of the database; routes stay unchanged while the database is unavailable."""
+        now = time.monotonic()
+        if self._read_at is not None and now - self._read_at < _FRESH_SECONDS:
+            return
+        self._read_at = now
+        try:
+            async with self._database.read() as transaction:
+                marks = await transaction.marks.all()
+        except StorageError as exc:
+            logger.bind(error=str(exc)).warning("method_marks_not_read")
+            return
+        self._on_pinned(mark.method for mark in marks if mark.lane is Lane.PINNED)
+        self._lanes.update_marks({mark.method: mark.lane.value for mark in marks})
+
+    def record(self, blocking: Blocking) -> None:
+        """Route a blocking method's calls to lane ``long`` from now on; thread-safe."""
+        entry = blocking.entry
+        log = logger.bind(plugin=entry.plugin.key, method=entry.task, seconds=round(blocking.seconds, 3))
+        log.warning(f"method_blocks_event_loop\n{blocking.stack}")
+        if self._lanes.lane_of(entry) == Lane.METHODS.value:
+            reason = f"blocked an event loop for {blocking.seconds:.1f} s at {blocking.where}"
+            self._background.submit(self._mark(entry.task, reason))
+
+    async def pin_plugin(self, plugin_key: str, *, reason: str) -> bool:
+        """Pin a plugin to one process from now on; False when an operator decided otherwise."""
+        async with self._database.autocommit() as transaction:
+            is_pinned = await transaction.marks.mark_blocking(plugin_key, lane=Lane.PINNED, reason=reason)
+        self._read_at = None
+        await self.refresh()
+        return is_pinned
+
+    async def _mark(self, method: str, reason: str) -> None:
+        try:
+            async with self._database.autocommit() as transaction:
+                is_marked = await transaction.marks.mark_blocking(method, lane=Lane.LONG, reason=reason)
+        except StorageError as exc:  # the method will be reported again when it blocks again
+            logger.bind(method=method, error=str(exc)).warning("method_mark_not_written")
+            return
+        if is_marked:
+            logger.bind(method=method, lane=Lane.LONG.value).warning("method_moved_to_another_lane")

@@ -1,0 +1,200 @@
+"""Pinned plugins: each runs in one process of the fleet, which owns it by lease and serves its queue.
+
+Only the owner runs the plugin's init. When the owner dies its lease expires, and another process runs
+init and serves the queue; calls wait there meanwhile.
+
+Processes of lane ``pinned`` compete for all pinned plugins. While the fleet has none, processes of lane
+``methods`` compete, so a small system needs no additional process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from celery import Celery
+from loguru import logger
+
+from broker_config.topology import lane_queue
+from broker_config.urls import is_redis
+from nekro_agent.execution.hooks import PluginHost
+from nekro_agent.methods import Lane
+from nekro_agent.plugin import NekroPlugin
+from storage.engine import Database
+from workers.leases.keeping import report_loss, survived
+from workers.plugins.lanes import LaneChooser
+from workers.pools.background import BackgroundLoop
+
+__all__ = ["PinnedOwner", "declare_pinned"]
+
+_OWNER_LEASE: Final = "pinned:"
+#: Held by each process of lane ``pinned``; keeps processes of other lanes from competing.
+_PRESENCE_LEASE: Final = "pinned-worker:"
+_LOOKS_PER_LEASE: Final = 4
+_FALLBACK_SECONDS: Final = 3.0
+#: How long a stopping process tries to release its plugins.
+_RELEASE_SECONDS: Final = 5.0
+_LOST_EXIT: Final = 70
+
+
+@dataclass
+class _Holding:
+    """A lease of this process."""
+
+    fence: int
+    #: By this process's clock, measured before the request: ends no later than the row's. 0: lost.
+    held_until: float
+
+
+def declare_pinned(app: Celery, plugin_keys: Iterable[str]) -> None:
+    """Let this process send to the queues of pinned plugins."""
+    quorum = not is_redis(app.nekro_settings.broker.url)
+    for key in plugin_keys:
+        queue = lane_queue(Lane.METHODS, key, quorum=quorum)
+        if queue.name not in app.amqp.queues:
+            app.amqp.queues.add(queue)
+
+
+class PinnedOwner:
+    """Competes for pinned plugins while the process runs."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        background: BackgroundLoop,
+        host: PluginHost,
+        lanes: LaneChooser,
+        owner: str,
+        lease_seconds: float,
+        is_fallback: bool,
+        refresh: Callable[[], Awaitable[None]],
+        consume: Callable[[str], None],
+    ) -> None:
+        """Create the competitor.
+
+        Args:
+            refresh: updates ``lanes``.
+            is_fallback: do not compete while a process of lane ``pinned`` exists.
+            consume: starts serving a plugin's queue.
+        """
+        self._database = database
+        self._background = background
+        self._host = host
+        self._lanes = lanes
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._is_fallback = is_fallback
+        self._refresh = refresh
+        self._consume = consume
+        self._holdings: dict[str, _Holding] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._keeper: Future[None] | None = None
+
+    def start(self) -> None:
+        """Start to compete, on the running loop."""
+        self._keeper = self._background.submit(self._keep())
+        self._task = asyncio.create_task(self._compete_forever(), name="nekro-pinned")
+
+    def holds(self, plugin_key: str) -> bool:
+        """Whether this process owns a plugin."""
+        return f"{_OWNER_LEASE}{plugin_key}" in self._holdings
+
+    async def close(self) -> None:
+        """Run the plugins' cleanups, then release the leases."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._host.stop([plugin for plugin in self._host.plugins if self.holds(plugin.key)])
+        if self._keeper is not None:
+            self._keeper.cancel()
+        for name, holding in self._holdings.items():
+            with survived("pinned_lease_not_released", name=name):  # it expires by itself
+                async with self._database.autocommit() as transaction:
+                    await transaction.leases.release(name, fence=holding.fence)
+        self._holdings.clear()
+
+    @property
+    def close_seconds(self) -> float:
+        """Time limit of ``close``; leases that are not released by then expire."""
+        return self._host.cleanup_seconds + _RELEASE_SECONDS
+
+    async def _compete_forever(self) -> None:
+        if self._is_fallback:
+            # Gives priority to processes of lane ``pinned`` that start at the same time.
+            await asyncio.sleep(min(_FALLBACK_SECONDS, self._lease_seconds))
+        while True:
+            with survived("pinned_plugins_not_claimed"):
+                await self._compete()
+            await asyncio.sleep(self._lease_seconds / _LOOKS_PER_LEASE)
+
+    async def _compete(self) -> None:
+        await self._refresh()
+        pinned = [
+            plugin
+            for plugin in self._host.plugins
+            if self._lanes.is_pinned(plugin.key) and not self.holds(plugin.key)
+        ]
+        for plugin in pinned:
+            # The plugin may have been started here before it was pinned; otherwise this is a no-op.
+            await self._host.stop_plugin(plugin)
+        if not await self._may_compete():
+            return
+        for plugin in pinned:
+            if plugin.is_enabled and await self._acquire(f"{_OWNER_LEASE}{plugin.key}"):
+                await self._adopt(plugin)
+
+    async def _may_compete(self) -> bool:
+        if self._is_fallback:
+            async with self._database.read() as transaction:
+                return not await transaction.leases.held(prefix=_PRESENCE_LEASE, limit=1)
+        name = f"{_PRESENCE_LEASE}{self._owner}"
+        return name in self._holdings or await self._acquire(name)
+
+    async def _acquire(self, name: str) -> bool:
+        began = time.monotonic()
+        async with self._database.autocommit() as transaction:
+            fence = await transaction.leases.acquire(
+                name, owner=self._owner, lease_seconds=self._lease_seconds
+            )
+        if fence is None:
+            return False
+        self._holdings[name] = _Holding(fence=fence, held_until=began + self._lease_seconds)
+        return True
+
+    async def _adopt(self, plugin: NekroPlugin) -> None:
+        """Run init here, then serve the plugin's calls, which thus find it initialised."""
+        for failure in await self._host.start_plugin(plugin):
+            # It keeps its methods, like a plugin that is not pinned.
+            logger.bind(plugin=plugin.key, error=failure.error).error("pinned_plugin_init_failed")
+        self._consume(str(lane_queue(Lane.METHODS, plugin.key).name))
+        logger.bind(plugin=plugin.key, owner=self._owner).info("pinned_plugin_owned")
+
+    async def _keep(self) -> None:
+        """Renew on the background loop, so a plugin that blocks its own loop stays owned."""
+        while True:
+            await asyncio.sleep(self._lease_seconds / _LOOKS_PER_LEASE)
+            for name, holding in list(self._holdings.items()):
+                with survived("pinned_lease_not_renewed", name=name):
+                    await self._renew(name, holding)
+                if time.monotonic() >= holding.held_until:
+                    self._give_up(name)
+
+    async def _renew(self, name: str, holding: _Holding) -> None:
+        began = time.monotonic()
+        async with self._database.autocommit() as transaction:
+            is_kept = await transaction.leases.renew(
+                name, fence=holding.fence, lease_seconds=self._lease_seconds
+            )
+        holding.held_until = began + self._lease_seconds if is_kept else 0.0
+
+    def _give_up(self, name: str) -> None:
+        """Exit the process: only this ends what init started, and another process may run it now."""
+        report_loss("pinned", name=name, owner=self._owner)
+        logger.bind(name=name, owner=self._owner).critical("pinned_plugin_lost")
+        os._exit(_LOST_EXIT)

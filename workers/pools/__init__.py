@@ -1,0 +1,1 @@
+"""Celery pools on event loops, and what runs one delivery in them."""

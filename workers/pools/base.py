@@ -1,0 +1,166 @@
+"""The part of a Celery pool that is independent of where its jobs run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, Final
+
+from celery.concurrency.base import BasePool
+from celery.concurrency.prefork import _run_ready_callbacks
+from kombu.asynchronous import get_event_loop
+
+from workers.pools.jobs import CANCEL_SECONDS, Job, StopReason
+
+__all__ = ["JobPool"]
+
+#: Interval at which a stopping pool runs pending acknowledgements.
+DRAIN_STEP_SECONDS: Final = 0.05
+
+logger = logging.getLogger(__name__)
+#: Shared keyword arguments of tracers: nearly no job has any, and they are only read.
+_NO_NAMES: Final[dict[str, Any]] = {}
+
+
+class JobPool(BasePool):  # type: ignore[misc]
+    """Tracks its jobs, stops one or all of them, and implements warm, soft and cold shutdown.
+
+    A warm shutdown waits for running jobs for ``NEKRO_WORKERS__DRAIN_SECONDS``, then stops the
+    remaining ones; their messages stay unacknowledged and return to their queue.
+    """
+
+    limit: int
+    signal_safe = False
+    body_can_be_buffer = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._jobs: dict[int, Job] = {}
+        self._ended = threading.Event()
+        self._is_stopped = False
+
+    # Implemented by a concrete pool.
+
+    def submit(self, job: Job) -> None:
+        """Run a job as soon as a slot is free."""
+        raise NotImplementedError
+
+    def drop_waiting(self) -> None:
+        """Discard jobs that have not started; their messages return to their queue."""
+        raise NotImplementedError
+
+    def close_loops(self) -> None:
+        """Stop the event loops and their threads."""
+        raise NotImplementedError
+
+    # Called by Celery.
+
+    def start(self) -> None:
+        """Start the pool, without Celery's debug log of jobs, which would show their arguments."""
+        super().start()
+        self._does_debug = False
+
+    def on_apply(self, target: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Job:
+        """Accept a delivery."""
+        job = Job(
+            target=target,
+            args=args or (),
+            kwargs=kwargs or _NO_NAMES,
+            callback=options.get("callback") or _ignore,
+            accept_callback=options.get("accept_callback"),
+            error_callback=options.get("error_callback"),
+            timeout_callback=options.get("timeout_callback"),
+            soft_limit_seconds=options.get("soft_timeout") or self.options.get("soft_timeout"),
+            hard_limit_seconds=options.get("timeout") or self.options.get("timeout"),
+        )
+        self._jobs[job.pid] = job
+        self.submit(job)
+        return job
+
+    def terminate_job(self, pid: int, signal: object = None) -> None:
+        """Stop a job; no effect for an unknown number, whose job has ended."""
+        job = self._jobs.get(pid)
+        if job is not None:
+            job.stop(StopReason.TERMINATED)
+
+    def on_stop(self) -> None:
+        """Warm or soft shutdown; also the second half of a cold one, after Celery has stopped its jobs."""
+        self._shut_down(seconds=self._drain_seconds())
+
+    def on_terminate(self) -> None:
+        """Cold shutdown."""
+        self._shut_down(seconds=0)
+
+    def flush(self) -> None:
+        """Drop jobs that have not started: the connection is lost and their messages return to the queue."""
+        for job in self._running():
+            job.drop()
+
+    def running_ids(self) -> set[str]:
+        """Ids of the tasks that have started and not ended; thread-safe."""
+        return {job.task_id for job in self._running() if job.has_begun}
+
+    def _get_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = super()._get_info()
+        return info | {
+            "max-concurrency": self.limit,
+            "jobs": len(self._jobs),
+            "timeouts": [self.options.get("soft_timeout") or 0, self.options.get("timeout") or 0],
+        }
+
+    # Called by jobs.
+
+    def ended(self, job: Job) -> None:
+        """Record that a job is over, or abandoned at its hard limit."""
+        self._jobs.pop(job.pid, None)
+        self._ended.set()
+
+    def _drain_seconds(self) -> float:
+        settings = getattr(self.app, "nekro_settings", None)
+        return float("inf") if settings is None else float(settings.workers.drain_seconds)
+
+    def _shut_down(self, *, seconds: float) -> None:
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self.drop_waiting()
+        self._wait(lambda: any(job.stop_reason is None for job in self._running()), seconds=seconds)
+        left = self._running()
+        for job in left:
+            job.stop(StopReason.TERMINATED)
+        if left:
+            logger.warning("stopping %d jobs; their messages go back to the queue", len(left))
+            self._wait(lambda: bool(self._jobs), seconds=CANCEL_SECONDS)
+        self.close_loops()
+        _let_acknowledgements_through()
+
+    def _running(self) -> list[Job]:
+        return list(self._jobs.values())
+
+    def _wait(self, is_needed: Any, *, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while is_needed() and time.monotonic() < end:
+            self._ended.wait(DRAIN_STEP_SECONDS)
+            self._ended.clear()
+            _let_acknowledgements_through()
+
+
+def _let_acknowledgements_through() -> None:
+    """Run the callbacks that jobs scheduled on the worker's hub, whose thread is waiting here for the jobs.
+
+    Without this an acknowledgement would wait until the pool has drained, and a kill meanwhile
+    would cause finished tasks to be delivered again.
+    """
+    hub = get_event_loop()
+    if hub is None:
+        return
+    try:
+        hub.fire_timers()
+        _run_ready_callbacks(hub)
+    except Exception:  # the shutdown must continue; unacknowledged messages are delivered again
+        logger.warning("acknowledgements failed during shutdown", exc_info=True)
+
+
+def _ignore(_: Any) -> None:
+    """Replace a missing callback."""

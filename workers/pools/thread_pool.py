@@ -1,0 +1,163 @@
+"""A Celery pool of threads, each with an event loop of its own.
+
+It serves lane ``long``: methods that block, compute or take long. Unlike Celery's own threads pool it
+enforces time limits, stops revoked jobs, and supports warm, soft and cold shutdown. It is selected with
+``CELERY_CUSTOM_WORKER_POOL=workers.pools.thread_pool:ThreadPool`` and ``--pool custom``.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+import uvloop
+
+from workers.pools.awaiting import thread_state
+from workers.pools.base import JobPool
+from workers.pools.jobs import CANCEL_SECONDS, Alarms, Job, LoopThread, run_to_end
+from workers.pools.niceness import SessionShare, lower_thread
+
+__all__ = ["ThreadPool"]
+
+#: How long a stopping pool waits for its threads to close their loops.
+JOIN_SECONDS: Final = 5
+
+logger = logging.getLogger(__name__)
+
+
+class ThreadPool(JobPool):
+    """Runs up to ``limit`` jobs, one per thread; a separate loop thread enforces their time limits."""
+
+    def on_start(self) -> None:
+        """Start the threads."""
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._clock = LoopThread("nekro-clock")
+        self._alarms = Alarms(self._clock.loop, on_hard_limit=self._give_up)
+        self._share = SessionShare(self._clock.loop, niceness=self.niceness(), is_busy=self._has_jobs)
+        self._clock.start()
+        self._threads: set[JobThread] = set()
+        for _ in range(self.limit):
+            self._add_thread()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job for the next free thread."""
+        self._queue.put(job)
+
+    def drop_waiting(self) -> None:
+        """Discard jobs that have not started."""
+        while True:
+            try:
+                job = self._queue.get_nowait()
+            except Empty:
+                return
+            if job is not None:
+                self.ended(job)
+
+    def close_loops(self) -> None:
+        """Stop the threads; a blocked thread is abandoned and ends with the process."""
+        for _ in range(len(self._threads)):
+            self._queue.put(None)
+        end = time.monotonic() + JOIN_SECONDS
+        for thread in list(self._threads):
+            if not thread.is_retired:
+                thread.join(max(0.0, end - time.monotonic()))
+        self._clock.stop()
+
+    def grow(self, n: int = 1) -> None:
+        """Add threads."""
+        self.limit += n
+        for _ in range(n):
+            self._add_thread()
+
+    def shrink(self, n: int = 1) -> None:
+        """Remove threads as they become free."""
+        for _ in range(min(n, self.limit - 1)):
+            self.limit -= 1
+            self._queue.put(None)
+
+    def _get_info(self) -> dict[str, Any]:
+        retired = sum(thread.is_retired for thread in list(self._threads))
+        return super()._get_info() | {"threads": len(self._threads), "blocked-threads": retired}
+
+    def _add_thread(self) -> None:
+        thread = JobThread(self)
+        self._threads.add(thread)
+        thread.start()
+
+    # Called by the threads.
+
+    def niceness(self) -> int:
+        """How much the niceness of job threads is raised."""
+        settings = getattr(self.app, "nekro_settings", None)
+        return 0 if settings is None else int(settings.workers.long_nice)
+
+    def next_job(self) -> Job | None:
+        """Wait for a job; None asks the thread to end."""
+        return self._queue.get()
+
+    def begin(self, job: Job) -> None:
+        """Record that a thread starts a job."""
+        self._clock.call(self._alarms.arm, job)
+        self._clock.call(self._share.changed)
+
+    def finish(self, job: Job) -> None:
+        """Record that a thread has finished a job."""
+        self._clock.call(self._alarms.disarm, job)
+        self._clock.call(self._share.changed)
+        self.ended(job)
+
+    def _has_jobs(self) -> bool:
+        return any(thread.job is not None for thread in list(self._threads))
+
+    def gone(self, thread: JobThread) -> None:
+        """Record that a thread has ended."""
+        self._threads.discard(thread)
+
+    def _give_up(self, job: Job) -> None:
+        """Abandon a job that passed its hard limit; replace its thread if that does not end soon."""
+        self.ended(job)
+        self._clock.loop.call_later(CANCEL_SECONDS, self._replace_thread, job)
+
+    def _replace_thread(self, job: Job) -> None:
+        """Start another thread in place of a blocked one, which cannot be stopped."""
+        for thread in list(self._threads):
+            if thread.job is job and not thread.is_retired:
+                thread.is_retired = True
+                logger.warning("%s is over its time limit and was replaced", thread.name)
+                self._add_thread()
+
+
+class JobThread(threading.Thread):
+    """A thread with an event loop of its own."""
+
+    def __init__(self, pool: ThreadPool) -> None:
+        # A daemon thread: a plugin that blocks for ever must not keep the process alive.
+        super().__init__(name="nekro-long", daemon=True)
+        self._pool = pool
+        self.job: Job | None = None
+        #: Another thread has replaced it; it ends with its job.
+        self.is_retired = False
+
+    def run(self) -> None:
+        """Run jobs until asked to end."""
+        lower_thread(self._pool.niceness())
+        loop = thread_state.loop = uvloop.new_event_loop()
+        try:
+            while not self.is_retired and (job := self._pool.next_job()) is not None:
+                self._run(job)
+        finally:
+            run_to_end(loop)
+            self._pool.gone(self)
+
+    def _run(self, job: Job) -> None:
+        self.job = job
+        self._pool.begin(job)
+        try:
+            contextvars.Context().run(job.run)
+        finally:
+            self.job = None
+            self._pool.finish(job)

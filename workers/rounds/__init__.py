@@ -1,0 +1,1 @@
+"""Rounds of the LLM: requested, drained in order, recorded, stopped."""

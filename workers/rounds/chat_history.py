@@ -1,0 +1,62 @@
+"""The newest messages of a chat as prompts show them: read in full once, then only new ones."""
+
+from __future__ import annotations
+
+from agent.model import HistoryMessage
+from storage.repositories.messages import Message
+from storage.transaction import Transaction
+
+__all__ = ["ChatHistory"]
+
+
+class ChatHistory:
+    """The messages that one drain has read; each of its rounds reads only newer ones."""
+
+    def __init__(self, chat_key: str, *, most: int) -> None:
+        """Start with an empty history.
+
+        Args:
+            most: number of newest messages to show.
+        """
+        self._chat_key = chat_key
+        self._most = most
+        #: By sequence, oldest first; None for messages that no prompt shows.
+        self._known: dict[int, HistoryMessage | None] = {}
+
+    async def read(self, transaction: Transaction) -> list[HistoryMessage]:
+        """Return the newest messages in their current state, oldest first."""
+        last = next(reversed(self._known), 0)
+        rows = await transaction.messages.newest(self._chat_key, limit=self._most, since=last)
+        # The last known message is returned again, unless the chat was reset or many messages are new.
+        if last and (not rows or rows[0].sequence != last):
+            self._known.clear()
+            if len(rows) < self._most:
+                rows = await transaction.messages.newest(self._chat_key, limit=self._most)
+        self._known |= {row.sequence: _shown(row) for row in rows}
+        for sequence in list(self._known)[: -self._most]:
+            del self._known[sequence]
+        return [message for message in self._known.values() if message is not None]
+
+
+def _shown(message: Message) -> HistoryMessage | None:
+    """Return what the model sees of a message; None for one with ``record=False``, shown to people only."""
+    data = message.data or {}
+    if data.get("hidden"):
+        return None
+    path = data.get("file_path")
+    return HistoryMessage(
+        message_id=message.id,
+        kind=message.kind,
+        text=message.text,
+        sent_at=message.created_at,
+        sender_name=message.sender_name or "",
+        sender_id=message.sender_id or "",
+        attachments=(str(path),) if path else (),
+        observation_of=_observed_call(message),
+    )
+
+
+def _observed_call(message: Message) -> str | None:
+    """Id of the call whose result the message is; None for a message that a call merely sent."""
+    kind, _, call_id = (message.once_key or "").partition(":")
+    return call_id if kind == "observation" else None

@@ -1,0 +1,60 @@
+"""What one drain knows of its chat: read in full before its first round, then only what is new.
+
+Only the holder of a chat's lease runs and ends its rounds, so the turn is extended from what the
+drain itself has written. Messages that others write meanwhile are read before every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.model import HistoryMessage
+from nekro_agent.ports import ChatInfo
+from storage.engine import Database
+from storage.repositories.rounds import ClaimedRound, Round
+from workers.calls.dispatch import CallRecord
+from workers.rounds.chat_history import ChatHistory
+from workers.rounds.turns import Turn
+
+__all__ = ["ChatView", "RoundPast"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPast:
+    """Everything that precedes a round."""
+
+    chat: ChatInfo
+    messages: Sequence[HistoryMessage]
+    turn: Turn
+
+
+class ChatView:
+    """The view of one drain, under one lease."""
+
+    def __init__(self, chat_key: str, *, most_messages: int) -> None:
+        """Start without data.
+
+        Args:
+            most_messages: as in ``ChatHistory``.
+        """
+        self._chat_key = chat_key
+        self._history = ChatHistory(chat_key, most=most_messages)
+        #: As read when the drain began. Names of the chat may change meanwhile; nothing depends on them.
+        self._chat: ChatInfo | None = None
+        self._turn: Turn | None = None
+        self._last: tuple[Round, Sequence[CallRecord]] | None = None
+
+    def round_ended(self, ended: Round, calls: Sequence[CallRecord]) -> None:
+        """Record how the round that was read last has ended."""
+        self._last = (ended, calls)
+
+    async def read(self, database: Database, claimed: ClaimedRound) -> RoundPast:
+        """Return what came before a round that was just started."""
+        turn = self._turn.then(*self._last, claimed) if self._turn and self._last else None
+        async with database.read() as transaction:
+            chat = self._chat or await transaction.chats.get(self._chat_key)
+            messages = await self._history.read(transaction)
+            turn = turn or await Turn.read(transaction, claimed)
+        self._chat, self._turn, self._last = chat, turn, None
+        return RoundPast(chat=chat, messages=messages, turn=turn)

@@ -1,0 +1,222 @@
+"""Drains a chat: runs its requested rounds one at a time, in order, under the chat's lease.
+
+The holder of the lease runs the oldest requested round and merges younger ones into it. A drain
+continues with the chat's next round while its worker has a slot free for another chat; otherwise
+it releases the chat after each round, so chats share the workers fairly and any worker may run the
+next round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from loguru import logger
+
+from agent.rounds import RoundAnswer, RoundOutcome, RoundRunner
+from broker_config.settings import AgentSettings
+from messaging.tracing import span
+from nekro_agent.errors import FencedError, NekroError, StorageUnavailableError
+from storage.engine import Database
+from storage.repositories.rounds import ClaimedRound
+from workers.calls.dispatch import CallRecord
+from workers.chats.publisher import EventPublisher
+from workers.leases.chat_lease import ChatLease
+from workers.rounds.chat_view import ChatView
+from workers.rounds.input import RoundInputs
+from workers.rounds.ledger import RoundLedger
+from workers.rounds.stop_requests import StopRequests
+
+__all__ = ["RoundDrain"]
+
+
+class RoundDrain:
+    """Runs the requested rounds of chats; one instance per rounds worker."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        publisher: EventPublisher,
+        ledger: RoundLedger,
+        runner: RoundRunner,
+        inputs: RoundInputs,
+        settings: AgentSettings,
+        owner: str,
+        slots: int = 1,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Create the drain.
+
+        Args:
+            slots: number of drains that this process runs concurrently; the drain that takes the last
+                slot releases its chat after each round.
+            is_stopping: whether this process is stopping; then every drain releases its chat.
+        """
+        self._database = database
+        self._publisher = publisher
+        self._ledger = ledger
+        self._runner = runner
+        self._inputs = inputs
+        self._settings = settings
+        self._owner = owner
+        self._slots = slots
+        self._is_stopping = is_stopping
+        self._stop_requests = StopRequests(database)
+        self._running = 0
+        #: Chats whose lease this process holds.
+        self._held: set[str] = set()
+        self._delayed: dict[str, asyncio.Task[None]] = {}
+
+    async def drain(self, chat_key: str) -> None:
+        """Run the chat's next round, if one is due and no other process holds the chat.
+
+        The rounds after it follow at once, at most ``rounds_per_drain`` in all, while a slot is free.
+        """
+        if chat_key in self._held:
+            return  # same result as an unsuccessful acquire below, without a query
+        self._running += 1
+        try:
+            await self._drain(chat_key)
+        finally:
+            self._running -= 1
+
+    async def _drain(self, chat_key: str) -> None:
+        lease = await ChatLease.acquire(
+            self._database, chat_key, owner=self._owner, lease_seconds=self._settings.lease_seconds
+        )
+        if lease is None:
+            return  # the holder checks for new rounds after it has released the chat
+        self._held.add(chat_key)
+        try:
+            with logger.contextualize(chat_key=chat_key):
+                async with lease:
+                    await self._run_rounds(lease)
+        except FencedError:
+            logger.bind(chat_key=chat_key, fence=lease.fence).warning("chat_lease_lost")
+        except StorageUnavailableError as exc:
+            # The round stays as after a worker's death: restarted, or ended if its code may have run.
+            logger.bind(chat_key=chat_key, error=str(exc)).warning("round_interrupted")
+        finally:
+            self._held.discard(chat_key)
+        # Also after a lost lease: a trigger that was rejected meanwhile may have requested a round.
+        seconds = await self._ledger.announce_due(chat_key)
+        if seconds is not None and chat_key not in self._delayed:
+            # One task per chat: the first round of a burst is due first and merges the others.
+            self._delayed[chat_key] = asyncio.create_task(self._announce_later(chat_key, seconds))
+
+    async def close(self) -> None:
+        """Cancel announcements that wait for a debounce; the sweep announces those rounds."""
+        tasks = list(self._delayed.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _announce_later(self, chat_key: str, seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            del self._delayed[chat_key]
+        await self._publisher.round_requested(chat_key)
+
+    async def _run_rounds(self, lease: ChatLease) -> None:
+        claimed = await self._ledger.start_next(lease.chat_key, fence=lease.fence, worker=self._owner)
+        view = ChatView(lease.chat_key, most_messages=self._settings.history_messages)
+        left = self._settings.rounds_per_drain
+        while claimed is not None:
+            left -= 1
+            claimed = await self._run(_Attempt(claimed, lease, view, is_last=left <= 0))
+
+    async def _run(self, attempt: _Attempt) -> ClaimedRound | None:
+        """Run a round; returns the next round, already started, if the drain continues with it."""
+        found = attempt.claimed.round
+        ids: dict[str, str | int] = {
+            "round_id": found.id,
+            "turn_id": found.turn_id,
+            "chat_key": found.chat_key,
+            "number": found.number,
+        }
+        with logger.contextualize(round_id=found.id), span("round", ids):
+            return await self._carry_out(attempt)
+
+    async def _carry_out(self, attempt: _Attempt) -> ClaimedRound | None:
+        work = asyncio.create_task(self._outcome(attempt))
+        watch = asyncio.create_task(self._wait_for_stop(attempt))
+        try:
+            done, _ = await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
+            attempt.is_stopped = watch in done
+        finally:
+            if not work.done():
+                work.cancel()
+            watch.cancel()
+            await asyncio.gather(work, watch, return_exceptions=True)
+        return await self._record_end(attempt, work)
+
+    async def _record_end(self, attempt: _Attempt, work: asyncio.Task[RoundOutcome]) -> ClaimedRound | None:
+        claimed, fence, calls = attempt.claimed, attempt.lease.fence, attempt.calls
+        if attempt.lease.lost.is_set():
+            raise FencedError(f"chat {claimed.round.chat_key!r} passed to another worker")
+        if work.cancelled() and attempt.is_stopped:
+            await self._ledger.stop(claimed, calls, fence=fence)
+            return None
+        error = asyncio.CancelledError() if work.cancelled() else work.exception()
+        if error is None:
+            worker = self._owner if self._goes_on(attempt) else None
+            ended, following = await self._ledger.finish(
+                claimed, work.result(), calls, fence=fence, next_worker=worker
+            )
+            attempt.view.round_ended(ended, calls)
+            return following
+        if isinstance(error, FencedError | StorageUnavailableError):
+            raise error
+        if isinstance(error, NekroError):
+            await self._ledger.fail(claimed, error, calls, fence=fence)
+        else:
+            logger.opt(exception=error).error("round_failed_unexpectedly")
+            internal = NekroError(f"internal error ({type(error).__name__}); see the worker's log")
+            await self._ledger.fail(claimed, internal, calls, fence=fence)
+        return None
+
+    def _goes_on(self, attempt: _Attempt) -> bool:
+        """Whether the drain may continue with the chat's next round: a slot is free for another chat."""
+        return not attempt.is_last and self._running < self._slots and not self._is_stopping()
+
+    async def _outcome(self, attempt: _Attempt) -> RoundOutcome:
+        claimed = attempt.claimed
+
+        async def on_answer(answer: RoundAnswer) -> None:
+            await self._ledger.answered(claimed, answer, fence=attempt.lease.fence)
+
+        prepared = await self._inputs.build(
+            claimed,
+            attempt.lease,
+            attempt.view,
+            may_wake=not self._runner.is_last(claimed.round.number),
+            on_answer=on_answer,
+        )
+        attempt.calls = prepared.calls
+        return await self._runner.run(prepared.input)
+
+    async def _wait_for_stop(self, attempt: _Attempt) -> None:
+        """Return when the lease is lost or the round was asked to stop."""
+        with self._stop_requests.watch(attempt.claimed.round.id) as asked:
+            waits = [asyncio.create_task(event.wait()) for event in (asked, attempt.lease.lost)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+
+
+class _Attempt:
+    """One attempt at one round, and the calls that it has made so far."""
+
+    def __init__(self, claimed: ClaimedRound, lease: ChatLease, view: ChatView, *, is_last: bool) -> None:
+        self.claimed = claimed
+        self.lease = lease
+        self.view = view
+        #: Whether the drain releases the chat after it.
+        self.is_last = is_last
+        #: Whether a stop was requested or the lease was lost.
+        self.is_stopped = False
+        self.calls: Sequence[CallRecord] = ()

@@ -1,0 +1,98 @@
+"""Runs code that calls methods in a sandbox, outside of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from codec.wire import new_id
+from messaging.tracing import span
+from nekro_agent.ports import ChatInfo
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from sandbox.models import RunRequest, StopType
+from workers.calls.dispatch import CallScope, Dispatcher
+from workers.calls.story import call_json
+from workers.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from sandbox.manager import SandboxManager
+
+__all__ = ["CodeReport", "CodeRuns", "context_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeReport:
+    """The result of a run of code; ``calls`` and ``follow_ups`` are JSON data."""
+
+    stop_type: StopType
+    output: str
+    #: Last line of the traceback, or the limit that ended the run; None if it succeeded.
+    error: str | None
+    calls: list[dict[str, Any]]
+    #: Whether a call was detached and continues as a job.
+    has_detached: bool
+    #: Rounds that AGENT results requested: ``{"round_id", "method"}``.
+    follow_ups: list[dict[str, Any]]
+
+
+class CodeRuns:
+    """Runs code in the same way as code of the model."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        registry: Registry,
+        sandboxes: Callable[[], Awaitable[SandboxManager]],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._registry = registry
+        self._sandboxes = sandboxes
+
+    async def run(self, code: str, *, chat: ChatInfo, user_id: str | None, wakes_agent: bool) -> CodeReport:
+        """Run code on behalf of a chat and a user (None: no user).
+
+        Raises:
+            SandboxUnavailableError, SandboxError: the code did not run.
+        """
+        manager = await self._sandboxes()
+        entries = await self._registry.available(context_of(chat, user_id=user_id))
+        scope = CallScope(chat=chat, user_id=user_id, wakes_agent=wakes_agent)
+        await self._dispatcher.refresh()
+        calls = self._dispatcher.for_run(scope, entries)
+        request = RunRequest(
+            run_id=new_id(),
+            chat_key=chat.chat_key,
+            container_key=chat.container_key,
+            code=code,
+            methods=calls.stubs,
+            dispatch=calls.dispatch,
+        )
+        with span("sandbox.run", {"run_id": request.run_id}) as part:
+            result = await manager.run(request)
+            part.tell(stop_type=result.stop_type.name)
+        return CodeReport(
+            stop_type=result.stop_type,
+            output=result.output,
+            error=result.error,
+            calls=[call_json(record) for record in calls.records],
+            has_detached=any(record.is_detached for record in calls.records),
+            follow_ups=[
+                {"round_id": record.round_id, "method": record.method}
+                for record in calls.records
+                if record.round_id is not None
+            ],
+        )
+
+
+def context_of(chat: ChatInfo, *, user_id: str | None) -> AgentCtx:
+    """Build the context of a chat for hooks outside of calls."""
+    return AgentCtx.for_call(
+        chat_key=chat.chat_key,
+        container_key=chat.container_key,
+        user_id=user_id,
+        adapter_key=chat.adapter_key,
+        channel_id=chat.channel_id,
+        channel_name=chat.channel_name,
+        channel_type=chat.channel_type,
+    )

@@ -1,0 +1,142 @@
+"""What preceded a round: the earlier rounds of its turn, and the results that led to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import chain
+
+from agent.model import Observation, TurnRound
+from nekro_agent.methods import SandboxMethodType
+from sandbox.models import StopType
+from storage.repositories.calls import Call
+from storage.repositories.rounds import ClaimedRound, Round
+from storage.states import RoundState, TriggerKind
+from storage.transaction import Transaction
+from workers.calls.dispatch import CallRecord
+
+__all__ = ["Turn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """The past of a claimed round.
+
+    A round that merged other triggers answers several turns; the earlier rounds of all of them
+    are shown, in order, so that the model can relate its results to them.
+    """
+
+    #: When the turn of the claimed round itself started; its time limit counts from here.
+    started_at: datetime
+    #: Finished rounds of the turns, in order.
+    earlier: tuple[Round, ...]
+    #: Results, in order, by the id of the round whose code made the call; None: unknown.
+    observations: Mapping[str | None, Sequence[Observation]]
+
+    @property
+    def previous(self) -> tuple[TurnRound, ...]:
+        """The earlier rounds with their results."""
+        return tuple(
+            _turn_round(item, number, self.observations.get(item.id, ()))
+            for number, item in enumerate(self.earlier, start=1)
+        )
+
+    @property
+    def loose(self) -> tuple[Observation, ...]:
+        """Results that no earlier round caused.
+
+        They come from runs of the command line, or from this round's own code if the round was restarted.
+        """
+        ids = {item.id for item in self.earlier}
+        loose = (found for caller, found in self.observations.items() if caller not in ids)
+        return tuple(chain.from_iterable(loose))
+
+    @classmethod
+    async def read(cls, transaction: Transaction, claimed: ClaimedRound) -> Turn:
+        """Read the past of a claimed round."""
+        found = await transaction.rounds.rounds_of_turns(claimed.round.turn_id)
+        own = [item for item in found if item.turn_id == claimed.round.turn_id]
+        triggers = [*claimed.triggers, *_merged_into(own, found)]
+        turns = {item.turn_id for item in triggers}
+        if turns != {claimed.round.turn_id}:
+            found = await transaction.rounds.rounds_of_turns(*turns)
+        earlier = [
+            item
+            for item in found
+            if item.turn_id in turns
+            and item.state is RoundState.DONE
+            and item.sequence < claimed.round.sequence
+        ]
+        triggers += [*earlier, *_merged_into(earlier, found)]
+        first = min((*own, claimed.round), key=lambda item: item.sequence)
+        return cls(
+            started_at=first.started_at or first.requested_at,
+            earlier=tuple(earlier),
+            observations=await _observations(transaction, triggers),
+        )
+
+    def then(self, ended: Round, calls: Sequence[CallRecord], claimed: ClaimedRound) -> Turn | None:
+        """Return the past of the round that directly follows the round of this past.
+
+        None if the new round has other triggers, merged rounds or an earlier attempt; then the past must
+        be read.
+
+        Args:
+            ended: the round whose past this is.
+            calls: the calls of its code.
+        """
+        following = claimed.round
+        if claimed.merged or following.attempt > 1 or following.turn_id != ended.turn_id:
+            return None
+        earlier = (*self.earlier, ended)
+        if (following.trigger_kind, following.trigger_id) == (TriggerKind.ROUND, ended.id):
+            return replace(self, earlier=earlier)
+        call = next((call for call in calls if call.call_id == following.trigger_id), None)
+        if following.trigger_kind is not TriggerKind.CALL or call is None:
+            return None
+        found = [*self.observations.get(ended.id, ()), _observation(following, call)]
+        return replace(self, earlier=earlier, observations={**self.observations, ended.id: found})
+
+
+def _merged_into(rounds: Sequence[Round], found: Sequence[Round]) -> list[Round]:
+    ids = {item.id for item in rounds}
+    return [item for item in found if item.merged_into in ids]
+
+
+async def _observations(
+    transaction: Transaction, triggers: Sequence[Round]
+) -> dict[str | None, list[Observation]]:
+    """Return the results among the triggers, in order, by the round whose code made the call."""
+    found: dict[str | None, list[Observation]] = {}
+    by_id = {item.id: item for item in triggers if item.trigger_kind is TriggerKind.CALL}
+    calls = await transaction.calls.find_all({item.trigger_id for item in by_id.values()})
+    for trigger in sorted(by_id.values(), key=lambda item: item.sequence):
+        call = calls.get(trigger.trigger_id)
+        caller = None if call is None else call.round_id
+        found.setdefault(caller, []).append(_observation(trigger, call))
+    return found
+
+
+def _observation(trigger: Round, call: Call | CallRecord | None) -> Observation:
+    # The row of the call may be missing: calls are deleted after some days, and the fleet may be down longer.
+    kind = SandboxMethodType.AGENT if trigger.segments is None else SandboxMethodType.MULTIMODAL_AGENT
+    return Observation(
+        method="" if call is None else call.method.rpartition(".")[2],
+        type=kind if call is None else call.type,
+        text=trigger.observation or "",
+        segments=trigger.segments,
+        call_id=trigger.trigger_id,
+    )
+
+
+def _turn_round(item: Round, number: int, observations: Sequence[Observation]) -> TurnRound:
+    return TurnRound(
+        number=number,
+        asked_at=item.started_at or item.requested_at,
+        answer=item.answer or "",
+        stop_type=StopType(item.stop_type if item.stop_type is not None else StopType.NORMAL),
+        reason=item.error or "",
+        output=item.output or "",
+        observations=tuple(observations),
+    )
