@@ -407,6 +407,7 @@ class MethodCaller:
                 raise error
             await self._wait_for_unrecorded(pending, error)
             return
+        pending.is_in_doubt = True
         while (fate := await self._fate(pending)) is not None and fate.is_running:
             if not pending.is_awaited:
                 return
@@ -434,7 +435,7 @@ class MethodCaller:
         The call's deadline ends the wait.
         """
         assert self._ledger is not None  # noqa: S101 - it was recorded
-        pending.is_in_doubt, known = True, pending.record
+        known = pending.record
         while pending.record is known:
             try:
                 return await self._ledger.settle(pending.message)
@@ -448,6 +449,8 @@ class MethodCaller:
         if not pending.is_recorded or answer["status"] == states.SUCCESS:
             return answer
         error, invocation = failure_from_record(answer), pending.message.invocation
+        # A worker that reports a timeout did not start the call, and no other worker starts it any more.
+        pending.is_in_doubt = not isinstance(error, CallTimeoutError | MethodFailedError)
         # A call whose method raised was claimed by a worker and is not sent again.
         fate = None if isinstance(error, MethodFailedError) else await self._fate(pending)
         if fate is not None and fate.outcome is not None:

@@ -197,10 +197,10 @@ class Caller:
         """Answer as a worker whose method returned."""
         await self.answer(message, {"status": "SUCCESS", "result": envelope(made).model_dump(mode="json")})
 
-    async def refuse(self, message: dict[str, Any]) -> None:
-        """Answer as a worker that could not claim the call."""
+    async def refuse(self, message: dict[str, Any], error: type[Exception] = StorageUnavailableError) -> None:
+        """Answer as a worker that did not start the call; by default because it could not claim it."""
         result = {
-            "exc_type": StorageUnavailableError.__name__,
+            "exc_type": error.__name__,
             "exc_module": "nekro_agent.errors",
             "exc_message": ["the database did not run the statement"],
         }
@@ -291,6 +291,17 @@ async def test_a_refused_call_that_cannot_be_withdrawn_has_an_unknown_outcome(
     storage.go_away()
     await world.refuse(message)
     with pytest.raises(OutcomeUnknownError):
+        await calling
+
+
+async def test_a_call_whose_deadline_passed_in_the_queue_has_timed_out_also_when_the_database_is_away(
+    world: Caller, storage: Storage
+) -> None:
+    made = invocation(seconds=3)
+    calling, message = await world.sent(made)
+    storage.go_away()
+    await world.refuse(message, CallTimeoutError)
+    with pytest.raises(CallTimeoutError):
         await calling
 
 
