@@ -121,7 +121,7 @@ class ChatRow(LeaseColumns, Base):
     created_at: Mapped[datetime]
     #: The last message before a reset; the LLM sees newer ones only.
     history_after: Mapped[int] = mapped_column(BigInteger(), default=0)
-    #: When a sandbox last used ``/app/shared``; None when it is known to be empty.
+    #: Unused: ``sandbox.areas.shared`` goes by the directory's times. Kept while older releases may run.
     shared_used_at: Mapped[datetime | None] = mapped_column(index=True)
 
 

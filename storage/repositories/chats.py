@@ -9,7 +9,7 @@ from nekro_agent.ports import ChatInfo
 from storage.clock import now, seconds_from_now
 from storage.driver.fixed_statement import FixedStatement
 from storage.models import ChatRow, MessageRow, RoundRow
-from storage.repositories.base import Repository, chosen_once, found, new_id
+from storage.repositories.base import Repository, found, new_id
 from storage.repositories.leases import Lease, is_free, is_held_by, release_values, take_values
 from storage.upsert import insert
 
@@ -67,12 +67,6 @@ class ChatRepository(Repository):
             NotFoundError: there is none.
         """
         return found(await self.find(chat_key), "chat", chat_key)
-
-    async def find_by_container(self, container_key: str) -> ChatInfo | None:
-        """Return the chat whose sandboxes have this container key, or None."""
-        return await self._one_or_none(
-            ChatInfo, select(ChatRow).where(ChatRow.container_key == container_key)
-        )
 
     async def newest(self, *, limit: int) -> list[ChatInfo]:
         """List chats, the newest first."""
@@ -181,32 +175,6 @@ class ChatRepository(Repository):
             ChatRow.chat_key.label("name"), ChatRow.owner, ChatRow.lease_until, ChatRow.fence
         ).where(ChatRow.chat_key == chat_key, ~is_free(ChatRow))
         return await self._one_or_none(Lease, statement)
-
-    async def touch_shared(self, chat_key: str) -> None:
-        """Record that a sandbox of the chat is using ``/app/shared``."""
-        await self._count(update(ChatRow).where(ChatRow.chat_key == chat_key).values(shared_used_at=now()))
-
-    async def take_idle_shared(self, *, idle_seconds: float, limit: int) -> list[ChatInfo]:
-        """Claim chats whose ``/app/shared`` has been unused for ``idle_seconds``, to empty it.
-
-        Each chat is returned once; the next ``touch_shared`` restarts its idle time. Move the
-        directories away inside the transaction, while no sandbox of these chats can be starting, and
-        delete them after it.
-        """
-        idle = (
-            select(ChatRow.chat_key)
-            .where(ChatRow.shared_used_at < seconds_from_now(-idle_seconds), is_free(ChatRow))
-            .order_by(ChatRow.shared_used_at)
-            .limit(limit)
-            .with_for_update(skip_locked=True, key_share=True)
-        )
-        statement = (
-            update(ChatRow)
-            .where(ChatRow.chat_key.in_(chosen_once(idle)))
-            .values(shared_used_at=None)
-            .returning(ChatRow)
-        )
-        return await self._all(ChatInfo, statement)
 
 
 @FixedStatement

@@ -226,7 +226,7 @@ async def test_other_calls_go_on_while_a_method_installs(
 def test_five_processes_install_a_package_once(wheels: Wheels, tmp_path: Path) -> None:
     wheels.add("fleet-wide")
     code = (
-        "import sys; from pathlib import Path; from nekro_agent import package_layers, runtime\n"
+        "import sys; from pathlib import Path; from nekro_agent import runtime\n"
         "from nekro_agent.packages.imports import dynamic_import_pkg\n"
         f"runtime.prepare(data_dir=Path({str(tmp_path / 'data')!r}))\n"
         "print(dynamic_import_pkg('fleet-wide').__file__)"

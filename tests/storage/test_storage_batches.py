@@ -29,7 +29,6 @@ STATEMENTS: dict[str, Callable[[Transaction], Awaitable[Sized]]] = {
     "expired calls": lambda tx: tx.calls.sweep_expired(limit=LIMIT),
     "orphaned jobs": lambda tx: tx.jobs.take_orphans(waiting_seconds=-1, limit=LIMIT),
     "failed jobs": lambda tx: tx.jobs.fail_orphans(limit=LIMIT),
-    "idle areas": lambda tx: tx.chats.take_idle_shared(idle_seconds=-60, limit=LIMIT),
 }
 
 #: What keeps PostgreSQL from anything but nested loops that run their inner side again for each row.
@@ -41,7 +40,6 @@ async def _fill(tx: Transaction) -> None:
     for number in range(ROWS):
         chat = f"chat{number}"
         await tx.chats.ensure(chat)
-        await tx.chats.touch_shared(chat)
         await tx.timers.add(chat, fire_at=PAST, description="due")
 
         def call(kind: str, *, deadline: datetime, chat: str = chat) -> CallRequest:

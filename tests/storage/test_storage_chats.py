@@ -67,7 +67,6 @@ async def test_chat_is_created_once_with_a_container_key_that_names_a_directory(
     DataAreas(tmp_path).shared_dir(chat.container_key)  # type: ignore[arg-type]
     async with database.read() as tx:
         assert await tx.chats.get(CHAT) == chat
-        assert await tx.chats.find_by_container(chat.container_key) == chat
         assert await tx.chats.newest(limit=5) == [chat]
 
 
@@ -199,16 +198,3 @@ async def test_processes_that_contend_for_a_lease_never_hold_it_together(
             await tx.connection.execute(text("SELECT fence FROM leases WHERE name='counter'"))
         ).scalar_one()
         assert counted == 30
-
-
-async def test_idle_shared_area_is_given_out_once_and_again_after_its_next_use(database: Database) -> None:
-    async with database.begin() as tx:
-        chat = await tx.chats.ensure(CHAT)
-        assert await tx.chats.take_idle_shared(idle_seconds=0, limit=5) == []
-        await tx.chats.touch_shared(CHAT)
-        assert await tx.chats.take_idle_shared(idle_seconds=60, limit=5) == []
-        assert await tx.chats.take_idle_shared(idle_seconds=-60, limit=5) == [chat]
-        assert await tx.chats.take_idle_shared(idle_seconds=-60, limit=5) == []
-        await tx.chats.touch_shared(CHAT)
-        await tx.chats.acquire_lease(CHAT, owner="busy", lease_seconds=30)
-        assert await tx.chats.take_idle_shared(idle_seconds=-60, limit=5) == []
