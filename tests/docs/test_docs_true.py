@@ -15,7 +15,7 @@ from cli.main import build_parser
 
 ROOT = Path(__file__).parents[2]
 #: The translations show the README's blocks (``test_readme.py``).
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TESTS = list((ROOT / "tests").rglob("test_*.py"))
 SPAN = re.compile(r"`([^`\n]+)`")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -90,3 +90,10 @@ def test_each_test_that_a_page_points_to_is_there(page: Path) -> None:
             if path is None or (match[1] and f"def {match[1]}" not in path.read_text("utf-8")):
                 gone.append(match[0])
     assert gone == []
+
+
+def test_each_file_that_contributing_names_is_there() -> None:
+    spans = SPAN.findall((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    files = [span for span in spans if re.fullmatch(r"[\w./-]+/[\w.-]*", span) and "NAME" not in span]
+    assert len(files) > 50
+    assert [name for name in files if not (ROOT / name).exists()] == []

@@ -54,9 +54,7 @@ def test_translations_show_the_same_blocks(language: str) -> None:
     assert fences.findall(translated) == fences.findall(README)
 
 
-@pytest.mark.parametrize(
-    "page", sorted(ROOT.glob("README*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=str
-)
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=str)
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text("utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
