@@ -84,10 +84,10 @@ def refuse_version(message: object, *, what: str) -> None:
         return
     oldest, newest = READABLE_VERSIONS[0], READABLE_VERSIONS[-1]
     is_newer = type(version) is int and version > newest
-    mend = "upgrade this worker or command" if is_newer else "upgrade its sender"
+    fix = "upgrade this worker or command" if is_newer else "upgrade its sender"
     spoken = str(oldest) if oldest == newest else f"{oldest} to {newest}"
     raise MessageRefusedError(
-        f"{what} refused: version {version!r}, nekro-workers {_release()} supports {spoken}; {mend}"
+        f"{what} refused: version {version!r}, nekro-workers {_release()} supports {spoken}; {fix}"
     )
 
 

@@ -1,1 +1,1 @@
-"""Writing to a chat: messages, and events for whoever delivers them."""
+"""Writing to a chat: messages, and events for connectors that deliver them."""
