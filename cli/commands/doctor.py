@@ -11,7 +11,8 @@ from pydantic import SecretStr
 
 from broker_config.settings import Settings, known_variables
 from cli.command import Deps, add_json
-from cli.doctor.checks import Check, Verdict, run_checks
+from cli.doctor.check import Check, Verdict
+from cli.doctor.checks import run_checks
 from cli.environment import setting_text, setting_value
 from cli.exit_codes import ExitCode
 from cli.output import one_line

@@ -6,14 +6,13 @@ import asyncio
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from broker_config.embedded import EmbeddedRedis, redis_binary, resolve_settings
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
 from broker_config.urls import is_redis, without_password
+from cli.doctor.check import Check, Verdict
 from cli.exit_codes import ExitCode
 from cli.services.ownership import read_running
 from nekro_agent import layout
@@ -23,34 +22,10 @@ from nekro_agent.methods import Lane
 if TYPE_CHECKING:
     from sandbox.driver import Enforcement
 
-__all__ = ["Check", "Verdict", "run_checks"]
+__all__ = ["run_checks"]
 
 _MIN_REDIS: Final = (6, 2)
 _LOW_DISK_BYTES: Final = 1 << 30
-
-
-class Verdict(StrEnum):
-    """How a check ended."""
-
-    #: No problem was found.
-    OK = "ok"
-    #: Works, but not as well as it could, or not yet.
-    WARNING = "warning"
-    #: Something will not work.
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """The result of one check: one line of `nekro doctor`."""
-
-    name: str
-    verdict: Verdict
-    detail: str
-    #: Suggested fix; "" when none is needed.
-    fix: str = ""
-    #: Exit code of the command when this is the first failure.
-    code: ExitCode = ExitCode.FAILED
 
 
 async def run_checks(settings: Settings) -> list[Check]:

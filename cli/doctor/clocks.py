@@ -11,7 +11,7 @@ from typing import Final
 import redis
 
 from broker_config.settings import Settings
-from cli.doctor.checks import Check, Verdict
+from cli.doctor.check import Check, Verdict
 from messaging.redis.clock import read_broker_clock
 from nekro_agent.errors import NekroError, SettingsError, StorageError
 from storage.database_clock import follow_database_clock, read_database_clock

@@ -16,7 +16,8 @@ from broker_config.app import create_app
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.redis_errors import NotPrimaryError
 from broker_config.settings import BrokerSettings, Settings
-from cli.doctor.checks import Verdict, run_checks
+from cli.doctor.check import Verdict
+from cli.doctor.checks import run_checks
 from messaging.publishing import unavailable
 from messaging.redis.link import RedisLink, Script
 

@@ -20,7 +20,8 @@ from broker_config.app import create_app
 from broker_config.embedded import redis_binary
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import BrokerSettings, Settings
-from cli.doctor.checks import Verdict, run_checks
+from cli.doctor.check import Verdict
+from cli.doctor.checks import run_checks
 from cli.services.presence import require_broker
 from messaging.redis.link import RedisLink
 from nekro_agent.errors import BrokerUnavailableError, SettingsError

@@ -11,7 +11,8 @@ import pytest
 
 from broker_config.settings import Settings
 from cli.doctor import clocks
-from cli.doctor.checks import Verdict, run_checks
+from cli.doctor.check import Verdict
+from cli.doctor.checks import run_checks
 from cli.doctor.clocks import clock_offsets
 
 
