@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from pydantic_settings import EnvSettingsSource
+from pydantic_settings import BaseSettings, EnvSettingsSource
 
 from nekro_agent.errors import SettingsError
 
@@ -60,10 +60,18 @@ def _content(variable: str, path: Path) -> str:
 class EnvironmentSource(EnvSettingsSource):
     """The environment, with ``_FILE`` variables replaced by the contents of their files."""
 
-    def _load_env_vars(self) -> Mapping[str, str | None]:
-        from broker_config.settings import known_variables
+    def __init__(self, settings_cls: type[BaseSettings], *, known: Collection[str]) -> None:
+        """Read the environment.
 
-        known = {variable for variable, _, _ in known_variables()}
-        named = {name: value for name, value in os.environ.items() if not named_by_file(name.upper(), known)}
-        values = named | read_setting_files(os.environ, known)
+        Args:
+            known: upper-case names of every setting's variable.
+        """
+        self._known = known
+        super().__init__(settings_cls)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        named = {
+            name: value for name, value in os.environ.items() if not named_by_file(name.upper(), self._known)
+        }
+        values = named | read_setting_files(os.environ, self._known)
         return {name.lower(): value for name, value in values.items()}

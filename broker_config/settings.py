@@ -542,7 +542,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Use explicit values first, then the environment and the files it names, then ``.env``."""
-        return init_settings, EnvironmentSource(settings_cls), dotenv_settings
+        environment = EnvironmentSource(settings_cls, known=_known_names())
+        return init_settings, environment, dotenv_settings
 
     @classmethod
     def load(cls, *, env_file: Path | None = Path(".env"), **overrides: Any) -> Settings:
@@ -587,8 +588,12 @@ def known_variables() -> Iterator[tuple[str, str, Any]]:
             yield f"{ENV_PREFIX}{name}".upper(), "", field
 
 
+def _known_names() -> set[str]:
+    return {variable for variable, _, _ in known_variables()}
+
+
 def _reject_unknown(environ: Mapping[str, str], env_file: Path | None) -> None:
-    known = {variable for variable, _, _ in known_variables()}
+    known = _known_names()
     names = list(environ)
     if env_file is not None and env_file.is_file():
         lines = env_file.read_text("utf-8").split("\n")
