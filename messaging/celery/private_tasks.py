@@ -22,7 +22,7 @@ from messaging.delivery.connection import ClaimConnection
 from messaging.delivery.transport import ClaimChannel
 
 if TYPE_CHECKING:
-    from messaging.delivery.handoff import Ending
+    from messaging.delivery.endings import Ending
 
 __all__ = ["RELEASED_BODY", "PrivateAMQP", "PrivateRequest", "PrivateTask"]
 

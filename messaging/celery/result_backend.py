@@ -32,7 +32,7 @@ from messaging.redis.subscription import MAX_PUBLISHED_BYTES
 from runtime.greenlet_bridge import at_loop_close, await_here, can_await
 
 if TYPE_CHECKING:
-    from messaging.delivery.handoff import Ending
+    from messaging.delivery.endings import Ending
 
 __all__ = ["ReplyBackend"]
 

@@ -17,39 +17,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
 from broker_config.keys import Keys
 from broker_config.settings import BrokerSettings
-from messaging.delivery.leases import Ack, LeaseKeeper
 from messaging.delivery.offers import HANDOFF_SECONDS, OFFER_PLACE, OFFER_SECONDS, PlaceOffer
 from messaging.delivery.transport import held_keys
 from messaging.redis.link import RedisLink
 from messaging.redis.subscription import Subscription
 
-__all__ = ["Ending", "Handoff"]
+__all__ = ["Handoff"]
 
 #: How soon a place is offered again while the previous call still runs.
 AGAIN_SECONDS: Final = 0.002
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Additional work of the script that stores a result: acknowledge the delivery, offer its place."""
-
-    ack: Ack
-    #: None: do not offer the place.
-    offer: PlaceOffer | None
-    keeper: LeaseKeeper
-    handoff: Handoff
-
-    def end(self, *, is_stored: bool) -> None:
-        """Report the outcome; if the result was not stored, the delivery is acknowledged by Celery."""
-        self.keeper.ended(self.ack, is_done=is_stored)
-        if self.offer is not None:
-            self.handoff.offer_arrived()
 
 
 class Handoff:

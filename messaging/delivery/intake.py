@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import redis
 from kombu.utils.encoding import bytes_to_str
 
-from messaging.delivery.handoff import Ending, Handoff
-from messaging.delivery.leases import ACK_SECONDS, RENEW, Ack, LeaseKeeper, ack_commands, ack_of
+from messaging.delivery.endings import Ack, Ending
+from messaging.delivery.handoff import Handoff
+from messaging.delivery.leases import ACK_SECONDS, RENEW, LeaseKeeper, ack_commands, ack_of
 from messaging.delivery.offers import HANDOFF_SECONDS
 from messaging.delivery.transport import held_keys, seen_key
 from messaging.redis.link import RedisLink

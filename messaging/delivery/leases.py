@@ -20,10 +20,11 @@ from celery import bootsteps
 from celery.worker import state
 
 from broker_config.redis_endpoint import RedisEndpoint
+from messaging.delivery.endings import Ack
 from messaging.delivery.transport import LOOK, LOST, ClaimChannel, held_keys, seen_key
 from runtime.metrics import metrics
 
-__all__ = ["ACK_SECONDS", "RENEW", "Ack", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
+__all__ = ["ACK_SECONDS", "RENEW", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
 
 #: Renewals per lease duration.
 RENEWALS_PER_TIMEOUT: Final = 3
@@ -55,9 +56,6 @@ for i = 2, #ARGV do
 end
 return lost
 """
-
-#: Key of the index, key of the held messages, tag.
-Ack = tuple[str, str, str]
 
 logger = logging.getLogger(__name__)
 

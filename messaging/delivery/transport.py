@@ -37,7 +37,7 @@ from codec import plain_json
 
 if TYPE_CHECKING:
     from broker_config.redis_endpoint import RedisEndpoint
-    from messaging.delivery.handoff import Ending
+    from messaging.delivery.endings import Ending
 
 __all__ = [
     "COMPRESSED_TYPE",
