@@ -19,11 +19,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final, Protocol, TypeAlias
 
 from nekro_agent import layout, runtime
 from nekro_agent.core.logger import get_sub_logger
@@ -32,10 +32,8 @@ from nekro_agent.files import safe_files
 from nekro_agent.files.area_access import copy_in, copy_out
 from nekro_agent.files.private_files import make_directory
 
-if TYPE_CHECKING:
-    from nekro_agent.files.file_system import FileSystem
-
 __all__ = [
+    "CallFiles",
     "call_scope",
     "files_of_call",
     "new_directory",
@@ -59,6 +57,27 @@ _TEMPFILE_EVENTS: Final = frozenset({"tempfile.mkstemp", "tempfile.mkdtemp"})
 
 #: Inode, size and modification time: at least one differs after a write.
 _State: TypeAlias = tuple[int, int, int]
+
+
+class CallFiles(Protocol):
+    """The files that a call may name by text; see ``nekro_agent.files.file_system.FileSystem``."""
+
+    def open_named(self, text: str) -> AbstractContextManager[BinaryIO]:
+        """Open the file that a text names for reading.
+
+        Raises:
+            InvalidValueError: it is not a file of this call.
+            FileNotFoundError: it no longer exists.
+        """
+        ...
+
+    def require_target(self, text: str) -> None:
+        """Check that a text names a path where this call may write.
+
+        Raises:
+            InvalidValueError: it is elsewhere.
+        """
+        ...
 
 
 @dataclass(kw_only=True)
@@ -122,7 +141,7 @@ class _Scope:
     # A class and not a generator, to save memory: thousands of calls may wait inside.
     __slots__ = ("_token", "directories", "files", "is_open", "mirrors", "temporary")
 
-    def __init__(self, files: FileSystem | None) -> None:
+    def __init__(self, files: CallFiles | None) -> None:
         self.files = files
         self.directories: list[Path] = []
         #: Names that ``tempfile`` created for this call, newest last.
@@ -183,7 +202,7 @@ def new_directory() -> Path:
     return directory
 
 
-def call_scope(files: FileSystem | None = None) -> AbstractAsyncContextManager[None]:
+def call_scope(files: CallFiles | None = None) -> AbstractAsyncContextManager[None]:
     """Stage files for plugin code in the block; at its end copy changes back and clean up.
 
     Nothing is copied back when the block was cancelled, because files may be incomplete.
@@ -197,7 +216,7 @@ def call_scope(files: FileSystem | None = None) -> AbstractAsyncContextManager[N
     return _Scope(files)
 
 
-def files_of_call() -> FileSystem | None:
+def files_of_call() -> CallFiles | None:
     """Return the files of the call that this code belongs to; None outside of a chat's calls."""
     scope = _scope.get()
     return None if scope is None else scope.files
