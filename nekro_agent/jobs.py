@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,17 +13,15 @@ from nekro_agent import runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import ConflictError, InvalidValueError
 from nekro_agent.files import staging
+from nekro_agent.mounts import task_owner_keys, task_owners
 from nekro_agent.ports import JobInfo, JobRequest, JobState
 
 if TYPE_CHECKING:
     from nekro_agent.plugin import NekroPlugin
 
-__all__ = ["AsyncTaskHandle", "TaskCtl", "TaskRunner", "TaskSignal", "drive", "register", "runner", "task"]
+__all__ = ["AsyncTaskHandle", "TaskCtl", "TaskRunner", "TaskSignal", "drive", "runner", "task"]
 
 _log = get_sub_logger("jobs")
-
-#: Task type → plugins that mounted it; two plugins may use the same name.
-_owners: defaultdict[str, list[NekroPlugin]] = defaultdict(list)
 
 
 class TaskSignal(StrEnum):
@@ -221,7 +218,7 @@ class TaskRunner:
 
     @staticmethod
     def _running() -> list[JobInfo]:
-        plugins = {plugin.key for owners in _owners.values() for plugin in owners}
+        plugins = task_owner_keys()
         jobs = runtime.current().service("jobs").running()
         return [job for job in jobs if job.plugin_key in plugins]
 
@@ -229,7 +226,9 @@ class TaskRunner:
     def _find(task_type: str, task_id: str) -> tuple[JobInfo, NekroPlugin] | None:
         """Return the job of the plugin that mounted the type; an open job before an ended one."""
         jobs = runtime.current().service("jobs")
-        found = [(jobs.peek(plugin.key, task_type, str(task_id)), plugin) for plugin in _owners[task_type]]
+        # Each object with mounts is a NekroPlugin.
+        owners = [cast("NekroPlugin", plugin) for plugin in task_owners(task_type)]
+        found = [(jobs.peek(plugin.key, task_type, str(task_id)), plugin) for plugin in owners]
         known = [(job, plugin) for job, plugin in found if job is not None]
         return min(known, key=lambda pair: pair[0].state.is_final, default=None)
 
@@ -241,13 +240,6 @@ task = TaskRunner()
 def runner() -> TaskRunner:
     """Return the only runner."""
     return task
-
-
-def register(plugin: NekroPlugin, task_type: str) -> None:
-    """Record which plugin mounted a task type."""
-    owners = _owners[task_type]
-    owners[:] = [owner for owner in owners if owner.key != plugin.key]
-    owners.append(plugin)
 
 
 def _handle(job: JobInfo, plugin: NekroPlugin) -> AsyncTaskHandle:

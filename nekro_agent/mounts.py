@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from nekro_agent import jobs
 from nekro_agent.commands.registration import Command, CommandGroup
 from nekro_agent.commands.schemas import CommandPermission
 from nekro_agent.core.logger import get_sub_logger
@@ -15,10 +15,17 @@ from nekro_agent.execution.signatures import describe
 from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
 
 if TYPE_CHECKING:
-    from nekro_agent.plugin import NekroPlugin
     from nekro_agent.schemas.agent_ctx import AgentCtx
 
-__all__ = ["LANE_ATTRIBUTE", "REPEATABLE_ATTRIBUTE", "PluginMounts", "long_running", "repeatable"]
+__all__ = [
+    "LANE_ATTRIBUTE",
+    "REPEATABLE_ATTRIBUTE",
+    "PluginMounts",
+    "long_running",
+    "repeatable",
+    "task_owner_keys",
+    "task_owners",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,6 +35,9 @@ LANE_ATTRIBUTE: Final = "__nekro_lane__"
 REPEATABLE_ATTRIBUTE: Final = "__nekro_repeatable__"
 
 _log = get_sub_logger("plugin")
+
+#: Task type → plugins that mounted it; two plugins may use the same name.
+_owners: Final[defaultdict[str, list[PluginMounts]]] = defaultdict(list)
 
 
 def long_running(func: F) -> F:
@@ -47,6 +57,16 @@ def repeatable(func: F) -> F:
     """
     setattr(func, REPEATABLE_ATTRIBUTE, True)
     return func
+
+
+def task_owners(task_type: str) -> list[PluginMounts]:
+    """Return the plugins of this process that mounted a task type, in the order of mounting."""
+    return list(_owners.get(task_type, ()))
+
+
+def task_owner_keys() -> set[str]:
+    """Return the keys of the plugins of this process that mounted a task type."""
+    return {plugin.key for owners in _owners.values() for plugin in owners}
 
 
 class PluginMounts:
@@ -191,7 +211,7 @@ class PluginMounts:
             self.once_only_tasks.discard(task_type)
             if not restarts:
                 self.once_only_tasks.add(task_type)
-            jobs.register(cast("NekroPlugin", self), task_type)
+            _record_owner(task_type, self)
             return func
 
         return decorate
@@ -281,6 +301,12 @@ class PluginMounts:
             return func
 
         return decorate
+
+
+def _record_owner(task_type: str, plugin: PluginMounts) -> None:
+    owners = _owners[task_type]
+    owners[:] = [owner for owner in owners if owner.key != plugin.key]
+    owners.append(plugin)
 
 
 E = TypeVar("E", SandboxMethodType, Lane)
