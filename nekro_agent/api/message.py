@@ -8,15 +8,16 @@ from nekro_agent import layout, runtime
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files.area_access import safe_basename
 from nekro_agent.files.file_system import FileSystem
+from nekro_agent.models.db_chat_channel import DBChatChannel
 from nekro_agent.ports import OutgoingMessage
-from nekro_agent.schemas.agent_ctx import AgentCtx
+from nekro_agent.schemas.call_context import CallContext
 from nekro_agent.schemas.chat_message import ChatMessage
 
 __all__ = ["ChatMessage", "download_from_url", "push_system", "send_file", "send_image", "send_text"]
 
 
 async def send_text(
-    chat_key: str, message: str, ctx: AgentCtx, *, record: bool = True, ref_msg_id: str | None = None
+    chat_key: str, message: str, ctx: CallContext, *, record: bool = True, ref_msg_id: str | None = None
 ) -> None:
     """Send a text; it is recorded before this returns.
 
@@ -45,7 +46,7 @@ async def send_text(
 async def send_image(
     chat_key: str,
     file_path: str | Path,
-    ctx: AgentCtx,
+    ctx: CallContext,
     *,
     record: bool = True,
     filename: str | None = None,
@@ -59,7 +60,7 @@ async def send_image(
 async def send_file(
     chat_key: str,
     file_path: str | Path,
-    ctx: AgentCtx,
+    ctx: CallContext,
     *,
     record: bool = True,
     filename: str | None = None,
@@ -84,7 +85,7 @@ async def send_file(
 async def _send_path(
     chat_key: str,
     file_path: str | Path,
-    ctx: AgentCtx,
+    ctx: CallContext,
     kind: str,
     record: bool,
     file_name: str | None,
@@ -97,7 +98,7 @@ async def _send_path(
     known = _checked_context(f"send_{kind}", ctx)
     container_key = known.container_key if known else None
     if not container_key:
-        chat = await AgentCtx.create_by_chat_key(_checked_chat(chat_key))
+        chat = await DBChatChannel.get_channel(_checked_chat(chat_key))
         container_key = chat.container_key or layout.default_container_key(chat_key)
     files = FileSystem(_checked_chat(chat_key), container_key, plugin_key=known.plugin_key if known else None)
     sandbox_path = await files.bring_to_uploads(str(file_path), file_name or "")
@@ -116,7 +117,7 @@ async def _send_path(
 
 
 async def push_system(
-    chat_key: str, message: str, ctx: AgentCtx | None = None, trigger_agent: bool = False
+    chat_key: str, message: str, ctx: CallContext | None = None, trigger_agent: bool = False
 ) -> None:
     """Add a system message to a chat's history; people on the platform do not see it.
 
@@ -131,7 +132,7 @@ async def push_system(
     )
 
 
-async def download_from_url(url: str, ctx: AgentCtx) -> str:
+async def download_from_url(url: str, ctx: CallContext) -> str:
     """Download a URL into the chat's uploads and return its sandbox path."""
     known = _checked_context("download_from_url", ctx)
     if known is None:
@@ -145,8 +146,8 @@ def _checked_chat(chat_key: str) -> str:
     return chat_key
 
 
-def _checked_context(function: str, ctx: object) -> AgentCtx | None:
+def _checked_context(function: str, ctx: object) -> CallContext | None:
     """Return the context; None outside calls."""
-    if ctx is None or isinstance(ctx, AgentCtx):
+    if ctx is None or isinstance(ctx, CallContext):
         return ctx
     raise InvalidValueError(f"{function}: ctx must be the AgentCtx, not {type(ctx).__name__}")

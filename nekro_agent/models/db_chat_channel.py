@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from nekro_agent import runtime
 from nekro_agent.models.base import MAX_ROWS, QueryModel
 from nekro_agent.models.db_preset import DBPreset, DefaultPreset
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.chat_message import ChatType
-
-if TYPE_CHECKING:
-    from nekro_agent.schemas.agent_ctx import AgentCtx
 
 __all__ = ["DBChatChannel", "DefaultPreset"]
 
@@ -46,18 +43,6 @@ class DBChatChannel(QueryModel):
     async def get_preset(self) -> DefaultPreset | DBPreset:
         """Return the persona of the agent in this chat."""
         return DefaultPreset.current()
-
-    @classmethod
-    def of_context(cls, ctx: AgentCtx) -> Self:
-        """Build it from the fields of a context."""
-        return cls(
-            chat_key=ctx.chat_key,
-            adapter_key=ctx.adapter_key or "",
-            channel_id=ctx.channel_id or "",
-            channel_name=ctx.channel_name or "",
-            channel_type=ctx.channel_type or "",
-            container_key=ctx.container_key,
-        )
 
     @classmethod
     async def _load(cls, equal: dict[str, Any]) -> list[Self]:

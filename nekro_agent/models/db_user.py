@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from nekro_agent import runtime
 from nekro_agent.models.base import MAX_ROWS, QueryModel
 from nekro_agent.ports import MessageKind
-
-if TYPE_CHECKING:
-    from nekro_agent.schemas.agent_ctx import AgentCtx
 
 __all__ = ["DBUser"]
 
@@ -32,13 +29,6 @@ class DBUser(QueryModel):
         """Return a person of a platform, or None."""
         conditions = {"adapter_key": adapter_key} if adapter_key else {}
         return await cls.get_or_none(platform_userid=platform_userid, **conditions)
-
-    @classmethod
-    def of_context(cls, ctx: AgentCtx) -> Self | None:
-        """Build it from the fields of a context; None if no user triggered the call."""
-        if ctx.from_platform_userid is None:
-            return None
-        return cls(platform_userid=ctx.from_platform_userid, adapter_key=ctx.adapter_key or "")
 
     @classmethod
     async def _load(cls, equal: dict[str, Any]) -> list[Self]:
