@@ -1,14 +1,18 @@
-"""The rooms of the house: which top-level package may import which."""
+"""The import rules: order of packages and their parts, no cycles, size of folders."""
 
 from __future__ import annotations
 
 import ast
+import functools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-#: From the ground up; a package may import itself and what stands before it.
+#: From the bottom; a package may import itself and the packages before it.
 ORDER = (
     "nekro_agent",
     "runtime",
@@ -21,12 +25,12 @@ ORDER = (
     "workers",
     "cli",
 )
-#: Exceptions to "everything below": what is named here is all that is allowed.
+#: Packages that may import only the modules and packages named here, not all of those before them.
 ONLY = {
     "storage": {"nekro_agent", "runtime.greenlet_bridge", "runtime.completion", "broker_config.settings"},
     "plugin_pkgs": {"nekro_agent"},
 }
-#: Libraries that a package must not know.
+#: Libraries that a package must not import.
 FORBIDDEN_LIBRARIES = {
     "nekro_agent": {"celery", "kombu", "redis", "sqlalchemy", "psycopg", "alembic"},
     "codec": {"celery", "kombu", "redis", "sqlalchemy", "psycopg", "alembic"},
@@ -35,6 +39,106 @@ FORBIDDEN_LIBRARIES = {
     "plugin_pkgs": {"celery", "kombu", "redis", "sqlalchemy"},
 }
 PACKAGES = (*ORDER, "plugin_pkgs")
+#: What each part (subpackage) of a package may import of the other parts; "*" stands for the modules
+#: directly in the package's folder, which may import every part.
+PARTS = {
+    "messaging": {"redis": (), "delivery": ("redis",), "celery": ("redis", "delivery")},
+    "storage": {
+        "driver": (),
+        "repositories": ("*", "driver"),
+        "files": ("*", "driver"),
+        "migrations": ("*",),
+    },
+    "sandbox": {
+        "guest": (),
+        "filter": (),
+        "areas": ("drivers",),
+        "limits": ("*", "areas"),
+        "packages": ("*", "areas"),
+        "drivers": ("*", "filter", "guest", "limits"),
+    },
+    "workers": {
+        "pools": (),
+        "chats": (),
+        "leases": ("pools",),
+        "plugins": ("pools", "leases"),
+        "calls": ("pools", "chats", "leases", "plugins"),
+        "rounds": ("chats", "leases", "plugins", "calls"),
+        "jobs": ("pools", "chats", "leases", "calls"),
+        "ops": ("pools", "chats", "leases", "calls", "jobs"),
+    },
+    "nekro_agent": {
+        "tools": ("*", "downloads", "files"),
+        "core": ("*", "tools"),
+        "downloads": ("*", "files", "tools"),
+        "files": ("*", "core", "downloads", "tools"),
+        "models": ("*", "core", "schemas"),
+        "schemas": ("*", "api", "core", "files", "models"),
+        "execution": ("*", "core", "files", "schemas"),
+        "packages": ("*", "core", "execution", "files"),
+        "commands": ("*", "core", "execution", "schemas"),
+        "api": ("*", "commands", "core", "execution", "files", "models", "packages", "schemas"),
+        "services": ("*", "api", "commands", "core", "files"),
+        "testing": ("*", "commands", "execution", "files", "schemas"),
+    },
+}
+#: Largest number of modules in one folder, ``__init__`` not counted.
+MAX_MODULES = 16
+#: Folders that may hold more, with the reason.
+LARGE_FOLDERS = {"cli/commands": "one module per command"}
+
+
+def modules_of(root: Path, packages: Sequence[str]) -> dict[str, Path]:
+    """Return every module of some packages by its dotted name."""
+    paths = [path for package in packages for path in (root / package).rglob("*.py")]
+    return {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in paths
+    }
+
+
+def imported_by(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """Yield the known modules that a module imports anywhere, also in functions and for type checking.
+
+    Importing a module does not count as importing the packages that contain it.
+    """
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: import it by its absolute name"
+            for alias in node.names:
+                candidates = (f"{node.module}.{alias.name}", str(node.module))
+                yield from [name for name in candidates if name in known][:1]
+
+
+def graph_of(root: Path, packages: Sequence[str]) -> dict[str, set[str]]:
+    """Return the modules that each module imports."""
+    known = modules_of(root, packages)
+    return {module: set(imported_by(path, known)) - {module} for module, path in known.items()}
+
+
+@functools.cache
+def product_graph() -> dict[str, set[str]]:
+    return graph_of(ROOT, PACKAGES)
+
+
+def cycle_in(graph: dict[str, set[str]]) -> str | None:
+    """Return a cycle as ``a -> b -> a``, in which each module imports the next; None if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as exc:
+        return " -> ".join(reversed(exc.args[1]))
+    return None
+
+
+def part_of(package: str, module: str) -> str | None:
+    """Return the part of a package that contains a module, "*" for none; None for other packages' modules."""
+    top, _, rest = module.partition(".")
+    if top != package:
+        return None
+    name = rest.partition(".")[0]
+    return name if name and (ROOT / package / name).is_dir() else "*"
 
 
 def imports_of(package: str) -> list[tuple[Path, str]]:
@@ -58,13 +162,13 @@ def is_allowed(package: str, module: str) -> bool:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_imports_only_what_stands_below_it(package: str) -> None:
+def test_a_package_imports_only_packages_below_it(package: str) -> None:
     wrong = [f"{p.relative_to(ROOT)}: {m}" for p, m in imports_of(package) if not is_allowed(package, m)]
     assert wrong == []
 
 
 @pytest.mark.parametrize("package", FORBIDDEN_LIBRARIES)
-def test_a_package_knows_only_the_libraries_of_its_trade(package: str) -> None:
+def test_a_package_imports_none_of_its_forbidden_libraries(package: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {module}"
         for path, module in imports_of(package)
@@ -73,15 +177,62 @@ def test_a_package_knows_only_the_libraries_of_its_trade(package: str) -> None:
     assert wrong == []
 
 
-def test_the_guest_of_the_sandbox_uses_the_standard_library_only() -> None:
+def test_code_that_runs_in_the_sandbox_imports_only_the_standard_library() -> None:
     import sys
 
     guest = ROOT / "sandbox" / "guest"
     inside = {module for path, module in imports_of("sandbox") if path.is_relative_to(guest)}
-    # The writer of tagged text is bundled with the guest.
+    # The writer of tagged text is bundled with the code that runs in the sandbox.
     inside |= {module for path, module in imports_of("codec") if path.name == "tagged.py"}
     names = {module.partition(".")[0] for module in inside - {"codec.tagged"}}
     assert names <= set(sys.stdlib_module_names) | {"sandbox"}
+
+
+def test_no_modules_import_each_other_in_a_cycle() -> None:
+    cycle = cycle_in(product_graph())
+    assert cycle is None, f"import cycle: {cycle}"
+
+
+@pytest.mark.parametrize(
+    "back", ["from p.a import f", "import p.a", "from p import a", "from p.sub import a_again"]
+)
+@pytest.mark.parametrize("form", ["{}", "if TYPE_CHECKING:\n    {}", "def g():\n    {}"])
+def test_a_cycle_of_imports_is_found_in_each_form(tmp_path: Path, back: str, form: str) -> None:
+    package = tmp_path / "p"
+    (package / "sub").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "a.py").write_text("from p import b")
+    (package / "sub" / "__init__.py").write_text("from p.a import f as a_again")
+    (package / "b.py").write_text("import ast")
+    assert cycle_in(graph_of(tmp_path, ["p"])) is None
+    (package / "b.py").write_text(form.format(back))
+    cycle = cycle_in(graph_of(tmp_path, ["p"]))
+    assert cycle is not None and {"p.a", "p.b"} <= set(cycle.split(" -> "))
+
+
+@pytest.mark.parametrize("package", PARTS)
+def test_a_part_of_a_package_imports_only_the_parts_that_it_may(package: str) -> None:
+    wrong = []
+    for module, imported in product_graph().items():
+        part = part_of(package, module)
+        if part is None or part == "*":
+            continue
+        allowed = (None, part, *PARTS[package][part])
+        wrong += [f"{module}: {name}" for name in imported if part_of(package, name) not in allowed]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", PARTS)
+def test_every_part_of_a_package_has_rules(package: str) -> None:
+    assert {part_of(package, module) for module in product_graph()} - {None, "*"} == set(PARTS[package])
+
+
+def test_a_folder_holds_at_most_the_modules_of_its_limit() -> None:
+    modules = modules_of(ROOT, PACKAGES).values()
+    counts = Counter(
+        path.parent.relative_to(ROOT).as_posix() for path in modules if path.name != "__init__.py"
+    )
+    assert {folder for folder, count in counts.items() if count > MAX_MODULES} == set(LARGE_FOLDERS)
 
 
 def test_the_wheel_ships_every_package_and_no_other() -> None:
