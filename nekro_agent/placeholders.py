@@ -36,7 +36,7 @@ from pydantic_core import core_schema
 
 from nekro_agent.errors import PlaceholderUsedError
 
-__all__ = ["Placeholder", "forget", "install", "loading", "used_by"]
+__all__ = ["OWN_PACKAGES", "Placeholder", "forget", "install", "loading", "used_by"]
 
 _ROOT: Final = "nekro_agent"
 _ROOTS: Final = frozenset({_ROOT, "nonebot"})
@@ -51,7 +51,11 @@ _REFERENCE_PACKAGES: Final = (
     "services",
     "tools",
 )
-_OWN_CODE: Final = (_ROOT, "codec", "broker_config", "storage", "sandbox", "agent", "workers", "cli")
+#: Top-level packages of this project but for those of plugins.
+OWN_PACKAGES: Final = (
+    *(_ROOT, "runtime", "codec", "broker_config", "messaging"),
+    *("storage", "sandbox", "agent", "workers", "cli"),
+)
 _CATCHERS: Final = frozenset(
     {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError"}
 )
@@ -207,7 +211,7 @@ def _grant(full_name: str) -> bool:
     if frame is None:
         return False
     importer = str(frame.f_globals.get("__name__", ""))
-    if importer.partition(".")[0] in _OWN_CODE:
+    if importer.partition(".")[0] in OWN_PACKAGES:
         return False
     # Attribute access (`core.thing`) is a use and not an import: an ordinary AttributeError is
     # precise, and hasattr() must return False.

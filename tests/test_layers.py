@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from nekro_agent.placeholders import OWN_PACKAGES
+
 ROOT = Path(__file__).parent.parent
 #: From the bottom; a package may import itself and the packages before it.
 ORDER = (
@@ -241,3 +243,8 @@ def test_the_wheel_ships_every_package_and_no_other() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     shipped = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert sorted(shipped) == sorted(PACKAGES)
+
+
+def test_placeholders_know_every_package_that_is_no_plugin() -> None:
+    """Placeholders are for plugins: an import of our own that lacks a name is an error at once."""
+    assert sorted(OWN_PACKAGES) == sorted(ORDER)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
-    "agent", "benchmarks", "broker_config", "cli", "codec", "messaging", "nekro_agent", "plugin_pkgs", "runtime",
-    "sandbox", "scripts", "storage", "workers",
+    "agent", "benchmarks", "broker_config", "cli", "codec", "messaging", "nekro_agent", "plugin_pkgs",
+    "runtime", "sandbox", "scripts", "storage", "workers",
 )  # fmt: skip
 #: Where dividing at more characters than the format has is what is wanted.
 ALLOWED: dict[str, str] = {}

@@ -17,15 +17,14 @@ from worker_fleet import Fleet, Worker
 
 from broker_config.settings import Settings
 from cli.exit_codes import ExitCode
+from nekro_agent.placeholders import OWN_PACKAGES
 from storage.migrate import check, upgrade
 from storage.schema import known_revisions
 
 ROOT = Path(__file__).parents[2]
 #: A version before, whose schema is older and whose messages have form 1: arguments as pickles.
 BEFORE = os.environ.get("NEKRO_TEST_COMMIT_BEFORE", "475b351")
-PACKAGES = (
-    "nekro_agent", "codec", "broker_config", "storage", "sandbox", "agent", "workers", "plugin_pkgs", "cli",
-)  # fmt: skip
+PACKAGES = (*OWN_PACKAGES, "plugin_pkgs")
 #: What a next version may do within the rules: a revision that adds, and fields with defaults.
 NEXT_REVISION = """
 import sqlalchemy as sa
