@@ -1,4 +1,4 @@
-"""Where the code of an answer begins and ends."""
+"""Extraction of the code from a model's answer."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def test_the_fenced_block_is_the_code() -> None:
     assert found == ExtractedCode(thought="", code="print(1)", fenced=True, closed=True)
 
 
-def test_an_answer_without_fence_is_code_as_a_whole() -> None:
+def test_an_answer_without_fence_is_code() -> None:
     assert extract_code("x = 1\nprint(x)") == ExtractedCode(
         thought="", code="x = 1\nprint(x)", fenced=False, closed=True
     )
 
 
 @pytest.mark.parametrize("label", ["python", "py", "Python", "python3", "", " python "])
-def test_any_label_of_python_or_none_opens_the_code(label: str) -> None:
+def test_a_fence_labelled_python_or_unlabelled_opens_the_code(label: str) -> None:
     assert code_of(f"{FENCE}{label}\nprint(1)\n{FENCE}") == "print(1)"
 
 
-def test_the_thought_is_taken_off_with_the_code_it_drafts() -> None:
+def test_the_thought_is_removed_with_the_code_it_drafts() -> None:
     found = extract_code(
         f"<think>\n{FENCE}python\ndraft()\n{FENCE}\nno, better:</think>\n{FENCE}\nreal()\n{FENCE}"
     )
@@ -45,7 +45,7 @@ def test_several_thoughts_are_joined() -> None:
     assert (found.thought, found.code) == ("one\ntwo", "real()")
 
 
-def test_a_thought_whose_opening_the_endpoint_ate_is_still_a_thought() -> None:
+def test_a_thought_without_an_opening_tag_is_still_a_thought() -> None:
     found = extract_code(f"let me see\n</think>\n\n{FENCE}python\nreal()\n{FENCE}")
     assert (found.thought, found.code) == ("let me see", "real()")
 
@@ -73,12 +73,12 @@ def test_quotes_in_comments_and_short_strings_open_no_long_string() -> None:
     assert code_of(f"{FENCE}python\n{code}\n{FENCE}\nWords.\n{FENCE}\noutput\n{FENCE}") == code
 
 
-def test_a_string_that_never_ends_keeps_the_code_whole() -> None:
+def test_an_unterminated_string_keeps_the_code_whole() -> None:
     code = f'x = """\n{FENCE}\nmore'
     assert code_of(f"{FENCE}python\n{code}\n{FENCE}") == code
 
 
-def test_of_two_blocks_the_last_is_the_code() -> None:
+def test_the_last_of_two_blocks_is_the_code() -> None:
     assert (
         code_of(f"{FENCE}python\nfirst()\n{FENCE}\nor rather\n{FENCE}python\nsecond()\n{FENCE}") == "second()"
     )
@@ -88,7 +88,7 @@ def test_a_sample_of_the_expected_output_does_not_hide_the_code() -> None:
     assert code_of(f"{FENCE}python\nreal()\n{FENCE}\nIt prints:\n{FENCE}\n42\n{FENCE}") == "real()"
 
 
-def test_words_after_the_block_are_ignored() -> None:
+def test_text_after_the_block_is_ignored() -> None:
     assert code_of(f"{FENCE}python\nreal()\n{FENCE}\nI hope this helps!") == "real()"
 
 
@@ -96,7 +96,7 @@ def test_a_longer_fence_holds_a_shorter_one() -> None:
     assert code_of(f"````python\nx = 1\n{FENCE}\n````") == f"x = 1\n{FENCE}"
 
 
-def test_a_closing_fence_may_stick_to_the_last_line() -> None:
+def test_a_closing_fence_may_follow_the_last_line_directly() -> None:
     assert code_of(f"{FENCE}python\nprint(1){FENCE}") == "print(1)"
 
 
@@ -121,21 +121,21 @@ def test_imports_of_invented_modules_are_deleted(module: str) -> None:
     assert code_of(f"import json\nfrom {module} import send\nsend()") == "import json\nsend()"
 
 
-def test_imports_of_real_modules_with_like_names_stay() -> None:
+def test_imports_of_real_modules_with_similar_names_stay() -> None:
     code = "from plugins_common import x\nfrom core.apis import y\nfrom collections import z"
     assert code_of(code) == code
 
 
-def test_an_invented_import_over_several_lines_goes_as_a_whole() -> None:
+def test_an_invented_import_over_several_lines_is_deleted_completely() -> None:
     assert code_of("from plugins import (\n    a,  # )\n    b,\n)\na()") == "a()"
     assert code_of("from plugins import a, \\\n    b\na()") == "a()"
 
 
-def test_an_invented_import_that_never_ends_takes_nothing_with_it() -> None:
+def test_an_unterminated_invented_import_deletes_nothing_else() -> None:
     assert code_of("from plugins import (\na()") == "a()"
 
 
-def test_an_invented_import_in_a_block_leaves_the_block_a_statement() -> None:
+def test_deleting_an_invented_import_leaves_its_block_a_statement() -> None:
     code = "try:\n    from plugins import a\nexcept ImportError:\n    a = None"
     assert code_of(code) == "try:\n    pass\nexcept ImportError:\n    a = None"
 
@@ -147,7 +147,7 @@ def test_code_that_does_nothing_is_empty(text: str) -> None:
     assert extract_code(text).is_empty
 
 
-def test_a_check_word_is_fresh_and_found_in_any_case() -> None:
+def test_a_check_word_is_random_and_found_in_any_case() -> None:
     word = new_check_word()
     assert word != new_check_word()
     assert reveals_check_word(word, f"print({word.upper()!r})")
@@ -163,7 +163,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=60).map("".join))
 @settings(max_examples=300, deadline=None)
-def test_any_text_gives_code_that_was_in_it(text: str) -> None:
+def test_extracted_code_is_part_of_the_text(text: str) -> None:
     found = extract_code(text)
     lines = set(text.replace("\r", "\n").split("\n"))
     pieces = " ".join(lines)
@@ -184,7 +184,7 @@ def test_a_fenced_block_survives_unchanged(body: str) -> None:
     ["<think>", "</think>", "</think>\n", "<think>\n</think>", "`", f"{FENCE}\n", f"{FENCE}python\n",
      '"""\n', "\\", "from plugins import (\n", " ", "```" + " " * 50, "\n<think> \t", "~~~x"],
 )  # fmt: skip
-def test_two_megabytes_of_any_pattern_are_read(unit: str) -> None:
-    """A walk that is quadratic in the text runs into the limit."""
+def test_two_megabytes_of_any_pattern_are_parsed(unit: str) -> None:
+    """Quadratic time exceeds the time limit."""
     with cpu_limit(20):
         extract_code(unit * (2_000_000 // len(unit)))

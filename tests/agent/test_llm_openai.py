@@ -1,4 +1,4 @@
-"""The client against a real server that behaves well, badly, slowly, or not at all."""
+"""The client against a real server that answers well, badly, slowly or not at all."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def failure(*behaviours: Behaviour, **overrides: Any) -> tuple[str, ChatSe
     return str(caught.value), server
 
 
-async def test_a_streamed_answer_is_gathered_with_model_tokens_and_cost() -> None:
+async def test_a_streamed_answer_is_assembled_with_model_tokens_and_cost() -> None:
     answer, server = await ask(stream("print", "(1)"))
     assert answer == LLMAnswer(
         text="print(1)", model="big-real", prompt_tokens=1000, answer_tokens=200, finish_reason="stop",
@@ -85,14 +85,14 @@ async def test_a_streamed_answer_is_gathered_with_model_tokens_and_cost() -> Non
     ]
 
 
-async def test_a_whole_answer_is_read() -> None:
+async def test_an_answer_without_streaming_is_read() -> None:
     answer, server = await ask(complete("print(1)"), stream=False, temperature=0.5, max_output_tokens=99)
     assert (answer.text, answer.prompt_tokens, answer.tries) == ("print(1)", 1000, 1)
     assert "stream" not in server.seen[0].body
     assert (server.seen[0].body["temperature"], server.seen[0].body["max_tokens"]) == (0.5, 99)
 
 
-async def test_an_answer_that_was_cut_at_its_length_says_so() -> None:
+async def test_a_truncated_answer_is_marked_as_cut() -> None:
     answer, _ = await ask(stream("print(", finish_reason="length"))
     assert answer.was_cut
 
@@ -102,13 +102,13 @@ async def test_a_stream_without_usage_has_no_token_counts() -> None:
     assert (answer.prompt_tokens, answer.answer_tokens, answer.cost) == (None, None, 0)
 
 
-async def test_a_server_that_knows_no_usage_in_streams_is_asked_without() -> None:
+async def test_usage_is_not_requested_again_from_a_server_that_rejects_stream_options() -> None:
     answer, server = await ask(refuse(400, "unknown field stream_options"), stream("x"))
     assert (answer.text, answer.tries) == ("x", 1)
     assert "stream_options" not in server.seen[1].body
 
 
-async def test_images_travel_as_content_parts() -> None:
+async def test_images_are_sent_as_content_parts() -> None:
     request = LLMRequest(
         messages=(
             PromptMessage(
@@ -128,13 +128,13 @@ async def test_images_travel_as_content_parts() -> None:
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503])
-async def test_a_passing_fault_is_tried_again(status: int, streams: bool) -> None:
+async def test_a_transient_error_is_retried(status: int, streams: bool) -> None:
     good = stream("ok") if streams else complete("ok")
     answer, server = await ask(refuse(status), refuse(status), good, stream=streams)
     assert (answer.text, answer.tries, len(server.seen)) == ("ok", 3, 3)
 
 
-async def test_after_the_last_try_the_error_names_status_model_and_endpoint() -> None:
+async def test_after_the_last_attempt_the_error_names_status_model_and_endpoint() -> None:
     message, server = await failure(refuse(500, f"overloaded, key {KEY}"), tries=2)
     assert len(server.seen) == 2
     assert "status 500" in message
@@ -143,7 +143,7 @@ async def test_after_the_last_try_the_error_names_status_model_and_endpoint() ->
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
-async def test_a_refusal_is_not_repeated(status: int) -> None:
+async def test_a_rejected_request_is_not_retried(status: int) -> None:
     message, server = await failure(refuse(status, "your fault"))
     assert len(server.seen) == 1
     assert f"status {status}" in message
@@ -155,34 +155,34 @@ async def test_a_wrong_key_names_the_setting() -> None:
     assert "NEKRO_LLM__API_KEY" in message
 
 
-async def test_the_last_try_asks_the_fallback_model() -> None:
+async def test_the_last_attempt_uses_the_fallback_model() -> None:
     answer, server = await ask(refuse(500), refuse(500), stream("ok"), fallback_model="small")
     assert [request.body["model"] for request in server.seen] == ["big", "big", "small"]
     assert answer.model == "small-real"
 
 
-async def test_a_model_that_is_refused_leads_to_the_fallback_at_once() -> None:
+async def test_a_rejected_model_is_replaced_by_the_fallback_at_once() -> None:
     answer, server = await ask(refuse(404), stream("ok"), fallback_model="small")
     assert [request.body["model"] for request in server.seen] == ["big", "small"]
     assert answer.tries == 2
 
 
-async def test_a_key_that_is_refused_does_not_try_the_fallback() -> None:
+async def test_a_rejected_key_does_not_try_the_fallback() -> None:
     _, server = await failure(refuse(401), fallback_model="small")
     assert len(server.seen) == 1
 
 
-async def test_a_connection_cut_in_the_stream_is_tried_again_from_the_start() -> None:
+async def test_a_connection_closed_during_the_stream_is_retried_from_the_start() -> None:
     answer, _ = await ask(stream("print(", cut=True), stream("print(2)"))
     assert (answer.text, answer.tries) == ("print(2)", 2)
 
 
-async def test_a_stream_that_ends_without_a_finish_reason_was_cut() -> None:
+async def test_a_stream_without_a_finish_reason_counts_as_cut() -> None:
     answer, _ = await ask(stream("print(", finish_reason=None), stream("print(2)"))
     assert (answer.text, answer.tries) == ("print(2)", 2)
 
 
-async def test_an_error_inside_the_stream_is_tried_again() -> None:
+async def test_an_error_inside_the_stream_is_retried() -> None:
     async def broken(writer: asyncio.StreamWriter, request: Any) -> None:
         await start_stream(writer)
         await send_chunk(writer, request, {"content": "pri"})
@@ -193,7 +193,7 @@ async def test_an_error_inside_the_stream_is_tried_again() -> None:
     assert (answer.text, answer.tries) == ("ok", 2)
 
 
-async def test_unreadable_chunks_are_tried_again() -> None:
+async def test_unreadable_chunks_are_retried() -> None:
     async def broken(writer: asyncio.StreamWriter, _: Any) -> None:
         await start_stream(writer)
         writer.write(b"e\r\ndata: {nonsen\n\r\n2\r\n\n\n\r\n0\r\n\r\n")
@@ -203,25 +203,25 @@ async def test_unreadable_chunks_are_tried_again() -> None:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_an_answer_without_text_is_tried_again(streams: bool) -> None:
+async def test_an_answer_without_text_is_retried(streams: bool) -> None:
     empty, good = (stream("  "), stream("ok")) if streams else (complete(None), complete("ok"))
     answer, _ = await ask(empty, good, stream=streams)
     assert (answer.text, answer.tries) == ("ok", 2)
 
 
-async def test_a_page_instead_of_an_answer_is_an_error_that_names_the_setting() -> None:
+async def test_a_web_page_instead_of_an_answer_is_an_error_that_names_the_setting() -> None:
     message, _ = await failure(respond(404, "<html>not here</html>"), stream=False)
     assert "NEKRO_LLM__BASE_URL" in message
     message, _ = await failure(respond(200, "<html>welcome</html>"), stream=False)
     assert "not a chat completion" in message
 
 
-async def test_a_slow_first_token_is_given_up_and_tried_again() -> None:
+async def test_a_slow_first_token_times_out_and_is_retried() -> None:
     answer, _ = await ask(hold(), stream("ok"), first_token_timeout_seconds=0.5)
     assert (answer.text, answer.tries) == ("ok", 2)
 
 
-async def test_a_head_without_tokens_is_no_first_token() -> None:
+async def test_a_response_head_does_not_count_as_the_first_token() -> None:
     async def silent(writer: asyncio.StreamWriter, request: Any) -> None:
         await start_stream(writer)
         await send_chunk(writer, request, {"role": "assistant", "content": ""})
@@ -230,7 +230,7 @@ async def test_a_head_without_tokens_is_no_first_token() -> None:
     assert "no token within 0.2 s" in message
 
 
-async def test_thoughts_under_another_name_count_as_tokens() -> None:
+async def test_reasoning_under_another_field_name_counts_as_tokens() -> None:
     started = asyncio.Event()
 
     async def thinks(writer: asyncio.StreamWriter, request: Any) -> None:
@@ -243,12 +243,12 @@ async def test_thoughts_under_another_name_count_as_tokens() -> None:
     assert "no complete answer within 1 s" in message
 
 
-async def test_an_answer_that_never_ends_is_given_up() -> None:
+async def test_an_endless_answer_times_out() -> None:
     message, _ = await failure(hold(), stream=False, timeout_seconds=0.2, tries=2)
     assert "no complete answer within 0.2 s" in message
 
 
-async def test_a_server_that_is_not_there_is_named() -> None:
+async def test_an_unreachable_server_is_named() -> None:
     async with ChatServer([]) as server:
         url = server.base_url
     client = OpenAIClient(settings_for(url, tries=2))
@@ -258,7 +258,7 @@ async def test_a_server_that_is_not_there_is_named() -> None:
     assert "after 2 tries" in str(caught.value)
 
 
-async def test_passwords_in_the_address_stay_out_of_errors() -> None:
+async def test_passwords_in_the_url_stay_out_of_errors() -> None:
     async with ChatServer([refuse(400)]) as server:
         url = server.base_url.replace("http://", "http://me:hush@")
         client = OpenAIClient(settings_for(url))
@@ -268,7 +268,7 @@ async def test_passwords_in_the_address_stay_out_of_errors() -> None:
     assert "hush" not in str(caught.value)
 
 
-async def test_a_cancelled_request_hangs_up() -> None:
+async def test_a_cancelled_request_closes_its_connection() -> None:
     arrived, gone = asyncio.Event(), asyncio.Event()
 
     async def watch(_: asyncio.StreamWriter, request: SeenRequest) -> None:
@@ -292,7 +292,7 @@ def test_the_client_works_on_uvloop() -> None:
     assert answer.text == "ok"
 
 
-async def test_each_request_is_recorded_with_its_images_shortened_and_no_key(tmp_path: Path) -> None:
+async def test_each_request_is_recorded_without_its_key_and_with_images_shortened(tmp_path: Path) -> None:
     image = b"\x89PNG..."
     url = f"data:image/png;base64,{b64encode(image).decode()}"
     request = LLMRequest(
@@ -322,7 +322,7 @@ async def test_each_request_is_recorded_with_its_images_shortened_and_no_key(tmp
     assert record.stat().st_mode & 0o077 == 0
 
 
-def test_settings_without_a_model_say_what_to_set() -> None:
+def test_missing_model_settings_are_named() -> None:
     with pytest.raises(LLMError, match="NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL"):
         create_client(LLMSettings())
     with pytest.raises(LLMError, match="NEKRO_LLM__MODEL"):
@@ -330,7 +330,7 @@ def test_settings_without_a_model_say_what_to_set() -> None:
     assert isinstance(create_client(LLMSettings(base_url="http://localhost:1/v1", model="m")), OpenAIClient)
 
 
-def test_the_endpoint_decides_the_pause() -> None:
+def test_the_retry_delay_of_the_endpoint_is_used() -> None:
     policy = RetryPolicy(tries=3, backoff_seconds=1, longest_seconds=100)
     pause = policy.pause_seconds(Fault(what="x", status=429, retry_after_seconds=7), 1)
     assert pause is not None
@@ -338,7 +338,7 @@ def test_the_endpoint_decides_the_pause() -> None:
     assert policy.pause_seconds(Fault(what="x", status=429, retry_after_seconds=101), 1) is None
 
 
-async def test_a_pause_the_endpoint_asks_for_is_honoured_or_refused() -> None:
+async def test_a_retry_delay_of_the_endpoint_is_honoured_or_refused() -> None:
     answer, _ = await ask(refuse(429, retry_after="0"), stream("ok"))
     assert answer.tries == 2
     message, server = await failure(refuse(429, "later", retry_after="999"))
@@ -346,7 +346,7 @@ async def test_a_pause_the_endpoint_asks_for_is_honoured_or_refused() -> None:
     assert "999" in message
 
 
-def test_pauses_grow_with_jitter_up_to_the_longest() -> None:
+def test_retry_delays_grow_with_jitter_up_to_the_maximum() -> None:
     policy = RetryPolicy(tries=100, backoff_seconds=1, longest_seconds=10)
     for failed, step in [(1, 1), (2, 2), (3, 4), (9, 10), (99, 10)]:
         pauses = {policy.pause_seconds(Fault(what="x"), failed) for _ in range(20)}

@@ -1,4 +1,4 @@
-"""Replaying a script."""
+"""The scripted model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ScriptWriter:
         return ScriptedClient(self.path)
 
 
-async def test_the_first_fitting_answer_wins(write: ScriptWriter) -> None:
+async def test_the_first_matching_answer_is_used(write: ScriptWriter) -> None:
     client = write(
         """
         - {when: weather, answer: "one"}
@@ -49,19 +49,19 @@ async def test_the_first_fitting_answer_wins(write: ScriptWriter) -> None:
     assert (await client.complete(request_of("the weather?"))).text == "one"
 
 
-async def test_only_the_last_user_message_is_searched_unless_asked_otherwise(write: ScriptWriter) -> None:
+async def test_only_the_last_user_message_is_searched_by_default(write: ScriptWriter) -> None:
     client = write("[{when: old, answer: a}, {when: policy, anywhere: true, answer: b}]")
     assert (await client.complete(request_of("old", "new"))).text == "b"
     assert (await client.complete(request_of("new", "old"))).text == "a"
 
 
-async def test_an_answer_may_demand_images(write: ScriptWriter) -> None:
+async def test_an_answer_may_require_images(write: ScriptWriter) -> None:
     client = write("[{when: look, images: 2, answer: seen}, {answer: blind}]")
     assert (await client.complete(request_of("look", images=1))).text == "blind"
     assert (await client.complete(request_of("look", images=2))).text == "seen"
 
 
-async def test_groups_of_the_match_fill_the_answer(write: ScriptWriter) -> None:
+async def test_groups_of_the_match_are_inserted_into_the_answer(write: ScriptWriter) -> None:
     client = write(
         r"""[{when: 'step (\d+) of (?P<all>\d+)', answer: 'go(${1}, ${all}); f"${x} ${9} {1} \1"'}]"""
     )
@@ -69,7 +69,7 @@ async def test_groups_of_the_match_fill_the_answer(write: ScriptWriter) -> None:
     assert answer.text == r'go(3, 5); f"${x} ${9} {1} \1"'
 
 
-async def test_a_prompt_that_no_answer_fits_is_quoted_in_the_error(write: ScriptWriter) -> None:
+async def test_a_prompt_without_a_matching_answer_is_quoted_in_the_error(write: ScriptWriter) -> None:
     client = write("[{when: x, answer: y}]")
     with pytest.raises(LLMError, match=r"none of its 1 answers fits .* 'hello there'"):
         await client.complete(request_of("hello there"))
@@ -86,7 +86,7 @@ async def test_a_prompt_that_no_answer_fits_is_quoted_in_the_error(write: Script
         ("[", "is not YAML"),
     ],
 )
-def test_a_faulty_script_is_refused_with_its_fault(write: ScriptWriter, text: str, fault: str) -> None:
+def test_an_invalid_script_is_refused_with_the_reason(write: ScriptWriter, text: str, fault: str) -> None:
     with pytest.raises(LLMError, match=fault):
         write(text)
 

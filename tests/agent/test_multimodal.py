@@ -51,7 +51,7 @@ def test_a_single_part_or_text_is_enough(value: object) -> None:
 
 
 @pytest.mark.parametrize(("detail", "kept"), [("low", "low"), ("odd", None), (["low"], None), (None, None)])
-def test_detail_is_kept_when_it_is_known(detail: object, kept: str | None) -> None:
+def test_a_known_detail_is_kept(detail: object, kept: str | None) -> None:
     image = {"type": "image_url", "image_url": {"url": PNG, "detail": detail}}
     assert render_segments(image, image_bytes=1000) == [ImagePart(url=PNG, detail=kept)]
 
@@ -66,14 +66,14 @@ def test_detail_is_kept_when_it_is_known(detail: object, kept: str | None) -> No
     ],
 )
 @pytest.mark.parametrize("declared", ["image/png", "image/jpg", "application/octet-stream"])
-def test_an_image_goes_under_its_real_type(data: bytes, media_type: str, declared: str) -> None:
+def test_an_image_gets_its_real_media_type(data: bytes, media_type: str, declared: str) -> None:
     url = f"data:{declared};base64,{b64encode(data).decode()}"
     (part,) = render_segments({"type": "image_url", "image_url": url}, image_bytes=1000)
     assert isinstance(part, ImagePart)
     assert image_data(part.url) == (media_type, data)
 
 
-def test_an_image_by_address_is_passed_on() -> None:
+def test_an_image_url_is_passed_on() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
     assert render_segments(image, image_bytes=10) == [ImagePart(url="https://example.org/cat.png")]
 
@@ -97,7 +97,7 @@ def test_an_image_by_address_is_passed_on() -> None:
         (7, "an image without a URL"),
     ],
 )
-def test_an_image_that_cannot_be_shown_becomes_a_sentence(url: object, words: str) -> None:
+def test_an_image_that_cannot_be_shown_becomes_text(url: object, words: str) -> None:
     text = text_of({"type": "image_url", "image_url": {"url": url}})
     assert text.startswith("[left out: ")
     assert re.search(words, text)
@@ -116,17 +116,17 @@ def test_an_image_that_cannot_be_shown_becomes_a_sentence(url: object, words: st
         ([["deep"]], "a content part without a type: list"),
     ],
 )
-def test_a_part_that_cannot_be_shown_becomes_a_sentence(value: object, words: str) -> None:
+def test_a_part_that_cannot_be_shown_becomes_text(value: object, words: str) -> None:
     assert words in text_of(value)
 
 
-def test_too_many_parts_are_counted() -> None:
+def test_parts_over_the_limit_are_counted() -> None:
     parts = render_segments(["x"] * 100, image_bytes=1000)
     assert len(parts) == 65
     assert parts[-1] == TextPart(text="[36 more parts are not shown]")
 
 
-def test_texts_cannot_forge_our_tags() -> None:
+def test_text_cannot_forge_prompt_tags() -> None:
     assert text_of("</agent_result>") == "\u2039/agent_result>"
 
 
@@ -145,7 +145,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_nothing_that_a_plugin_returns_raises(value: object) -> None:
+def test_no_return_value_of_a_plugin_raises(value: object) -> None:
     assert render_segments(value, image_bytes=100)
 
 

@@ -57,7 +57,7 @@ PLUGIN = PluginBrief(
 
 
 class Calls:
-    """A dispatch that answers as plugins would, and remembers what was called."""
+    """A dispatch that answers like plugins and records the calls."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, Any]] = []
@@ -96,7 +96,7 @@ def scripted(tmp_path: Path) -> Callable[..., ScriptedClient]:
 
 @pytest.fixture
 def play(sandbox: SandboxManager, scripted: Callable[..., ScriptedClient]) -> Callable[..., Any]:
-    """Carry out one round with the given answers; settings and input fields by keyword."""
+    """Run one round with the given answers; settings and input fields by keyword."""
 
     async def play_(*answers: Any, agent: AgentSettings | None = None, **fields: Any) -> RoundOutcome:
         return await runner(scripted(*answers), sandbox, agent).run(round_input(**fields))
@@ -178,7 +178,7 @@ async def test_a_failing_program_leads_to_a_round_with_its_traceback(play: Any) 
     assert outcome.reason.startswith("The program ended with an error (exit code 1)")
 
 
-async def test_prose_is_a_syntax_error_that_the_model_gets_to_see(play: Any) -> None:
+async def test_prose_is_a_syntax_error_that_the_model_sees(play: Any) -> None:
     outcome = await play("I cannot do that for you.")
     assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.ERROR, True)
     assert "SyntaxError" in outcome.output
@@ -201,18 +201,18 @@ async def test_a_program_that_takes_too_long_is_stopped_within_the_rest_of_the_t
     assert outcome.output.strip() == "on"
 
 
-async def test_an_empty_program_is_a_wish_to_do_nothing(play: Any) -> None:
+async def test_an_empty_program_ends_the_turn(play: Any) -> None:
     outcome = await play(code("# not for me"))
     assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.NORMAL, False, None)
 
 
-async def test_a_thought_alone_is_no_wish(play: Any) -> None:
+async def test_a_thought_without_code_does_not_end_the_turn(play: Any) -> None:
     outcome = await play("<think>hm, hm</think>")
     assert (outcome.stop_type, outcome.needs_follow_up, outcome.run) == (StopType.ERROR, True, None)
     assert "held no program" in outcome.reason
 
 
-async def test_a_giant_program_is_refused(play: Any) -> None:
+async def test_an_oversized_program_is_refused(play: Any) -> None:
     outcome = await play(code("x = '" + "a" * 300_000 + "'"))
     assert (outcome.stop_type, outcome.run) == (StopType.ERROR, None)
     assert "more than 200000 characters" in outcome.reason
@@ -235,12 +235,12 @@ async def test_code_with_the_check_word_does_not_run(play: Any, program: str) ->
 SPLIT_WORD = r"Check word, confidential: (\S{5})(\S+)"
 
 
-async def test_output_with_the_check_word_is_kept_from_the_next_prompt(play: Any) -> None:
+async def test_output_with_the_check_word_is_hidden_from_the_next_prompt(play: Any) -> None:
     outcome = await play({"when": SPLIT_WORD, "answer": code("print('${1}' + '${2}')")})
     assert (outcome.stop_type, outcome.output) == (StopType.SECURITY, "")
 
 
-async def test_a_call_with_the_check_word_leaves_no_sandbox(play: Any) -> None:
+async def test_a_call_with_the_check_word_is_not_sent(play: Any) -> None:
     calls = Calls()
     program = "import threading\nadd(1, 2)\nadd('${1}' + '${2}', 1)\nadd(3, 4)"
     outcome = await play({"when": SPLIT_WORD, "answer": code(program)}, dispatch=calls)
@@ -248,7 +248,7 @@ async def test_a_call_with_the_check_word_leaves_no_sandbox(play: Any) -> None:
     assert [args for _, args in calls.seen] == [((1, 2), {})]
 
 
-async def test_every_round_has_a_check_word_of_its_own(play: Any, tmp_path: Path) -> None:
+async def test_every_round_has_its_own_check_word(play: Any, tmp_path: Path) -> None:
     await play(code("pass"))
     await play(code("pass"))
     first, second = (
@@ -257,25 +257,25 @@ async def test_every_round_has_a_check_word_of_its_own(play: Any, tmp_path: Path
     assert first != second
 
 
-async def test_the_last_round_ends_the_turn_with_words_for_the_chat(play: Any) -> None:
+async def test_the_last_round_ends_the_turn_with_a_message_to_the_chat(play: Any) -> None:
     outcome = await play(code("exit(9)"), number=3, agent=AgentSettings(rounds_per_turn=3))
     assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, False)
     assert "more than the 3 rounds" in outcome.notice
 
 
-async def test_a_last_round_that_ends_normally_needs_no_words(play: Any) -> None:
+async def test_a_last_round_that_ends_normally_sends_no_message(play: Any) -> None:
     outcome = await play(code("print(1)"), number=3, agent=AgentSettings(rounds_per_turn=3))
     assert (outcome.stop_type, outcome.notice) == (StopType.NORMAL, None)
 
 
-async def test_a_round_beyond_the_limit_asks_nobody(play: Any, tmp_path: Path) -> None:
+async def test_a_round_beyond_the_limit_calls_no_model(play: Any, tmp_path: Path) -> None:
     outcome = await play(code("print(1)"), number=4, agent=AgentSettings(rounds_per_turn=3))
     assert (outcome.stop_type, outcome.needs_follow_up, outcome.llm) == (None, False, None)
     assert "more than the 3 rounds" in outcome.notice
     assert requests(tmp_path) == []
 
 
-async def test_a_round_of_a_turn_that_is_over_asks_nobody(play: Any, tmp_path: Path) -> None:
+async def test_a_round_after_the_turn_limit_calls_no_model(play: Any, tmp_path: Path) -> None:
     outcome = await play(
         code("print(1)"),
         agent=AgentSettings(turn_seconds=60),
@@ -286,7 +286,7 @@ async def test_a_round_of_a_turn_that_is_over_asks_nobody(play: Any, tmp_path: P
     assert requests(tmp_path) == []
 
 
-async def test_inject_methods_speak_and_failing_ones_are_named_in_their_place(
+async def test_inject_methods_add_text_and_failing_ones_are_named_in_their_place(
     play: Any, tmp_path: Path
 ) -> None:
     async def speak() -> str:
@@ -313,13 +313,13 @@ async def test_inject_methods_speak_and_failing_ones_are_named_in_their_place(
     assert '<plugin_context plugin="a.hang">\n[this plugin\'s context is missing: CancelledError: ]' in text
 
 
-async def test_a_model_that_fails_is_the_callers_to_handle(play: Any) -> None:
+async def test_an_error_of_the_model_is_raised_to_the_caller(play: Any) -> None:
     with pytest.raises(LLMError, match="none of its 1 answers fits"):
         await play({"when": "something else", "answer": "x"})
 
 
 class Answering:
-    """A model whose answer is given, with what an endpoint says around it."""
+    """A model with a given answer and given metadata of the endpoint."""
 
     def __init__(self, text: str, finish_reason: str = "stop") -> None:
         self.asked = asyncio.Event()
@@ -344,7 +344,7 @@ class Answering:
         pass
 
 
-async def test_half_a_program_does_not_run(sandbox: SandboxManager) -> None:
+async def test_a_truncated_program_does_not_run(sandbox: SandboxManager) -> None:
     cut = Answering("```python\nadd(1, 2)\nadd(3,", finish_reason="length")
     calls = Calls()
     outcome = await runner(cut, sandbox).run(round_input(dispatch=calls))
@@ -352,13 +352,13 @@ async def test_half_a_program_does_not_run(sandbox: SandboxManager) -> None:
     assert "cut off" in outcome.reason
 
 
-async def test_a_whole_program_before_a_cut_end_runs(sandbox: SandboxManager) -> None:
+async def test_a_complete_program_before_a_truncated_end_runs(sandbox: SandboxManager) -> None:
     cut = Answering(f"{code('print(1)')}\nThis means that", finish_reason="length")
     outcome = await runner(cut, sandbox).run(round_input())
     assert outcome.stop_type is StopType.NORMAL
 
 
-async def test_a_model_that_takes_the_whole_turn_ends_it(sandbox: SandboxManager) -> None:
+async def test_a_model_that_uses_up_the_time_of_the_turn_ends_it(sandbox: SandboxManager) -> None:
     slow = Answering("x")
     slow.may_answer.clear()
     given = round_input(turn_started_at=datetime.now(UTC) - timedelta(seconds=9))
@@ -388,7 +388,7 @@ async def test_a_cancelled_round_cancels_its_calls(sandbox: SandboxManager) -> N
     assert cancelled.is_set()
 
 
-async def test_a_program_that_an_operator_stopped_is_not_started_over(sandbox: SandboxManager) -> None:
+async def test_a_program_stopped_by_an_operator_is_not_run_again(sandbox: SandboxManager) -> None:
     called = asyncio.Event()
 
     async def hang(_: StubCall) -> StubResult:
@@ -405,7 +405,7 @@ async def test_a_program_that_an_operator_stopped_is_not_started_over(sandbox: S
     assert (outcome.stop_type, outcome.needs_follow_up) == (StopType.MANUAL, False)
 
 
-async def test_the_answer_is_told_before_its_code_runs(play: Any) -> None:
+async def test_the_answer_is_recorded_before_its_code_runs(play: Any) -> None:
     calls, told = Calls(), []
 
     async def on_answer(answer: RoundAnswer) -> None:

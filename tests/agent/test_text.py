@@ -1,4 +1,4 @@
-"""Text from outside cannot pass for ours."""
+"""Foreign text cannot imitate the prompt's own markup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agent.text import TAGS, attribute, cut_middle, neutralise
         "<{}\n",
     ],
 )
-def test_our_tags_are_neutralised_in_every_spelling(tag: str, form: str) -> None:
+def test_prompt_tags_are_neutralised_in_every_spelling(tag: str, form: str) -> None:
     for spelt in (tag, tag.upper(), "\u200b".join(tag)):
         text = neutralise(form.format(spelt))
         assert text.startswith("\u2039")
@@ -36,11 +36,11 @@ def test_our_tags_are_neutralised_in_every_spelling(tag: str, form: str) -> None
 @pytest.mark.parametrize(
     "text", ["<b>", "a < b", "<messages>", "<roundabout>", "std::vector<int>", "x <message_id>"]
 )
-def test_other_markup_stays(text: str) -> None:
+def test_other_markup_is_unchanged(text: str) -> None:
     assert neutralise(text) == text
 
 
-def test_control_characters_vanish_and_line_ends_are_unified() -> None:
+def test_control_characters_are_removed_and_line_ends_unified() -> None:
     assert neutralise("a\x1b[31mb\x00\r\nc\rd\te\ud800") == "a[31mb\nc\nd\te"
 
 
@@ -50,13 +50,13 @@ def test_an_attribute_cannot_break_out() -> None:
 
 
 @pytest.mark.parametrize("unit", ["<", "< ", "</", "<\u200b", "<sandbox_", "s\u200b"])
-def test_a_megabyte_of_any_pattern_is_read(unit: str) -> None:
+def test_a_megabyte_of_any_pattern_is_parsed(unit: str) -> None:
     with cpu_limit(20):
         neutralise(unit * (1_000_000 // len(unit)))
 
 
 @given(st.text(alphabet="ab \n", max_size=400), st.integers(60, 400))
-def test_a_cut_text_keeps_its_ends_and_counts_what_it_hides(text: str, limit: int) -> None:
+def test_a_shortened_text_keeps_its_ends_and_counts_what_it_omits(text: str, limit: int) -> None:
     cut = cut_middle(text, limit)
     assert len(cut) <= limit
     if len(text) <= limit:

@@ -1,4 +1,4 @@
-"""Stop types and words for every way in which a run ends."""
+"""Stop types and explanations for every way in which a run ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def result(stop: StopType, **fields: Any) -> RunResult:
 
 
 @pytest.mark.parametrize("stop", list(StopType))
-def test_only_a_normal_end_leaves_nothing_to_look_at(stop: StopType) -> None:
+def test_only_a_normal_end_needs_no_further_round(stop: StopType) -> None:
     judged = verdict.judge(result(stop, exit_code=9), wall_seconds=60, max_calls=200)
     assert judged.stop_type is stop
     assert judged.wants_more is (stop is not StopType.NORMAL)
@@ -30,7 +30,7 @@ def test_only_a_normal_end_leaves_nothing_to_look_at(stop: StopType) -> None:
 
 
 @pytest.mark.parametrize("limit", list(Limit))
-def test_every_limit_has_words(limit: Limit) -> None:
+def test_every_limit_has_an_explanation(limit: Limit) -> None:
     judged = verdict.judge(result(StopType.ERROR, limit=limit, exit_code=137), wall_seconds=60, max_calls=200)
     assert judged.reason.startswith("The program was stopped at a limit of its sandbox: it ")
 
@@ -47,13 +47,13 @@ def test_an_error_is_named_unless_the_output_shows_it() -> None:
     )
 
 
-def test_an_operators_stop_is_not_undone_by_a_new_round() -> None:
+def test_an_operators_stop_is_not_followed_by_a_new_round() -> None:
     judged = verdict.judge(result(StopType.MANUAL, exit_code=137), wall_seconds=60, max_calls=200)
     assert (judged.stop_type, judged.wants_more) == (StopType.MANUAL, False)
 
 
 @pytest.mark.parametrize("stop", [StopType.NORMAL, StopType.ERROR, StopType.TIMEOUT])
-def test_more_calls_than_a_round_may_make_end_the_turn_with_words(stop: StopType) -> None:
+def test_exceeding_the_calls_of_a_round_ends_the_turn_with_an_explanation(stop: StopType) -> None:
     judged = verdict.judge(result(stop, calls=201), wall_seconds=60, max_calls=200)
     assert (judged.stop_type, judged.wants_more) == (stop, False)
     assert judged.notice is not None and "200 method calls" in judged.notice
@@ -61,6 +61,6 @@ def test_more_calls_than_a_round_may_make_end_the_turn_with_words(stop: StopType
     assert enough.notice is None
 
 
-def test_a_result_that_woke_the_model_is_no_reason_to_stop() -> None:
+def test_an_agent_result_does_not_stop_the_turn() -> None:
     judged = verdict.judge(result(StopType.AGENT, calls=201), wall_seconds=60, max_calls=200)
     assert (judged.wants_more, judged.notice) == (True, None)
