@@ -1,4 +1,4 @@
-"""Contenders side by side in short turns."""
+"""Comparison of contenders in short alternating runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.harness.figures import percentile
 from benchmarks.peers import contender_named
 
 
-def test_turns_of_all_are_divided_by_the_first_ones_of_the_same_round() -> None:
+def test_figures_are_divided_by_those_of_the_first_contender_in_the_same_round() -> None:
     found = measure(["raw-redis", "nekro-bridge"], rounds=2, calls=5)
     assert {name: [len(one) for one in rounds] for name, rounds in found.items()} == {
         "raw-redis": [5, 5],
@@ -46,7 +46,7 @@ def test_a_contender_that_is_not_installed_is_named(
 @pytest.mark.parametrize(
     "words", [["--only", "nobody"], ["--rounds", "1"], ["--calls", "0"], ["--rounds", "x"]]
 )
-def test_wrong_words_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(words)
     assert caught.value.code == 2

@@ -1,4 +1,4 @@
-"""What the benchmarks wrote, beside the goals."""
+"""Comparison of benchmark results with the goals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def figures() -> dict[str, Any]:
     }
 
 
-def test_goals_in_seconds_are_as_many_of_taskiqs_calls() -> None:
+def test_goals_in_seconds_are_multiples_of_taskiqs_calls() -> None:
     goals = {goal.title: goal for goal in goals_of(figures())}
     reached = {title: goal.is_reached for title, goal in goals.items()}
     assert reached == {
@@ -69,7 +69,7 @@ def test_goals_in_seconds_are_as_many_of_taskiqs_calls() -> None:
     assert start.ratio is not None and start.ratio.median == pytest.approx(1500)
 
 
-def test_what_could_not_be_measured_is_not_reached() -> None:
+def test_an_unmeasured_goal_is_not_reached() -> None:
     found = figures()
     found["two"]["ratios"] = {}
     found["waiting"]["worker_peak_bytes"] = None

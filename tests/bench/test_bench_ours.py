@@ -1,4 +1,4 @@
-"""Our own contenders, measured for real with a handful of calls."""
+"""The project's own contenders, measured with a few calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAN = Plan(sequential_calls=5, flood_calls=20, in_flight=5, workers=1, limit_se
 
 
 @pytest.mark.parametrize("name", ["nekro-bridge", "nekro-sandbox"])
-def test_a_turn_of_ours_gives_every_figure(tmp_path: Path, name: str) -> None:
+def test_one_run_of_our_contender_gives_every_figure(tmp_path: Path, name: str) -> None:
     turn = tmp_path / "turn"
     turn.mkdir()
     with redis_server(tmp_path) as server:
@@ -33,6 +33,6 @@ def test_a_turn_of_ours_gives_every_figure(tmp_path: Path, name: str) -> None:
     assert figures.worker_peak_bytes
 
 
-def test_a_figure_beside_the_yardstick_is_a_multiple_of_it() -> None:
+def test_a_figure_relative_to_the_reference_is_a_multiple_of_it() -> None:
     assert describe_beside(0.03, 0.002, 0.004).startswith("10.0 of taskiq's calls (2.00 ms before, 4.00 ms")
     assert "make bench" in describe_beside(0.03, None, 0.004)

@@ -1,4 +1,4 @@
-"""The scaling benchmark: its simulation against arithmetic, its page, and, slowly, all of it."""
+"""The scaling benchmark: its simulation against arithmetic, its page and a quick real run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FIGURES = Figures(
 )  # fmt: skip
 
 
-def test_few_workers_break_first_and_many_break_redis() -> None:
+def test_the_simulated_bottleneck_is_workers_when_few_and_redis_when_many() -> None:
     name, most = capacity(system_for(COSTS, workers=2)).first
     assert (name, most) == ("worker CPU", pytest.approx(5000))
     name, most = capacity(system_for(COSTS, workers=1000)).first
@@ -47,13 +47,13 @@ def test_few_workers_break_first_and_many_break_redis() -> None:
     assert capacity(system_for(COSTS, workers=1000, redises=4)).first[1] == pytest.approx(95_000)
 
 
-def test_without_a_load_a_call_takes_what_its_parts_take() -> None:
+def test_an_unloaded_call_takes_the_sum_of_its_parts() -> None:
     system = replace(system_for(COSTS, workers=4), idle_share=0.0)
     quiet = simulate(system, calls_per_second=1, calls=50)
     assert quiet.p50_seconds == pytest.approx(0.00064) == quiet.p99_seconds
 
 
-def test_a_fuller_system_is_slower_and_the_same_seed_says_the_same() -> None:
+def test_a_higher_load_is_slower_and_a_seed_is_reproducible() -> None:
     system = system_for(COSTS, workers=4)
     half, full = (simulate(system, calls_per_second=rate, calls=2000) for rate in (5_000, 9_500))
     assert half.p99_seconds < full.p99_seconds and half.worker_use == pytest.approx(0.5)
@@ -75,7 +75,7 @@ def test_a_run_replaces_the_figures_of_the_page_and_nothing_else(
     assert capsys.readouterr().out.strip() in text
 
 
-def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
+def test_a_page_without_markers_is_unchanged(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("no marks")
     with pytest.raises(ValueError, match="lacks"):

@@ -1,4 +1,4 @@
-"""The benchmark harness's arithmetic, report, command line and processes; no peer, no Redis needed."""
+"""The benchmark harness's arithmetic, report, command line and processes, without peers or Redis."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_percentile_of_one_value_is_that_value() -> None:
 
 
 @pytest.mark.parametrize(("values", "percent"), [([], 50), ([1.0], 0), ([1.0], 101)])
-def test_percentile_refuses_what_has_no_answer(values: list[float], percent: float) -> None:
+def test_percentile_refuses_undefined_input(values: list[float], percent: float) -> None:
     with pytest.raises(ValueError, match="percent"):
         percentile(values, percent)
 
@@ -99,7 +99,7 @@ def test_ratios_leave_out_repetitions_that_lack_a_figure() -> None:
     assert ratios([None, FIGURES], [FIGURES, FIGURES], "calls_per_second") == Spread(median=1, low=1, high=1)
 
 
-def test_report_gives_ratios_first_and_names_who_is_absent_and_who_failed() -> None:
+def test_report_gives_ratios_first_and_names_absent_and_failed_contenders() -> None:
     ours = Result(contender=make_contender("ours", ours=True), turns=[FIGURES, FIGURES])
     peer = Result(
         contender=make_contender("peer"),
@@ -116,7 +116,7 @@ def test_report_gives_ratios_first_and_names_who_is_absent_and_who_failed() -> N
     assert "Redis 6.2" in text
 
 
-def test_report_without_ours_says_so() -> None:
+def test_report_without_ours_states_that() -> None:
     text = as_text(make_run([Result(contender=make_contender("peer"), turns=[FIGURES])]))
     assert text.startswith("No ratios")
 
@@ -146,16 +146,14 @@ def test_quick_is_one_short_repetition_and_explicit_numbers_win() -> None:
 
 
 @pytest.mark.parametrize("argv", [["--only", "nobody"], ["--calls", "0"], ["--workers", "x"]])
-def test_command_line_refuses_what_makes_no_sense(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_line_refuses_invalid_values(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         parse_options(argv)
     assert stopped.value.code == 2
     assert argv[-1] in capsys.readouterr().err
 
 
-def test_contenders_have_names_of_their_own_and_two_are_ours() -> None:
+def test_contender_names_are_unique_and_two_are_ours() -> None:
     names = [contender.name for contender in CONTENDERS]
     assert len(set(names)) == len(names)
     assert [contender_named(name) for name in names] == list(CONTENDERS)
@@ -169,7 +167,7 @@ async def test_answers_are_checked() -> None:
 
 
 class Echo(WindowClient[int]):
-    """Answers at once and remembers how many calls were under way."""
+    """Answers at once and counts the calls in flight."""
 
     def __init__(self) -> None:
         self.under_way = 0
@@ -185,7 +183,7 @@ class Echo(WindowClient[int]):
         return {"number": ticket + 1, "text": TEXT}
 
 
-def test_window_client_keeps_the_window_full_and_takes_every_answer() -> None:
+def test_window_client_keeps_the_window_full_and_receives_every_answer() -> None:
     client = Echo()
     assert client.flood(50, in_flight=8) > 0
     assert (client.most, client.under_way) == (8, 0)
@@ -210,7 +208,7 @@ def test_setup_reaches_a_child_without_the_settings_of_the_shell(
     assert Setup.from_environment() == setup
 
 
-def test_child_is_weighed_with_its_children_and_stopped_with_them(tmp_path: Path) -> None:
+def test_child_is_measured_with_its_children_and_stopped_with_them(tmp_path: Path) -> None:
     waiting = "import sys; print(flush=True); sys.stdin.read()"
     program = (
         "import subprocess, sys\n"
@@ -229,7 +227,7 @@ def test_child_is_weighed_with_its_children_and_stopped_with_them(tmp_path: Path
     assert peak_bytes([child.pid]) is None
 
 
-def test_last_words_of_a_child_that_failed_are_kept(tmp_path: Path) -> None:
+def test_last_output_of_a_failed_child_is_kept(tmp_path: Path) -> None:
     with Child([sys.executable, "-c", "raise SystemExit('no such thing')"], log=tmp_path / "log") as child:
         child.process.wait(WAIT_SECONDS)
         assert child.ended() == 1
