@@ -1,4 +1,4 @@
-"""The Celery application: settings through the gate, queues, what messages show of their arguments."""
+"""The Celery application: validated settings, queues, and arguments in message headers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from nekro_agent.errors import SettingsError
 MakeSettings = Callable[..., Settings]
 
 
-def test_every_setting_of_ours_is_known_to_celery(make_settings: MakeSettings) -> None:
+def test_every_setting_of_the_app_is_known_to_celery(make_settings: MakeSettings) -> None:
     values = celery_settings(make_settings(), lane="methods")
     assert set(values) <= SETTING_KEYS | UNLISTED_KEYS
     assert not UNLISTED_KEYS & SETTING_KEYS, "Celery lists it now: drop it from UNLISTED_KEYS"
 
 
-def test_misspelt_setting_is_refused_with_the_name_that_was_meant() -> None:
+def test_misspelt_setting_is_refused_with_the_intended_name() -> None:
     with pytest.raises(SettingsError, match=r"worker_prefetch_multipler; did you mean worker_prefetch_mult"):
         checked_settings({"worker_prefetch_multipler": 1})
 
 
-def test_misspelt_task_option_is_refused_with_the_name_that_was_meant() -> None:
+def test_misspelt_task_option_is_refused_with_the_intended_name() -> None:
     assert checked_task_options(acks_late=True, name="x") == {"acks_late": True, "name": "x"}
     with pytest.raises(SettingsError, match="did you mean acks_late"):
         checked_task_options(acks_lte=True)
@@ -45,7 +45,7 @@ def test_only_json_is_accepted_anywhere(make_settings: MakeSettings) -> None:
     assert conf.task_serializer == conf.result_serializer == "json"
 
 
-def test_lanes_keep_their_deliveries_under_keys_of_their_own(make_settings: MakeSettings) -> None:
+def test_each_lane_stores_its_deliveries_under_its_own_keys(make_settings: MakeSettings) -> None:
     settings = make_settings()
     methods = create_app(settings, lane="methods").conf.broker_transport_options
     long = create_app(settings, lane="long").conf.broker_transport_options
@@ -63,7 +63,7 @@ def test_app_without_a_broker_url_is_refused(make_settings: MakeSettings) -> Non
         create_app(make_settings(broker={"url": None}))
 
 
-def test_results_on_something_else_than_redis_are_refused_without_showing_the_password(
+def test_results_on_another_backend_than_redis_are_refused_without_showing_the_password(
     make_settings: MakeSettings,
 ) -> None:
     with pytest.raises(SettingsError) as caught:

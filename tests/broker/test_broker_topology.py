@@ -1,4 +1,4 @@
-"""Events reach every queue that is bound, for any chat key."""
+"""Events reach every bound queue, for any chat key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STRANGE_KEYS = [
 
 
 @given(st.text(max_size=300))
-def test_chat_key_becomes_one_short_word(chat_key: str) -> None:
+def test_chat_key_becomes_one_short_routing_word(chat_key: str) -> None:
     word = encode_chat_key(chat_key)
     assert word
     assert word.isascii()
@@ -45,7 +45,7 @@ def test_chat_key_becomes_one_short_word(chat_key: str) -> None:
 
 
 @given(st.text(), st.text())
-def test_different_chat_keys_become_different_words(one: str, other: str) -> None:
+def test_different_chat_keys_become_different_routing_words(one: str, other: str) -> None:
     assert (encode_chat_key(one) == encode_chat_key(other)) == (one == other)
 
 
@@ -65,7 +65,7 @@ def test_event_of_any_chat_reaches_a_queue_bound_to_all(app: Celery) -> None:
         assert others(connection).get(no_ack=True, accept=["json"]) is None
 
 
-def test_round_request_waits_in_the_queue_when_no_worker_was_ever_there(app: Celery) -> None:
+def test_round_request_is_queued_before_any_worker_has_started(app: Celery) -> None:
     for chat_key in STRANGE_KEYS:
         publish_round_requested(app, chat_key)
     with app.connection_for_write() as connection:
@@ -77,7 +77,7 @@ def test_round_request_waits_in_the_queue_when_no_worker_was_ever_there(app: Cel
     assert received == STRANGE_KEYS
 
 
-def test_round_request_survives_that_redis_forgot_the_binding(app: Celery) -> None:
+def test_round_request_is_queued_after_redis_lost_the_binding(app: Celery) -> None:
     import redis
 
     publish_round_requested(app, "before")
@@ -91,9 +91,7 @@ def test_round_request_survives_that_redis_forgot_the_binding(app: Celery) -> No
     assert message.payload[0] == ["after"]
 
 
-def test_everything_published_lies_under_the_key_prefix(
-    app: Celery, make_settings: Callable[..., Settings]
-) -> None:
+def test_all_published_keys_have_the_key_prefix(app: Celery, make_settings: Callable[..., Settings]) -> None:
     import redis
 
     prefix = app.conf.broker_transport_options["global_keyprefix"]

@@ -1,4 +1,4 @@
-"""One URL in three spellings, and what is hidden in texts."""
+"""One Redis URL in the forms of its three readers, and redaction of texts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from runtime.redaction import Redactor
         ),
     ],
 )
-def test_redis_url_is_spelled_for_each_reader(url: str, kombu: str, client: str) -> None:
+def test_redis_url_is_translated_for_each_reader(url: str, kombu: str, client: str) -> None:
     assert is_redis(url)
     assert kombu_url(url) == kombu
     assert client_url(url) == client
@@ -69,7 +69,7 @@ def test_kombu_reads_credentials_and_database_in_each_url_of_the_list() -> None:
         ("sentinel://:26379", "needs a host"),
     ],
 )
-def test_a_list_that_contradicts_itself_is_refused_without_its_passwords(url: str, fault: str) -> None:
+def test_a_contradictory_list_is_refused_without_its_passwords(url: str, fault: str) -> None:
     with pytest.raises(SettingsError, match=fault) as caught:
         redis_address(url)
     assert ":p@" not in str(caught.value)
@@ -83,7 +83,7 @@ def test_each_password_of_a_list_is_masked(scheme: str) -> None:
     assert Redactor()(url) == f"{scheme}://me:[secret]@a;{scheme}://:[secret]@b:5/0"
 
 
-def test_a_semicolon_in_a_password_is_no_list() -> None:
+def test_a_semicolon_in_a_password_does_not_make_a_list() -> None:
     assert without_password("redis://:a;b@h/0") == "redis://:**@h/0"
 
 
@@ -106,5 +106,5 @@ def test_redactor_hides_the_longest_secret_first() -> None:
     assert Redactor(["abcd", "abcdef"])("abcdef abcd") == "[secret] [secret]"
 
 
-def test_redactor_without_secrets_leaves_text_alone() -> None:
+def test_redactor_without_secrets_leaves_text_unchanged() -> None:
     assert Redactor()("plain text: nothing") == "plain text: nothing"

@@ -1,4 +1,4 @@
-"""Deadlines that share timers: never early, each told once, and limits that behave as asyncio's timeouts."""
+"""Deadlines that share timers, and limits that behave like asyncio's timeouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.deadlines import Deadlines, Limits
 
 
 @given(now=st.floats(0, 1e6), seconds=st.floats(0, 1e5))
-def test_a_deadline_is_never_early_and_late_in_proportion(now: float, seconds: float) -> None:
+def test_a_deadline_never_fires_early_and_its_delay_is_proportional(now: float, seconds: float) -> None:
     loop = asyncio.new_event_loop()
     try:
         loop.time = lambda: now  # type: ignore[method-assign]
@@ -26,7 +26,7 @@ def test_a_deadline_is_never_early_and_late_in_proportion(now: float, seconds: f
         loop.close()
 
 
-async def test_entries_of_about_the_same_time_share_a_timer_and_each_is_told_once() -> None:
+async def test_entries_of_about_the_same_time_share_a_timer_and_each_fires_once() -> None:
     told: list[int] = []
     clock = LoopClock()
     deadlines = Deadlines[int](asyncio.get_running_loop(), told.append)
@@ -36,11 +36,11 @@ async def test_entries_of_about_the_same_time_share_a_timer_and_each_is_told_onc
     assert len(set(ticks.values())) <= 2
     await clock.forward(1)
     assert sorted(told) == list(range(1, 100, 2))
-    deadlines.discard(1, ticks[1])  # it has passed
+    deadlines.discard(1, ticks[1])  # already in the past
     assert len(told) == 50
 
 
-async def test_one_that_cannot_be_told_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_deadline_callback_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     told: list[int] = []
 
     def tell(entry: int) -> None:
@@ -57,7 +57,7 @@ async def test_one_that_cannot_be_told_keeps_no_other_from_it(caplog: pytest.Log
     assert "deadline callback failed" in caplog.text
 
 
-async def test_closed_deadlines_are_forgotten() -> None:
+async def test_closed_deadlines_do_not_fire() -> None:
     told: list[int] = []
     deadlines = Deadlines[int](asyncio.get_running_loop(), told.append)
     deadlines.add(1, 60)
@@ -66,7 +66,7 @@ async def test_closed_deadlines_are_forgotten() -> None:
     assert told == []
 
 
-async def test_a_limit_ends_what_is_awaited_and_nothing_after_it() -> None:
+async def test_a_limit_cancels_only_what_is_awaited_inside_it() -> None:
     limits = Limits()
     limit = limits.of(0.05)
     with pytest.raises(TimeoutError), limit:
@@ -77,7 +77,7 @@ async def test_a_limit_ends_what_is_awaited_and_nothing_after_it() -> None:
     assert task is not None and task.cancelling() == 0
 
 
-async def test_a_block_that_ends_in_time_is_left_alone() -> None:
+async def test_a_block_that_ends_in_time_is_not_cancelled() -> None:
     limits = Limits()
     clock = LoopClock()
     limit = limits.of(60)
@@ -87,7 +87,7 @@ async def test_a_block_that_ends_in_time_is_left_alone() -> None:
     assert not limit.is_over
 
 
-async def test_a_cancellation_from_elsewhere_stays_one() -> None:
+async def test_a_cancellation_from_outside_remains_a_cancellation() -> None:
     limits = Limits()
 
     async def wait() -> None:
@@ -97,7 +97,7 @@ async def test_a_cancellation_from_elsewhere_stays_one() -> None:
             finally:
                 task = asyncio.current_task()
                 assert task is not None
-                task.cancel()  # somebody ends the task while its time is over, too
+                task.cancel()  # cancelled from outside after the limit has also expired
 
     with pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(wait())
@@ -112,13 +112,13 @@ async def test_an_error_of_the_block_is_not_hidden() -> None:
             raise ValueError("its own") from None
 
 
-async def test_of_two_limits_the_one_that_is_over_is_told() -> None:
+async def test_of_two_nested_limits_the_expired_one_raises() -> None:
     limits = Limits()
     outer, inner = limits.of(0.05), limits.of(5)
     with pytest.raises(TimeoutError), outer, inner:
         await asyncio.sleep(10)
     assert outer.is_over and not inner.is_over
-    # And where both are over at once, the outer one as well.
+    # When both have expired, the outer one raises as well.
     outer, inner = limits.of(0.05), limits.of(0.05)
     with pytest.raises(TimeoutError), outer, inner:
         await asyncio.sleep(10)

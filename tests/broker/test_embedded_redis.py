@@ -1,4 +1,4 @@
-"""The Redis of a data directory, and the settings that are filled in from one."""
+"""The Redis server of a data directory, and the settings derived from the directory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_data_survives_a_stop_and_a_start(server: EmbeddedRedis) -> None:
         assert client.get("key") == b"value"
 
 
-def test_second_user_attaches_and_the_last_one_stops_it(server: EmbeddedRedis, data_dir: Path) -> None:
+def test_second_user_attaches_and_the_last_user_stops_the_server(
+    server: EmbeddedRedis, data_dir: Path
+) -> None:
     second = EmbeddedRedis(data_dir)
     second.start()
     server.stop()
@@ -49,7 +51,7 @@ def test_second_user_attaches_and_the_last_one_stops_it(server: EmbeddedRedis, d
     assert not second.answers()
 
 
-def test_many_starters_make_one_server(data_dir: Path) -> None:
+def test_concurrent_starters_start_one_server(data_dir: Path) -> None:
     servers = [EmbeddedRedis(data_dir) for _ in range(8)]
     threads = [threading.Thread(target=server.start) for server in servers]
     for thread in threads:
@@ -77,9 +79,7 @@ def test_long_data_directory_falls_back_to_a_short_socket_path(tmp_path: Path) -
         server.stop()
 
 
-def test_socket_directory_of_somebody_else_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_socket_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     elsewhere = tmp_path / "elsewhere"
@@ -96,7 +96,7 @@ def test_settings_are_filled_in_from_the_data_directory(data_dir: Path) -> None:
     assert settings.security.signing_key is not None
 
 
-def test_what_is_set_stays(data_dir: Path) -> None:
+def test_explicit_settings_are_unchanged(data_dir: Path) -> None:
     settings = Settings.load(
         env_file=None,
         data_dir=data_dir,
@@ -115,7 +115,7 @@ def test_rabbitmq_without_a_url_for_results_is_refused(data_dir: Path) -> None:
         resolve_settings(settings)
 
 
-def test_signing_key_is_made_once_and_private(data_dir: Path) -> None:
+def test_signing_key_is_created_once_and_private(data_dir: Path) -> None:
     settings = Settings.load(env_file=None, data_dir=data_dir)
     keys = []
     threads = [threading.Thread(target=lambda: keys.append(resolve_signing_key(settings))) for _ in range(8)]
@@ -130,7 +130,7 @@ def test_signing_key_is_made_once_and_private(data_dir: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["signing.key"]
 
 
-def test_signing_key_that_others_can_read_is_refused(data_dir: Path) -> None:
+def test_signing_key_readable_by_others_is_refused(data_dir: Path) -> None:
     settings = Settings.load(env_file=None, data_dir=data_dir)
     resolve_signing_key(settings)
     path = data_dir / "secrets" / "signing.key"

@@ -1,4 +1,4 @@
-"""Calls with large arguments wait for several times what the chat's last ones took of the process."""
+"""Calls with large arguments are delayed in proportion to the time that the chat's previous ones used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def begin(pace: ChatPace, chat_key: str, order: list[tuple[str, float]], *
     pace.spent(chat_key, spends)
 
 
-async def test_a_chat_waits_in_proportion_to_what_it_spent_and_another_chat_does_not() -> None:
+async def test_a_chat_waits_in_proportion_to_its_used_time_and_other_chats_do_not() -> None:
     pace, order = ChatPace(only_beside_others=False), []
     began = asyncio.get_running_loop().time()
     pace.spent("heavy", 0.01)
@@ -23,7 +23,7 @@ async def test_a_chat_waits_in_proportion_to_what_it_spent_and_another_chat_does
     assert order[1][1] - began >= WAITS * 0.01 * 0.9
 
 
-async def test_calls_that_wait_beside_each_other_begin_one_after_the_other() -> None:
+async def test_concurrent_calls_of_one_chat_start_one_after_the_other() -> None:
     pace, order = ChatPace(only_beside_others=False), []
     pace.spent("heavy", 0.002)
     await asyncio.gather(*(begin(pace, "heavy", order, spends=0.002) for _ in range(3)))
@@ -32,7 +32,7 @@ async def test_calls_that_wait_beside_each_other_begin_one_after_the_other() -> 
     )
 
 
-async def test_a_chat_that_is_alone_does_not_wait() -> None:
+async def test_a_chat_without_competitors_does_not_wait() -> None:
     pace, order = ChatPace(only_beside_others=True), []
     pace.called("light")
     pace.called("heavy")
@@ -40,14 +40,14 @@ async def test_a_chat_that_is_alone_does_not_wait() -> None:
     waiting = asyncio.create_task(begin(pace, "heavy", order))
     await asyncio.sleep(0)
     assert order == [], "the other chat was active a moment ago"
-    await waiting  # it is quiet for a second: long before the time that was counted
+    await waiting  # a second without calls, far below the accumulated time
     pace.called("heavy")
     await begin(pace, "heavy", order)
     assert len(order) == 2
 
 
-async def test_work_that_takes_no_longer_than_an_ordinary_call_is_not_counted() -> None:
-    """A chat's calls with 16 KiB of text had waited 8 ms each, alone on its process."""
+async def test_calls_no_longer_than_an_ordinary_one_are_not_counted() -> None:
+    """A single chat's calls with 16 KiB of text had waited 8 ms each on an otherwise idle process."""
     pace, order = ChatPace(only_beside_others=False), []
     for _ in range(1000):
         pace.spent("chat", 0.0004)

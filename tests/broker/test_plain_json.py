@@ -1,4 +1,4 @@
-"""What is read and written quickly is what ``json`` reads and writes, and so is what is refused."""
+"""The fast JSON reader and writer agree with ``json``, refusals included."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_what_is_written_is_read_again(value: Any) -> None:
+def test_written_values_are_read_back_equal(value: Any) -> None:
     written = dump(value)
     plain = json.loads(json.dumps(value))
     assert load(written) == plain
@@ -40,19 +40,19 @@ def test_what_is_written_is_read_again(value: Any) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1,]", b"\xff", b'{"a":1}x', b'"\\ud800"x', b"nul", "[" * 50])
-def test_what_is_no_json_is_refused(text: bytes | str) -> None:
+def test_invalid_json_is_refused(text: bytes | str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         load(text)
 
 
-def test_deep_nesting_is_read_as_json_does_and_its_end_is_the_same() -> None:
+def test_deep_nesting_is_limited_as_in_json() -> None:
     deep = "[" * 500 + "]" * 500
     assert load(deep) == json.loads(deep)
     with pytest.raises(RecursionError):
         load("[" * 100_000)
 
 
-def test_circles_are_refused() -> None:
+def test_circular_references_are_refused() -> None:
     circle: list[Any] = []
     circle.append(circle)
     with pytest.raises((ValueError, RecursionError)):
@@ -60,5 +60,5 @@ def test_circles_are_refused() -> None:
 
 
 @given(st.dictionaries(st.text(st.characters()), st.text(st.characters())))
-def test_any_text_survives(value: dict[str, str]) -> None:
+def test_any_text_round_trips(value: dict[str, str]) -> None:
     assert load(dump(value)) == value

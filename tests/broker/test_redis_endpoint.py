@@ -1,4 +1,4 @@
-"""A Redis behind Sentinel: each connection leads to the primary, before and after a failover."""
+"""Redis behind Sentinel: every connection goes to the primary, before and after a failover."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRITE = Script("return redis.call('SET', KEYS[1], ARGV[1])")
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelGroup]:
-    """Servers and Sentinels with passwords of their own."""
+    """Servers and Sentinels with separate passwords."""
     with SentinelGroup(
         tmp_path_factory.mktemp("group"), password="pw;of/server", sentinel_password="pw-of-sentinel"
     ) as group:
@@ -34,11 +34,11 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelGroup]:
 
 
 def broker_of(group: SentinelGroup, **values: Any) -> BrokerSettings:
-    """Settings that lead to the group."""
+    """Settings that name the Sentinels."""
     return BrokerSettings.model_validate(group.settings() | values)
 
 
-def test_every_kind_of_connection_leads_to_the_primary(
+def test_every_kind_of_connection_reaches_the_primary(
     group: SentinelGroup, make_settings: Callable[..., Settings]
 ) -> None:
     settings = make_settings(broker=group.settings())
@@ -62,7 +62,7 @@ def test_every_kind_of_connection_leads_to_the_primary(
     assert b"tcp_port:%d\r\n" % port in asyncio.run(by_link())
 
 
-def test_the_next_connection_leads_to_the_promoted_replica(group: SentinelGroup) -> None:
+def test_the_next_connection_reaches_the_promoted_replica(group: SentinelGroup) -> None:
     broker = broker_of(group)
     endpoint = RedisEndpoint(broker, broker.url)
     old = group.primary()
@@ -87,7 +87,7 @@ def test_the_next_connection_leads_to_the_promoted_replica(group: SentinelGroup)
         await link.close()
 
     asyncio.run(main())
-    old.start()  # Sentinel makes it a replica
+    old.start()  # Sentinel demotes it to a replica
     wait_until(group.is_complete, seconds=30, what="the old primary to follow")
 
 
@@ -98,7 +98,7 @@ def _sets(client: redis.Redis) -> bool:
         return False
 
 
-def test_a_sentinel_that_is_gone_does_not_matter(group: SentinelGroup) -> None:
+def test_an_unreachable_sentinel_is_skipped(group: SentinelGroup) -> None:
     url = f"sentinel://127.0.0.1:{free_port()};{group.url}"
     with RedisEndpoint(broker_of(group), url.replace("/0", "")).client() as client:
         assert client.ping()
@@ -112,7 +112,7 @@ def test_a_sentinel_that_is_gone_does_not_matter(group: SentinelGroup) -> None:
         ({"sentinel_password": "wrong"}, "NEKRO_BROKER__SENTINEL_PASSWORD"),
     ],
 )
-def test_what_the_sentinels_refuse_names_the_setting(
+def test_an_error_of_the_sentinels_names_the_setting(
     group: SentinelGroup, values: dict[str, Any], hint: str
 ) -> None:
     broker = broker_of(group, **values)
@@ -127,12 +127,12 @@ def test_what_the_sentinels_refuse_names_the_setting(
 
 @pytest.fixture
 def demoted(own_redis: RedisServer) -> Iterator[tuple[RedisServer, redis.Redis]]:
-    """A server behind an ordinary URL, as a managed Redis is, and a client to demote it with."""
+    """A server behind an ordinary URL, like a managed Redis, and a client that demotes it."""
     with redis.Redis(port=own_redis.port) as client:
         yield own_redis, client
 
 
-def test_a_link_leaves_a_server_that_was_demoted(demoted: tuple[RedisServer, redis.Redis]) -> None:
+def test_a_link_disconnects_from_a_demoted_server(demoted: tuple[RedisServer, redis.Redis]) -> None:
     server, operator = demoted
 
     async def main() -> None:
@@ -150,7 +150,7 @@ def test_a_link_leaves_a_server_that_was_demoted(demoted: tuple[RedisServer, red
     asyncio.run(main())
 
 
-def test_a_waiting_pop_ends_as_a_lost_connection_when_its_server_is_demoted(
+def test_a_blocking_pop_ends_as_a_lost_connection_when_its_server_is_demoted(
     demoted: tuple[RedisServer, redis.Redis],
 ) -> None:
     server, operator = demoted
@@ -173,7 +173,7 @@ def test_a_waiting_pop_ends_as_a_lost_connection_when_its_server_is_demoted(
 
 
 @pytest.mark.parametrize("command", [("SET", "k", "v"), ("EVAL", WRITE.text, 1, "k", "v")])
-def test_a_client_leaves_a_server_that_was_demoted(
+def test_a_client_disconnects_from_a_demoted_server(
     demoted: tuple[RedisServer, redis.Redis], command: tuple[Any, ...]
 ) -> None:
     server, operator = demoted

@@ -1,4 +1,4 @@
-"""Error lines of different Redis versions become the same exception classes."""
+"""Error replies of different Redis versions map to the same exception classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from broker_config.redis_errors import NotPrimaryError, WritesRefusedError, error_of_reply, unwrapped
 
-#: What Redis 6.2.14 and 7.0.15 answer to a script that writes while the memory is exhausted.
+#: Replies of Redis 6.2.14 and 7.0.15 to a script that writes while the memory is exhausted.
 OF_6_2 = (
     "ERR Error running script (call to f_3bdc7988a621272f6955badcbb08431b79aaeb0b): @user_script:11: "
     "@user_script: 11: -OOM command not allowed when used memory > 'maxmemory'."
@@ -30,12 +30,12 @@ def test_other_codes_inside_a_script_keep_their_class() -> None:
 
 
 @pytest.mark.parametrize("code", ["READONLY", "MASTERDOWN", "TRYAGAIN", "UNBLOCKED"])
-def test_a_replica_is_a_lost_connection(code: str) -> None:
+def test_a_read_only_replica_is_a_lost_connection(code: str) -> None:
     assert type(error_of_reply(f"{code} in any words")) is NotPrimaryError
 
 
 @pytest.mark.parametrize("code", ["MISCONF", "NOREPLICAS"])
-def test_a_primary_that_takes_no_writes_has_its_own_class(code: str) -> None:
+def test_a_primary_that_refuses_writes_has_its_own_class(code: str) -> None:
     assert type(error_of_reply(f"{code} in any words")) is WritesRefusedError
 
 
@@ -44,7 +44,7 @@ def test_an_error_of_the_script_itself_stays_a_response_error() -> None:
     assert type(error_of_reply(line)) is ResponseError
 
 
-def test_unwrapping_returns_the_same_error_where_nothing_is_wrapped() -> None:
+def test_unwrapping_returns_an_error_without_a_cause_unchanged() -> None:
     error = ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
     assert unwrapped(error) is error
     assert type(unwrapped(ResponseError(OF_6_2.removeprefix("ERR ")))) is OutOfMemoryError

@@ -1,4 +1,4 @@
-"""What commands on one connection get: their own replies, or an error soon, whatever Redis does."""
+"""Every command on a shared connection gets its own reply or a timely error, whatever Redis does."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from messaging.celery.result_backend import STORE
 from messaging.redis import link as redis_link
 from messaging.redis.link import RedisLink, Script
 
-#: More than any wait of a test that passes, less than the timeout of a test.
+#: Longer than any wait of a passing test, shorter than a test's timeout.
 
 
 class World:
-    """A relay in front of the session's Redis, and links that end with the test."""
+    """A relay in front of the session's Redis, and links that are closed after the test."""
 
     def __init__(self, port: int) -> None:
         self.redis_port, self.relay = port, RedisRelay(port)
@@ -51,7 +51,7 @@ class World:
     def link(
         self, url: str | None = None, *, reply_seconds: float = 5, asks_run_id: bool = False
     ) -> RedisLink:
-        """Make a link; it leads through the relay when no URL is given."""
+        """Create a link; without a URL it connects through the relay."""
         link = RedisLink(
             BrokerSettings(socket_timeout_seconds=reply_seconds, connect_timeout_seconds=5),
             url or self.relay.url,
@@ -62,7 +62,7 @@ class World:
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on asyncio's own loop, which callers bring, and on uvloop, on which workers run."""
+    """Run a test on asyncio's own loop, which callers use, and on uvloop, which workers use."""
 
     def run(loop_factory: Any, redis_server: RedisServer, **fixtures: Any) -> None:
         async def main() -> None:
@@ -88,7 +88,7 @@ def key() -> str:
 
 
 async def outcomes(*awaitables: Any) -> list[Any]:
-    """What each of several comes to that run together: its value, or the error that it raised."""
+    """Outcomes of concurrent awaitables: each one's value, or its error."""
     tasks = [asyncio.ensure_future(each) for each in awaitables]
     await asyncio.gather(*tasks, return_exceptions=True)
     return [_outcome(task) for task in tasks]
@@ -108,7 +108,7 @@ async def works(link: RedisLink) -> bool:
 
 
 async def started(link: RedisLink, *command: Any, **options: Any) -> asyncio.Task[Any]:
-    """Send a command on a connection that is open; returns what waits for its reply."""
+    """Send a command on an open connection; returns the future of its reply."""
     waiting = asyncio.create_task(link.execute(*command, **options))
     await asyncio.sleep(0)
     return waiting
@@ -116,7 +116,7 @@ async def started(link: RedisLink, *command: Any, **options: Any) -> asyncio.Tas
 
 @pytest.fixture
 def resetting_server() -> Iterator[int]:
-    """A server that answers the first command of a connection and resets it; its port."""
+    """A server that answers the first command of each connection and resets it; yields its port."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -137,8 +137,8 @@ def resetting_server() -> Iterator[int]:
 
 
 @on_both_loops
-async def test_a_reset_while_it_connects_is_a_connection_error(world: World, resetting_server: int) -> None:
-    # uvloop refuses to write to a connection that was reset a moment before; half of the tries meet that.
+async def test_a_reset_during_connect_is_a_connection_error(world: World, resetting_server: int) -> None:
+    # uvloop refuses to write to a connection that was just reset; about half of the attempts hit that.
     for _ in range(40):
         link = world.link(f"redis://127.0.0.1:{resetting_server}/0")
         with pytest.raises(redis.ConnectionError):
@@ -146,7 +146,7 @@ async def test_a_reset_while_it_connects_is_a_connection_error(world: World, res
 
 
 @on_both_loops
-async def test_replies_go_to_their_senders_over_one_connection(world: World) -> None:
+async def test_concurrent_commands_on_one_connection_get_their_own_replies(world: World) -> None:
     link = world.link()
     texts = [f"{number}-{'x' * (number * 37 % 5000)}".encode() for number in range(600)]
     assert await outcomes(*(link.execute("ECHO", text) for text in texts)) == texts
@@ -154,7 +154,7 @@ async def test_replies_go_to_their_senders_over_one_connection(world: World) -> 
 
 
 @on_both_loops
-async def test_large_value_travels_both_ways_among_small_ones(world: World, key: str) -> None:
+async def test_large_values_travel_both_ways_among_small_ones(world: World, key: str) -> None:
     link, value = world.link(), b"0123456789abcdef" * (20 << 16)
     replies = await outcomes(
         link.execute("ECHO", "before"),
@@ -167,7 +167,7 @@ async def test_large_value_travels_both_ways_among_small_ones(world: World, key:
 
 
 @on_both_loops
-async def test_refusal_reaches_its_sender_alone(world: World, key: str) -> None:
+async def test_error_reply_reaches_its_own_command_only(world: World, key: str) -> None:
     link = world.link()
     assert await link.execute("SET", key, "text", "EX", 60) == b"OK"
     replies = await outcomes(
@@ -188,7 +188,7 @@ async def test_refusal_reaches_its_sender_alone(world: World, key: str) -> None:
 
 
 @on_both_loops
-async def test_exhausted_memory_is_told_by_command_and_script(
+async def test_exhausted_memory_is_reported_for_commands_and_scripts(
     world: World, own_redis: RedisServer, key: str
 ) -> None:
     link = world.link(own_redis.url)
@@ -204,9 +204,7 @@ async def test_exhausted_memory_is_told_by_command_and_script(
 
 
 @on_both_loops
-async def test_a_script_runs_in_a_redis_that_knows_it_and_in_one_that_does_not(
-    world: World, key: str
-) -> None:
+async def test_a_script_runs_whether_or_not_redis_has_it_cached(world: World, key: str) -> None:
     link = world.link()
     script = Script(f"return {{KEYS[1], ARGV[1], '{key}'}}")
     expected = [b"k", b"v", key.encode()]
@@ -218,7 +216,7 @@ async def test_a_script_runs_in_a_redis_that_knows_it_and_in_one_that_does_not(
 
 
 @on_both_loops
-async def test_cancelled_sender_shifts_no_reply(world: World, key: str) -> None:
+async def test_cancelled_command_does_not_shift_replies(world: World, key: str) -> None:
     link = world.link()
     assert await works(link)
     first = await started(link, "ECHO", "first")
@@ -232,7 +230,7 @@ async def test_cancelled_sender_shifts_no_reply(world: World, key: str) -> None:
 
 
 @on_both_loops
-async def test_command_that_cannot_be_written_shifts_no_reply(world: World) -> None:
+async def test_unencodable_command_does_not_shift_replies(world: World) -> None:
     link = world.link()
     assert await works(link)
     unwritable: Any = object()
@@ -248,7 +246,7 @@ async def test_command_that_cannot_be_written_shifts_no_reply(world: World) -> N
 
 
 @on_both_loops
-async def test_silence_ends_the_wait_of_all_and_the_next_command_connects_anew(world: World) -> None:
+async def test_silence_fails_all_pending_commands_and_the_next_one_reconnects(world: World) -> None:
     link = world.link(reply_seconds=0.3)
     assert await works(link)
     world.relay.mute()
@@ -268,25 +266,27 @@ async def test_server_that_accepts_and_never_answers_is_an_error(world: World) -
 
 
 @on_both_loops
-async def test_sender_that_gives_up_while_connecting_leaves_no_connection(world: World) -> None:
+async def test_cancelling_a_command_during_connect_leaves_no_connection(world: World) -> None:
     link = world.link()
     world.relay.is_mute = True
     waiting = await started(link, "ECHO", "x")
     while not world.relay.accepted:
         await asyncio.sleep(0)
-    while not waiting.done():  # Python 3.11 loses a cancellation that meets redis-py's wait for a write
+    while (
+        not waiting.done()
+    ):  # Python 3.11 loses a cancellation that arrives during redis-py's wait for a write
         waiting.cancel()
         await asyncio.sleep(0)
     assert waiting.cancelled()
     del waiting
-    gc.collect()  # what was left behind warns, and warnings are errors
+    gc.collect()  # an unclosed connection would warn, and warnings are errors
     await world.relay.clients[0].is_gone.wait()
     world.relay.is_mute = False
     assert await works(link)
 
 
 @on_both_loops
-async def test_nobody_who_listens_is_an_error(world: World) -> None:
+async def test_refused_connection_is_an_error(world: World) -> None:
     link = world.link()
     await world.relay.__aexit__()
     (error,) = await outcomes(link.execute("ECHO", "x"))
@@ -294,7 +294,7 @@ async def test_nobody_who_listens_is_an_error(world: World) -> None:
 
 
 @on_both_loops
-async def test_blocking_command_may_take_longer_than_a_reply(world: World, key: str) -> None:
+async def test_blocking_command_may_take_longer_than_the_reply_timeout(world: World, key: str) -> None:
     link = world.link(reply_seconds=0.2)
     assert await outcomes(link.execute("BLPOP", key, 0.8, blocks_seconds=0.8)) == [None]
     (error,) = await outcomes(link.execute("BLPOP", key, 0.8))
@@ -302,7 +302,7 @@ async def test_blocking_command_may_take_longer_than_a_reply(world: World, key: 
 
 
 @on_both_loops
-async def test_patience_with_a_blocking_command_ends_with_it(world: World, key: str) -> None:
+async def test_blocking_command_extends_the_timeout_only_while_it_runs(world: World, key: str) -> None:
     link, pusher = world.link(reply_seconds=0.3), world.link()
     assert await pusher.execute("RPUSH", key, "x") == 1
     assert await link.execute("BLPOP", key, 600, blocks_seconds=600) == [key.encode(), b"x"]
@@ -321,7 +321,7 @@ async def test_patience_with_a_blocking_command_ends_with_it(world: World, key: 
 )
 @pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "busy"])
 @on_both_loops
-async def test_connection_that_ends_is_an_error_and_the_next_command_connects_anew(
+async def test_closed_connection_is_an_error_and_the_next_command_reconnects(
     world: World, key: str, end: Callable[[RedisRelay], None], is_idle: bool
 ) -> None:
     link = world.link()
@@ -339,7 +339,7 @@ async def test_connection_that_ends_is_an_error_and_the_next_command_connects_an
 
 
 @on_both_loops
-async def test_connection_that_says_more_than_was_asked_is_used_no_more(world: World) -> None:
+async def test_connection_with_an_unexpected_reply_is_discarded(world: World) -> None:
     link = world.link()
     assert await works(link)
     exchange = link._exchange
@@ -352,7 +352,7 @@ async def test_connection_that_says_more_than_was_asked_is_used_no_more(world: W
 
 
 @on_both_loops
-async def test_idle_connection_that_was_dropped_unnoticed_is_found_out_before_any_command_is_sent(
+async def test_idle_connection_that_was_dropped_is_detected_before_a_command_is_sent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = world.link(reply_seconds=0.3)
@@ -368,7 +368,9 @@ async def test_idle_connection_that_was_dropped_unnoticed_is_found_out_before_an
 
 
 @on_both_loops
-async def test_password_and_database_of_the_url_count(world: World, own_redis: RedisServer, key: str) -> None:
+async def test_password_and_database_of_the_url_are_used(
+    world: World, own_redis: RedisServer, key: str
+) -> None:
     with redis.Redis(port=own_redis.port, db=3) as client:
         client.config_set("requirepass", "open sesame")
         link = world.link(f"redis://:open%20sesame@127.0.0.1:{own_redis.port}/3")
@@ -383,8 +385,8 @@ async def test_password_and_database_of_the_url_count(world: World, own_redis: R
 
 @pytest.mark.parametrize("url", ["unix://{}?db=0", "redis+socket://{}?virtual_host=0"])
 @on_both_loops
-async def test_unix_socket_serves_in_both_spellings(world: World, url: str) -> None:
-    # A socket's path ends at 107 bytes, which the tests' own directories may pass.
+async def test_unix_socket_urls_work_in_both_spellings(world: World, url: str) -> None:
+    # The path of a Unix socket has at most 107 bytes; pytest's directories may exceed that.
     with tempfile.TemporaryDirectory(prefix="nk", dir="/tmp") as directory:
         path = Path(directory, "s")
         async with RedisRelay(world.redis_port, path=path) as relay:
@@ -393,7 +395,7 @@ async def test_unix_socket_serves_in_both_spellings(world: World, url: str) -> N
 
 
 @on_both_loops
-async def test_encrypted_connection_serves(world: World, tmp_path: Path) -> None:
+async def test_encrypted_connection_works(world: World, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate")
     certificate, private = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -424,7 +426,7 @@ async def test_encrypted_connection_serves(world: World, tmp_path: Path) -> None
 
 
 @on_both_loops
-async def test_a_command_that_is_cancelled_while_it_connects_leaves_no_connection(world: World) -> None:
+async def test_a_command_cancelled_during_connect_leaves_no_connection(world: World) -> None:
     world.relay.mute_at = b"\r\nINFO\r\n"
     link = world.link(asks_run_id=True, reply_seconds=600)
     command = asyncio.ensure_future(link.execute("PING"))
@@ -436,7 +438,7 @@ async def test_a_command_that_is_cancelled_while_it_connects_leaves_no_connectio
 
 
 @on_both_loops
-async def test_close_waits_for_what_is_due_and_the_link_serves_again(world: World, key: str) -> None:
+async def test_close_waits_for_pending_replies_and_the_link_can_be_used_again(world: World, key: str) -> None:
     link, pusher = world.link(), world.link()
     assert await works(link)
     popping = await started(link, "BLPOP", key, 30, blocks_seconds=30)
@@ -448,7 +450,7 @@ async def test_close_waits_for_what_is_due_and_the_link_serves_again(world: Worl
 
 
 @on_both_loops
-async def test_close_does_not_wait_for_whom_nobody_waits(world: World, key: str) -> None:
+async def test_close_does_not_wait_for_replies_of_cancelled_commands(world: World, key: str) -> None:
     link = world.link()
     assert await works(link)
     popping = await started(link, "BLPOP", key, 600, blocks_seconds=600)
@@ -459,7 +461,7 @@ async def test_close_does_not_wait_for_whom_nobody_waits(world: World, key: str)
 
 
 @on_both_loops
-async def test_abort_ends_what_is_due(world: World, key: str) -> None:
+async def test_abort_fails_pending_commands(world: World, key: str) -> None:
     link = world.link()
     assert await works(link)
     popping = await started(link, "BLPOP", key, 600, blocks_seconds=600)

@@ -1,4 +1,4 @@
-"""Redis over TLS with a private CA and client certificates, on a real server, and what goes wrong there."""
+"""Redis over TLS with a private CA and client certificates, on a real server, and its error messages."""
 
 from __future__ import annotations
 
@@ -29,13 +29,10 @@ from nekro_agent.errors import BrokerUnavailableError, SettingsError
 
 @dataclass(frozen=True)
 class Authority:
-    """A CA in a directory."""
-
     directory: Path
 
     @property
     def ca(self) -> Path:
-        """Its own certificate."""
         return self.directory / "ca.pem"
 
     def certificate(self, name: str, *, names: str = "IP:127.0.0.1,DNS:localhost") -> tuple[Path, Path]:
@@ -52,7 +49,6 @@ class Authority:
 
     @classmethod
     def made(cls, directory: Path) -> Authority:
-        """Make a CA."""
         openssl(
             "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
             "-keyout", directory / "ca.key", "-out", directory / "ca.pem", "-subj", "/CN=CA of a test",
@@ -62,13 +58,11 @@ class Authority:
 
 
 def openssl(*arguments: object) -> None:
-    """Run openssl."""
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """The CA of the servers and clients."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: no certificates")
     return Authority.made(tmp_path_factory.mktemp("ca"))
@@ -76,12 +70,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Authority:
-    """A CA that nobody here trusts."""
+    """A CA that neither servers nor clients trust."""
     return Authority.made(tmp_path_factory.mktemp("other-ca"))
 
 
 class TLSServer(RedisServer):
-    """A redis-server that takes commands over TLS alone, from clients with a certificate."""
+    """A redis-server that accepts TLS connections only, from clients with a certificate."""
 
     def __init__(self, directory: Path, authority: Authority, *, names: str = "IP:127.0.0.1") -> None:
         certificate, key = authority.certificate(f"server-{names.partition(':')[2]}", names=names)
@@ -94,7 +88,6 @@ class TLSServer(RedisServer):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[TLSServer]:
-    """A real server with TLS."""
     tried = subprocess.run([redis_binary(), "--tls-port", "x"], capture_output=True, text=True)
     if "Bad directive" in tried.stdout + tried.stderr:
         pytest.skip(f"{redis_binary()} was built without TLS; name another in NEKRO_TEST_REDIS_SERVER")
@@ -106,7 +99,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> It
 
 @pytest.fixture
 def tls(authority: Authority) -> dict[str, Any]:
-    """Settings of a client that the server takes."""
+    """Settings of a client that the server accepts."""
     certificate, key = authority.certificate("client")
     return {"tls_ca_file": authority.ca, "tls_cert_file": certificate, "tls_key_file": key}
 
@@ -132,7 +125,7 @@ def test_every_kind_of_connection_is_encrypted(
     assert asyncio.run(by_link()) == b"x"
 
 
-def test_a_certificate_and_its_key_may_be_one_file(
+def test_a_certificate_and_its_key_may_share_one_file(
     server: TLSServer, tls: dict[str, Any], tmp_path: Path
 ) -> None:
     both = tmp_path / "both.pem"
@@ -165,7 +158,7 @@ def test_sentinels_over_tls_lead_to_the_primary_before_and_after_a_failover(
 
 
 def refused_by_all(settings: Settings) -> str:
-    """What a client and a link say alike; returns the line of the command that wants the broker."""
+    """The common error of client and link; returns the line that a command prints."""
 
     async def by_link() -> None:
         await RedisLink(settings.broker, settings.broker.url).execute("PING")
@@ -194,7 +187,7 @@ def test_a_missing_file_is_named_in_one_line(
     assert hint in line and "\n" not in line
 
 
-def test_certificates_of_another_ca_are_refused_by_name(
+def test_certificates_of_another_ca_are_refused_and_the_setting_named(
     server: TLSServer, tls: dict[str, Any], stranger: Authority, make_settings: Callable[..., Settings]
 ) -> None:
     line = refused_by_all(make_settings(broker={"url": server.url, **tls, "tls_ca_file": stranger.ca}))
@@ -206,7 +199,7 @@ def test_certificates_of_another_ca_are_refused_by_name(
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss"])
-def test_the_wrong_scheme_for_a_port_is_said(
+def test_a_scheme_that_does_not_fit_the_port_is_named(
     server: TLSServer, tls: dict[str, Any], make_settings: Callable[..., Settings], scheme: str
 ) -> None:
     port = server.tls_port if scheme == "redis" else server.port
@@ -248,14 +241,14 @@ async def test_the_doctor_names_the_setting(
         ({"tls_key_file": __file__}, "TLS_CERT_FILE"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_when_the_app_is_built(
+def test_an_unusable_file_is_refused_when_the_app_is_built(
     make_settings: Callable[..., Settings], values: dict[str, Any], variable: str
 ) -> None:
     with pytest.raises(SettingsError, match=f"NEKRO_BROKER__{variable}"):
         create_app(make_settings(broker={"url": "rediss://127.0.0.1:1/0", **values}))
 
 
-def test_without_files_the_machines_own_cas_are_trusted() -> None:
+def test_without_files_the_systems_cas_are_trusted() -> None:
     tls = RedisEndpoint(BrokerSettings(), "rediss://h/0").tls
     assert (tls["ssl_cert_reqs"], tls["ssl_check_hostname"]) == ("required", True)
     assert ssl.get_default_verify_paths() is not None

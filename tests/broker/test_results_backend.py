@@ -1,4 +1,4 @@
-"""What the result backend stores and pushes, and what callers are told about failures."""
+"""Stored and pushed results, and errors as callers receive them."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def test_result_is_stored_and_pushed_to_its_caller(
 
 
 @pytest.mark.parametrize("reply_to", [None, "", "x", "../etc", "a" * 33, "0123456789ABCDEF" * 2, 5])
-def test_nothing_but_a_caller_id_becomes_a_key(
+def test_only_a_caller_id_becomes_a_key(
     app: NekroApp, settings: Settings, client: redis.Redis, reply_to: Any
 ) -> None:
     app.backend.store_result(new_id(), 1, states.SUCCESS, request=Context(reply_to=reply_to))
     assert not client.keys(f"{settings.broker.key_prefix}reply*")
 
 
-def test_only_a_final_state_is_a_reply(app: NekroApp, settings: Settings, client: redis.Redis) -> None:
+def test_only_a_final_state_is_pushed(app: NekroApp, settings: Settings, client: redis.Redis) -> None:
     app.backend.store_result(new_id(), None, states.STARTED, request=Context(reply_to=new_id()))
     assert not client.keys(f"{settings.broker.key_prefix}reply*")
 
 
-def test_success_is_not_undone(app: NekroApp) -> None:
+def test_a_stored_success_is_not_overwritten(app: NekroApp) -> None:
     task_id = new_id()
     app.backend.store_result(task_id, "done", states.SUCCESS)
     app.backend.mark_as_failure(task_id, ValueError("late"))
@@ -75,7 +75,7 @@ def test_success_is_not_undone(app: NekroApp) -> None:
     assert app.AsyncResult(task_id).state == states.SUCCESS
 
 
-async def test_results_of_one_loop_are_stored_without_blocking_it(app: NekroApp) -> None:
+async def test_results_are_stored_without_blocking_the_loop(app: NekroApp) -> None:
     ids = [new_id() for _ in range(300)]
 
     def store(task_id: str) -> None:
@@ -88,7 +88,7 @@ async def test_results_of_one_loop_are_stored_without_blocking_it(app: NekroApp)
         assert app.AsyncResult(task_id).result == task_id
 
 
-async def test_store_is_repeated_when_redis_returns(
+async def test_storing_is_retried_when_redis_returns(
     own_redis: Any, make_settings: Callable[..., Settings]
 ) -> None:
     app = create_app(make_settings(broker={"url": own_redis.url}))
@@ -102,7 +102,7 @@ async def test_store_is_repeated_when_redis_returns(
     app.close()
 
 
-async def test_failing_cleanup_stops_no_other() -> None:
+async def test_failing_cleanup_does_not_stop_the_others() -> None:
     done = []
 
     async def good() -> None:
@@ -118,11 +118,11 @@ async def test_failing_cleanup_stops_no_other() -> None:
     assert done == ["good"]
 
 
-async def test_a_cleanup_that_never_ends_keeps_no_other_from_its_time() -> None:
+async def test_a_cleanup_that_never_ends_does_not_take_the_time_of_others() -> None:
     done, over = [], asyncio.Event()
 
     async def close_database() -> None:
-        await asyncio.sleep(0.2)  # longer than the one that hangs may take
+        await asyncio.sleep(0.2)  # longer than one hanging cleanup may take
         done.append("database")
 
     async def hang() -> None:
@@ -137,7 +137,7 @@ async def test_a_cleanup_that_never_ends_keeps_no_other_from_its_time() -> None:
     over.set()
 
 
-async def test_cleanups_share_the_time_of_their_loop_and_each_gets_some() -> None:
+async def test_cleanups_share_the_time_limit_of_their_loop_and_each_gets_a_part() -> None:
     done = []
 
     async def close_database() -> None:
@@ -157,14 +157,14 @@ async def test_cleanups_share_the_time_of_their_loop_and_each_gets_some() -> Non
     assert done == ["database"]
 
 
-def test_a_thread_with_a_loop_is_waited_for_until_its_cleanups_had_their_time(
+def test_stopping_waits_for_the_cleanups_of_a_thread_with_a_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool_jobs, "CANCEL_SECONDS", 0.2)
     done = []
 
     async def close_slowly() -> None:
-        await asyncio.sleep(1.5)  # longer than a thread has to stop its loop
+        await asyncio.sleep(1.5)  # longer than a thread may take to stop its loop
         done.append("closed")
 
     async def prepare() -> None:
@@ -188,7 +188,7 @@ async def test_synchronous_code_waits_for_a_coroutine() -> None:
 def failure(
     kind: str, *arguments: Any, module: str = "some.plugin", status: str = states.FAILURE
 ) -> NekroError:
-    """What a caller gets for a stored exception."""
+    """The error that a caller gets for a stored exception."""
     result = {"exc_type": kind, "exc_module": module, "exc_message": list(arguments)}
     return failure_from_record({"status": status, "result": result})
 
@@ -197,7 +197,7 @@ def failure(
     "name",
     [name for name in errors.__all__ if name not in ("MethodFailedError",)],
 )
-def test_error_of_our_tree_arrives_as_itself_or_as_text(name: str) -> None:
+def test_error_of_the_errors_tree_arrives_as_itself_or_as_text(name: str) -> None:
     error = failure(name, "what happened", module="nekro_agent.errors")
     assert type(error).__name__ == name or isinstance(error, MethodFailedError)
     assert "what happened" in str(error)
@@ -236,5 +236,5 @@ def test_stored_failure_becomes_an_error(error: NekroError, kind: type, text: st
     assert text in str(error)
 
 
-def test_endless_message_is_cut() -> None:
+def test_overlong_message_is_shortened() -> None:
     assert len(str(failure("Long", "x" * 100_000))) < 10_000

@@ -1,4 +1,4 @@
-"""Secrets that come as files."""
+"""Secrets read from files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker_config.settings import Settings
 from nekro_agent.errors import SettingsError
 
 
-def test_a_setting_is_read_from_the_file_that_a_variable_names(
+def test_a_setting_is_read_from_the_file_named_by_a_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "key").write_text("first line\n")
@@ -36,7 +36,7 @@ def test_a_setting_given_twice_is_an_error(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("content", "reason"), [(None, "No such file"), (b"\xff", "UTF-8"), (b"x" * 99_999, "right file")]
 )
-def test_a_file_that_cannot_be_read_is_named(
+def test_an_unreadable_file_is_named(
     content: bytes | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "url"

@@ -1,4 +1,4 @@
-"""Turns of chats: how many are under way, how many wait, and who is refused."""
+"""Limits of one chat: calls in flight, waiting calls, and refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nekro_agent.errors import OverloadedError
 
 
 class Call:
-    """A call that keeps its turn until it is told."""
+    """A call that keeps its place until its event is set."""
 
     def __init__(self, shares: ChatShares, chat_key: str) -> None:
         self._shares, self._chat_key = shares, chat_key
@@ -25,22 +25,21 @@ class Call:
             await self._end.wait()
 
     def end_soon(self) -> None:
-        """Leave in the loop's next turn."""
+        """Release the place in the loop's next iteration."""
         self._end.set()
 
     async def end(self) -> None:
-        """Leave."""
         self.end_soon()
         await self.task
 
 
 async def settled() -> None:
-    """Let everything run that can."""
+    """Let every ready callback run."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-async def test_each_chat_has_its_turns_and_waits_in_order() -> None:
+async def test_each_chat_has_its_places_and_waits_in_order() -> None:
     shares = ChatShares(per_chat=2, waiting=0)
     calls = [Call(shares, "busy") for _ in range(4)]
     other = Call(shares, "other")
@@ -54,7 +53,7 @@ async def test_each_chat_has_its_turns_and_waits_in_order() -> None:
         await call.end()
 
 
-async def test_more_than_may_wait_are_refused_and_one_that_left_makes_room() -> None:
+async def test_calls_over_the_waiting_limit_are_refused_until_one_leaves() -> None:
     shares = ChatShares(per_chat=1, waiting=1)
     runs, waits = Call(shares, "a"), Call(shares, "a")
     await settled()
@@ -75,11 +74,11 @@ async def test_more_than_may_wait_are_refused_and_one_that_left_makes_room() -> 
     await free.end()
 
 
-async def test_a_turn_that_is_free_is_had_although_one_that_was_cancelled_has_not_left() -> None:
+async def test_a_free_place_is_taken_although_a_cancelled_waiter_has_not_left() -> None:
     shares = ChatShares(per_chat=1, waiting=1)
     runs, waits = Call(shares, "a"), Call(shares, "a")
     await settled()
-    # The three meet in one turn of the loop, the second one last.
+    # All three happen in one iteration of the loop, the second one last.
     runs.end_soon()
     third = Call(shares, "a")
     waits.task.cancel()

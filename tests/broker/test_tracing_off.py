@@ -1,4 +1,4 @@
-"""Tracing that is off costs nothing and imports nothing; what is wrong with its settings is said."""
+"""Disabled tracing imports nothing, and invalid tracing settings are refused."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 """
 
 
-def test_tracing_that_is_off_imports_nothing() -> None:
+def test_disabled_tracing_imports_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_an_exporter_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_exporter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
     with pytest.raises(SettingsError, match="zipkin"):
         tracing.start_tracing(TracingSettings(enabled=True), role="cli", node="n")
@@ -43,7 +43,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"traceparent": 7}, {"traceparent": "nonsense"}, {"tracestate": []}])
-def test_headers_of_no_trace_begin_a_new_one(
+def test_headers_without_a_trace_start_a_new_one(
     headers: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
@@ -55,7 +55,7 @@ def test_headers_of_no_trace_begin_a_new_one(
     assert set(inner) == {"traceparent"} and not inner["traceparent"].startswith("00-" + "0" * 32)
 
 
-def test_a_span_goes_on_with_the_trace_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_span_continues_the_trace_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     with tracing.traced(TracingSettings(enabled=True), role="cli", node="n"):
         with tracing.span("publish", {}, kind="producer"):

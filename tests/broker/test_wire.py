@@ -1,4 +1,4 @@
-"""Signed invocations: what passes, and what is refused."""
+"""Signed invocations: which are accepted and which are refused."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _timezones = st.just(UTC) | st.timedeltas(timedelta(hours=-14), timedelta(hours=
 
 
 def sent(body: dict[str, Any]) -> dict[str, Any]:
-    """The body as it comes out of JSON at the other end."""
+    """The body as the receiver decodes it from JSON."""
     return json.loads(json.dumps(body))
 
 
 @given(chat_key=st.text(), user_id=st.none() | st.text())
-def test_what_was_signed_comes_back_equal(chat_key: str, user_id: str | None) -> None:
+def test_a_signed_invocation_is_read_back_equal(chat_key: str, user_id: str | None) -> None:
     original = invocation(chat_key=chat_key, user_id=user_id)
     assert SIGNER.verify(sent(SIGNER.sign(original)), task_name="a.b.c") == original
 
@@ -67,7 +67,7 @@ def test_an_altered_field_breaks_the_signature(field: str, value: str) -> None:
         SIGNER.verify(body)
 
 
-def test_another_key_is_refused_and_the_setting_named() -> None:
+def test_a_signature_of_another_key_is_refused_and_the_setting_named() -> None:
     with pytest.raises(MessageRefusedError, match="SIGNING_KEY"):
         Signer.from_text("other").verify(sent(SIGNER.sign(invocation())))
 
@@ -85,7 +85,7 @@ def test_another_key_is_refused_and_the_setting_named() -> None:
         {"invocation": {}, "signature": 7},
     ],
 )
-def test_a_body_of_another_shape_is_refused(body: object) -> None:
+def test_a_malformed_body_is_refused(body: object) -> None:
     with pytest.raises(MessageRefusedError):
         SIGNER.verify(body)
 
@@ -110,7 +110,7 @@ def test_another_version_is_refused_and_the_side_to_upgrade_named(version: objec
         SIGNER.verify(resigned(payload))
 
 
-def test_what_a_newer_peer_adds_is_passed_over() -> None:
+def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
     original = invocation()
     payload = sent(SIGNER.sign(original))["invocation"]
     assert SIGNER.verify(resigned(payload | {"surprise": {"deep": [1]}})) == original
@@ -120,7 +120,7 @@ def test_what_a_newer_peer_adds_is_passed_over() -> None:
         SIGNER.verify(altered)
 
 
-def test_what_an_older_peer_did_not_know_gets_its_default() -> None:
+def test_fields_missing_from_an_older_peer_get_their_defaults() -> None:
     original = invocation()
     payload = sent(SIGNER.sign(original))["invocation"]
     for name, field in Invocation.model_fields.items():
@@ -136,7 +136,7 @@ def test_a_missing_field_is_refused_by_name() -> None:
         SIGNER.verify(resigned(payload))
 
 
-def test_arguments_travel_as_they_were_written() -> None:
+def test_arguments_are_transferred_as_encoded() -> None:
     text = encode_arguments(("é\u2028\x7f\U0001f600", b"\xff", float("nan")), {"$name": (1,)})
     body = sent(SIGNER.sign(invocation(args=text)))
     assert body["invocation"]["args"] == text == SIGNER.verify(body).args
@@ -177,7 +177,7 @@ _payloads = st.dictionaries(_texts, _flat | st.dictionaries(_texts, _texts) | st
 @given(_payloads)
 @example({"a": "\x7f"})
 @example({"a": "ü"})
-def test_signatures_are_over_sorted_ascii_json_whatever_writes_it(payload: dict[str, Any]) -> None:
-    """Workers of another release compute them by ``json``."""
+def test_signatures_cover_sorted_ascii_json_of_any_encoder(payload: dict[str, Any]) -> None:
+    """Workers of another release compute them with ``json``."""
     canonical = json.dumps(payload, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     assert SIGNER._digest(payload) == hmac.new(b"key", canonical.encode(), hashlib.sha256).hexdigest()
