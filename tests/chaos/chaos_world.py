@@ -1,4 +1,4 @@
-"""What the chaos tests share: calls with names, the journal of what ran, the account at the end."""
+"""Shared by the chaos tests: named calls, the journal of executions, and the final comparison of both."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def opened(fleet: Fleet) -> AsyncIterator[Services]:
 async def call(
     services: Services, method: str, *args: Any, chat_key: str = CHAT, seconds: float = 60
 ) -> object:
-    """Call a method; returns its plain value."""
+    """Call a method; returns its decoded value."""
     envelope = await services.invoke(
         method, args, {}, chat_key=chat_key, user_id="u", timeout_seconds=seconds
     )
@@ -49,7 +49,7 @@ async def call(
 
 
 async def invoke(services: Services, method: str, *args: Any, call_id: str, seconds: float = 60) -> Envelope:
-    """Call under an id of one's own, as a round does."""
+    """Call under a given id, as a round does."""
     scope = CallScope(chat=await services.chat(CHAT), user_id=None, wakes_agent=True)
     return await services.dispatcher.invoke(
         services.registry.find(method),
@@ -71,7 +71,7 @@ def journal(fleet: Fleet) -> list[list[str]]:
 
 
 def times(fleet: Fleet, event: str) -> Counter[str]:
-    """How often each name has an event."""
+    """How often an event occurs for each name."""
     return Counter(line[1] for line in journal(fleet) if line[0] == event)
 
 
@@ -81,7 +81,7 @@ async def started(fleet: Fleet, *names: str) -> None:
 
 
 def worker_that_runs(fleet: Fleet, name: str) -> Worker:
-    """The worker in whose process a method of this name started last."""
+    """The worker whose process last started a method of this name."""
     pid = next(int(line[2]) for line in reversed(journal(fleet)) if line[:2] == ["start", name])
     return next(worker for worker in fleet.workers if worker.pid == pid)
 
@@ -89,7 +89,7 @@ def worker_that_runs(fleet: Fleet, name: str) -> Worker:
 async def until_quiet(
     fleet: Fleet, lane: str = "methods", *, seconds: float = 30, what: str = "the acknowledgements"
 ) -> None:
-    """Wait until nothing waits and nothing is held in a lane; a failure shows what is left."""
+    """Wait until a lane has no queued and no held messages; a failure shows what is left."""
 
     with client_of(fleet) as client:
         await eventually(
@@ -100,12 +100,12 @@ async def until_quiet(
 
 
 async def rows(services: Services, query: str, **values: Any) -> Sequence[Any]:
-    """Ask the database."""
+    """Run a query on the database."""
     return await ask(services.database, query, **values)
 
 
 async def accepted(services: Services, count: int) -> None:
-    """Wait until the broker has taken so many of the calls that this process waits for."""
+    """Wait until the broker has accepted that many of this process's pending calls."""
     await eventually(
         lambda: sum(p.place is not None for p in services._caller._pending.values()) >= count,
         what=f"{count} calls to be taken by the broker",
@@ -114,17 +114,17 @@ async def accepted(services: Services, count: int) -> None:
 
 @dataclass
 class Account:
-    """What became of each call, against what ran and what was written."""
+    """Outcome of each call, compared with the journal and the database."""
 
     ok: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
-    #: Ended in something that is no error of ours.
+    #: Calls that ended in an error outside of the project's tree.
     wild: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     async def follow(self, name: str, outcome: Awaitable[object]) -> None:
-        """Wait for a call and enter how it ended."""
+        """Wait for a call and record its outcome."""
         begin = time.monotonic()
         try:
             await outcome
@@ -144,11 +144,11 @@ class Account:
 
     @property
     def count(self) -> int:
-        """Calls that ended."""
+        """Calls that have an outcome."""
         return len(self.ok) + len(self.unknown) + len(self.errors) + len(self.wild)
 
     async def doubled_and_missing(self, services: Services, fleet: Fleet) -> tuple[list[str], list[str]]:
-        """Effects that happened more than once, and effects that were confirmed and are not there."""
+        """Effects that happened more than once, and confirmed effects that are missing."""
         starts = times(fleet, "start")
         told = Counter(
             str(row[0]).rpartition(" ")[2]

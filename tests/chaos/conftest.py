@@ -1,4 +1,4 @@
-"""Fleets of real workers on a Redis of their own, for tests that break things."""
+"""Fleets of real workers on a Redis of their own, for tests that inject faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def each_database(request: pytest.FixtureRequest) -> str:
-    """Kind of database, one test for each."""
+    """Kind of database; each test runs once per kind."""
     return str(request.param)
 
 
@@ -29,7 +29,7 @@ def each_database(request: pytest.FixtureRequest) -> str:
 def make_chaos(
     own_redis: Any, make_database: Callable[[str], Any], tmp_path: Path
 ) -> Iterator[Callable[..., Fleet]]:
-    """Build a fleet on the test's own Redis; ``append_only`` makes its data survive a kill."""
+    """Build a fleet on the test's own Redis; with ``append_only`` its data survives SIGKILL."""
     fleets: list[Fleet] = []
 
     def build(
@@ -54,7 +54,7 @@ def make_chaos(
         directory = tmp_path / f"fleet{len(fleets)}"
         directory.mkdir()
         url = database_url or make_database(database).url
-        # Migrating runs an event loop of its own, and tests are on one.
+        # Migrations run an event loop of their own; this thread already has one.
         with ThreadPoolExecutor(1) as pool:
             made = pool.submit(
                 build_fleet, directory, broker_url or own_redis.url, url, is_forked=False, **values
@@ -69,7 +69,7 @@ def make_chaos(
 
 @pytest.fixture
 def failpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """Make the workers that start from now on end at a point, the first of them that gets there."""
+    """Make workers that start from now on exit at a failpoint, once: the first worker that reaches it."""
 
     def arm(point: str) -> None:
         path = os.pathsep.join((str(HERE / "failpoints"), str(HERE.parent.parent)))

@@ -1,4 +1,4 @@
-"""A private RabbitMQ on loopback: its own ports, epmd, cookie and data, gone with the test."""
+"""A private RabbitMQ on loopback with its own ports, epmd, cookie and data, deleted after the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from kombu import Connection
 
 START_SECONDS = 90
-#: Where Debian and Red Hat put the script that does not change the user.
+#: Where Debian and Red Hat install the script that does not change the user.
 PLACES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "/usr/local/sbin/rabbitmq-server")
 
 
@@ -25,7 +25,7 @@ def rabbit_binary() -> str | None:
 
 
 class RabbitServer:
-    """One node; ``freeze``, ``kill`` and ``start`` again at will: its data stays."""
+    """One node with ``freeze``, ``kill`` and a repeatable ``start``; its data survives."""
 
     def __init__(self, directory: Path, *, ports: tuple[int, int, int]) -> None:
         self.port, dist, epmd = ports
@@ -53,7 +53,7 @@ class RabbitServer:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the node and wait until it takes connections."""
+        """Start the node and wait until it accepts connections."""
         if self._epmd is None:
             self._epmd = subprocess.Popen(
                 ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"], stderr=subprocess.DEVNULL
@@ -76,7 +76,7 @@ class RabbitServer:
             time.sleep(0.2)
 
     def kill(self) -> None:
-        """SIGKILL the node and everything that it started."""
+        """SIGKILL the node and every process that it started."""
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(START_SECONDS)

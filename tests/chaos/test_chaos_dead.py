@@ -1,4 +1,4 @@
-"""What was set aside waits for an operator: `nekro dead`."""
+"""Dead letters and their operator command, `nekro dead`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 async def dead(fleet: Fleet, *arguments: str) -> Any:
-    """Run `nekro dead`; returns its JSON, or its words."""
+    """Run `nekro dead`; returns its JSON, or its text without ``--json``."""
     done = await asyncio.to_thread(fleet.run, "dead", *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout) if "--json" in arguments else done.stderr
@@ -34,7 +34,7 @@ async def test_dead_calls_are_listed_shown_retried_and_dropped(make_chaos: Calla
             queue = key(fleet, "methods")
             await eventually(lambda: client.llen(queue) == 1, what="the message")
             message = json.loads(client.rpop(queue))
-            message["headers"][DELIVERIES_HEADER] = 3  # as if it had killed three workers
+            message["headers"][DELIVERIES_HEADER] = 3  # as if three workers had died running it
             client.lpush(queue, json.dumps(message))
             client.lpush(queue, b"garbage")
         await asyncio.to_thread(fleet.start, "methods")

@@ -1,4 +1,4 @@
-"""More calls than workers can take: clear refusals, fair shares, clocks and storage that misbehave."""
+"""Overload: clear refusals, fair shares, and faulty clocks and storage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MakeChaos = Callable[..., Fleet]
 
 
 async def work(services: Services, scope: CallScope, *args: Any, seconds: float) -> Envelope:
-    """Call ``work`` for a chat that is known: thousands at once are to meet in the queue, not at its row."""
+    """Call ``work`` for an existing chat, so that thousands of calls contend for the queue, not its row."""
     return await services.dispatcher.invoke(
         services.registry.find("work"),
         encode_arguments(args, {}),
@@ -54,7 +54,7 @@ async def test_32_burst_beyond_the_limit_is_refused_and_the_rest_finishes(make_c
             await until_quiet(fleet)
             results = client.keys(key(fleet, "celery-task-meta-*"))
             if results:
-                client.delete(*results)  # they expire by themselves
+                client.delete(*results)  # they expire
             after = client.info("memory")["used_memory"]
     kinds = account.error_kinds
     refused = [account.seconds[name] for name in account.errors]
@@ -120,7 +120,7 @@ async def test_34_workers_with_other_timeouts_run_nothing_twice(make_chaos: Make
     assert set(times(fleet, "start").values()) == {1}
 
 
-async def test_36_locked_sqlite_is_waited_for(make_chaos: MakeChaos) -> None:
+async def test_36_locked_sqlite_delays_calls_without_failing_them(make_chaos: MakeChaos) -> None:
     fleet = make_chaos("sqlite")
     fleet.start("methods")
     account = Account()
@@ -139,7 +139,7 @@ async def test_36_locked_sqlite_is_waited_for(make_chaos: MakeChaos) -> None:
     assert (account.ok, doubled, missing) == (["E1"], [], [])
 
 
-async def test_36_postgres_connections_that_die_lose_no_effect(make_chaos: MakeChaos) -> None:
+async def test_36_postgres_connections_that_are_cut_lose_no_effect(make_chaos: MakeChaos) -> None:
     fleet = make_chaos("postgres")
     fleet.start("methods", "methods")
     account = Account()
@@ -153,7 +153,7 @@ async def test_36_postgres_connections_that_die_lose_no_effect(make_chaos: MakeC
             await asyncio.sleep(0.1)
             await drop_connections(fleet)
         await asyncio.gather(*tasks)
-        with contextlib.suppress(StorageUnavailableError):  # the account's own connections were cut, too
+        with contextlib.suppress(StorageUnavailableError):  # the connections of this check were cut, too
             await rows(services, "SELECT 1")
         doubled, missing = await account.doubled_and_missing(services, fleet)
         await call(services, "effect", "E-last")
@@ -177,8 +177,8 @@ async def drop_connections(fleet: Fleet) -> None:
     await asyncio.to_thread(cut)
 
 
-async def test_nothing_grows(make_chaos: MakeChaos) -> None:
-    """Keys, descriptors and threads after many calls are those after few; results expire by themselves."""
+async def test_keys_descriptors_and_threads_do_not_grow(make_chaos: MakeChaos) -> None:
+    """Counts after many calls equal those after few; results expire."""
     fleet = make_chaos()
     (worker,) = fleet.start("methods")
 

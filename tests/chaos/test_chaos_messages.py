@@ -1,4 +1,4 @@
-"""Messages that come twice, kill, block, lie or are garbage."""
+"""Duplicate, malformed and forged messages, and calls that kill, block or misbehave."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 MakeChaos = Callable[..., Fleet]
 
 
-async def test_18_same_call_sent_twice_has_one_effect_and_one_answer(
+async def test_18_repeated_call_has_one_effect_and_one_answer(
     make_chaos: MakeChaos, each_database: str
 ) -> None:
     fleet = make_chaos(each_database)
@@ -56,7 +56,7 @@ async def test_18_same_call_sent_twice_has_one_effect_and_one_answer(
     assert [row[0] for row in made] == [first.round_id]
 
 
-async def test_19_everything_delivered_twice_happens_once(make_chaos: MakeChaos, each_database: str) -> None:
+async def test_19_message_delivered_twice_has_one_effect(make_chaos: MakeChaos, each_database: str) -> None:
     fleet = make_chaos(each_database)
     async with opened(fleet) as services:
         tasks = [
@@ -76,7 +76,7 @@ async def test_19_everything_delivered_twice_happens_once(make_chaos: MakeChaos,
 
 
 @pytest.mark.parametrize("how", ["kill", "segfault", "exit"])
-async def test_25_call_that_kills_its_workers_is_set_aside(make_chaos: MakeChaos, how: str) -> None:
+async def test_25_call_that_kills_its_workers_becomes_a_dead_letter(make_chaos: MakeChaos, how: str) -> None:
     fleet = make_chaos(broker={"max_deliveries": 3})
     account = Account()
     async with opened(fleet) as services:
@@ -109,18 +109,18 @@ async def test_26_aborting_methods_occupy_no_slot(make_chaos: MakeChaos) -> None
     await until_quiet(fleet)
 
 
-async def test_27_call_that_never_ends_ends_for_its_caller(make_chaos: MakeChaos) -> None:
+async def test_27_call_that_never_ends_is_answered_at_its_deadline(make_chaos: MakeChaos) -> None:
     fleet = make_chaos()
     fleet.start("methods", concurrency=3)
     async with opened(fleet) as services:
         stuck = [asyncio.create_task(call(services, "never", f"T{n}", seconds=2)) for n in range(3)]
         ended = await asyncio.gather(*stuck, return_exceptions=True)
         assert [type(error) for error in ended] == [CallTimeoutError] * 3
-        # The slots come back at the hard limit, five seconds after the deadline.
+        # The slots become free at the hard limit, five seconds after the deadline.
         assert await call(services, "work", "T4", seconds=20) == "T4"
 
 
-async def test_28_call_whose_caller_leaves_is_cancelled_and_forgotten(make_chaos: MakeChaos) -> None:
+async def test_28_call_that_its_caller_abandons_is_cancelled_and_deleted(make_chaos: MakeChaos) -> None:
     fleet = make_chaos()
     fleet.start("methods")
     with client_of(fleet) as client:
@@ -157,7 +157,7 @@ async def test_29_cancelled_call_stays_cancelled_when_all_workers_restart(
     assert times(fleet, "start") == {"T2": 1}
 
 
-async def test_30_wrong_calls_are_answered_at_once_and_delay_nobody(make_chaos: MakeChaos) -> None:
+async def test_30_invalid_calls_are_answered_at_once_and_delay_no_others(make_chaos: MakeChaos) -> None:
     fleet = make_chaos()
     fleet.start("methods", concurrency=2)
     async with opened(fleet) as services:
@@ -182,7 +182,7 @@ GARBAGE = [b"", b"garbage", b"\xff\xfe", b"{}", b'{"body": "x", "headers": {}, "
 
 
 async def test_31_forged_and_broken_messages_run_nothing(make_chaos: MakeChaos) -> None:
-    """Wrong signature, task, version, size, encoding; a replayed one; nothing of them is logged."""
+    """Wrong signature, task, version, size and encoding, and a replay; none is logged with its content."""
     fleet = make_chaos()
     async with opened(fleet) as services:
         recorded = asyncio.create_task(invoke(services, "effect", "E1", call_id="e" * 32))
@@ -204,7 +204,7 @@ async def test_31_forged_and_broken_messages_run_nothing(make_chaos: MakeChaos) 
 
 
 def forgeries(message: dict[str, Any]) -> Any:
-    """Copies of a good message with one thing wrong each."""
+    """Copies of a valid message with one fault each."""
 
     def altered(change: Callable[[dict[str, Any], dict[str, Any]], None], call_id: str) -> dict[str, Any]:
         copy = json.loads(json.dumps(message))
@@ -230,7 +230,7 @@ def forgeries(message: dict[str, Any]) -> Any:
         yield altered(lambda m, b, change=change: change(m, b) and None, f"{number:032x}")
 
 
-async def test_unknown_outcomes_are_told_apart_from_failures(make_chaos: MakeChaos) -> None:
+async def test_unknown_outcomes_are_distinguished_from_failures(make_chaos: MakeChaos) -> None:
     fleet = make_chaos()
     (worker,) = fleet.start("methods")
     async with opened(fleet) as services:

@@ -1,4 +1,4 @@
-"""Outages of the database around the claims of calls: short ones are not noticed, and no call runs late."""
+"""Database outages while workers claim calls: short ones are invisible to callers, and no call runs late."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ OUTAGE_SECONDS = 3
 
 @asynccontextmanager
 async def settings_of_workers(fleet: Fleet) -> AsyncIterator[tuple[Any, CutProxy | None]]:
-    """Settings whose database can be cut off from workers."""
+    """Settings whose database can be made unreachable for workers."""
     database = fleet.settings.database
     if str(database.url).startswith("sqlite"):
-        # A lock keeps the workers waiting no longer than this.
+        # A lock delays the workers no longer than this.
         database = database.model_copy(update={"busy_timeout_seconds": 0.2})
         yield fleet.settings.model_copy(update={"database": database}), None
         return
@@ -35,7 +35,7 @@ async def settings_of_workers(fleet: Fleet) -> AsyncIterator[tuple[Any, CutProxy
 
 @asynccontextmanager
 async def outage(fleet: Fleet, proxy: CutProxy | None) -> AsyncIterator[None]:
-    """Keep the workers from the database."""
+    """Make the database unreachable for the workers."""
     if proxy is not None:
         proxy.go_away()
         yield
@@ -50,7 +50,7 @@ async def outage(fleet: Fleet, proxy: CutProxy | None) -> AsyncIterator[None]:
 
 
 @pytest.mark.slow
-async def test_calls_that_cannot_be_claimed_for_a_while_run_once_and_are_answered(
+async def test_calls_delayed_by_a_database_outage_run_once_and_are_answered(
     make_chaos: MakeChaos, each_database: str
 ) -> None:
     fleet, account = make_chaos(each_database), Account()

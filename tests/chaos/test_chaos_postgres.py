@@ -1,4 +1,4 @@
-"""PostgreSQL that restarts at once or fails over to a standby while calls run."""
+"""PostgreSQL that restarts immediately or fails over to a standby while calls run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MakeChaos = Callable[..., Fleet]
 RATE = float(os.environ.get("NEKRO_TEST_POSTGRES_RATE", "50"))
 #: Calls that end before and after the fault.
 BEFORE, AFTER = 150, 300
-#: For how long the primary commits what its standby does not get.
+#: Seconds in which the primary commits without replicating to its standby.
 LAG_SECONDS = 1.0
 
 
@@ -40,7 +40,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[PostgresGroup]:
 
 
 class Load:
-    """Calls at a steady rate in known chats, until told to stop."""
+    """Calls at a steady rate in existing chats until ``stop``."""
 
     def __init__(self, services: Services, account: Account) -> None:
         self._services, self._account = services, account
@@ -62,7 +62,7 @@ class Load:
         await asyncio.gather(*tasks)
 
     def stop(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._is_stopping = True
 
     async def _one(self, number: int, scope: CallScope) -> None:
@@ -79,7 +79,7 @@ class Load:
 
 
 async def under_load(fleet: Fleet, fault: Callable[[], None]) -> tuple[Account, list[str], list[str], float]:
-    """Break the database while calls run; returns the account, what doubled, what is lost, and the outage."""
+    """Inject the fault while calls run; returns the account, duplicates, losses, and the outage."""
     account = Account()
     fleet.start("methods", "methods", concurrency=16)
     async with opened(fleet) as services:
@@ -111,13 +111,13 @@ async def under_load(fleet: Fleet, fault: Callable[[], None]) -> tuple[Account, 
 
 
 def only_refusals_did_not_run(account: Account, fleet: Fleet) -> None:
-    """Callers heard of the database alone, and what they were told will not run did not."""
+    """Callers saw database errors only, and calls reported as not run did not run."""
     assert set(account.error_kinds) <= {"StorageUnavailableError"}, account.errors
     ran = times(fleet, "start")
     assert [name for name in account.errors if name[0] == "E" and ran[name]] == []
 
 
-async def test_46_restart_at_once_under_load_loses_no_call_and_doubles_none(
+async def test_46_immediate_restart_under_load_loses_no_call_and_doubles_none(
     make_chaos: MakeChaos, group: PostgresGroup
 ) -> None:
     """``pg_ctl restart -m immediate``: no checkpoint, recovery from the log."""
@@ -136,7 +136,7 @@ async def test_46_restart_at_once_under_load_loses_no_call_and_doubles_none(
 async def test_47_failover_to_a_standby_under_load(
     make_chaos: MakeChaos, group: PostgresGroup, request: pytest.FixtureRequest
 ) -> None:
-    """The standby is cut off first: one that commits wait for lacks nothing that was confirmed."""
+    """The standby is cut off first; a standby that commits wait for has every confirmed transaction."""
     await asyncio.to_thread(group.add_standby)
     fleet = make_chaos(database_url=group.url)
 

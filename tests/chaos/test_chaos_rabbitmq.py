@@ -1,4 +1,4 @@
-"""RabbitMQ as broker, by its URL alone; Redis stays where results wait."""
+"""RabbitMQ as broker, chosen by its URL alone; results stay in Redis."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def fleet(
 
 
 def purge(fleet: Fleet) -> None:
-    """Delete the queues: the node is the module's."""
+    """Delete the queues, as the node is shared by the module."""
     from broker_config.app import create_app
 
     app = create_app(fleet.settings)
@@ -101,7 +101,7 @@ async def test_agent_result_wakes_a_round(fleet: Fleet) -> None:
     assert times(fleet, "end") == {"T-in-sandbox": 1, "A-round": 1}
 
 
-async def test_killed_worker_s_calls_move_on_and_poison_is_set_aside(
+async def test_killed_worker_s_calls_are_redelivered_and_poison_becomes_a_dead_letter(
     fleet: Fleet, rabbit: RabbitServer
 ) -> None:
     fleet.start("methods", "methods")
@@ -125,7 +125,7 @@ async def test_killed_worker_s_calls_move_on_and_poison_is_set_aside(
     assert message.headers["task"] == "tests.chaos.die" and "T-fatal" not in json.dumps(message.headers)
 
 
-async def test_restarted_node_keeps_the_calls(fleet: Fleet, rabbit: RabbitServer) -> None:
+async def test_calls_survive_a_restart_of_the_node(fleet: Fleet, rabbit: RabbitServer) -> None:
     fleet.start("methods", concurrency=2)
     account = Account()
     async with opened(fleet) as services:
@@ -145,7 +145,7 @@ async def test_restarted_node_keeps_the_calls(fleet: Fleet, rabbit: RabbitServer
     assert (account.wild, account.errors, doubled, missing) == ({}, {}, [], [])
 
 
-async def test_full_queue_refuses(
+async def test_full_queue_refuses_calls(
     make_chaos: Callable[..., Fleet], rabbit: RabbitServer, own_redis: Any
 ) -> None:
     fleet = make_chaos(

@@ -1,4 +1,4 @@
-"""A Redis that restarts, freezes, refuses or forgets: callers hear something, workers go on by themselves."""
+"""A Redis that restarts, freezes, refuses writes or loses data: callers get errors, workers recover."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def probe_every(fleet: Fleet, services: Any, count: int, *, seconds: float
 
 
 def worker_pid(fleet: Fleet, prefix: str) -> set[str]:
-    """Processes that ran calls whose names begin so."""
+    """Processes that ran calls whose names have this prefix."""
     from chaos_world import journal
 
     return {line[2] for line in journal(fleet) if line[1].startswith(prefix)}
@@ -149,7 +149,7 @@ async def test_14_redis_restarted_empty_loses_no_accepted_call(
     assert all(name[0] == "T" for name in twice)
 
 
-async def test_14_sweep_sends_again_what_a_dead_caller_left_in_a_lost_queue(
+async def test_14_sweep_republishes_calls_of_a_dead_caller_from_a_lost_queue(
     make_chaos: MakeChaos, own_redis: Any, each_database: str
 ) -> None:
     fleet = make_chaos(each_database)
@@ -157,7 +157,7 @@ async def test_14_sweep_sends_again_what_a_dead_caller_left_in_a_lost_queue(
         left = asyncio.create_task(call(services, "effect", "E1"))
         with client_of(fleet) as client:
             await eventually(lambda: client.llen(key(fleet, "methods")) == 1, what="the message")
-        # As if the process had died: nothing of the caller's runs any more, and the row stays.
+        # As if the process had died: all of the caller's tasks stop, and its row stays.
         left.cancel()
         services._caller._ledger = None
         await asyncio.gather(left, return_exceptions=True)
@@ -171,7 +171,7 @@ async def test_14_sweep_sends_again_what_a_dead_caller_left_in_a_lost_queue(
     assert times(fleet, "start") == {"E1": 1}
 
 
-async def test_15_frozen_redis_is_told_within_seconds_and_goes_on(
+async def test_15_frozen_redis_is_reported_within_seconds_and_recovers(
     make_chaos: MakeChaos, own_redis: Any
 ) -> None:
     fleet = make_chaos()
@@ -182,7 +182,7 @@ async def test_15_frozen_redis_is_told_within_seconds_and_goes_on(
         await started(fleet, "E0")
         os.kill(own_redis.process.pid, signal.SIGSTOP)
         begin = time.monotonic()
-        with pytest.raises(OutcomeUnknownError):  # Redis reads the message when it goes on
+        with pytest.raises(OutcomeUnknownError):  # Redis reads the message when it resumes
             await call(services, "work", "T1")
         told = time.monotonic() - begin
         await asyncio.sleep(15)
@@ -196,7 +196,7 @@ async def test_15_frozen_redis_is_told_within_seconds_and_goes_on(
     assert times(fleet, "start")["E0"] == 1
 
 
-async def test_16_redis_that_is_away_at_the_start_is_waited_for(
+async def test_16_workers_wait_for_a_redis_that_is_down_at_start(
     make_chaos: MakeChaos, own_redis: Any
 ) -> None:
     fleet = make_chaos()
@@ -213,7 +213,7 @@ async def test_16_redis_that_is_away_at_the_start_is_waited_for(
         assert await call(services, "work", "T2") == "T2"
 
 
-async def test_17_redis_without_memory_keeps_results_and_workers(make_chaos: MakeChaos) -> None:
+async def test_17_redis_out_of_memory_keeps_results_and_workers(make_chaos: MakeChaos) -> None:
     fleet = make_chaos()
     fleet.start("methods", "methods", concurrency=4)
     account = Account()
@@ -235,13 +235,13 @@ async def test_17_redis_without_memory_keeps_results_and_workers(make_chaos: Mak
     assert (doubled, missing) == ([], [])
 
 
-async def test_35_mutex_of_a_dead_worker_holds_nothing_up(make_chaos: MakeChaos) -> None:
+async def test_35_mutex_of_a_dead_worker_blocks_nothing(make_chaos: MakeChaos) -> None:
     fleet = make_chaos()
     fleet.start("methods", "methods")
     async with opened(fleet) as services:
         running = asyncio.create_task(call(services, "work", "T1", 1))
         await started(fleet, "T1")
-        # As the transport takes it: whoever died with it held it for as long as it is set.
+        # As the transport acquires it; after a crash it stays held until it expires.
         with client_of(fleet) as client:
             client.set(key(fleet, "unacked.methods_mutex"), b"dead", ex=10)
         killed_at = time.monotonic()

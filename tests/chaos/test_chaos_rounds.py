@@ -25,9 +25,9 @@ PLUGINS = Path(__file__).parent.parent / "system" / "plugins"
 CHATS = int(os.environ.get("NEKRO_TEST_CHAOS_CHATS", "200"))
 CALLS = 5
 KILL_SECONDS = 1.0
-#: Fewer are not killed: a busy machine may need longer than a second to start one.
+#: With fewer running, none is killed: a busy machine may need more than a second to start one.
 LEAST_RUNNING = 3
-#: Restarts of Redis, which then has lost everything.
+#: Restarts of Redis, each of which loses all of its data.
 RESTARTS = 2
 DONE_SECONDS = 1500
 LANES = ("methods",) * 3 + ("rounds",) * 3
@@ -82,7 +82,7 @@ def settings_for(tmp_path: Path, redis_url: str, database_url: str) -> Settings:
         plugins={"dirs": (PLUGINS,)},
         security={"signing_key": "test-signing-key"},
         llm={"script": script},
-        # These workers do not die of their rounds: a round that is started for the fourth time is no danger.
+        # A round that is started four times is not poison here, as its workers are killed from outside.
         agent={"lease_seconds": 3, "sweep_seconds": 1, "rounds_per_turn": 100, "max_attempts": 1000},
         sandbox={"max_concurrent": 2},
     )
@@ -98,7 +98,7 @@ async def is_quiet(database: Database) -> bool:
 
 
 async def prove(database: Database) -> dict[str, Any]:
-    """Check the ledger; returns what it counts."""
+    """Check the ledger; returns its counts."""
     found = {fault: list(await ask(database, query)) for fault, query in ROUND_FAULTS.items()}
     assert not any(found.values()), {fault: items for fault, items in found.items() if items}
     counts = "SELECT 'rounds ' || state, count(*) FROM rounds GROUP BY state"
@@ -116,7 +116,7 @@ async def prove(database: Database) -> dict[str, Any]:
 
 
 async def kill_on_and_on(workers: Crew, rng: random.Random, kills: list[str]) -> None:
-    """Kill one every second, and start another; without waiting for it."""
+    """Kill one worker every second and start another without waiting for it."""
     async with asyncio.TaskGroup() as starts:
         while True:
             worker = workers.take(rng.random())
@@ -128,7 +128,7 @@ async def kill_on_and_on(workers: Crew, rng: random.Random, kills: list[str]) ->
 
 
 async def restart_redis(server: Any, database: Database) -> None:
-    """Restart it, without what it held, as often as is asked for, while chats are under way."""
+    """Restart Redis without its data as often as configured, while chats have rounds."""
     for number in range(1, RESTARTS + 1):
         while await ended_chats(database) < CHATS * number // (RESTARTS + 1):
             await asyncio.sleep(0.2)
@@ -139,7 +139,7 @@ async def restart_redis(server: Any, database: Database) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(DONE_SECONDS + 120)
 @pytest.mark.parametrize("faults", ["workers", "redis", "both"])
-async def test_every_trigger_gets_one_round_in_order_whatever_dies(
+async def test_every_trigger_gets_one_round_in_order_under_random_kills(
     own_redis: Any, postgres_server: Any, tmp_path: Path, faults: str, record_property: Callable[..., None]
 ) -> None:
     seed = int(os.environ.get("NEKRO_TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 32)

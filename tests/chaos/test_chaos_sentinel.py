@@ -1,4 +1,4 @@
-"""A primary that dies or freezes while calls run: Sentinel promotes a replica that lacks the last writes."""
+"""A primary that dies or freezes while calls run: Sentinel promotes a replica without the last writes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Calls per second.
 RATE = float(os.environ.get("NEKRO_TEST_SENTINEL_RATE", "100"))
-#: For how long the load runs before the primary is cut off from its replicas, and until it ends.
+#: Seconds of load before the primary is cut off from its replicas, and until the load ends.
 BEFORE_SECONDS, LAG_SECONDS, AFTER_SECONDS = 3.0, 1.0, 10.0
 
 
 class Load:
-    """Sends calls at a steady rate, every tenth one with an effect, in twenty chats that are known."""
+    """Sends calls at a steady rate, every tenth one with an effect, in twenty existing chats."""
 
     def __init__(self, services: Services, account: Account, scopes: list[CallScope]) -> None:
         self._services, self._account, self._scopes = services, account, scopes
@@ -45,7 +45,7 @@ class Load:
         await asyncio.gather(*tasks)
 
     def stop(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._is_stopping = True
 
     async def _one(self, number: int) -> None:
@@ -100,6 +100,6 @@ async def test_failover_to_a_lagging_replica_loses_no_call_and_doubles_none(
     )
     assert account.count == len(load.sent_at)
     assert account.wild == {} and doubled == [] and missing == []
-    # On a machine that cannot carry the rate, SQLite refuses calls as well.
+    # On a machine that is too slow for the rate, SQLite refuses calls as well.
     assert set(account.error_kinds) <= {"BrokerUnavailableError", "StorageUnavailableError"}
     assert set(later) & set(account.ok), "calls are answered after the failover"

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 400)]
 
 
 class Soup:
-    """A fleet, its load, and what is done to it."""
+    """A fleet, its load and its faults."""
 
     def __init__(self, fleet: Fleet, redis_server: Any, rng: random.Random) -> None:
         self.fleet, self.redis, self.rng = fleet, redis_server, rng
@@ -52,7 +52,7 @@ class Soup:
         self.workers = await asyncio.to_thread(self.fleet.start, *LANES, concurrency=20)
 
     async def client(self, services: Any) -> None:
-        """Call one method after the other."""
+        """Call methods in a loop."""
         while not self.is_over:
             kind = self.rng.choice("TTEEA")
             name = f"{kind}{next(self._names)}"
@@ -65,7 +65,7 @@ class Soup:
             await asyncio.sleep(0.05)
 
     async def people(self, services: Any) -> None:
-        """Write into chats, whose rounds call methods from a sandbox."""
+        """Write messages into chats, whose rounds call methods from a sandbox."""
         while not self.is_over:
             chat_key = f"people{self.messages % 10}"
             await services.receive_message(
@@ -75,7 +75,7 @@ class Soup:
             await asyncio.sleep(2)
 
     async def break_things(self) -> None:
-        """Do one thing after the other until the time is over."""
+        """Inject faults in a loop until the time is over."""
         end = time.monotonic() + SECONDS
         faults = (self.kill, self.kill, self.stop, self.freeze, self.cut, self.restart_redis)
         while time.monotonic() < end:
@@ -86,19 +86,19 @@ class Soup:
         self.is_over = True
 
     async def kill(self) -> None:
-        """SIGKILL a worker; another one takes its place."""
+        """SIGKILL a worker and start a replacement."""
         index = self.rng.randrange(len(self.workers))
         await asyncio.to_thread(self.workers[index].kill)
         await self._replace(index)
 
     async def stop(self) -> None:
-        """SIGTERM a worker; another one takes its place."""
+        """SIGTERM a worker and start a replacement."""
         index = self.rng.randrange(len(self.workers))
         await asyncio.to_thread(self.workers[index].stop)
         await self._replace(index)
 
     async def freeze(self) -> None:
-        """Stop a worker for longer than its leases, then let it go on."""
+        """SIGSTOP a worker for longer than its leases, then SIGCONT."""
         worker = self.rng.choice(self.workers)
         worker.freeze()
         await asyncio.sleep(LEASE_SECONDS * 1.4)
@@ -120,7 +120,7 @@ class Soup:
         (self.workers[index],) = await asyncio.to_thread(self.fleet.start, LANES[index], concurrency=20)
 
     def figures(self) -> dict[str, int]:
-        """What must not grow: keys beside the results, memory of the workers."""
+        """Figures that must not grow: keys beside the results, memory of the workers."""
         with client_of(self.fleet) as client:
             keys = [name for name in client.keys(key(self.fleet, "*")) if b"celery-task-meta" not in name]
         resident = [
@@ -132,7 +132,7 @@ class Soup:
         return {"keys": len(keys), "most_memory_kb": max(resident)}
 
 
-async def test_37_soup_loses_nothing_and_doubles_no_effect(
+async def test_37_mixed_faults_lose_no_call_and_double_no_effect(
     make_chaos: Callable[..., Fleet], own_redis: Any, tmp_path: Path
 ) -> None:
     seed = int(os.environ.get("NEKRO_TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 32)

@@ -37,7 +37,7 @@ MakeChaos = Callable[..., Fleet]
 CALLS = int(os.environ.get("NEKRO_TEST_CHAOS_CALLS", "2000"))
 
 
-async def test_01_call_of_a_killed_worker_moves_on_and_an_effect_is_not_repeated(
+async def test_01_call_of_a_killed_worker_is_redelivered_and_an_effect_is_not_repeated(
     make_chaos: MakeChaos, each_database: str
 ) -> None:
     fleet = make_chaos(each_database)
@@ -62,7 +62,7 @@ async def test_01_call_of_a_killed_worker_moves_on_and_an_effect_is_not_repeated
 
 
 async def test_03_message_that_meets_a_dying_idle_worker_is_not_lost(make_chaos: MakeChaos) -> None:
-    """What is in the queue runs at once, what was handed to the worker when its lease is over."""
+    """A queued message runs at once, one handed to the worker when its lease expires."""
     fleet = make_chaos()
     (worker,) = fleet.start("methods")
     async with opened(fleet) as services:
@@ -85,7 +85,7 @@ async def test_03_message_that_meets_a_dying_idle_worker_is_not_lost(make_chaos:
 async def test_04_rolling_kills_lose_nothing_and_double_no_effect(
     make_chaos: MakeChaos, each_database: str
 ) -> None:
-    """40 SIGKILLs under load; a call may be in the hands of three killed workers by chance."""
+    """40 SIGKILLs under load; a call may happen to be held by three killed workers."""
     fleet = make_chaos(each_database, broker={"max_deliveries": 100, "calls_per_chat": 60})
     workers = fleet.start("methods", "methods", concurrency=20)
     account = Account()
@@ -152,7 +152,7 @@ async def test_06_stopping_worker_finishes_calls_longer_than_the_lease(make_chao
     assert set(times(fleet, "start").values()) == {1}
 
 
-async def test_07_worker_killed_while_it_drains_hands_its_calls_on(make_chaos: MakeChaos) -> None:
+async def test_07_worker_killed_while_it_drains_releases_its_calls(make_chaos: MakeChaos) -> None:
     fleet = make_chaos(workers={"drain_seconds": 30})
     (worker,) = fleet.start("methods")
     async with opened(fleet) as services:
@@ -160,13 +160,13 @@ async def test_07_worker_killed_while_it_drains_hands_its_calls_on(make_chaos: M
         await started(fleet, *(f"T{n}" for n in range(5)))
         fleet.start("methods")
         worker.process.terminate()
-        await asyncio.sleep(2)  # the platform's patience
+        await asyncio.sleep(2)  # the grace period of the platform ends
         worker.kill()
         assert await asyncio.gather(*tools) == [f"T{n}" for n in range(5)]
     assert set(times(fleet, "start").values()) == {2}
 
 
-async def test_08_call_of_three_leases_runs_once(make_chaos: MakeChaos) -> None:
+async def test_08_call_as_long_as_three_leases_runs_once(make_chaos: MakeChaos) -> None:
     fleet = make_chaos()
     fleet.start("methods", "methods")
     async with opened(fleet) as services:
@@ -178,7 +178,7 @@ async def test_08_call_of_three_leases_runs_once(make_chaos: MakeChaos) -> None:
     assert times(fleet, "start") == {"T1": 1, "E1": 1}
 
 
-async def test_10_thawed_worker_changes_nothing_any_more(make_chaos: MakeChaos, each_database: str) -> None:
+async def test_10_thawed_worker_writes_nothing(make_chaos: MakeChaos, each_database: str) -> None:
     fleet = make_chaos(each_database)
     fleet.start("methods", "methods")
     async with opened(fleet) as services:
@@ -208,7 +208,7 @@ async def test_20_crash_between_claim_effect_record_and_answer(
     make_chaos: MakeChaos, each_database: str, point: str, failpoint: Callable[[str], None]
 ) -> None:
     failpoint(point)
-    # The claim lasts to the deadline: a short one lets the caller hear of the crash soon.
+    # The claim lasts until the deadline: with a short one the caller learns of the crash soon.
     fleet = make_chaos(each_database)
     fleet.start("methods", "methods")
     async with opened(fleet) as services:

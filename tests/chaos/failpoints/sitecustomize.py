@@ -1,7 +1,7 @@
 """Loaded by workers whose PYTHONPATH names this directory: ends the process at one point of a call.
 
-``NEKRO_TEST_FAILPOINT`` names the point, ``NEKRO_TEST_FAILPOINT_ONCE`` a file that exists from
-the first time on, so that the next worker gets past it.
+``NEKRO_TEST_FAILPOINT`` names the point. ``NEKRO_TEST_FAILPOINT_ONCE`` names a file that is created when
+the point is reached first, so that the next worker passes it.
 """
 
 import os
@@ -13,7 +13,7 @@ POINT = os.environ.get("NEKRO_TEST_FAILPOINT", "")
 
 
 def crash():
-    """End the process, once."""
+    """Create the file and end the process, unless the file exists."""
     try:
         os.close(os.open(os.environ["NEKRO_TEST_FAILPOINT_ONCE"], os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -44,7 +44,7 @@ POINTS = {
 
 
 class Patcher(Loader):
-    """Loads a module as usual, then puts the failpoint in."""
+    """Loads a module as usual, then installs the failpoint."""
 
     def __init__(self, loader, owner, name, before):
         self.loader, self.owner, self.name, self.before = loader, owner, name, before
@@ -59,7 +59,7 @@ class Patcher(Loader):
 
 
 class Finder(MetaPathFinder):
-    """Finds the one module that has the failpoint."""
+    """Finds the one module that contains the failpoint."""
 
     def find_spec(self, fullname, path, target=None):
         module, owner, name, before = POINTS[POINT]

@@ -1,4 +1,4 @@
-"""Methods whose every run leaves a line, and which end in all the ways that methods should not."""
+"""Methods that record every execution and end in every way that methods should not."""
 
 import asyncio
 import os
