@@ -11,7 +11,7 @@ import pytest
 from cli import main
 from cli.exit_codes import EXEC_CODES, ExitCode
 
-#: In place of the dead port in the tables below.
+#: Placeholder in the tables below for a port without a listener.
 PORT = "{port}"
 DEAD_REDIS = {"NEKRO_BROKER__URL": f"redis://:s3cret@127.0.0.1:{PORT}/0"}
 DEAD_DATABASE = {"NEKRO_DATABASE__URL": f"postgresql://u:s3cret@127.0.0.1:{PORT}/x"}
@@ -21,7 +21,7 @@ MODEL = {"NEKRO_LLM__BASE_URL": "http://127.0.0.1:1/v1", "NEKRO_LLM__MODEL": "m"
 
 @pytest.fixture
 def dead_port() -> Iterator[int]:
-    """A port that nobody listens on, held for the test."""
+    """A port without a listener, reserved for the test."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -36,7 +36,7 @@ def own_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def said(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Run a command in this process; returns exit code and what it said, warnings left out."""
+    """Run a command in this process; returns its exit code and its output without warnings."""
     try:
         code = main.main(list(arguments))
     except SystemExit as exc:
@@ -69,7 +69,7 @@ def said(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "" if isinstance(value, dict) else None,
 )
-def test_what_is_missing_is_one_line_with_its_fix_and_its_code(
+def test_each_missing_requirement_is_one_line_with_its_fix_and_exit_code(
     arguments: list[str],
     environment: dict[str, str],
     code: int,
@@ -97,7 +97,7 @@ def test_code_without_bubblewrap_is_refused_and_the_package_named(
     assert line.startswith("error: ") and "apt install bubblewrap" in line and "\n" not in line
 
 
-def test_the_doctor_names_what_is_missing_with_its_fix(
+def test_the_doctor_names_each_missing_requirement_with_its_fix(
     dead_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NEKRO_BROKER__URL", f"redis://127.0.0.1:{dead_port}/0")

@@ -1,4 +1,4 @@
-"""Comparing clocks: the host's own with the broker's and the database's."""
+"""Comparison of the host's clock with those of the broker and the database."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settings(redis_url: str, postgres_server: Any, tmp_path: Path) -> Settings:
 
 
 @pytest.mark.parametrize("ahead_seconds", [3600.0, -3600.0])
-async def test_a_host_clock_that_is_wrong_is_measured(settings: Settings, ahead_seconds: float) -> None:
+async def test_a_wrong_host_clock_is_measured(settings: Settings, ahead_seconds: float) -> None:
     began = time.monotonic()
     offsets = await clock_offsets(settings, clock=lambda: time.time() + ahead_seconds)
     exchange = time.monotonic() - began
@@ -35,7 +35,7 @@ async def test_a_host_clock_that_is_wrong_is_measured(settings: Settings, ahead_
     assert all(abs(offset - ahead_seconds) <= exchange for offset in offsets.values())
 
 
-async def test_clocks_of_servers_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
+async def test_unreachable_servers_are_left_out_of_the_comparison(tmp_path: Path) -> None:
     settings = Settings.load(
         env_file=None,
         data_dir=tmp_path,
@@ -49,7 +49,7 @@ async def test_clocks_of_servers_that_do_not_answer_are_left_out(tmp_path: Path)
     ("ahead_seconds", "verdict"),
     [(0.0, Verdict.OK), (4.0, Verdict.WARNING), (-3600.0, Verdict.FAILED)],
 )
-def test_the_doctor_has_a_line_for_each_clock(
+def test_the_doctor_prints_one_line_per_clock(
     settings: Settings, ahead_seconds: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def offsets(_: Settings) -> dict[str, float]:

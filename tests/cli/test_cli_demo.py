@@ -1,4 +1,4 @@
-"""The tour proves its points, and says so when a point does not hold."""
+"""The tour passes its points, and reports a point that fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING = Evidence(
 )
 
 
-def test_the_tour_holds_every_point() -> None:
+def test_the_tour_passes_every_point() -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")}
     done = subprocess.run(
         [sys.executable, "-P", "-m", "cli.main", "demo", "--json"],
@@ -45,19 +45,19 @@ def test_the_tour_holds_every_point() -> None:
     assert any(scenes.GREETING in entry["what"] for entry in value["timeline"])
 
 
-def test_no_point_holds_when_nothing_happened() -> None:
+def test_no_point_passes_when_nothing_happened() -> None:
     checked = points.check(NOTHING)
     assert [point.name for point in checked if point.ok] == []
     assert all(point.detail for point in checked)
     assert timeline.build(NOTHING) == []
 
 
-def test_a_file_alone_proves_nothing() -> None:
+def test_an_existing_file_alone_passes_no_point() -> None:
     evidence = dataclasses.replace(NOTHING, shared_files=frozenset({"plan.txt"}), model_requests=1)
     assert [point.name for point in points.check(evidence) if point.ok] == []
 
 
-def test_the_model_server_serves_whole_and_in_ranges() -> None:
+def test_the_model_server_serves_whole_files_and_ranges() -> None:
     with ModelServer(size_bytes=1000) as server:
         with urllib.request.urlopen(server.url, timeout=WAIT_SECONDS) as answer:
             whole = answer.read()

@@ -1,4 +1,4 @@
-"""The frame of the command line: parsing, errors, exit codes."""
+"""The command line's shared parts: parsing, errors, exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, 
 
 @pytest.fixture(autouse=True)
 def no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Commands read ``.env`` of the working directory and ``NEKRO_`` variables: give them none."""
+    """Commands read ``.env`` of the working directory and ``NEKRO_`` variables: provide neither."""
     monkeypatch.chdir(tmp_path)
     for name in ("NEKRO_BROKER__URL", "NEKRO_DATABASE__URL", "NEKRO_DATA_DIR", "NEKRO_PLUGINS__DIRS"):
         monkeypatch.delenv(name, raising=False)
@@ -48,7 +48,9 @@ def test_help_imports_no_command() -> None:
 
 
 @pytest.mark.parametrize("known", main.COMMANDS, ids=lambda known: known.name)
-def test_each_command_fits_the_frame(known: main.Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_has_help_debug_and_frozen_arguments(
+    known: main.Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = run(known.name, "--help", capsys=capsys)
     assert code == 0
     assert f"usage: nekro {known.name}" in out
@@ -56,14 +58,14 @@ def test_each_command_fits_the_frame(known: main.Command, capsys: pytest.Capture
     assert known.module.Args.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 
-def test_global_options_may_stand_before_and_after_the_command() -> None:
+def test_global_options_are_accepted_before_and_after_the_command() -> None:
     parser = main.build_parser()
     before = parser.parse_args(["--data-dir", "/a", "--debug", "plugins"])
     after = main.build_parser().parse_args(["plugins", "--data-dir", "/a", "--debug"])
     assert (before.data_dir, before.debug) == (after.data_dir, after.debug) == (Path("/a"), True)
 
 
-def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys=capsys)
     assert (code, out) == (ExitCode.USAGE, "")
     assert "COMMAND" in err
@@ -173,12 +175,12 @@ def test_every_error_of_the_tree_has_an_exit_code() -> None:
             assert code is not ExitCode.FAILED, f"{name} ends a command like an internal error"
 
 
-def test_codes_of_exec_meet_no_stop_type() -> None:
+def test_exit_codes_of_exec_do_not_overlap_stop_types() -> None:
     codes = {EXEC_CODES.get(code, code) for code in ExitCode} - {ExitCode.OK}
     assert not codes & {int(stop) for stop in StopType}
 
 
-def test_arguments_of_call() -> None:
+def test_arguments_of_call_are_parsed() -> None:
     assert call.parse_arguments('["a", 1]') == (("a", 1), {})
     assert call.parse_arguments('{"title": "猫"}') == ((), {"title": "猫"})
     Path("arguments.json").write_text('[{"deep": [1]}]', "utf-8")
@@ -203,13 +205,13 @@ def test_a_new_plugin_loads_and_is_listed(
     assert "(name: str) -> str" in out
 
 
-def test_worker_takes_the_lanes_that_there_are() -> None:
+def test_worker_accepts_every_lane() -> None:
     parser = main.LazyParser()
     worker.register(parser)
     for lane in ("methods", "long", "rounds"):
         assert parser.parse_args(["--lane", lane]).lane == lane
 
 
-def test_bench_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_lists_the_existing_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.Args(name="rpc", rest=[]).name == "rpc"
     assert "rpc" in run("bench", "nonsense", capsys=capsys)[2]

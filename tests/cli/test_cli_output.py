@@ -1,4 +1,4 @@
-"""What commands print, and that every reader can read it."""
+"""Output of commands in every form: terminal, pipe, JSON."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nekro_agent.methods import SandboxMethodType
 
 
 class Terminal(io.StringIO):
-    """A stdout that says it is a terminal."""
+    """A stdout that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-def test_values_that_json_cannot_say_are_written_plainly() -> None:
+def test_values_outside_of_json_are_written_as_text() -> None:
     value = {
         "when": datetime(2026, 1, 2, tzinfo=UTC),
         "kind": SandboxMethodType.TOOL,
@@ -54,7 +54,7 @@ def test_json_keeps_chinese_and_japanese_readable() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_of_another_encoding_gets_escapes_and_legal_json(encoding: str) -> None:
+def test_a_terminal_of_another_encoding_gets_escapes_and_valid_json(encoding: str) -> None:
     raw = io.BytesIO()
     output = Output(stdout=io.TextIOWrapper(raw, encoding=encoding), stderr=io.StringIO())
     output.json({"text": "猫😀"})
@@ -63,7 +63,7 @@ def test_a_terminal_of_another_encoding_gets_escapes_and_legal_json(encoding: st
     assert raw.getvalue().endswith(b"\\u732b\n")
 
 
-def test_columns_line_up_beside_wide_characters() -> None:
+def test_columns_align_beside_wide_characters() -> None:
     stream = io.StringIO()
     Output(stdout=stream).table(("NAME", "X"), [("猫猫", 1), ("abc", 2)])
     assert stream.getvalue() == "NAME  X\n猫猫  1\nabc   2\n"
@@ -76,7 +76,7 @@ def test_a_terminal_gets_a_drawn_table() -> None:
     assert "[bold]not markup[/bold]" in stream.getvalue()
 
 
-def test_text_of_strangers_cannot_steer_the_terminal() -> None:
+def test_foreign_text_cannot_control_the_terminal() -> None:
     stream = Terminal()
     output = Output(stdout=stream)
     output.data("a\x1b[2Jb\nc")
@@ -86,7 +86,7 @@ def test_text_of_strangers_cannot_steer_the_terminal() -> None:
     assert one_line("a\n\tb\x00c\u202ed") == r"a\n\tb\x00c\u202ed"
 
 
-def test_long_lines_are_cut_by_columns() -> None:
+def test_long_lines_are_cut_at_the_column_limit() -> None:
     assert one_line("猫猫猫猫", limit=5) == "猫猫…"
     assert one_line("abcde", limit=5) == "abcde"
 
@@ -97,7 +97,7 @@ def test_an_error_is_one_line() -> None:
     assert stream.getvalue() == "error: Unknown setting X. Did you mean Y?\n"
 
 
-def test_a_child_reads_the_settings_that_its_parent_resolved(
+def test_a_child_process_reads_the_resolved_settings_of_its_parent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NEKRO_AGENT__PERSONA", "of the environment")

@@ -1,4 +1,4 @@
-"""One owner per data directory, any number of borrowers, no stale record."""
+"""Ownership of a data directory: one owner, any number of borrowers, no stale record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKERS = (WorkerEntry(name="methods-1", lane="methods", pid=1),)
 
 @pytest.fixture
 def owners(tmp_path: Path) -> Iterator[Owners]:
-    """Make any number of would-be owners of one data directory."""
+    """Create processes that compete for one data directory."""
     made: list[Ownership] = []
 
     def make() -> Ownership:
@@ -33,7 +33,7 @@ def owners(tmp_path: Path) -> Iterator[Owners]:
         ownership.release()
 
 
-def test_only_one_owner_at_a_time(owners: Owners) -> None:
+def test_only_one_process_owns_the_directory_at_a_time(owners: Owners) -> None:
     first, second = owners(), owners()
     assert first.claim()
     assert not second.claim()
@@ -42,7 +42,9 @@ def test_only_one_owner_at_a_time(owners: Owners) -> None:
     second.release()
 
 
-def test_others_see_what_the_owner_publishes_until_it_withdraws(owners: Owners, tmp_path: Path) -> None:
+def test_others_read_the_published_record_until_the_owner_withdraws_it(
+    owners: Owners, tmp_path: Path
+) -> None:
     owner = owners()
     assert read_running(tmp_path) is None
     owner.claim()
@@ -57,7 +59,7 @@ def test_others_see_what_the_owner_publishes_until_it_withdraws(owners: Owners, 
     owner.release()
 
 
-def test_a_record_of_a_killed_owner_misleads_nobody(owners: Owners, tmp_path: Path) -> None:
+def test_a_record_of_a_killed_owner_is_ignored(owners: Owners, tmp_path: Path) -> None:
     def own() -> None:
         ownership = Ownership(tmp_path)
         ownership.claim()
@@ -75,7 +77,7 @@ def test_a_record_of_a_killed_owner_misleads_nobody(owners: Owners, tmp_path: Pa
     assert owners().claim()
 
 
-def test_a_broken_record_counts_as_none(owners: Owners, tmp_path: Path) -> None:
+def test_a_broken_record_counts_as_missing(owners: Owners, tmp_path: Path) -> None:
     owner = owners()
     owner.claim()
     (tmp_path / "run" / "up.json").write_text("{", "utf-8")
@@ -93,7 +95,7 @@ async def test_an_owner_waits_for_its_borrowers(owners: Owners) -> None:
     assert await waiting
 
 
-async def test_who_comes_while_an_owner_starts_waits_until_it_is_ready(owners: Owners) -> None:
+async def test_a_process_that_comes_during_start_up_waits_until_the_owner_is_ready(owners: Owners) -> None:
     owner, other = owners(), owners()
     owner.claim()
     waiting = asyncio.create_task(other.wait_for_owner(seconds=10))
@@ -104,7 +106,7 @@ async def test_who_comes_while_an_owner_starts_waits_until_it_is_ready(owners: O
     assert running.command == "exec"
 
 
-async def test_who_waits_for_an_owner_that_gives_up_is_told(owners: Owners) -> None:
+async def test_a_waiting_process_gets_an_error_when_the_owner_gives_up(owners: Owners) -> None:
     owner, other = owners(), owners()
     owner.claim()
     waiting = asyncio.create_task(other.wait_for_owner(seconds=10))

@@ -1,4 +1,4 @@
-"""A plugin's life at the command line: written, tested, called; at last its data deleted."""
+"""A plugin at the command line: created, tested, called, and its data purged."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ KEY = "you.weather"
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty working directory, and no settings of the developer."""
+    """An empty working directory without the developer's settings."""
     monkeypatch.chdir(tmp_path)
     for name in ("NEKRO_BROKER__URL", "NEKRO_DATABASE__URL", "NEKRO_DATA_DIR", "NEKRO_PLUGINS__DIRS"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
-def test_the_test_of_a_new_plugin_passes_and_notices_a_change(here: Path) -> None:
+def test_the_generated_test_of_a_new_plugin_passes_and_detects_a_change(here: Path) -> None:
     assert main.main(["plugins", "new", "weather", "--dir", "mine"]) == 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "mine"]
     passed = subprocess.run(command, capture_output=True, text=True, cwd=here)
@@ -39,7 +39,7 @@ def test_the_test_of_a_new_plugin_passes_and_notices_a_change(here: Path) -> Non
     assert "1 failed" in subprocess.run(command, capture_output=True, text=True, cwd=here).stdout
 
 
-def test_the_test_beside_a_plugin_is_no_plugin(
+def test_a_test_file_beside_a_plugin_is_not_loaded_as_plugin(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["plugins", "new", "weather", "--dir", "mine"]) == 0
@@ -51,7 +51,7 @@ def test_the_test_beside_a_plugin_is_no_plugin(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["KEY", KEY]
 
 
-def test_what_collides_is_said_with_the_names_that_still_work(
+def test_colliding_names_are_reported_with_the_names_that_still_work(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["plugins", "new", "weather", "--dir", "mine"]) == 0
@@ -68,7 +68,7 @@ def test_what_collides_is_said_with_the_names_that_still_work(
 
 
 class Stored:
-    """What two plugins have stored below ``data``."""
+    """Stored values of two plugins below ``data``."""
 
     def __init__(self, root: Path) -> None:
         self.settings = Settings.load(env_file=None, data_dir=root / "data")
@@ -123,7 +123,7 @@ def test_purge_deletes_values_files_and_configuration_of_that_plugin_only(
 
 
 @pytest.mark.parametrize(("answer", "left"), [("yes", 0), ("n", 2), ("", 2)])
-def test_a_person_at_a_terminal_is_asked(
+def test_purge_at_a_terminal_asks_for_confirmation(
     here: Path, monkeypatch: pytest.MonkeyPatch, answer: str, left: int
 ) -> None:
     stored = Stored(here)
@@ -141,7 +141,7 @@ def test_a_person_at_a_terminal_is_asked(
     ]
 
 
-def test_a_link_in_the_place_of_the_directory_goes_without_its_target(here: Path) -> None:
+def test_purge_removes_a_link_in_place_of_the_directory_and_keeps_its_target(here: Path) -> None:
     stored = Stored(here)
     elsewhere = here / "elsewhere"
     stored.files.rename(elsewhere)

@@ -1,4 +1,4 @@
-"""A fleet without workers is told from one that is slow."""
+"""Commands distinguish a fleet without workers from a slow one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cli.services import presence
 from nekro_agent.errors import BrokerUnavailableError, ServiceError
 
 
-async def test_a_call_that_nobody_serves_is_given_up(
+async def test_a_call_without_a_serving_worker_is_given_up(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "_PATIENCE_SECONDS", 0.05)
@@ -35,7 +35,7 @@ async def test_a_call_that_nobody_serves_is_given_up(
     assert cancelled.is_set()
 
 
-async def test_a_worker_that_starts_meanwhile_is_waited_for(
+async def test_a_worker_that_starts_later_is_waited_for(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "_PATIENCE_SECONDS", 0.05)
@@ -58,7 +58,9 @@ async def test_a_worker_that_starts_meanwhile_is_waited_for(
     app.close()
 
 
-async def test_a_quick_answer_costs_no_question(make_settings: Callable[..., Settings]) -> None:
+async def test_a_call_that_is_answered_at_once_returns_its_value(
+    make_settings: Callable[..., Settings],
+) -> None:
     async def value() -> int:
         return 7
 
@@ -66,7 +68,7 @@ async def test_a_quick_answer_costs_no_question(make_settings: Callable[..., Set
     assert await presence.awaited_with_workers(value(), app, lane="methods") == 7
 
 
-def test_a_broker_that_is_away_is_named(make_settings: Callable[..., Settings]) -> None:
+def test_an_unreachable_broker_is_named(make_settings: Callable[..., Settings]) -> None:
     presence.require_broker(make_settings())
     with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1:1") as caught:
         presence.require_broker(make_settings(broker={"url": "redis://:s3cret@127.0.0.1:1/0"}))

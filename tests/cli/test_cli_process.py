@@ -1,4 +1,4 @@
-"""Child processes: a failed start is told with the child's own words, and nothing outlives its parent."""
+"""Child processes: a failed start is reported with the child's output, and no child outlives its parent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nekro_agent.errors import ServiceError
 
 
 class Lines:
-    """Keeps what a child prints."""
+    """Records a child's output."""
 
     def __init__(self) -> None:
         self.taken: list[str] = []
@@ -29,7 +29,7 @@ class Lines:
         self.closed = True
 
 
-async def test_a_worker_that_cannot_start_is_quoted(tmp_path: Path) -> None:
+async def test_output_of_a_worker_that_fails_to_start_is_quoted(tmp_path: Path) -> None:
     lines = Lines()
     child = await ChildProcess.start(
         worker_spec("methods", name="methods-1", concurrency=2),
@@ -47,7 +47,7 @@ async def test_a_worker_that_cannot_start_is_quoted(tmp_path: Path) -> None:
     assert await child.stop(warm_seconds=1) == 2
 
 
-def test_a_child_says_ready_and_learns_that_its_parent_has_gone() -> None:
+def test_a_child_reports_ready_and_detects_the_end_of_its_parent() -> None:
     ours, theirs = socket.socketpair()
     gone = threading.Event()
     say_ready = attach_to_supervisor(theirs.detach(), gone.set)
@@ -58,13 +58,13 @@ def test_a_child_says_ready_and_learns_that_its_parent_has_gone() -> None:
     assert gone.wait(WAIT_SECONDS)
 
 
-def test_specs_say_what_they_run() -> None:
+def test_specs_describe_their_command() -> None:
     spec = worker_spec("long", name="long-1", concurrency=3)
     assert spec.arguments == ("worker", "--lane", "long", "--name", "long-1", "--concurrency", "3")
     assert flower_spec(5555).arguments == ("flower", "--port", "5555")
 
 
-def test_ends_are_said_in_words() -> None:
+def test_exit_codes_are_described_as_text() -> None:
     assert [describe_exit(code) for code in (0, 3, -9, -200)] == [
         "exit code 0",
         "exit code 3",
@@ -73,7 +73,7 @@ def test_ends_are_said_in_words() -> None:
     ]
 
 
-def test_restarts_are_spaced_out_and_forgiven_after_a_long_life() -> None:
+def test_restarts_are_delayed_and_the_delay_is_reset_after_a_long_run() -> None:
     backoff = Backoff(first_seconds=1, most_seconds=5, good_seconds=60)
     assert [backoff.after(0.1) for _ in range(5)] == [1, 2, 4, 5, 5]
     assert backoff.after(61) == 1

@@ -1,4 +1,4 @@
-"""The reference pages are what the code says."""
+"""The reference pages equal the generated ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real commands as real processes, against one `nekro up` in another process and on their own."""
+"""Real commands as processes, against one `nekro up` in another process and on their own."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def greet_command(context: CommandExecutionContext, name: Annotated[str, A
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -100,20 +100,19 @@ class Shell:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def inside(self, *arguments: str, **settings: str) -> Done:
-        """The same in this process, which spares the imports: for commands whose errors are the point."""
+        """Run a command in this process, which saves the imports; for commands that are expected to fail."""
         environment = {**self.environment, **settings}
         return Done(*run_inside(*arguments, directory=self.directory, environment=environment))
 
     @property
     def data_dir(self) -> Path:
-        """The data directory of the commands."""
         return self.directory / "data"
 
 
 @pytest.fixture(scope="module")
 def shell() -> Iterator[Shell]:
     """Commands with the plugin above beside a broken one, and no other settings."""
-    # Not pytest's own: a Unix socket's path is short.
+    # Not pytest's directory: the path of a Unix socket must be short.
     with tempfile.TemporaryDirectory(prefix="nkcli") as name:
         directory = Path(name)
         (directory / "plugins").mkdir()
@@ -125,7 +124,7 @@ def shell() -> Iterator[Shell]:
 
 @pytest.fixture(scope="module")
 def up(shell: Shell) -> Iterator[subprocess.Popen[str]]:
-    """A `nekro up` on the shell's data directory, ready."""
+    """A running `nekro up` on the shell's data directory."""
     process = subprocess.Popen(
         [*NEKRO, "up"],
         cwd=shell.directory,
@@ -185,7 +184,7 @@ def test_exec_runs_calls_in_loops_and_threads(shell: Shell) -> None:
 
 
 @pytest.mark.usefixtures("up")
-def test_call_prints_the_value_and_says_who_ran_it(shell: Shell) -> None:
+def test_call_prints_the_value_and_its_worker(shell: Shell) -> None:
     done = shell("call", "greet", "--args", '{"name": "猫"}', "--user-id", "ada", "--json")
     assert done.code == 0, done.err
     assert sorted(done.value) == ["duration_ms", "id", "type", "value", "worker"]
@@ -196,7 +195,7 @@ def test_call_prints_the_value_and_says_who_ran_it(shell: Shell) -> None:
 
 
 @pytest.mark.usefixtures("up")
-def test_a_command_answers_asks_back_and_refuses(shell: Shell) -> None:
+def test_a_command_answers_asks_a_question_and_refuses(shell: Shell) -> None:
     done = shell("command", "g1", "/greet 猫", "--user-id", "ada", "--json")
     assert done.code == 0, done.err
     assert done.value == {
@@ -241,7 +240,7 @@ def test_an_agent_call_ends_the_code_and_is_the_exit_code(shell: Shell) -> None:
         (["greet", "--args", "@big.json"], "ArgumentError", "1048576"),
     ],
 )
-def test_a_call_that_fails_says_why(shell: Shell, arguments: list[str], kind: str, words: str) -> None:
+def test_a_failing_call_prints_the_reason(shell: Shell, arguments: list[str], kind: str, words: str) -> None:
     (shell.directory / "big.json").write_text(json.dumps(["x" * (2 << 20)]), "utf-8")
     done = shell.inside("call", *arguments, "--json")
     assert done.code == 6, done.err
@@ -266,7 +265,7 @@ sqare(1)
 
 
 @pytest.mark.usefixtures("up")
-def test_code_may_catch_what_its_calls_raise_and_ends_with_what_it_does_not(shell: Shell) -> None:
+def test_code_may_catch_errors_of_its_calls_and_ends_with_uncaught_ones(shell: Shell) -> None:
     done = shell("exec", "-", given=FAULTS)
     assert done.code == 1, done.err
     said = dict(line.split(": ", 1) for line in done.out.splitlines() if ": " in line)
@@ -278,7 +277,7 @@ def test_code_may_catch_what_its_calls_raise_and_ends_with_what_it_does_not(shel
 
 
 @pytest.mark.usefixtures("up")
-def test_code_that_does_not_parse_ends_with_error(shell: Shell) -> None:
+def test_code_with_a_syntax_error_ends_with_error(shell: Shell) -> None:
     done = shell("exec", "-", given="print('before')\nx = (\n")
     assert (done.code, "before" in done.out) == (1, False)
     assert "SyntaxError" in done.out
@@ -292,7 +291,7 @@ def test_a_second_up_is_refused(shell: Shell) -> None:
     assert "already runs on" in done.err
 
 
-def test_a_killed_worker_comes_back(shell: Shell, up: subprocess.Popen[str]) -> None:
+def test_a_killed_worker_is_restarted(shell: Shell, up: subprocess.Popen[str]) -> None:
     before = read_running(shell.data_dir)
     assert before is not None
     assert before.pid == up.pid
@@ -309,7 +308,7 @@ def test_a_killed_worker_comes_back(shell: Shell, up: subprocess.Popen[str]) -> 
     assert shell.inside("call", "square", "--args", "[3]").out == "9\n"
 
 
-def test_ctrl_c_stops_up_warmly_and_leaves_nothing(shell: Shell, up: subprocess.Popen[str]) -> None:
+def test_ctrl_c_stops_up_gracefully_and_leaves_nothing(shell: Shell, up: subprocess.Popen[str]) -> None:
     running = read_running(shell.data_dir)
     assert running is not None
     up.send_signal(signal.SIGINT)
@@ -321,7 +320,7 @@ def test_ctrl_c_stops_up_warmly_and_leaves_nothing(shell: Shell, up: subprocess.
     assert not (shell.data_dir / "run" / "redis.sock").exists()
 
 
-def test_without_up_a_command_brings_its_own_system(shell: Shell) -> None:
+def test_without_up_a_command_starts_its_own_system(shell: Shell) -> None:
     done = shell("call", "greet", "--args", '["own"]', "--json")
     assert done.code == 0, done.err
     assert done.value["worker"].startswith("methods@")
@@ -365,7 +364,7 @@ NOWHERE = "127.0.0.1:1"
         (["doctor"], "NEKRO_DATABASE__URL", f"postgresql://u:s3cret@{NOWHERE}/x", 4),
     ],
 )
-def test_a_server_that_is_away_is_named(
+def test_an_unreachable_server_is_named(
     shell: Shell, arguments: list[str], variable: str, url: str, code: int
 ) -> None:
     (shell.directory / "code.py").write_text("square(2)\n", "utf-8")
@@ -376,7 +375,7 @@ def test_a_server_that_is_away_is_named(
     assert "s3cret" not in said
 
 
-def test_a_database_of_ones_own_is_migrated_on_request(shell: Shell) -> None:
+def test_an_external_database_is_migrated_on_request(shell: Shell) -> None:
     url = f"sqlite:///{shell.directory / 'own.db'}"
     before = shell.inside("history", "cli", NEKRO_DATABASE__URL=url)
     assert (before.code, "nekro db upgrade" in before.err) == (4, True)
@@ -392,7 +391,7 @@ def test_rounds_without_a_model_are_refused_at_once(shell: Shell) -> None:
         assert (done.code, "NEKRO_LLM__BASE_URL" in done.err) == (12, True)
 
 
-def test_a_reader_that_leaves_is_no_fault(shell: Shell) -> None:
+def test_a_closed_output_pipe_is_no_error(shell: Shell) -> None:
     words = " ".join(NEKRO)
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {words} doctor --settings | head -1"],
