@@ -1,10 +1,9 @@
-"""Fuzz the decoder: mutated and generated texts of plain values and of the hostile corpus.
+"""Fuzz the decoder with mutated and generated texts of plain values and of the hostile corpus.
 
-Whatever comes out must be an ArgumentError or a plain value that survives another round trip, within
-a bound of steps and memory that follows from the length of the input. What the reader of short texts
-decides must be what the parser decides. Each input follows from the
-seed and its number; the process that decodes is watched by another, so an input that kills the
-interpreter is named as well.
+Every result must be an ArgumentError or a plain value that survives another round trip, within steps and
+memory bounded by the length of the input. What the reader of short texts decides must equal the parser's
+result. Each input follows from the seed and its number. Another process watches the decoding one, so an
+input that kills the interpreter is reported as well.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from codec.values import arguments_text, decode_arguments
 from nekro_agent.errors import ArgumentError
 
 MAX_BYTES = 1 << 16
-#: Steps of any input by its characters: a value of one character, and its comma.
+#: Steps of any input per character: a value of one character, and its comma.
 STEPS_PER_CHAR = 3
-#: A decoder that is stuck inside one C call hears no alarm.
+#: An alarm does not interrupt a decoder that hangs inside one C call.
 MAX_INPUT_SECONDS = 5
 STALL_SECONDS = 30
 MEMORY_BYTES = 2 << 30
-#: Accepted inputs are mutated further, up to so many.
+#: Up to this many accepted inputs are mutated further.
 MAX_POOL = 2000
-#: One of so many inputs is generated from the grammar instead of mutated.
+#: One in this many inputs is generated from the grammar instead of mutated.
 GENERATED = 4
 
 PLAIN: list[Any] = [
@@ -88,7 +87,7 @@ TOKENS = (
 
 
 def mutate(data: bytes, pool: list[bytes], source: random.Random) -> bytes:
-    """Change some bytes, splice two inputs, repeat or drop a part, put a token somewhere."""
+    """Change some bytes, splice two inputs, repeat or drop a part, or insert a token."""
     mutated = bytearray(data)
     for _ in range(source.randint(1, 5)):
         at = source.randrange(len(mutated) + 1)
@@ -111,7 +110,7 @@ def mutate(data: bytes, pool: list[bytes], source: random.Random) -> bytes:
 
 
 def generate(source: random.Random, depth: int = 0) -> str:
-    """Write a text that is mostly of the form."""
+    """Generate a text that mostly follows the grammar."""
     kind = source.randrange(8)
     if depth > 4 or kind < 3:
         return source.choice(TOKENS[7:])
@@ -135,7 +134,7 @@ def inputs(seed: int, pool: list[bytes]) -> Iterator[bytes]:
 
 
 def read(data: bytes, meter: Meter) -> object:
-    """Decode with a meter that can be looked at afterwards."""
+    """Decode with a meter that can be read afterwards."""
     slices = load_in_slices(arguments_text(data), meter)
     while True:
         try:
@@ -145,7 +144,7 @@ def read(data: bytes, meter: Meter) -> object:
 
 
 def is_accepted(data: bytes) -> bool:
-    """Decode once; returns whether it was accepted. Raises at anything but refusal or plain data."""
+    """Decode once; returns whether it was accepted. Raises for anything but a refusal or plain data."""
     meter = Meter(Budget())
     signal.setitimer(signal.ITIMER_REAL, MAX_INPUT_SECONDS)
     try:
@@ -158,14 +157,14 @@ def is_accepted(data: bytes) -> bool:
         assert meter.steps <= STEPS_PER_CHAR * len(data) + 8, f"{meter.steps} steps for {len(data)} bytes"
         assert meter.built_bytes <= MEMORY_FACTOR * (len(data) + 8), f"{meter.built_bytes} bytes built"
     if type(value) is list and len(value) == 2:
-        with contextlib.suppress(ArgumentError):  # not a list and a dict of names
+        with contextlib.suppress(ArgumentError):  # neither a list nor a dict of names
             decode_arguments(data, max_bytes=MAX_BYTES)
     strange = {type(part) for part in parts_of(value)} - PLAIN_TYPES
     assert not strange, f"it builds {strange}"
     try:
         text = write_text(value, 64 * MAX_BYTES)
     except NotPlainError as exc:
-        # Wider integers than the writer's limit are refused by the reader, too.
+        # The reader refuses integers wider than the writer's limit as well.
         raise AssertionError(f"it cannot be written again: {exc}") from exc
     assert short_form(data) in (None, form(value)), "the reader of short texts reads another value"
     again = read(text.encode(), Meter(Budget()))
@@ -174,7 +173,7 @@ def is_accepted(data: bytes) -> bool:
 
 
 def short_form(data: bytes) -> str | None:
-    """Write out what the reader of short texts makes of it; None when it leaves that to the parser."""
+    """Result of the reader of short texts as text; None when it leaves the input to the parser."""
     try:
         return form(load_short(arguments_text(data)))
     except (Undecided, ArgumentError):
@@ -182,7 +181,7 @@ def short_form(data: bytes) -> str | None:
 
 
 def form(value: Any) -> str:
-    """Write a value out with its types; sets in an order of their own, and NaN equals itself."""
+    """Spell out a value with its types; sets are sorted, and NaN equals itself."""
     if isinstance(value, dict):
         items = [f"{form(key)}: {form(part)}" for key, part in value.items()]
     elif isinstance(value, list | tuple):
@@ -205,7 +204,7 @@ def parts_of(value: Any) -> Iterator[object]:
 
 
 def give_up(number: int, frame: FrameType | None) -> NoReturn:
-    """End an input that takes too long."""
+    """Raise for an input that takes too long."""
     raise TimeoutError(f"it takes longer than {MAX_INPUT_SECONDS} s")
 
 

@@ -1,7 +1,6 @@
-"""Texts that are written to harm the reader, each with a name; generated, none recorded.
+"""Texts that are written to harm the reader, each with a name; all are generated.
 
-The groups follow those of the pickles that an earlier decoder was tried with, so that each of its
-cases has a counterpart.
+The groups correspond to those of the pickles that an earlier decoder was tested with.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 
 class Reduces:
-    """Pickles as a call of anything."""
+    """Pickles as a call of an arbitrary function."""
 
     def __init__(self, *reduction: Any) -> None:
         self.reduction = reduction
@@ -55,7 +54,7 @@ def calls() -> Iterator[tuple[str, bytes]]:
 
 
 def wrong_values() -> Iterator[tuple[str, bytes]]:
-    """Types and shapes that are no plain data."""
+    """Types and shapes that are not plain data."""
     for tag in (
         "tuple",
         "set",
@@ -100,7 +99,7 @@ def wrong_values() -> Iterator[tuple[str, bytes]]:
 
 
 def bombs() -> Iterator[tuple[str, bytes]]:
-    """Little input, much work or memory."""
+    """Little input that causes much work or memory."""
     yield "int of 5000 digits", b"9" * 5000
     yield "int of a million digits", b"9" * 1_000_000
     yield "int of 4097 bits", str(2**4096).encode()
@@ -144,7 +143,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
 
 
 def crafted_keys() -> Iterator[tuple[str, bytes]]:
-    """Keys that make a dict or set slow."""
+    """Keys that collide in a dict or set."""
     # hash(-1) is hash(-2), so all of these have one hash.
     alike = [{"$tuple": list(key)} for key in itertools.product((-1, -2), repeat=10)]
     yield "tuples of one hash as keys", tagged("dict", [part for key in alike for part in (key, 1)])
@@ -175,7 +174,7 @@ def crafted_keys() -> Iterator[tuple[str, bytes]]:
 
 
 def odd_parts() -> Iterator[tuple[str, bytes]]:
-    """Known types with parts that their own classes would take, or choke on."""
+    """Known types with arguments that their constructors would accept or fail on."""
     for text in (
         "2024-01-01T24:00:00", "2024-13-01T00:00:00", "2024-01-01T00:00:00.9999999", "2024-01-01 00:00:00",
         "2024-01-01T00:00:00Z", "2024-01-01T00:00:00+00:00", "20240101T000000", "2024-W01-1T00:00:00", "",
@@ -218,7 +217,7 @@ def odd_parts() -> Iterator[tuple[str, bytes]]:
 
 
 def broken() -> Iterator[tuple[str, bytes]]:
-    """Not quite texts of the form."""
+    """Texts that almost follow the grammar."""
     for text in (
         b"", b" ", b"1 ", b" 1", b"[1, 2]", b"[1,]", b"[,1]", b"[1", b"1]", b"{", b'{"a"', b'{"a":',
         b'{"a":1', b'{"a":1,', b'{"a":1,}', b'{"a" :1}', b"{1:1}", b"{a:1}", b"'a'", b'"a', b'"a\\"',
@@ -234,5 +233,5 @@ def broken() -> Iterator[tuple[str, bytes]]:
 
 @functools.cache
 def corpus() -> list[tuple[str, bytes]]:
-    """All of them."""
+    """All hostile texts."""
     return [*calls(), *wrong_values(), *bombs(), *crafted_keys(), *odd_parts(), *broken()]

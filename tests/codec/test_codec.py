@@ -1,4 +1,4 @@
-"""What crosses between sandbox and worker, what it becomes, and what the errors say."""
+"""Values that cross between sandbox and worker, their decoded forms, and the errors for the others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from sandbox.guest.values import Opaque, open_value
 
 MIB = 1 << 20
 TESTS = Path(__file__).parent
-#: A machine without a time zone database has no other zones either.
+#: Without a time zone database the machine has no other zones.
 HAS_ZONES = "Asia/Tokyo" in zoneinfo.available_timezones()
 TOKYO = zoneinfo.ZoneInfo("Asia/Tokyo") if HAS_ZONES else dt.timezone(dt.timedelta(hours=9))
 
@@ -105,7 +105,7 @@ Pair = collections.namedtuple("Pair", "left right")
 
 
 class Box:
-    """A class that only the plugin knows."""
+    """A class that only the plugin can import."""
 
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
@@ -128,19 +128,19 @@ class Slotted:
 
 
 def crossed(value: Any) -> Any:
-    """What code in a sandbox gets for a method's value."""
+    """A method's return value as sandboxed code receives it."""
     return open_value(encode_value(value, max_bytes=MIB))
 
 
 def refusal(value: Any) -> str:
-    """What the error says about a value that cannot be returned."""
+    """The error for a value that cannot be returned."""
     with pytest.raises(ResultError) as caught:
         encode_value(value, max_bytes=MIB)
     return str(caught.value)
 
 
 def unreadable(value: Any) -> str:
-    """What the error says about an argument that sandboxed code sends."""
+    """The error for an argument that sandboxed code sends."""
     with pytest.raises(ArgumentError) as caught:
         decode_arguments(encode_arguments((value,), {}), max_bytes=8 * MIB)
     return str(caught.value)
@@ -198,7 +198,7 @@ def test_unusual_but_plain_arguments_arrive(value: Any) -> None:
         ([None] * 200_001, "the value takes more than 200000 steps to read; send less"),
     ],
 )
-def test_what_cannot_cross_is_named(value: Any, words: str) -> None:
+def test_unsupported_arguments_are_named(value: Any, words: str) -> None:
     assert words in unreadable(value)
 
 
@@ -246,13 +246,13 @@ def test_large_arguments_name_size_limit_and_setting() -> None:
 
 
 @pytest.mark.parametrize("argument", [lambda: None, Point(1), threading.Lock()])
-def test_a_caller_is_told_of_arguments_that_a_worker_would_refuse(argument: Any) -> None:
+def test_a_caller_gets_an_error_for_arguments_that_a_worker_would_refuse(argument: Any) -> None:
     with pytest.raises(ArgumentError, match="cannot"):
         encode_arguments((argument,), {})
 
 
-def test_a_hostile_corpus_is_refused_in_little_memory_and_time() -> None:
-    """In a process with limits of its own: what fills memory or hangs would end it."""
+def test_a_hostile_corpus_is_refused_with_little_memory_and_time() -> None:
+    """In a process with its own limits, which end a decoder that fills memory or hangs."""
     code = """
 import resource
 from hostile_texts import corpus
@@ -313,7 +313,7 @@ def test_fuzzing_finds_nothing() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_values_of_the_standard_library_arrive_as_they_are(value: Any) -> None:
+def test_values_of_the_standard_library_arrive_equal(value: Any) -> None:
     result = crossed(value)
     assert result == value
     assert type(result) is type(value)
@@ -355,7 +355,7 @@ def test_values_of_the_standard_library_arrive_as_they_are(value: Any) -> None:
         ((1, Tag("x"), Path("x")), (1, "x", Path("x"))),
     ],
 )
-def test_models_dataclasses_and_members_become_plain_values(value: Any, plain: Any) -> None:
+def test_models_dataclasses_and_enum_members_become_plain_values(value: Any, plain: Any) -> None:
     result = crossed(value)
     assert result == plain
     assert type(result) is type(plain)
@@ -369,7 +369,7 @@ def test_rows_of_a_database_become_tuples_and_dicts() -> None:
     assert crossed([row, row._mapping]) == [(1, "x"), {"a": 1, "b": "x"}]
 
 
-def test_an_unknown_class_crosses_and_the_sandbox_sees_its_attributes(
+def test_an_unknown_class_arrives_with_its_attributes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = encode_value({"box": Box(a=1, inner=[Box(b=2)])}, max_bytes=MIB)
@@ -382,7 +382,7 @@ def test_an_unknown_class_crosses_and_the_sandbox_sees_its_attributes(
         decode_value(data, max_bytes=MIB)
 
 
-def test_what_holds_itself_stays_so_and_what_is_shared_arrives_twice() -> None:
+def test_cycles_are_kept_and_shared_values_are_duplicated() -> None:
     shared = [Colour.RED]
     assert crossed([shared, shared]) == [["red"], ["red"]]
     ring: list[Any] = [Colour.RED]
@@ -392,7 +392,7 @@ def test_what_holds_itself_stays_so_and_what_is_shared_arrives_twice() -> None:
     assert copy[1] is copy
 
 
-def test_a_large_value_that_is_referred_to_often_crosses_as_often_as_it_fits() -> None:
+def test_a_large_shared_value_is_duplicated_within_the_size_limit() -> None:
     row = "x" * 600_000
     first, *others = crossed([row] * 20)
     assert first == row and all(other is first for other in others), "as a pickle, which keeps it once"
@@ -400,7 +400,7 @@ def test_a_large_value_that_is_referred_to_often_crosses_as_often_as_it_fits() -
 
 
 @pytest.mark.parametrize("value", ["a\ud800", Path("a\udcff"), 2**5000, [[[]] * 3] * 3])
-def test_odd_values_that_workers_return_arrive(value: Any) -> None:
+def test_unusual_return_values_arrive(value: Any) -> None:
     assert crossed(value) == value
 
 
@@ -443,7 +443,7 @@ KEPT: dict[str, tuple[Callable[[], Any], str]] = {
     ],
     ids=["bare", "in containers", "in a foreign object", "in a model", "in a dataclass"],
 )
-def test_what_must_stay_on_the_worker_is_refused_wherever_it_is(
+def test_values_bound_to_the_worker_are_refused_at_any_depth(
     name: str, make: Callable[[], Any], words: str, wrap: Callable[[Any], Any], path: str
 ) -> None:
     message = refusal(wrap(make()))
@@ -461,7 +461,7 @@ def test_open_files_and_connections_are_refused(tmp_path: Path) -> None:
     assert crossed([io.BytesIO(b"x")])[0].getvalue() == b"x"
 
 
-def test_a_forgotten_await_is_guessed() -> None:
+def test_a_missing_await_is_suggested() -> None:
     async def answer() -> int:
         return 1
 
@@ -470,7 +470,7 @@ def test_a_forgotten_await_is_guessed() -> None:
     coroutine.close()
 
 
-def test_rows_that_are_bound_to_a_session_are_refused() -> None:
+def test_rows_bound_to_a_session_are_refused() -> None:
     assert "bound to a database session; return the fields" in refusal([Note(id=1)])
 
 
@@ -486,7 +486,7 @@ def test_rows_that_are_bound_to_a_session_are_refused() -> None:
         ({Cell(1): 2}, "(Cell) cannot be a key: it becomes a dict; use a string"),
     ],
 )
-def test_what_cannot_be_returned_is_named_with_its_place(value: Any, words: str) -> None:
+def test_an_unsupported_return_value_is_named_with_its_place(value: Any, words: str) -> None:
     assert words in refusal(value)
 
 
@@ -496,7 +496,7 @@ def test_endless_models_are_refused() -> None:
     assert "nested too deeply or contains itself" in refusal(page)
 
 
-def test_large_values_name_size_limit_setting_and_a_way_out() -> None:
+def test_large_values_name_size_limit_setting_and_an_alternative() -> None:
     value = {"image": b"x" * 5000, "colour": Colour.RED}
     size = len(encode_value(value, max_bytes=MIB))
     assert len(encode_value(value, max_bytes=size)) == size
@@ -509,8 +509,8 @@ def test_large_values_name_size_limit_setting_and_a_way_out() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*returned_types._KEPT, *returned_types._CASTS}))
-def test_classes_that_are_known_by_name_exist_under_it(name: str) -> None:
-    """A package that renames one would let its instances out."""
+def test_classes_matched_by_name_exist_under_that_name(name: str) -> None:
+    """If a package renamed one, its instances would no longer be matched."""
     module, _, qualname = name.rpartition(".")
     if importlib.util.find_spec(module.partition(".")[0]) is None:
         pytest.skip(f"{module} is not installed")

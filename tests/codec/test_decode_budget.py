@@ -1,4 +1,4 @@
-"""What reading the worst texts costs, counted and not timed; large texts off the loop, in turns."""
+"""The cost of decoding the worst texts, counted and not timed; large texts are decoded on a thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 MOST = Budget()
 LONG_FRACTION = f'{{"$fraction":[{2**4095 - 19},{2**4095 - 1}]}}'
 
-#: What a search for the costliest texts of 1 MiB found, by the part that is repeated.
+#: Results of a search for the costliest texts of 1 MiB, by the repeated part.
 UNITS: dict[str, str] = {
     "arrays in each other": "[" * 60 + "]" * 60,
     "objects of one empty key": '{"":1}',
@@ -60,7 +60,7 @@ def repeated(unit: str, size: int = MIB) -> str:
 
 
 def cost_of(text: str) -> tuple[Meter, int, object]:
-    """Read a text; returns what it cost, its slices, and the value or None when it was refused."""
+    """Read a text; returns its cost, its slices, and the value or None when it was refused."""
     meter = Meter(MOST)
     slices = load_in_slices(text, meter)
     for count in itertools.count():
@@ -74,7 +74,7 @@ def cost_of(text: str) -> tuple[Meter, int, object]:
 
 
 def built_bytes(value: object) -> int:
-    """Memory of a value by the interpreter's own count; what is shared counts as often as it stands there."""
+    """Memory of a value as the interpreter counts it; a shared part counts once per reference."""
     size = sys.getsizeof(value)
     if isinstance(value, dict):
         return size + sum(built_bytes(part) for pair in value.items() for part in pair)
@@ -84,9 +84,9 @@ def built_bytes(value: object) -> int:
 
 
 @pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
-def test_no_text_of_one_mebibyte_costs_more_than_the_budget(unit: str) -> None:
+def test_no_text_of_one_mebibyte_exceeds_the_budget(unit: str) -> None:
     meter, slices, _ = cost_of(repeated(unit))
-    # One slice and one constructor may be under way when the budget is spent.
+    # One slice and one constructor may be in progress when the budget is exhausted.
     assert meter.steps <= MOST.steps + 2 * SLICE_STEPS
     assert meter.built_bytes <= MOST.built_bytes
     assert slices >= meter.steps // (2 * SLICE_STEPS) - 1, "it stops in between, so that others can go on"
@@ -117,14 +117,14 @@ def test_constructors_are_charged_by_the_size_of_what_they_build(small: str, lar
     assert cost_of(large)[0].steps > cost_of(small)[0].steps
 
 
-def test_a_spent_clock_ends_the_reading() -> None:
+def test_an_expired_time_budget_ends_the_reading() -> None:
     text = repeated("1", 100_000)
     with pytest.raises(ArgumentError, match="more than 0 s to read"):
         for _ in load_in_slices(text, Meter(Budget(seconds=0))):
             pass
 
 
-async def test_only_what_one_slice_does_not_read_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_texts_longer_than_one_slice_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call with 16 KiB of text had been sent to the thread, which took longer than the call itself."""
     threads: list[str] = []
 
@@ -160,7 +160,7 @@ async def test_a_refused_text_is_refused_by_the_thread_and_the_next_one_is_read(
     assert await pool.read(text, chat_key="c", max_bytes=MIB) == (([0] * INLINE_CHARS,), {})
 
 
-async def test_the_garbage_collector_rests_while_a_text_is_read_and_runs_again_afterwards(
+async def test_garbage_collection_is_paused_while_a_text_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     states: list[bool] = []
@@ -182,9 +182,9 @@ async def test_the_garbage_collector_rests_while_a_text_is_read_and_runs_again_a
 
 
 async def test_a_process_without_room_for_a_thread_refuses_large_texts_and_reads_the_next_one() -> None:
-    """It had waited for good for a thread that never began, with every large call behind it."""
+    """It had waited for ever for a thread that could not start, and blocked every later large call."""
     pool, text = DecodePool(), encode_arguments(("x" * INLINE_CHARS,), {})
-    usual = threading.stack_size(1 << 47)  # more than there are addresses
+    usual = threading.stack_size(1 << 47)  # more than the address space
     try:
         with pytest.raises(RuntimeError, match="thread"):
             await asyncio.wait_for(pool.read(text, chat_key="c", max_bytes=MIB), 20)
@@ -194,8 +194,8 @@ async def test_a_process_without_room_for_a_thread_refuses_large_texts_and_reads
     assert await asyncio.wait_for(again, 20) == (("x" * INLINE_CHARS,), {})
 
 
-async def test_a_chat_with_many_large_arguments_does_not_stand_before_another_chats() -> None:
-    """Between two slices of one chat's texts comes one of the other's: counted in what has ended."""
+async def test_large_arguments_of_one_chat_do_not_delay_those_of_another() -> None:
+    """Slices of both chats' texts alternate; measured by the number of finished ones."""
     pool, ended = DecodePool(), []
     costly = f"[[{repeated('[]', 300_000)}],{{}}]"
 
@@ -210,7 +210,7 @@ async def test_a_chat_with_many_large_arguments_does_not_stand_before_another_ch
     for task in attack:
         task.cancel()
     await asyncio.gather(*attack, return_exceptions=True)
-    # Cancelled readings are dropped at their next turn, so the thread is free for others again.
+    # Cancelled readings are dropped at their next slice, so the thread is free for other tests.
     await read("light", encode_arguments(("x" * INLINE_CHARS,), {}))
 
 

@@ -1,4 +1,4 @@
-"""The reader of short texts reads what the parser reads, and leaves to it whatever it cannot decide."""
+"""The reader of short texts agrees with the parser, and leaves to it whatever it cannot decide."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ LEFT_TO_THE_PARSER: dict[str, str] = {
 
 
 @pytest.mark.parametrize("text", LEFT_TO_THE_PARSER.values(), ids=LEFT_TO_THE_PARSER)
-def test_what_the_scanner_might_read_otherwise_is_left_to_the_parser(text: str) -> None:
+def test_ambiguous_texts_are_left_to_the_parser(text: str) -> None:
     with pytest.raises(Undecided):
         load_short(text)
 
@@ -121,7 +121,7 @@ def test_both_readers_agree(text: str) -> None:
 
 
 def test_short_arguments_are_not_read_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those that are left to the parser have its words for what is wrong."""
+    """Texts that are left to the parser get its error messages."""
     monkeypatch.setattr(values, "load", lambda *_: pytest.fail("the parser was asked"))
     text = encode_arguments(({"rows": [1, 2.5, "x"]}, (1,)), {"k": b"x"})
     assert decode_arguments(text, max_bytes=MIB) == (({"rows": [1, 2.5, "x"]}, (1,)), {"k": b"x"})
