@@ -1,7 +1,7 @@
 """Prove compose.yaml on a real engine: `make compose-test`, as root on Debian, apart from the test suite.
 
-No image is pulled. The bases that stand for the public images are made here from Debian's
-packages, and the Python packages come as wheels. Everything that is started is stopped again.
+No image is pulled. Debian's packages make the bases that replace the public images, and the Python packages
+come as wheels. Everything that is started is stopped again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLOWER_PORT: Final = 15555
 
 
 def say(text: str) -> None:
-    """Tell how far it is."""
+    """Print a progress line."""
     print(f"[{time.monotonic() - BEGIN:6.1f} s] {text}", flush=True)
 
 
@@ -40,7 +40,7 @@ BEGIN: Final = time.monotonic()
 
 
 def run(*command: str, **options: Any) -> str:
-    """Run a command; returns what it printed, or stops with its words."""
+    """Run a command; returns its output, or exits with it."""
     done: subprocess.CompletedProcess[str] = subprocess.run(
         command, capture_output=True, text=True, **options
     )
@@ -63,7 +63,7 @@ def wait_for(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
 
 @contextlib.contextmanager
 def engine() -> Iterator[None]:
-    """The engine that DOCKER_HOST names, else a dockerd of our own; no bridge that others may share."""
+    """The engine that DOCKER_HOST names, else a private dockerd without a bridge."""
     if "DOCKER_HOST" in os.environ:
         yield
         return
@@ -91,13 +91,13 @@ def engine() -> Iterator[None]:
 
 
 def make_bases() -> None:
-    """Make the images that stand for the public ones."""
+    """Build the images that replace the public ones."""
     tree = CACHE / "debian"
     if not (tree / "usr/bin/bwrap").exists():
         say("debootstrap")
         shutil.rmtree(tree, ignore_errors=True)
         tree.mkdir(parents=True)
-        # Its services would start on this machine.
+        # Otherwise its services would start on this machine.
         (tree / "usr/sbin").mkdir(parents=True)
         run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(tree))
     say("base images")
@@ -112,7 +112,7 @@ def make_wheels() -> None:
     """Put every wheel into deploy/wheels; the build has no index."""
     say("wheels")
     target = ROOT / "deploy" / "wheels"
-    # pip reads conditions for this interpreter; Debian's may be an older 3.11, which needs more.
+    # pip evaluates markers for this interpreter; Debian's may be an older 3.11, which needs more.
     text = (ROOT / "deploy" / "requirements.txt").read_text()
     asked = CACHE / "requirements.txt"
     asked.write_text(re.sub(r" ; python_full_version < '3\.11\.\d+'", "", text))
@@ -136,7 +136,7 @@ class System:
             "POSTGRES_IMAGE": "nekro-test/postgres",
             "FLOWER_PORT": str(FLOWER_PORT),
             "NEKRO_LLM__SCRIPT": "/script.yaml",
-            # Without the options that are taken out below, a container has no control group of its own.
+            # Without the options that are removed below, a container has no control group of its own.
             "NEKRO_SANDBOX__REQUIRE_KERNEL_LIMITS": "false",
             "COMPOSE_HTTP_TIMEOUT": "300",
             # The classic builder: BuildKit is a plugin that Debian's package lacks.
@@ -144,7 +144,7 @@ class System:
         }
         self._file = secrets.parent / "compose.proof.yaml"
         text = (ROOT / "compose.yaml").read_text()
-        # Compose 1.29 and Docker 20.10 do not know them.
+        # Compose 1.29 and Docker 20.10 do not support them.
         for line in (
             "      - systempaths=unconfined",
             "      - writable-cgroups=true",
@@ -188,21 +188,21 @@ class System:
         return [message["text"] for message in json.loads(self.nekro("history", chat_key, "--json"))]
 
     def wait_message(self, chat_key: str, text: str) -> None:
-        """Wait until the agent has said something."""
+        """Wait until the agent has sent a message."""
         wait_for(lambda: any(text in said for said in self.messages(chat_key)), seconds=60, what=repr(text))
 
     def figures(self) -> dict[str, float]:
-        """The fleet's figures, by name and labels."""
+        """Metrics of the fleet, by name and labels."""
         lines = self.nekro("metrics", service="metrics").splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
 
     def take_down(self) -> None:
-        """Stop and forget everything."""
+        """Stop the system and delete its volumes."""
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "30")
 
 
 def refuse_without_secrets() -> None:
-    """Compose must not start anything before there are secrets."""
+    """Compose must not start anything before secrets exist."""
     environment: Mapping[str, str] = {k: v for k, v in os.environ.items() if k != "WORKERS_SECRETS"}
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(
@@ -241,7 +241,7 @@ def prove_scale(system: System) -> None:
 
 
 def prove_redis_restart(system: System) -> None:
-    """What waits in Redis survives its restart, and workers find it again."""
+    """Messages in Redis survive its restart, and workers reconnect."""
     system.compose("stop", "-t", "40", "rounds")
     system.nekro("send", "second", "please file our plan torches", "--user-id", "ada", service="methods")
     system.compose("restart", "redis")
@@ -270,7 +270,7 @@ def prove_sandbox_options() -> None:
 
 
 def prove_flower(system: System, secrets: Path) -> None:
-    """Flower asks for its password and shows all workers."""
+    """Flower requires its password and shows all workers."""
     url = f"http://127.0.0.1:{FLOWER_PORT}/api/workers?refresh=1"
     try:
         urllib.request.urlopen(url, timeout=10)
@@ -317,7 +317,7 @@ def prove(secrets: Path) -> None:
 
 
 def main() -> None:
-    """Do all of it."""
+    """Run the whole proof."""
     for tool in ("docker", "docker-compose", "dockerd", "debootstrap"):
         if shutil.which(tool) is None:
             sys.exit(f"{tool} is missing: apt-get install docker.io docker-compose debootstrap")
