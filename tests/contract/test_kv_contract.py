@@ -17,7 +17,7 @@ from nekro_agent.ports import KeyValueStore
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 
-#: Where the SDK keeps its in-memory twin.
+#: File of the SDK's in-memory implementation.
 MEMORY_STORE = ("nekro_agent.testing", "InMemoryStore")
 
 SCOPE: dict[str, str] = {"chat_key": "", "user_key": "", "store_key": "k"}
@@ -42,13 +42,13 @@ async def test_missing_value_is_none(store: KeyValueStore) -> None:
     assert await store.get("a.b", **SCOPE) is None
 
 
-async def test_set_tells_new_from_replaced(store: KeyValueStore) -> None:
+async def test_set_reports_whether_the_key_was_new(store: KeyValueStore) -> None:
     assert await store.set("a.b", **SCOPE, value="1") is True
     assert await store.set("a.b", **SCOPE, value="2") is False
     assert await store.get("a.b", **SCOPE) == "2"
 
 
-async def test_delete_tells_deleted_from_missing_and_set_is_new_again(store: KeyValueStore) -> None:
+async def test_delete_reports_whether_the_key_existed_and_set_is_new_again(store: KeyValueStore) -> None:
     await store.set("a.b", **SCOPE, value="1")
     assert await store.delete("a.b", **SCOPE) is True
     assert await store.delete("a.b", **SCOPE) is False
@@ -56,7 +56,7 @@ async def test_delete_tells_deleted_from_missing_and_set_is_new_again(store: Key
     assert await store.set("a.b", **SCOPE, value="1") is True
 
 
-async def test_scopes_and_plugins_do_not_see_each_other(store: KeyValueStore) -> None:
+async def test_scopes_and_plugins_are_separate(store: KeyValueStore) -> None:
     scopes = [
         ("a.b", "", "", "x"), ("a.b", "x", "", "x"), ("a.b", "", "x", "x"), ("a.b", "x", "x", "x"),
         ("a.b", "xx", "", "x"), ("a.b", "x", "", "xx"), ("a.c", "x", "", "x"), ("a", ".bx", "", "x"),
@@ -67,7 +67,7 @@ async def test_scopes_and_plugins_do_not_see_each_other(store: KeyValueStore) ->
     assert values == [str(number) for number in range(len(scopes))]
 
 
-async def test_purge_takes_all_values_of_one_plugin(store: KeyValueStore) -> None:
+async def test_purge_deletes_all_values_of_one_plugin(store: KeyValueStore) -> None:
     for user in ("", "1", "2"):
         await store.set("a.b", chat_key="c", user_key=user, store_key="k", value="v")
     await store.set("a.bb", **SCOPE, value="stays")
@@ -94,7 +94,7 @@ async def test_thousand_concurrent_calls_all_succeed(store: KeyValueStore) -> No
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(chat_key=TEXT, user_key=TEXT, store_key=st.text(min_size=1, max_size=128), value=st.text())
-async def test_any_text_is_kept_as_it_is(
+async def test_any_text_is_stored_unchanged(
     store: KeyValueStore, chat_key: str, user_key: str, store_key: str, value: str
 ) -> None:
     scope = {"chat_key": chat_key, "user_key": user_key, "store_key": store_key}
@@ -103,7 +103,7 @@ async def test_any_text_is_kept_as_it_is(
 
 
 @pytest.mark.parametrize("key", ["a\0b", "k" * 1024, "😀" * 1024, "a%00", "../../x", "'; --"])
-async def test_awkward_keys_are_keys_like_others(store: KeyValueStore, key: str) -> None:
+async def test_unusual_keys_are_ordinary_keys(store: KeyValueStore, key: str) -> None:
     scope = {"chat_key": key, "user_key": key, "store_key": key}
     assert await store.set("a.b", **scope, value=f"{key}\0") is True
     assert await store.get("a.b", **scope) == f"{key}\0"

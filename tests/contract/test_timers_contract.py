@@ -24,7 +24,7 @@ LATER = SOON + timedelta(hours=1)
 
 @dataclass
 class Services:
-    """One implementation; ``fired`` collects what ``run_now`` fired."""
+    """One implementation; ``fired`` records the timers that ``run_now`` fired."""
 
     timers: Timers
     cron_jobs: CronJobs
@@ -62,7 +62,7 @@ def _in_memory(fired: list[str]) -> Services:
     return Services(InMemoryTimers(messages), InMemoryCronJobs(messages), fired)
 
 
-async def test_pending_timers_come_soonest_first(services: Services) -> None:
+async def test_pending_timers_are_listed_soonest_first(services: Services) -> None:
     late = await services.timers.add("c", fire_at=LATER, description="late", temporary=False)
     soon = await services.timers.add("c", fire_at=SOON, description="soon", temporary=False)
     await services.timers.add("other", fire_at=SOON, description="elsewhere", temporary=False)
@@ -71,7 +71,7 @@ async def test_pending_timers_come_soonest_first(services: Services) -> None:
     assert await services.timers.pending("nobody") == []
 
 
-async def test_temporary_timer_replaces_the_chat_s_other_one_only(services: Services) -> None:
+async def test_temporary_timer_replaces_only_the_chat_s_other_temporary_one(services: Services) -> None:
     await services.timers.add("c", fire_at=SOON, description="kept", temporary=False)
     await services.timers.add("other", fire_at=SOON, description="elsewhere", temporary=True)
     await asyncio.gather(
@@ -81,7 +81,7 @@ async def test_temporary_timer_replaces_the_chat_s_other_one_only(services: Serv
     assert len(await services.timers.pending("other")) == 1
 
 
-async def test_clear_cancels_what_it_is_told_to(services: Services) -> None:
+async def test_clear_cancels_temporary_or_all_timers_of_a_chat(services: Services) -> None:
     for temporary in (True, False):
         await services.timers.add("c", fire_at=SOON, description="x", temporary=temporary)
     assert await services.timers.clear("c", temporary=True) == 1
@@ -106,21 +106,21 @@ def _job(job_id: str = "job1", *, created_at: datetime = SOON) -> CronJob:
     )
 
 
-async def test_job_is_kept_and_a_taken_id_refused(services: Services) -> None:
+async def test_job_is_stored_and_an_existing_id_refused(services: Services) -> None:
     assert await services.cron_jobs.add(_job())
     assert not await services.cron_jobs.add(dataclasses.replace(_job(), event_desc="another"))
     assert await services.cron_jobs.get("job1") == _job()
     assert await services.cron_jobs.get("job2") is None
 
 
-async def test_jobs_of_a_chat_come_oldest_first(services: Services) -> None:
+async def test_jobs_of_a_chat_are_listed_oldest_first(services: Services) -> None:
     await services.cron_jobs.add(_job("bbbb"))
     await services.cron_jobs.add(_job("aaaa", created_at=LATER))
     assert [job.job_id for job in await services.cron_jobs.of_chat("c")] == ["bbbb", "aaaa"]
     assert await services.cron_jobs.of_chat("other") == []
 
 
-async def test_replace_keeps_when_it_was_created_and_fired(services: Services) -> None:
+async def test_replace_keeps_the_creation_and_firing_times(services: Services) -> None:
     await services.cron_jobs.add(_job())
     changed = dataclasses.replace(
         _job(created_at=LATER), title=None, next_fire_at=None, last_fired_at=LATER, event_desc="new"
@@ -132,7 +132,7 @@ async def test_replace_keeps_when_it_was_created_and_fired(services: Services) -
     assert not await services.cron_jobs.replace(_job("job2"))
 
 
-async def test_run_now_fires_once_and_leaves_the_schedule(services: Services) -> None:
+async def test_run_now_fires_once_and_keeps_the_schedule(services: Services) -> None:
     await services.cron_jobs.add(_job())
     assert await services.cron_jobs.run_now("job1")
     assert services.fired == ["greet"]
@@ -140,7 +140,7 @@ async def test_run_now_fires_once_and_leaves_the_schedule(services: Services) ->
     assert not await services.cron_jobs.run_now("job2")
 
 
-async def test_deleted_job_is_gone(services: Services) -> None:
+async def test_deleted_job_does_not_exist(services: Services) -> None:
     await services.cron_jobs.add(_job())
     assert await services.cron_jobs.delete("job1")
     assert not await services.cron_jobs.delete("job1")
