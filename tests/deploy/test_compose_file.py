@@ -1,4 +1,4 @@
-"""What compose.yaml promises, read from the file; `make compose-test` runs it."""
+"""Static checks of compose.yaml; `make compose-test` runs it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SERVICES: dict[str, Any] = FILE["services"]
 OURS = [name for name, service in SERVICES.items() if "build" in service]
 
 
-def test_it_holds_every_part() -> None:
+def test_compose_file_has_every_service() -> None:
     assert {"redis", "postgres", "migrate", "flower", "metrics", *(lane.value for lane in Lane)} <= set(
         SERVICES
     )
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_service_of_ours_is_unprivileged_and_runs_a_command_that_exists(name: str) -> None:
+def test_each_own_service_is_unprivileged_and_runs_an_existing_command(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] and service["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in service["security_opt"]
@@ -42,7 +42,7 @@ def test_a_service_of_ours_is_unprivileged_and_runs_a_command_that_exists(name: 
 
 
 @pytest.mark.parametrize("name", [lane.value for lane in Lane])
-def test_a_worker_is_probed_restarted_and_given_time_to_end(name: str) -> None:
+def test_workers_have_health_checks_restarts_and_a_stop_grace_period(name: str) -> None:
     service = SERVICES[name]
     program = "nekro-delegate" if name == Lane.ROUNDS else "nekro"
     assert service["healthcheck"]["test"] == ["CMD", program, "worker", "--check"]
@@ -52,7 +52,7 @@ def test_a_worker_is_probed_restarted_and_given_time_to_end(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_an_image_is_pinned_and_can_be_replaced(name: str) -> None:
+def test_images_are_pinned_and_replaceable(name: str) -> None:
     found = re.fullmatch(
         r"\$\{[A-Z_]+:-(?P<name>[\w./-]+):(?P<tag>[\w.-]+)(@sha256:[0-9a-f]{64})?\}", SERVICES[name]["image"]
     )
@@ -66,13 +66,13 @@ def test_lane_rounds_requires_the_kernels_limits_and_has_what_they_need() -> Non
     assert service["entrypoint"] == ["nekro-delegate"]
     assert service["cgroup"] == "private"
     assert "writable-cgroups=true" in service["security_opt"]
-    # The only one with capabilities: nekro-delegate gives them up.
+    # The only service with capabilities: nekro-delegate drops them.
     assert [name for name in OURS if "cap_add" in SERVICES[name] or "user" in SERVICES[name]] == ["rounds"]
     assert "sandboxes:/data/sandboxes" in service["volumes"]
     assert FILE["volumes"]["sandboxes"]["driver_opts"]["o"].partition(":-")[2].startswith("size=")
 
 
-def test_the_delegating_entrypoint_becomes_the_images_user_for_good() -> None:
+def test_the_delegating_entrypoint_drops_to_the_images_user_permanently() -> None:
     script = (ROOT / "deploy" / "nekro-delegate").read_text("utf-8")
     image = (ROOT / "Dockerfile").read_text("utf-8")
     assert "COPY deploy/nekro-delegate /usr/local/bin/nekro-delegate" in image
@@ -83,7 +83,7 @@ def test_the_delegating_entrypoint_becomes_the_images_user_for_good() -> None:
     assert "--inh-caps=-all" in script and "--no-new-privs" in script
 
 
-def test_the_image_is_built_of_every_package_and_its_context_holds_what_it_copies() -> None:
+def test_the_image_contains_every_package_and_the_build_context_every_copied_file() -> None:
     image = (ROOT / "Dockerfile").read_text("utf-8")
     sent = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE)
     copied = {
@@ -94,7 +94,7 @@ def test_the_image_is_built_of_every_package_and_its_context_holds_what_it_copie
     assert copied == set(sent)
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
     assert set(packages["targets"]["wheel"]["packages"]) <= copied
-    # Wheels are optional: a build with an index has none.
+    # Wheels are optional: a build with a package index has none.
     assert [name for name in copied if not (ROOT / name).exists()] in ([], ["deploy/wheels"])
 
 
@@ -102,7 +102,7 @@ def test_the_image_is_built_of_every_package_and_its_context_holds_what_it_copie
 def test_the_delegating_entrypoint_runs_without_any_capability() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, which it gives up")
-    with tempfile.TemporaryDirectory() as name:  # pytest's own is closed to other users
+    with tempfile.TemporaryDirectory() as name:  # pytest's directory is closed to other users
         os.chmod(name, 0o755)
         done = delegate(Path(name))
     user, group, *fields = done.stdout.split("\n")
@@ -116,7 +116,7 @@ def delegate(tmp_path: Path) -> subprocess.CompletedProcess[str]:
     (tmp_path / "nekro").write_text("#!/bin/sh\nid -u; id -g; grep -E 'Cap|NoNewPrivs' /proc/self/status\n")
     (tmp_path / "nekro").chmod(0o755)
     script = (ROOT / "deploy" / "nekro-delegate").read_text("utf-8")
-    # This host's control groups are not to be given away.
+    # The host's own control groups must not be delegated.
     script = script.replace("group=/sys/fs/cgroup", f"group={tmp_path}/none")
     return subprocess.run(
         ["sh", "-c", script, "nekro-delegate", "worker"],
@@ -127,27 +127,27 @@ def delegate(tmp_path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_secret_is_a_file_that_must_be_named() -> None:
+def test_every_secret_is_a_required_file() -> None:
     for secret in FILE["secrets"].values():
         assert secret["file"].startswith("${WORKERS_SECRETS:?")
     assert set(re.findall(r"/run/secrets/(\w+)", TEXT)) == set(FILE["secrets"])
 
 
-def test_every_setting_that_is_named_exists() -> None:
+def test_every_named_setting_exists() -> None:
     known = {variable for variable, _, _ in known_variables()}
     named = {name for service in SERVICES.values() for name in service.get("environment", {})}
     ours = {name.removesuffix("_FILE") for name in named if name.startswith("NEKRO_")}
     assert ours <= known
 
 
-def test_only_flower_is_published_and_only_to_this_machine() -> None:
+def test_only_flower_is_published_and_only_on_loopback() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     assert list(published) == ["flower"]
     assert published["flower"][0].startswith("127.0.0.1:")
     assert FILE["networks"]["backend"] == {"internal": True}
 
 
-def test_the_seccomp_profile_denies_by_name_and_leaves_namespaces_alone() -> None:
+def test_the_seccomp_profile_denies_by_name_and_permits_namespaces() -> None:
     profile = json.loads((ROOT / "deploy" / "seccomp.json").read_text("utf-8"))
     denied = {name for rule in profile["syscalls"] for name in rule["names"]}
     assert {rule["action"] for rule in profile["syscalls"]} == {"SCMP_ACT_ERRNO"}
@@ -155,7 +155,7 @@ def test_the_seccomp_profile_denies_by_name_and_leaves_namespaces_alone() -> Non
     assert not denied & {"clone", "clone3", "unshare", "mount", "pivot_root", "seccomp", "prctl"}
 
 
-def test_secrets_are_random_closed_to_others_and_kept(tmp_path: Path) -> None:
+def test_generated_secrets_are_random_private_and_not_overwritten(tmp_path: Path) -> None:
     def make() -> dict[str, str]:
         subprocess.run(
             [ROOT / "scripts" / "make-secrets", tmp_path / "secrets"],

@@ -1,4 +1,4 @@
-"""The dashboard and the alarms ask for figures that exist."""
+"""The dashboard and the alarms refer to existing metrics."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def alarms() -> list[dict[str, Any]]:
     return list(group["rules"])
 
 
-def test_the_dashboard_is_the_one_that_its_script_makes() -> None:
+def test_the_dashboard_equals_its_generated_form() -> None:
     made = runpy.run_path(str(ROOT / "scripts" / "make-dashboard"))["dashboard"]()
     assert json.loads(DASHBOARD.read_text("utf-8")) == made, "run scripts/make-dashboard"
 
 
 @pytest.mark.parametrize(("query", "legend"), list(queries()))
-def test_a_panel_asks_for_figures_and_labels_that_exist(
+def test_each_panel_uses_existing_metrics_and_labels(
     query: str, legend: str, known: dict[str, set[str]]
 ) -> None:
     names = _NAME.findall(query)
@@ -66,7 +66,7 @@ def test_a_panel_asks_for_figures_and_labels_that_exist(
 
 
 @pytest.mark.parametrize("alarm", alarms(), ids=lambda alarm: str(alarm["alert"]))
-def test_an_alarm_asks_for_figures_that_exist_and_is_explained(
+def test_each_alarm_uses_existing_metrics_and_is_explained(
     alarm: dict[str, Any], known: dict[str, set[str]]
 ) -> None:
     names = _NAME.findall(alarm["expr"])
@@ -74,7 +74,7 @@ def test_an_alarm_asks_for_figures_that_exist_and_is_explained(
     assert f"`{alarm['alert']}`" in (ROOT / "docs" / "operations.md").read_text("utf-8")
 
 
-def test_every_figure_of_ours_is_on_the_dashboard(known: dict[str, set[str]]) -> None:
+def test_every_metric_is_on_the_dashboard(known: dict[str, set[str]]) -> None:
     shown = {name for query, _ in queries() for name in _NAME.findall(query)}
     families = {
         re.sub(r"_(bucket|count|sum|created)$", "", name) for name in known if name.startswith("nekro")

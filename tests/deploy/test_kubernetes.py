@@ -1,4 +1,4 @@
-"""The manifests are what Kubernetes takes, and say what a careful operator expects of them."""
+"""The manifests fit the Kubernetes schema and follow its security practices."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def pods() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("item", OBJECTS, ids=named)
-def test_the_schema_of_kubernetes_takes_it(item: dict[str, Any]) -> None:
-    import kubernetes_validate  # reads grammars for longer than all else that a collection imports
+def test_the_manifests_fit_the_kubernetes_schema(item: dict[str, Any]) -> None:
+    import kubernetes_validate  # its import takes longer than all other imports of the collection
 
     kubernetes_validate.validate(item, kubernetes_validate.latest_version(), strict=True)
 
 
 @pytest.mark.parametrize("item", pods(), ids=named)
-def test_a_pod_is_nobody_special_and_runs_a_command_that_exists(item: dict[str, Any]) -> None:
+def test_pods_are_unprivileged_and_run_an_existing_command(item: dict[str, Any]) -> None:
     spec = item["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     if container.get("command") == ["nekro-delegate"]:
-        # Root of a user namespace, and of that only until it has become user 10001.
+        # Root of a user namespace, and only until it has become user 10001.
         assert spec["hostUsers"] is False
         assert set(container["securityContext"]["capabilities"].pop("add")) == {
             "CHOWN", "KILL", "SETGID", "SETPCAP", "SETUID"
@@ -54,7 +54,7 @@ def test_a_pod_is_nobody_special_and_runs_a_command_that_exists(item: dict[str, 
 
 
 @pytest.mark.parametrize("lane", list(Lane))
-def test_a_lane_has_probes_and_more_patience_than_its_workers(lane: Lane) -> None:
+def test_each_lane_has_probes_and_a_grace_period_longer_than_its_drain(lane: Lane) -> None:
     (item,) = [item for item in pods() if item["metadata"]["name"] == f"nekro-{lane}"]
     spec = item["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -78,11 +78,11 @@ def test_lane_rounds_requires_the_kernels_limits_and_has_what_they_need() -> Non
         assert {"name": "sandboxes", "mountPath": "/data/sandboxes"} in each["volumeMounts"]
 
 
-def test_every_setting_that_is_named_exists() -> None:
+def test_every_named_setting_exists() -> None:
     (item,) = [item for item in OBJECTS if item["kind"] == "ConfigMap"]
     known = {variable for variable, _, _ in known_variables()}
     assert {name.removesuffix("_FILE") for name in item["data"]} <= known
 
 
-def test_no_secret_lies_in_the_manifests() -> None:
+def test_the_manifests_contain_no_secret() -> None:
     assert all(item["kind"] != "Secret" for item in OBJECTS)

@@ -1,4 +1,4 @@
-"""What is installed is named by its content: packages by hashes, base images by digests."""
+"""Installed packages are pinned by hash and base images by digest."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def locked(name: str) -> dict[str, tuple[str, frozenset[str]]]:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_file_names_packages_and_hashes_and_no_place_to_get_them_from(name: str) -> None:
+def test_lock_files_contain_packages_and_hashes_and_no_index(name: str) -> None:
     assert len(locked(name)) > 50
     text = (ROOT / name).read_text("utf-8")
     assert "://" not in text and "--index" not in text and "--find-links" not in text and " @ " not in text
 
 
-def test_locks_cover_what_the_project_asks_for_and_agree() -> None:
+def test_locks_cover_the_project_s_requirements_and_agree() -> None:
     everything, image = locked(LOCKS[0]), locked(LOCKS[1])
     extras = PROJECT["optional-dependencies"]
     wanted = {
@@ -61,13 +61,13 @@ def test_locks_cover_what_the_project_asks_for_and_agree() -> None:
 
 
 def pip_installs(name: str) -> list[str]:
-    """Every command of a file that lets pip install."""
+    """Every `pip install` command of a file."""
     text = (ROOT / name).read_text("utf-8").replace("\\\n", " ")
     return [line for line in text.split("\n") if re.search(r"(pip|\$\(PIP\))[\w -]* install", line)]
 
 
 @pytest.mark.parametrize("name", ["Makefile", "Dockerfile"])
-def test_installs_take_hashed_packages_or_the_project_itself(name: str) -> None:
+def test_pip_installs_only_hashed_packages_or_the_project_itself(name: str) -> None:
     found = pip_installs(name)
     assert len(found) == 2, found
     for command in found:
@@ -77,7 +77,7 @@ def test_installs_take_hashed_packages_or_the_project_itself(name: str) -> None:
 
 
 def base_images() -> dict[str, str]:
-    """Every image of release files that is not built here, by where it stands."""
+    """Every image of release files that is not built here, by its place."""
     found = {}
     for line in (ROOT / "Dockerfile").read_text("utf-8").split("\n"):
         match = re.match(r"(?:ARG BASE_IMAGE=|FROM )(\S+)", line)
@@ -94,7 +94,7 @@ def base_images() -> dict[str, str]:
     return {where: image for where, image in found.items() if not image.startswith("nekro-workers:")}
 
 
-def test_images_from_elsewhere_are_named_by_digest() -> None:
+def test_external_images_are_pinned_by_digest() -> None:
     found = base_images()
     assert {where.partition(":")[0] for where in found} >= {"Dockerfile", "compose.yaml"}
     assert {where for where, image in found.items() if not DIGEST.fullmatch(image)} == set()
@@ -119,7 +119,7 @@ def test_a_bill_of_materials_lists_every_package_of_the_image(tmp_path: Path) ->
     assert components == {name: version for name, (version, _) in locked(LOCKS[1]).items()}
 
 
-def test_the_policy_says_where_to_report_and_what_is_in_scope() -> None:
+def test_the_security_policy_names_a_contact_and_its_scope() -> None:
     text = (ROOT / "SECURITY.md").read_text("utf-8")
     for part in ("## Reporting", "## Supported versions", "## Scope", "docs/security.md"):
         assert part in text
