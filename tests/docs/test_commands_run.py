@@ -1,9 +1,9 @@
-"""Every `nekro …` command line of ``docs/`` is run as it stands, as a process, on a small real system.
+"""Every `nekro …` command line of ``docs/`` runs as a process on a small real system.
 
-A table below says what each must print and how it must end. A command that the pages show and the
-table does not know fails a test, and so does an entry whose command is gone from the pages.
+The table below lists what each command must print and how it must end. A command on the pages that is
+missing in the table fails a test, and so does an entry whose command is no longer on the pages.
 
-What an example merely stands for is exchanged for something real: ids, ports, other hosts' names.
+Placeholders of the examples (ids, ports, names of other hosts) are replaced by real values.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ from messaging.delivery.transport import DELIVERIES_HEADER
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-#: Languages of blocks whose lines people type.
+#: Languages of blocks that contain commands.
 TYPED = ("", "bash", "sh", "text")
-#: Not those that are links: the reference's headings.
+#: Not inline code inside of links, as in the reference's headings.
 SPAN = re.compile(r"(?<!\[)`(nekro [^`\n]+)`")
 INVOCATION = re.compile(r"(?:[A-Z_]+=\S+ )*nekro |[^`]*\| nekro ")
 PREFIX = BrokerSettings().key_prefix
 
 
 def lines_of_blocks(page: Path) -> list[str]:
-    """What people type of a page's blocks, without a shell's comments."""
+    """Lines of a page's command blocks, without shell comments."""
     blocks = [block for language, block in BLOCK.findall(page.read_text("utf-8")) if language in TYPED]
     return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
 
 
 def is_whole(command: str) -> bool:
-    """Whether a command in a sentence can be run: one that lacks its arguments is only named."""
+    """Whether a command in a sentence can be run; one without its required arguments is only mentioned."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -176,7 +176,7 @@ async def umbrella_command(
         yield CmdCtl.success(f"umbrella: {answer}")
 '''
 
-#: Earlier lines of a chat may stand in the same prompt: the last one decides.
+#: Earlier lines of a chat may be in the same prompt: the last one decides.
 SCRIPT = r"""
 - when: 'hold on(?!.*(on today|Hello))'
   answer: "```python\nhold()\n```"
@@ -214,12 +214,12 @@ class Running:
             self.process.stdin.close()
 
     def said(self, stream: str) -> str:
-        """What it wrote so far: "out", or "err"."""
+        """Its output so far: "out", or "err"."""
         shown = self._shown if stream == "err" else ""
         return self._files[stream].read_text("utf-8") + shown
 
     def until(self, **patterns: str) -> None:
-        """Wait until its output fits; fail when it ends without."""
+        """Wait until its output matches; fail when it ends without a match."""
         for stream_name, pattern in patterns.items():
             wait_until(
                 lambda s=stream_name, p=pattern: (
@@ -231,13 +231,13 @@ class Running:
             assert re.search(pattern, self.said(stream_name)), f"{self.line}\n{self.all_of_it()}"
 
     def answer(self, text: str) -> None:
-        """Type at its terminal once it asks."""
+        """Type at its terminal once it prompts."""
         assert self._terminal is not None
         self._shown += os.read(self._terminal, 4096).decode()
         os.write(self._terminal, text.encode())
 
     def stop(self, number: signal.Signals) -> None:
-        """Stop it: as Ctrl-C does, which reaches the whole group, or as a service manager does."""
+        """Stop it: by SIGINT to the process group as Ctrl-C does, or by SIGTERM as a service manager does."""
         if number is signal.SIGINT:
             os.killpg(self.process.pid, number)
         else:
@@ -247,7 +247,7 @@ class Running:
         """Wait for its end; returns the exit code."""
         code = self.process.wait(WAIT_SECONDS)
         if self._terminal is not None:
-            with contextlib.suppress(OSError):  # how a terminal says that nobody writes to it any more
+            with contextlib.suppress(OSError):  # the read error of a terminal whose other end is closed
                 while more := os.read(self._terminal, 4096):
                     self._shown += more.decode()
             os.close(self._terminal)
@@ -255,11 +255,10 @@ class Running:
         return code
 
     def all_of_it(self) -> str:
-        """Everything it wrote."""
         return "\n".join(self.said(name) for name in self._files)
 
     def kill(self) -> None:
-        """End whatever is left of it."""
+        """Kill it if it still runs."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGTERM)
@@ -268,7 +267,7 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What a command meets: a system that runs, and its own empty directory."""
+    """Environment of a command: a running system, and its own empty directory."""
 
     world: World
     directory: Path
@@ -276,13 +275,13 @@ class Scene:
     port: int
 
     def nekro(self, *arguments: str) -> str:
-        """Run `nekro` in this process, for what happens before and beside the command; returns its data."""
+        """Run `nekro` in this process, for preparation and concurrent steps; returns its data."""
         code, out, err = run_inside(*arguments, directory=self.directory, environment=self.environment)
         assert code == 0, f"nekro {shlex.join(arguments)}: {err}"
         return out
 
     def ask(self, path: str, *, password: str | None = None) -> str:
-        """Ask a page of the command's own server."""
+        """Request a page of the command's own server."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}")
         if password:
             request.add_header("Authorization", f"Basic {base64.b64encode(password.encode()).decode()}")
@@ -326,35 +325,35 @@ Changes = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """How a command shows that it works."""
+    """Expected behaviour of a command."""
 
-    #: Regular expressions that stdout and stderr must have.
+    #: Regular expressions that stdout and stderr must match.
     out: str = ""
     err: str = ""
     code: int = 0
-    #: What must be there first; returns what else takes the place of what in the line.
+    #: Prepares the system; returns replacements in the command line.
     before: Callable[[Scene], Changes] | None = None
-    #: For a command that goes on: what happens once it has said ``err``, before ``out`` is waited for.
+    #: For a command that keeps running: called once ``err`` has matched, before ``out`` is waited for.
     beside: Callable[[Scene, Running], None] | None = None
-    #: What ends it; None: it ends by itself.
+    #: Ends the command; None: it ends by itself.
     stop: signal.Signals | None = None
-    #: Looks at what the command has done.
+    #: Checks the effects of the command.
     after: Callable[[Scene, Running], None] | None = None
     #: Its standard input.
     given: str = ""
-    #: Its standard input and error are a terminal; ``beside`` answers there.
+    #: Whether its standard input and error are a terminal; ``beside`` types there.
     terminal: bool = False
-    #: Variables of the shell that it does not get.
+    #: Variables of the shell that are removed.
     without: tuple[str, ...] = ()
 
 
-#: The command has a data directory of its own, below its working directory.
+#: For ``without``: gives the command a data directory of its own, below its working directory.
 ALONE = ("NEKRO_DATA_DIR",)
 
 
 @pytest.fixture(scope="module")
 def model_url() -> Iterator[str]:
-    """An endpoint that speaks the OpenAI chat protocol."""
+    """An endpoint with the OpenAI chat protocol."""
     loop, urls = asyncio.new_event_loop(), []
     ready, done = threading.Event(), asyncio.Event()
 
@@ -376,7 +375,7 @@ def model_url() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def world(redis_server: RedisServer, model_url: str) -> Iterator[World]:
     """Started by the documented `nekro up`, stopped by Ctrl-C."""
-    # Not pytest's own directory: a Unix socket's path is short.
+    # Not pytest's directory: the path of a Unix socket must be short.
     with tempfile.TemporaryDirectory(prefix="nkdoc") as name:
         directory = Path(name)
         for folder in ("bin", "plugins", "runtime"):
@@ -393,7 +392,7 @@ def world(redis_server: RedisServer, model_url: str) -> Iterator[World]:
             environment={
                 **kept,
                 "PATH": f"{directory / 'bin'}:{kept['PATH']}",
-                # `nekro worker --check` asks all workers of the user: other tests' are none of ours.
+                # `nekro worker --check` queries all workers of the user, those of other tests included.
                 "XDG_RUNTIME_DIR": str(directory / "runtime"),
                 "NEKRO_DATA_DIR": str(directory / "data"),
                 "NEKRO_PLUGINS__DIRS": str(directory / "plugins"),
@@ -419,7 +418,7 @@ HEX = r"[0-9a-f]{32}"
 
 
 def set_aside_garbage(scene: Scene) -> Changes:
-    """Send what no worker can read."""
+    """Send a message that workers cannot decode."""
     with scene.world.redis() as client:
         client.lpush(f"{PREFIX}methods", b"garbage")
         wait_until(lambda: client.exists(f"{PREFIX}dead"), what="the message to be set aside")
@@ -427,7 +426,7 @@ def set_aside_garbage(scene: Scene) -> Changes:
 
 
 def set_aside_call(scene: Scene) -> Changes:
-    """Send a call as it is after three workers died on it; made where no worker takes it."""
+    """Send a call with the delivery count of three crashes, to a queue without workers."""
     thing, prefix = scene.directory.name, f"t{uuid.uuid4().hex}:"
     apart = {"NEKRO_BROKER__URL": scene.world.broker_url, "NEKRO_BROKER__KEY_PREFIX": prefix}
     line = shlex.join(["exec", "nekro", "call", "describe", "--args", json.dumps([thing])])
@@ -456,13 +455,13 @@ def the_call_runs(scene: Scene, _: Running) -> None:
 
 
 def open_jobs(scene: Scene) -> dict[str, str]:
-    """Ids and last words of what has not ended."""
+    """Ids and last log lines of open jobs."""
     found = json.loads(scene.nekro("jobs", "--open", "--json"))
     return {job["id"]: job["message"] for job in found}
 
 
 def begin_job(scene: Scene) -> Changes:
-    """Begin a job in chat group_1 that lasts until this scene ends."""
+    """Start a job in chat group_1 that lasts until this scene ends."""
     before = set(open_jobs(scene))
     scene.nekro("call", "begin_haul", "--args", json.dumps([scene.directory.name]), "--chat-key", "group_1")
     (job,) = wait_until(
@@ -482,7 +481,7 @@ def watch_them_end(scene: Scene, command: Running) -> None:
 
 
 def hold_a_round(scene: Scene) -> Changes:
-    """Begin a round in chat group_1 that lasts until it is cancelled."""
+    """Start a round in chat group_1 that lasts until it is cancelled."""
     held = scene.plugin_file("held")
     held.unlink(missing_ok=True)
     scene.nekro("send", "group_1", "hold on")
@@ -706,14 +705,14 @@ EXPECTED = {
 }  # fmt: skip
 
 
-def test_each_command_of_the_pages_is_run_here() -> None:
+def test_each_command_of_the_pages_is_in_the_table() -> None:
     assert sorted(documented() - set(EXPECTED)) == [], "documented, and nothing is expected of it"
     assert sorted(set(EXPECTED) - documented()) == [], "expected, and gone from the pages"
     assert [line for line, expected in EXPECTED.items() if not (expected.out or expected.err)] == []
 
 
 def changes(scene: Scene) -> dict[str, str]:
-    """What stands in examples, and what takes its place here."""
+    """Placeholders of the examples, and their replacements."""
     broker = f"{scene.world.broker_url} NEKRO_BROKER__KEY_PREFIX=t{uuid.uuid4().hex}:"
     return {
         "redis://queue:6379/0": broker,
@@ -736,14 +735,14 @@ def changed(text: str, what: Mapping[str, str]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("line", EXPECTED)
-def test_the_command_does_what_its_page_says(line: str, world: World) -> None:
+def test_each_command_behaves_as_its_page_says(line: str, world: World) -> None:
     expected = EXPECTED[line]
     scene = world.scene(expected)
     what = changes(scene) | dict(expected.before(scene) if expected.before else {})
     real = changed(line, what)
     if line == "nekro flower":
-        real += f" --port {scene.port}"  # its own may be taken
-    if "|" not in real:  # a signal must reach the command and not a shell
+        real += f" --port {scene.port}"  # the default port may be in use
+    if "|" not in real:  # signals must reach the command and not a shell
         real = re.sub(r"(?<!\S)nekro ", "exec nekro ", real, count=1)
     out, err = (f"(?m){changed(text, what)}" for text in (expected.out, expected.err))
     command = Running(real, scene.directory, scene.environment, expected)
@@ -771,13 +770,13 @@ def test_the_command_does_what_its_page_says(line: str, world: World) -> None:
 
 
 def plain(arguments: list[str]) -> list[str]:
-    """Arguments of Compose without what differs between a person's and the proof's."""
+    """Arguments of Compose without those that differ between users and the proof."""
     words = [re.sub(r"=\d+$", "=N", {"-d": "--detach"}.get(word, word)) for word in arguments]
     return [word for word in words if word not in ("-T", "--no-build")]
 
 
-def test_each_line_of_compose_is_one_that_the_proof_runs() -> None:
-    """`make compose-test` is too long for a suite: here only that it does what the pages show."""
+def test_each_compose_line_is_run_by_the_compose_proof() -> None:
+    """`make compose-test` takes too long for the suite; this compares its commands with the pages."""
     proof = ast.parse((ROOT / "tests" / "compose" / "prove.py").read_text("utf-8"))
     calls = [
         plain([word.value for word in node.args if isinstance(word, ast.Constant)])
@@ -794,7 +793,7 @@ def test_each_line_of_compose_is_one_that_the_proof_runs() -> None:
     assert unproved == []
 
 
-def test_options_of_the_benchmarks_are_theirs() -> None:
+def test_documented_options_of_benchmarks_exist() -> None:
     parsers: dict[str, Callable[[list[str]], object]] = {
         "alternate": alternate.parse,
         "rpc": rpc.parse_options,

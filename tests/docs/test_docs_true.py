@@ -1,4 +1,4 @@
-"""The pages name commands, chores, settings, files and tests that exist."""
+"""Commands, make targets, settings, files and tests on the pages exist."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from cli.environment import known_variables
 from cli.main import build_parser
 
 ROOT = Path(__file__).parents[2]
-#: The translations show the README's blocks (``test_readme.py``).
+#: Translations contain the README's blocks (``test_readme.py``).
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TESTS = list((ROOT / "tests").rglob("test_*.py"))
 SPAN = re.compile(r"`([^`\n]+)`")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-#: Languages of blocks whose lines people type.
+#: Languages of blocks that contain commands.
 TYPED = ("", "bash", "sh", "text")
 TEST = re.compile(r"(?:tests/[\w/]+/)?test_\w+\.py(?:::(test_\w+))?(…)?")
 VARIABLE = re.compile(r"\bNEKRO_[A-Z_]+[A-Z]\b")
 
 
 def told(page: Path) -> list[str]:
-    """Code spans, and lines of blocks, of a page."""
+    """Code spans and block lines of a page."""
     text = page.read_text("utf-8")
     lines = [
         line for language, block in BLOCK.findall(text) if language in TYPED for line in block.splitlines()
@@ -35,7 +35,7 @@ def told(page: Path) -> list[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Command lines of `nekro` on a page, without what a shell does about them."""
+    """Command lines of `nekro` on a page, without shell syntax."""
     found = []
     for words in told(page):
         line = re.sub(r"^\S*/nekro ", "nekro ", words.strip())
@@ -45,7 +45,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_each_command_of_a_page_is_one(page: Path) -> None:
+def test_each_command_on_a_page_is_valid(page: Path) -> None:
     wrong, parser = [], build_parser()
     for arguments in commands(page):
         said = io.StringIO()
@@ -53,7 +53,7 @@ def test_each_command_of_a_page_is_one(page: Path) -> None:
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
                 parser.parse_args(arguments)
         except SystemExit as exc:
-            # A command that is only named lacks its arguments; whatever else is wrong is wrong.
+            # A command that is only mentioned lacks its arguments; any other error counts.
             named = len(arguments) == 1 and "required" in said.getvalue()
             if exc.code and not named:
                 wrong.append(f"nekro {shlex.join(arguments)}: {said.getvalue().splitlines()[0]}")
@@ -61,14 +61,14 @@ def test_each_command_of_a_page_is_one(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_each_chore_of_a_page_is_one(page: Path) -> None:
+def test_each_make_target_on_a_page_exists(page: Path) -> None:
     chores = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     asked = {match[1] for words in told(page) if (match := re.match(r"make ([a-z-]+)", words.strip()))}
     assert asked <= chores
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_each_setting_of_a_page_is_one(page: Path) -> None:
+def test_each_setting_on_a_page_exists(page: Path) -> None:
     known = {variable for variable, _, _ in known_variables()} | {"NEKRO_DATA_DIR"}
     known |= {f"{name}_FILE" for name in known}
     named = {
@@ -81,7 +81,7 @@ def test_each_setting_of_a_page_is_one(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_each_test_that_a_page_points_to_is_there(page: Path) -> None:
+def test_each_test_on_a_page_exists(page: Path) -> None:
     files = {path.name: path for path in TESTS}
     gone = []
     for words in SPAN.findall(page.read_text("utf-8")):

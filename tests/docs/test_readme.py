@@ -1,4 +1,4 @@
-"""The README, run as it stands: every shell block, and the plugin that it shows."""
+"""Every shell block of the README and its plugin run as written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from waiting import WAIT_SECONDS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-#: The two commands of a fresh clone: the tour is a test of its own, and this suite is the other one.
+#: The two commands of a fresh clone: the tour has its own test, and the other command is this suite.
 TWO_COMMANDS = {"make demo\n", "make test\n"}
 
 
@@ -31,7 +31,7 @@ def block_with(text: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that looks like a fresh clone to the commands: ``.venv/bin`` with ``nekro`` in it."""
+    """A folder like a fresh clone: ``.venv/bin`` with ``nekro`` in it."""
     bin_ = tmp_path / ".venv" / "bin"
     bin_.mkdir(parents=True)
     command = bin_ / "nekro"
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environment(folder: Path) -> dict[str, str]:
-    """No setting from outside; ``nekro`` is on PATH as after an installation."""
+    """No settings of the environment; ``nekro`` is on PATH as after an installation."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")}
     return kept | {"PATH": f"{folder / '.venv' / 'bin'}:{kept['PATH']}"}
 
@@ -55,7 +55,7 @@ def test_translations_show_the_same_blocks(language: str) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=str)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_link_targets_exist(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text("utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
 
@@ -69,8 +69,8 @@ def run(block: str, folder: Path, environment: dict[str, str], **options: Any) -
     return done.stdout
 
 
-def test_no_block_is_left_out() -> None:
-    """A block that is added to the README must be run here."""
+def test_every_block_is_tested() -> None:
+    """A new block of the README must be run here."""
     told = {block for block in blocks("bash") if block not in TWO_COMMANDS}
     run_here = {
         block_with(text)
@@ -80,13 +80,13 @@ def test_no_block_is_left_out() -> None:
     assert set(blocks("bash")) >= TWO_COMMANDS
 
 
-def test_methods_are_called_and_a_file_is_run(folder: Path, environment: dict[str, str]) -> None:
+def test_documented_method_calls_and_file_execution_work(folder: Path, environment: dict[str, str]) -> None:
     said = run(block_with("nekro methods"), folder, environment)
     assert "save_note" in said and "milk and bread" in said
     assert "Buy milk" in run(block_with("shopping.py"), folder, environment)
 
 
-def test_the_plugin_works(folder: Path, environment: dict[str, str]) -> None:
+def test_the_documented_plugin_works(folder: Path, environment: dict[str, str]) -> None:
     (plugin,) = blocks("python")
     (folder / "my_plugins").mkdir()
     (folder / "my_plugins" / "hello.py").write_text(plugin, "utf-8")
@@ -94,7 +94,7 @@ def test_the_plugin_works(folder: Path, environment: dict[str, str]) -> None:
     assert "you.hello" in said and "Hello, Ada!" in said
 
 
-async def test_a_model_is_talked_to(folder: Path, environment: dict[str, str]) -> None:
+async def test_the_documented_model_conversation_works(folder: Path, environment: dict[str, str]) -> None:
     import asyncio
 
     from chat_server import ChatServer, stream
@@ -107,7 +107,7 @@ async def test_a_model_is_talked_to(folder: Path, environment: dict[str, str]) -
 
 @pytest.fixture
 def fleet_services(own_redis: Any, postgres_server: Any) -> Iterator[dict[str, str]]:
-    """What stands in the block, and what takes its place here."""
+    """Placeholders in the block, and their replacements."""
     yield {
         "redis://redis:6379/0": own_redis.url,
         "postgresql://nekro@db/nekro": postgres_server.create_database(),
@@ -115,12 +115,14 @@ def fleet_services(own_redis: Any, postgres_server: Any) -> Iterator[dict[str, s
     }
 
 
-def test_a_fleet_starts(folder: Path, environment: dict[str, str], fleet_services: dict[str, str]) -> None:
+def test_the_documented_fleet_starts(
+    folder: Path, environment: dict[str, str], fleet_services: dict[str, str]
+) -> None:
     block = block_with("nekro worker")
     for told, real in fleet_services.items():
         assert told in block
         block = block.replace(told, real)
-    # The workers of the block run until somebody stops them: side by side, and until a call was answered.
+    # The block's workers run until they are stopped: all at once, and until a call was answered.
     lines = [
         f"{line} >{n}.log 2>&1 &" if "nekro worker" in line else line
         for n, line in enumerate(block.splitlines())
