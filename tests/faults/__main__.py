@@ -1,4 +1,4 @@
-"""``python -m tests.faults``: load a real fleet, break its parts, and check the promises from outside."""
+"""``python -m tests.faults``: load a real fleet, inject faults, and check the promises from outside."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from redis_process import use_server  # noqa: E402
 
 
 def main() -> int:
-    """Run once for each database; 1 if a promise was broken."""
+    """Run once per database; returns 1 if a promise was broken."""
     given = parse(sys.argv[1:])
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)

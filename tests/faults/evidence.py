@@ -1,4 +1,4 @@
-"""What a run left behind: lines of methods, lines of callers, rows of the database, times of the faults."""
+"""Evidence of a run: lines of methods, lines of callers, rows of the database, times of the faults."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fleet_probes import ROUND_FAULTS, ask
 
 from storage.engine import Database
 
-#: How long the consequences of a fault last at most: leases, retries of records, connections.
+#: Longest duration of a fault's consequences, in seconds: leases, retries of records, connections.
 AFTERMATH_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """A method (``call_id``) or a job (``job <name>``) began or ended. Times are seconds since the epoch."""
+    """Start or end of a method (``call_id``) or job (``job <name>``). Times are seconds since the epoch."""
 
     call_id: str
     name: str
@@ -32,14 +32,14 @@ class Effect:
 
 @dataclass(kw_only=True)
 class Call:
-    """A call as its caller saw it."""
+    """A call as recorded by its caller."""
 
     plan: CallPlan
     sent_at: float
     deadline: float
-    #: None: its caller wrote nothing more.
+    #: Seconds since the epoch; None: the caller recorded no end.
     told_at: float | None = None
-    #: ``ok``, ``cancelled``, ``none`` after a long wait, or the class of an error.
+    #: ``ok``, ``cancelled``, ``none`` when no answer came in time, or the class of an error.
     outcome: str | None = None
     #: The value, or the error's text.
     detail: str = ""
@@ -55,13 +55,13 @@ class Row:
     type: str
     state: str
     error_type: str | None
-    #: Texts in the chat's history that its outcome left.
+    #: Texts of its outcome in the chat's history.
     observations: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """When a fault began and was over."""
+    """Start and end of a fault."""
 
     kind: FaultKind
     began: float
@@ -70,10 +70,10 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Violation:
-    """A promise that was not kept."""
+    """A broken promise."""
 
     rule: str
-    #: A call's id, or what else it is about.
+    #: Id of the call, or another subject.
     subject: str
     detail: str
 
@@ -83,26 +83,26 @@ class Violation:
 
 @dataclass(kw_only=True)
 class Evidence:
-    """All of it; ``promises.violations`` judges."""
+    """All evidence of a run; ``promises.violations`` judges it."""
 
     calls: dict[str, Call] = field(default_factory=dict)
     effects: dict[str, list[Effect]] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
-    #: Ids of people's messages.
+    #: Ids of users' messages.
     messages: set[str] = field(default_factory=set)
     #: Names that plugins stored.
     stored: set[str] = field(default_factory=set)
     #: States of the jobs, by name.
     jobs: dict[str, list[str]] = field(default_factory=dict)
-    #: How many rounds are in which state.
+    #: Number of rounds by state.
     rounds: dict[str, int] = field(default_factory=dict)
     faults: list[Span] = field(default_factory=list)
-    #: What the run itself has noticed.
+    #: Violations that the run itself detected.
     noticed: list[Violation] = field(default_factory=list)
 
     @cached_property
     def disturbed(self) -> list[tuple[float, float]]:
-        """Times in which a fault, or what follows from it, may be felt; they do not overlap."""
+        """Periods of the faults and their consequences, merged where they overlap."""
         merged: list[tuple[float, float]] = []
         for span in sorted(self.faults, key=lambda span: span.began):
             began, ended = span.began, span.ended + AFTERMATH_SECONDS
@@ -112,7 +112,7 @@ class Evidence:
         return merged
 
     def times(self, call_id: str, event: str) -> list[float]:
-        """When a method or job began (``start``) or ended (``end``), the earliest first."""
+        """Starts (``start``) or ends (``end``) of a method or job, earliest first."""
         return sorted(effect.at for effect in self.effects.get(call_id, ()) if effect.event == event)
 
 
@@ -122,7 +122,7 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
 
 
 def read_effects(path: Path) -> dict[str, list[Effect]]:
-    """Read the log that plugin methods write, by call."""
+    """Read the log of the plugin methods, by call."""
     found = defaultdict(list)
     for line in _lines(path):
         found[line["call_id"]].append(Effect(**line))
@@ -153,7 +153,7 @@ _CALLS = """
     SELECT c.id, c.type, c.state, c.error_type, (
         SELECT count(*) FROM messages m WHERE m.once_key = 'observation:' || c.id
     ) AS observations FROM calls c"""
-#: What is open, by its table; nothing is once a run has become quiet.
+#: Open work by table; a quiet system has none.
 OPEN = {
     "calls": "SELECT id FROM calls WHERE state IN ('queued', 'running')",
     "rounds": "SELECT id FROM rounds WHERE state IN ('requested', 'running')",
@@ -162,7 +162,7 @@ OPEN = {
 
 
 async def open_rows(database: Database) -> list[Violation]:
-    """What has not ended."""
+    """Open work, by table."""
     found = {table: await ask(database, query) for table, query in OPEN.items()}
     return [
         Violation(rule="left-open", subject=row[0], detail=f"still open in table {table}")
@@ -172,7 +172,7 @@ async def open_rows(database: Database) -> list[Violation]:
 
 
 async def read_ledger(evidence: Evidence, database: Database) -> None:
-    """Add what the database says."""
+    """Add the database's rows."""
     for row in await ask(database, _CALLS):
         evidence.rows[row.id] = Row(**row._mapping)
     evidence.messages = _first(await ask(database, "SELECT id FROM messages WHERE kind = 'user'"))
@@ -181,7 +181,7 @@ async def read_ledger(evidence: Evidence, database: Database) -> None:
         evidence.jobs.setdefault(task_id, []).append(state)
     evidence.rounds = dict(await ask(database, "SELECT state, count(*) FROM rounds GROUP BY state"))
     for fault, query in ROUND_FAULTS.items():
-        # A round fails when the database is lost at the wrong moment; what is open is found otherwise.
+        # A round may fail when the database is lost; open ones are reported separately.
         for row in await ask(database, query) if fault != "a round that is not over" else ():
             evidence.noticed.append(Violation(rule="rounds", subject=str(row[0]), detail=f"{fault}: {row}"))
 

@@ -1,7 +1,7 @@
 """A caller in a process of its own: ``python fault_caller.py LOG NUMBER OPTIONS_JSON``.
 
-Settings come from the environment. It writes ``ready`` into its log, reads from standard input when to
-stop (seconds since the epoch), and then writes what it sends and what it is answered, a line each.
+Settings come from the environment. It writes ``ready`` to its log, reads from standard input when to stop
+(seconds since the epoch), and then logs each call and each answer as one line.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from workers.calls.dispatch import CallScope
 from workers.composition import Services
 
 ERRORS = "nekro_agent.errors"
-#: How long after its deadline a call may remain without an answer before its caller leaves.
+#: Seconds after its deadline for which the caller waits for an answer.
 HANG_SECONDS = 20.0
-#: Pause of each line of calls between two of them, where time ends the run.
+#: Pause between two calls of one task, in seconds, in runs that are limited by time.
 PAUSE_SECONDS = 0.05
 
 
 class Caller:
-    """Makes the calls of a plan, some at a time."""
+    """Makes the calls of a plan, several at a time."""
 
     def __init__(self, services: Services, options: Options, number: int, log: Path) -> None:
         self._services, self._options = services, options
@@ -44,11 +44,11 @@ class Caller:
             self._plans = itertools.islice(self._plans, options.calls // options.callers)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append a line to the log; a SIGKILL loses none of the lines before."""
+        """Append a line to the log; a SIGKILL loses no earlier line."""
         os.write(self._log, f"{json.dumps({'event': event, 'at': time.time(), **fields})}\n".encode())
 
     async def run(self, until: float) -> None:
-        """Call until then, or until the plan is done; what is under way goes on to its end."""
+        """Call until then, or until the plan is done; open calls are waited for."""
         await asyncio.gather(*(self._line(until) for _ in range(self._options.at_once)))
 
     async def _line(self, until: float) -> None:
@@ -101,12 +101,12 @@ class Caller:
 
 
 def _public_name(error: Exception) -> str:
-    """The class that a caller can name in an ``except``."""
+    """Name of the public class that a caller would catch."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ in (ERRORS, "builtins"))
 
 
 async def main() -> None:
-    """Start, say so, call, close."""
+    """Start, write ``ready``, call, close."""
     log, number, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     options["faults"] = tuple(map(FaultKind, options["faults"]))
     options["lanes"] = tuple(options["lanes"])

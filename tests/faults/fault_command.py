@@ -12,7 +12,7 @@ ABOUT = "Load a real fleet, break its parts, and check the promises of docs/reli
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Read the words of a command line."""
+    """Parse the arguments."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=ABOUT)
     parser.add_argument("--seed", type=int, help="decides the calls and the faults; default: a random one")
     parser.add_argument("--database", choices=[*DATABASES, "both"], default="both")
@@ -52,7 +52,7 @@ def _faults(text: str) -> tuple[FaultKind, ...]:
 
 
 def options_of(given: argparse.Namespace, *, seed: int) -> list[Options]:
-    """The runs of a command line, one for each database."""
+    """The runs that the arguments describe, one per database."""
     databases = DATABASES if given.database == "both" else (given.database,)
     return [
         Options(

@@ -1,4 +1,4 @@
-"""What a seed stands for: the calls of each caller, and the faults with their times."""
+"""Calls of each caller and faults with their times, derived from a seed."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from enum import StrEnum
 from typing import Final
 
 DATABASES: Final = ("sqlite", "postgres")
-#: Visibility timeout of the fleet: how long a message stays with a worker that gives no sign of life.
+#: Visibility timeout of the fleet, in seconds: after it, messages of a silent worker are redelivered.
 LEASE_SECONDS: Final = 4.0
-#: Limit of a call that is not to meet its deadline.
+#: Time limit of a call that should not reach its deadline, in seconds.
 LIMIT_SECONDS: Final = 30.0
 
 
 class FaultKind(StrEnum):
-    """What is done to the system; `Nemesis` has a method for each."""
+    """Kinds of faults; `Nemesis` has a method for each."""
 
-    #: SIGKILL of a worker; another one takes its place.
+    #: SIGKILL of a worker, which is replaced.
     KILL = "kill"
-    #: SIGTERM of a worker; another one takes its place.
+    #: SIGTERM of a worker, which is replaced.
     STOP = "stop"
-    #: SIGSTOP of a worker, beyond its leases or for a moment, then SIGCONT.
+    #: SIGSTOP of a worker, longer than its leases or shortly, then SIGCONT.
     FREEZE = "freeze"
-    #: SIGKILL of a caller; another one takes its place.
+    #: SIGKILL of a caller, which is replaced.
     KILL_CALLER = "kill-caller"
     #: Reset of every connection to Redis.
     CUT = "cut"
-    #: Redis executes what it is sent and its replies are lost; then the connections break.
+    #: Redis executes commands but its replies are lost; then the connections break.
     LOSE = "lose"
     #: SIGSTOP of Redis, then SIGCONT.
     REDIS_FREEZE = "redis-freeze"
-    #: Redis ends and comes back with its data.
+    #: Redis stops and restarts with its data.
     REDIS_RESTART = "redis-restart"
-    #: SIGKILL of Redis; it comes back as it was up to a second before.
+    #: SIGKILL of Redis; it restarts with its data up to a second before.
     REDIS_ROLLBACK = "redis-rollback"
-    #: SIGKILL of Redis; it comes back empty.
+    #: SIGKILL of Redis; it restarts empty.
     REDIS_EMPTY = "redis-empty"
     #: SQLite: another process holds an exclusive lock.
     DB_LOCK = "db-lock"
@@ -46,13 +46,13 @@ class FaultKind(StrEnum):
     DB_AWAY = "db-away"
     #: PostgreSQL: an immediate stop, and a start that recovers.
     DB_CRASH = "db-crash"
-    #: PostgreSQL executes what it is sent and its answers are lost; then the connections break.
+    #: PostgreSQL executes statements but its answers are lost; then the connections break.
     DB_LOSE = "db-lose"
 
 
 _SQLITE_ONLY: Final = {FaultKind.DB_LOCK}
 _POSTGRES_ONLY: Final = {FaultKind.DB_AWAY, FaultKind.DB_CRASH, FaultKind.DB_LOSE}
-#: Shortest and longest duration, in seconds; faults without one are over at once.
+#: Shortest and longest duration, in seconds; the other faults take no time.
 _LENGTHS: Final = {
     FaultKind.FREEZE: (0.2, LEASE_SECONDS * 1.6),
     FaultKind.LOSE: (0.1, 2.0),
@@ -65,30 +65,30 @@ _LENGTHS: Final = {
     FaultKind.DB_CRASH: (0.0, 2.0),
     FaultKind.DB_LOSE: (0.1, 1.0),
 }
-#: Shortest and longest pause between the beginnings of two faults.
+#: Shortest and longest pause between the starts of two faults, in seconds.
 _PAUSES: Final = (0.5, 4.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One run; the command line that repeats it holds exactly these."""
+    """One run; its command line repeats exactly these values."""
 
     seed: int
     database: str
     seconds: float = 30.0
     faults: tuple[FaultKind, ...] = tuple(FaultKind)
-    #: One worker for each; without ``rounds`` or ``long`` nothing is called that needs them.
+    #: Lanes with one worker each; methods of ``rounds`` or ``long`` are called only if listed.
     lanes: tuple[str, ...] = ("methods", "methods", "rounds", "long")
     callers: int = 2
-    #: Calls that each caller has under way at most.
+    #: Most open calls of each caller.
     at_once: int = 20
     #: Calls in total; 0: as many as fit into ``seconds``.
     calls: int = 0
-    #: Share of the calls that their caller gives up.
+    #: Share of the calls that their caller cancels.
     cancels: float = 0.1
 
     def kinds(self) -> list[FaultKind]:
-        """The faults that this database can have, in an order that the seed can rely on."""
+        """The faults that apply to a database, in a fixed order."""
         other = _POSTGRES_ONLY if self.database == "sqlite" else _SQLITE_ONLY
         return sorted(set(self.faults) - other)
 
@@ -110,17 +110,17 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFault:
-    """One fault: when, what, to whom and for how long."""
+    """One fault: time, kind, target and duration."""
 
     at_seconds: float
     kind: FaultKind
-    #: From 0 to 1: which of the workers or callers that there are then.
+    #: From 0 to 1: selects one of the workers or callers present at that time.
     choice: float
     length_seconds: float
 
 
 def fault_schedule(options: Options) -> list[PlannedFault]:
-    """The faults of a run, by their times."""
+    """The faults of a run in order of time."""
     rng, kinds = random.Random(f"{options.seed} faults"), options.kinds()
     planned: list[PlannedFault] = []
     shortest, longest = _PAUSES
@@ -135,7 +135,7 @@ def fault_schedule(options: Options) -> list[PlannedFault]:
 
 
 class CallKind(StrEnum):
-    """What is called; the value is the method, its first letter begins the call's id."""
+    """Kinds of calls; the value is the method, its first letter starts the call's id."""
 
     TOOL = "work"
     EFFECT = "effect"
@@ -143,7 +143,7 @@ class CallKind(StrEnum):
     FAIL = "fail"
     KEEP = "keep"
     JOB = "begin_job"
-    #: A message of a person, whose round calls methods from a sandbox; no call of a method.
+    #: A user's message, whose round calls methods from a sandbox; not a call of a method.
     PERSON = "person"
 
 
@@ -152,30 +152,30 @@ _WEIGHTS: Final = {
     CallKind.KEEP: 20, CallKind.JOB: 2, CallKind.PERSON: 1,
 }  # fmt: skip
 _LANES: Final = {CallKind.AGENT: "rounds", CallKind.PERSON: "rounds", CallKind.JOB: "long"}
-#: How long a method works, in seconds, and how often of 100.
+#: Duration of a method in seconds, and its weight of 100.
 _WORK: Final = ((0, 50), (0.01, 20), (0.1, 20), (0.5, 7), (2, 3))
-#: For calls that are given up: the last is far from its end then, unless it is not stopped.
+#: For calls that are cancelled: the last is far from its end, unless it ignores the cancellation.
 _LONG_WORK: Final = (0.1, 0.5, 6)
-#: Share of calls whose deadline is close.
+#: Share of calls with a deadline close enough to be reached.
 _SHORT_SHARE: Final = 0.08
 _CHATS: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallPlan:
-    """One call as the seed wants it."""
+    """One planned call."""
 
     call_id: str
     kind: CallKind
     chat_key: str
     work_seconds: float
     limit_seconds: float
-    #: When its caller gives it up; None: not at all.
+    #: Seconds until its caller cancels it; None: never.
     cancel_after_seconds: float | None
 
 
 def call_plans(options: Options, caller: int) -> Iterator[CallPlan]:
-    """The calls of one caller, without end; ``caller`` makes their ids unique."""
+    """An infinite sequence of one caller's calls; ``caller`` makes their ids unique."""
     rng = random.Random(f"{options.seed} caller {caller}")
     kinds = [kind for kind in CallKind if _LANES.get(kind, "methods") in options.lanes]
     weights = [_WEIGHTS[kind] for kind in kinds]
@@ -188,7 +188,7 @@ def call_plans(options: Options, caller: int) -> Iterator[CallPlan]:
         if kind is CallKind.PERSON:
             chat_key = f"people/{call_id}"
         elif rng.random() < options.cancels:
-            # Early ones meet the queue and the claim, late ones the method and the record.
+            # Early cancellations hit the queue and the claim, late ones the method and the record.
             cancel = rng.choice((0, rng.uniform(0, 0.02), rng.uniform(0, 0.3)))
             work = rng.choice((work, rng.choice(_LONG_WORK)))
         elif rng.random() < _SHORT_SHARE:

@@ -1,4 +1,4 @@
-"""One run: start a system, load it, break it, judge it."""
+"""One run: start a system, put load on it, inject faults, judge the evidence."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from promises import violations
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a run showed."""
+    """Result of a run."""
 
     options: Options
     evidence: Evidence
     violations: list[Violation]
 
     def lines(self) -> list[str]:
-        """Figures, then the violations, then the command that repeats the run if there are any."""
+        """Figures, then the violations and, if there are any, the command that repeats the run."""
         figures = [f"{name}: {value}" for name, value in figures_of(self.evidence).items()]
         broken = [str(violation) for violation in self.violations]
         repeat = [f"to repeat: {self.options.command()}"] if broken else []
@@ -33,7 +33,7 @@ class Report:
 
 
 def run(options: Options, directory: Path, postgres: PostgresServer | None) -> Report:
-    """Carry out a run with its logs in a directory; blocks.
+    """Execute a run with its logs in a directory; blocks.
 
     Args:
         postgres: the server for the database ``postgres``; None for ``sqlite``.
@@ -54,7 +54,7 @@ async def _run(options: Options, directory: Path, postgres: PostgresServer | Non
 
 
 def figures_of(evidence: Evidence) -> dict[str, object]:
-    """What a run counts."""
+    """Counts of a run."""
     calls = evidence.calls.values()
     given_up = [call.plan.call_id for call in calls if call.outcome == "cancelled"]
     stopped = [name for name in given_up if evidence.times(name, "start") and not evidence.times(name, "end")]

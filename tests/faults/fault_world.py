@@ -31,10 +31,10 @@ from cli.environment import environment_of
 from storage.files.areas import DataAreas
 
 HERE = Path(__file__).parent
-#: How long everything may take to end once the faults are over.
+#: Seconds within which all open work must end after the last fault.
 QUIET_SECONDS = 90.0
 LOOK_SECONDS = 0.3
-#: The model of the rounds: a person's message leads to calls, whatever else to a word.
+#: The model of the rounds: answers a user's message with calls, anything else with one word.
 SCRIPT = """
 - when: 'wake (R[\\w-]+)'
   anywhere: true
@@ -73,11 +73,11 @@ class CallerProcess:
             )  # fmt: skip
 
     def wait_ready(self) -> None:
-        """Wait until it can call, or has ended."""
+        """Wait until it is ready, or has ended."""
         wait_until(lambda: self.log.exists() or self.process.poll() is not None, what=f"{self.log.stem}")
 
     def begin(self, until: float) -> None:
-        """Have it call until then."""
+        """Let it call until then."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(f"{until}\n")
@@ -91,7 +91,7 @@ class CallerProcess:
 
 
 class World:
-    """The parts that `Nemesis` breaks; made by `world`."""
+    """The components in which `Nemesis` injects faults; created by `world`."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class World:
         self.evidence = Evidence()
 
     async def start(self) -> None:
-        """Start workers and callers; returns when all are under way."""
+        """Start workers and callers; returns when all are running."""
         callers = [self._add_caller() for _ in range(self.options.callers)]
         await asyncio.gather(
             *(self.crew.start(lane) for lane in self.options.lanes),
@@ -122,7 +122,7 @@ class World:
             caller.begin(self.until)
 
     async def replace_caller(self) -> None:
-        """Start another caller, with calls of its own."""
+        """Start another caller with calls of its own."""
         caller = self._add_caller()
         await asyncio.to_thread(caller.wait_ready)
         caller.begin(self.until)
@@ -132,11 +132,11 @@ class World:
         return self.callers[-1]
 
     def notice(self, rule: str, subject: str, detail: str) -> None:
-        """Note what only this process sees."""
+        """Record a violation that only this process can detect."""
         self.evidence.noticed.append(Violation(rule=rule, subject=subject, detail=detail))
 
     async def finish(self) -> Evidence:
-        """Wait for the callers and for what is open, read everything, and stop the workers."""
+        """Wait for the callers and for open work, read the evidence, and stop the workers."""
         await asyncio.gather(*(self._finish_caller(caller) for caller in self.callers))
         services = self.fleet.services()
         try:
@@ -191,7 +191,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(options: Options, directory: Path, postgres: PostgresServer | None) -> AsyncIterator[World]:
-    """Build the system of a run; everything that it started ends with it."""
+    """Build the system of a run; its processes end with the context."""
     redis_directory = directory / "redis"
     redis_directory.mkdir(parents=True)
     (directory / "script.yaml").write_text(SCRIPT)
@@ -216,7 +216,7 @@ async def world(options: Options, directory: Path, postgres: PostgresServer | No
             broker={"visibility_timeout_seconds": LEASE_SECONDS, "max_deliveries": 100},
             agent={
                 "sweep_seconds": 1, "lease_seconds": 3, "unclaimed_seconds": 3,
-                # Rounds end with their workers here, again and again.
+                # Workers are killed during rounds again and again here.
                 "max_attempts": 1000, "rounds_per_turn": 50,
             },
             plugins={"dirs": (HERE / "fault_plugins",)},

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
-#: A server that lives longer than a run; a restart makes it a child of this process.
+#: A server that may outlive a run; a restart makes it a child of this process.
 _SERVERS = {"postgres"}
-#: How long processes may take to end after those that they belong to.
+#: Seconds that processes may take to end after their parents.
 _END_SECONDS = 10.0
 
 
@@ -29,7 +29,7 @@ def adopting_orphans() -> Iterator[None]:
 
 
 def descendants() -> dict[int, str]:
-    """Command lines of the live processes below this one, by id; servers of databases are left out."""
+    """Command lines of the live processes below this one, by id; database servers are left out."""
     parents, words = {}, {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -43,7 +43,7 @@ def descendants() -> dict[int, str]:
 
 
 def left_over(before: dict[int, str], *, seconds: float = _END_SECONDS) -> dict[int, str]:
-    """Processes that were not there before and do not end within some seconds."""
+    """Processes that did not exist before and do not end within some seconds."""
     end = time.monotonic() + seconds
     while left := {pid: text for pid, text in descendants().items() if pid not in before}:
         if time.monotonic() > end:
@@ -54,7 +54,7 @@ def left_over(before: dict[int, str], *, seconds: float = _END_SECONDS) -> dict[
 
 
 def _reap(before: dict[int, str]) -> None:
-    """Take leave of adopted processes that have ended."""
+    """Reap adopted processes that have ended."""
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and int(entry.name) not in before and _stat(entry)[2] == os.getpid():

@@ -1,4 +1,4 @@
-"""Breaks the parts of a `World` by a schedule, and mends them."""
+"""Injects faults into a `World` by a schedule, and repairs them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from evidence import Span
 from fault_plan import FaultKind, PlannedFault
 from fault_world import World
 
-#: How often workers that ended by themselves are looked for.
+#: Seconds between two checks for workers that ended by themselves.
 WATCH_SECONDS = 0.5
 
 
 class Nemesis:
-    """Carries out faults; those of different parts overlap."""
+    """Executes faults; those of different components overlap."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -42,7 +42,7 @@ class Nemesis:
         }
 
     async def run(self, schedule: Sequence[PlannedFault]) -> None:
-        """Do it all; returns when everything is whole again."""
+        """Execute the schedule; returns when every component works again."""
         began = time.monotonic()
         watch = asyncio.create_task(self._watch())
         async with asyncio.TaskGroup() as faults:
@@ -61,7 +61,7 @@ class Nemesis:
         if lock is not None and lock.locked():
             return  # one at a time
         began, spans = time.time(), self._world.evidence.faults
-        # Before it happens: its consequences may be seen earlier than its end.
+        # Before the fault: its consequences may be visible before its end.
         planned = Span(kind=fault.kind, began=began, ended=began + fault.length_seconds)
         spans.append(planned)
         async with lock or contextlib.nullcontext():
@@ -78,7 +78,7 @@ class Nemesis:
                     starts.create_task(self._world.crew.start(lane))
                 await asyncio.sleep(WATCH_SECONDS)
 
-    # Those that return False have found nothing that they could break.
+    # Methods that return False found no target.
 
     async def _kill(self, fault: PlannedFault) -> bool:
         worker = self._world.crew.take(fault.choice)
@@ -94,7 +94,7 @@ class Nemesis:
             return False
         try:
             status = await asyncio.to_thread(worker.stop)
-        except pytest.fail.Exception:  # it was killed then
+        except pytest.fail.Exception:  # killed by another fault meanwhile
             self._world.notice("worker-stop", worker.log.stem, "SIGTERM did not end it")
         else:
             if status:

@@ -1,4 +1,4 @@
-"""The promises of docs/reliability.md, judged by what callers were told, what ran and what is recorded."""
+"""The promises of docs/reliability.md, judged by callers' logs, method logs and recorded rows."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 from evidence import Call, Evidence, Violation
 from fault_plan import LEASE_SECONDS, LIMIT_SECONDS, CallKind, FaultKind
 
-#: Told so, a call has not run and will not run.
+#: Errors after which a call has not run and will not run.
 DID_NOT_RUN: Final = {"BrokerUnavailableError", "StorageUnavailableError", "OverloadedError"}
-#: What else the engine may tell around a fault.
+#: Other errors that the engine may raise around a fault.
 IN_DOUBT: Final = {"OutcomeUnknownError"}
-#: How long after its deadline a caller may hear of it.
+#: Seconds after its deadline by which a caller must have an answer.
 TOLD_SECONDS: Final = 10.0
-#: How long after its deadline a method may still begin: from the check until its first line.
+#: Seconds after its deadline by which a method may still start: from the check to its first line.
 START_SECONDS: Final = 2.0
-#: How long a worker takes to hear of a call that was given up.
+#: Seconds that a worker may take to stop a cancelled call.
 STOP_SECONDS: Final = 3.0
-#: After these a TOOL call may run again: its worker is dead, or appears to be, or Redis has lost data.
+#: After these a TOOL call may run again: its worker is or appears dead, or Redis has lost data.
 REPEATS_TOOLS: Final = {
     FaultKind.KILL,
     FaultKind.FREEZE,
@@ -30,7 +30,7 @@ Found = Iterator[tuple[str, str]]
 
 
 def violations(evidence: Evidence) -> list[Violation]:
-    """Every promise that was broken, those that the run noticed itself among them."""
+    """Every broken promise, including those that the run itself detected."""
     found = list(evidence.noticed)
     if not any(call.outcome == "ok" for call in evidence.calls.values()):
         found.append(Violation(rule="no-call", subject="run", detail="not one call was answered"))
@@ -47,7 +47,7 @@ def overlaps(
     kinds: Collection[FaultKind],
     aftermath_seconds: float,
 ) -> bool:
-    """Whether a fault of some kinds, or what follows from it, falls into a time."""
+    """Whether a fault of some kinds, or its consequences, overlap a period."""
     return any(
         span.kind in kinds and span.began <= ended and span.ended + aftermath_seconds >= began
         for span in evidence.faults
@@ -55,7 +55,7 @@ def overlaps(
 
 
 def is_calm(evidence: Evidence, call: Call) -> bool:
-    """Whether no fault was near while a call was under way."""
+    """Whether no fault was near while a call was open."""
     ended = call.told_at or call.deadline
     return not any(began <= ended and over >= call.sent_at for began, over in evidence.disturbed)
 
@@ -68,7 +68,7 @@ def methods(evidence: Evidence) -> Iterator[tuple[str, Call]]:
 
 
 def doubled_effects(evidence: Evidence) -> Found:
-    """Recorded calls and jobs begin once, also those that a round made."""
+    """Recorded calls and jobs start once, including those of rounds."""
     for call_id in evidence.effects:
         starts = evidence.times(call_id, "start")
         call, row = evidence.calls.get(call_id), evidence.rows.get(call_id)
@@ -90,7 +90,7 @@ def repeated_tools(evidence: Evidence) -> Found:
 
 
 def foreign_answers(evidence: Evidence) -> Found:
-    """An answer, or what a method raised, belongs to its call."""
+    """An answer, or a method's exception, belongs to its call."""
     for call_id, call in methods(evidence):
         if call.outcome == "ok" and call.detail != call_id:
             yield call_id, f"was answered {call.detail!r}"
@@ -100,7 +100,7 @@ def foreign_answers(evidence: Evidence) -> Found:
 
 
 def denied_effects(evidence: Evidence) -> Found:
-    """What was told not to run has not run."""
+    """A call that was reported as not run did not run."""
     for call_id, call in methods(evidence):
         starts = evidence.times(call_id, "start")
         if call.outcome in DID_NOT_RUN and starts:
@@ -108,7 +108,7 @@ def denied_effects(evidence: Evidence) -> Found:
 
 
 def missing_effects(evidence: Evidence) -> Found:
-    """What was answered has run to its end, and what it left is recorded."""
+    """An answered call ran to its end, and its effects are recorded."""
     for call_id, call in evidence.calls.items():
         if call.outcome != "ok":
             continue
@@ -127,7 +127,7 @@ def missing_effects(evidence: Evidence) -> Found:
 
 
 def wrong_errors(evidence: Evidence) -> Found:
-    """An error has its cause: a fault, a close deadline, a caller that gave up, a method that fails."""
+    """An error has a cause: a fault, a close deadline, a cancellation, a failing method."""
     for call_id, call in evidence.calls.items():
         if call.outcome in (None, "none") or call.outcome in _expected(evidence, call):
             continue
@@ -140,18 +140,18 @@ def _expected(evidence: Evidence, call: Call) -> set[str]:
     if call.plan.cancel_after_seconds is not None:
         expected |= {"cancelled"}
     if call.plan.limit_seconds < LIMIT_SECONDS or not is_calm(evidence, call):
-        # A deadline that passes while a failure is compared with its row leaves a doubt.
+        # A deadline that passes while a failure is compared with its row leaves an unknown outcome.
         expected |= {"CallTimeoutError"} | IN_DOUBT
     if not is_calm(evidence, call):
         expected |= DID_NOT_RUN | IN_DOUBT
-        # What the method itself needs of the database may fail inside it, and so may its job.
+        # A method's own database access may fail inside it, and so may its job.
         if call.plan.kind in (CallKind.KEEP, CallKind.JOB):
             expected |= {"MethodFailedError"}
     return expected
 
 
 def late_answers(evidence: Evidence) -> Found:
-    """Each call is answered, soon after its deadline at the latest."""
+    """Each call is answered soon after its deadline at the latest."""
     for call_id, call in evidence.calls.items():
         if call.told_at is None or call.outcome == "none":
             if not call.is_orphan:
@@ -161,7 +161,7 @@ def late_answers(evidence: Evidence) -> Found:
 
 
 def late_starts(evidence: Evidence) -> Found:
-    """No call begins after its deadline; a worker that was frozen at that moment goes on where it was."""
+    """No call starts after its deadline; one in a worker frozen at that moment may continue."""
     for call_id, call in methods(evidence):
         for start in evidence.times(call_id, "start"):
             is_frozen = overlaps(
@@ -172,7 +172,7 @@ def late_starts(evidence: Evidence) -> Found:
 
 
 def runs_on(evidence: Evidence) -> Found:
-    """What its caller gave up does not begin any more, and stops."""
+    """A cancelled call does not start any more, and stops."""
     for call_id, call in methods(evidence):
         if call.outcome != "cancelled" or call.told_at is None or not is_calm(evidence, call):
             continue
@@ -182,7 +182,7 @@ def runs_on(evidence: Evidence) -> Found:
 
 
 def wrong_rows(evidence: Evidence) -> Found:
-    """A row and the history agree with what ran."""
+    """A row and the history agree with the method log."""
     for call_id, row in evidence.rows.items():
         starts, ends = evidence.times(call_id, "start"), evidence.times(call_id, "end")
         if row.state == "done" and not ends:
@@ -190,12 +190,12 @@ def wrong_rows(evidence: Evidence) -> Found:
         if row.type != "tool" and row.observations != (row.state == "done"):
             yield call_id, f"its row is {row.state} and its chat has {row.observations} texts of it"
         if row.state == "failed" and row.error_type == "CallTimeoutError" and starts and not ends:
-            # The sweep ends only what no worker has claimed.
+            # The sweep ends only unclaimed calls.
             yield call_id, "its row says that it did not start"
 
 
 def wrong_jobs(evidence: Evidence) -> Found:
-    """A job that succeeded has run, and one name stands for one job."""
+    """A job that succeeded has run, and a name has one job."""
     for name, states in evidence.jobs.items():
         if len(states) > 1:
             yield name, f"has {len(states)} jobs: {states}"
@@ -204,7 +204,7 @@ def wrong_jobs(evidence: Evidence) -> Found:
 
 
 def failed_rounds(evidence: Evidence) -> Found:
-    """No fault ends a round as failed: it is started again or ended as interrupted."""
+    """No fault makes a round fail: it is restarted or ended as interrupted."""
     for state in ("failed", "cancelled"):
         if state in evidence.rounds:
             yield "rounds", f"{evidence.rounds[state]} are {state}"

@@ -18,13 +18,13 @@ from fault_plan import DATABASES, FaultKind, Options, call_plans, fault_schedule
 from fault_run import Report, figures_of, run
 from leftovers import adopting_orphans, descendants, left_over
 
-#: Quick ones: nothing that a worker has to be started for.
+#: Faults that need no worker start.
 SHORT = (FaultKind.CUT, FaultKind.LOSE, FaultKind.REDIS_RESTART, FaultKind.REDIS_EMPTY)
 DATABASE_FAULTS = (FaultKind.DB_LOCK, FaultKind.DB_AWAY, FaultKind.DB_LOSE)
 
 
 def carry_out(request: pytest.FixtureRequest, directory: Path, options: Options) -> Report:
-    """Run on the session's PostgreSQL, or on a SQLite of its own."""
+    """Run on the session's PostgreSQL, or on a new SQLite."""
     is_postgres = options.database == "postgres"
     report = run(options, directory, request.getfixturevalue("postgres_server") if is_postgres else None)
     print(*report.lines(), sep="\n")
@@ -74,7 +74,7 @@ def test_5000_terminated_calls_of_20000_do_not_disturb_the_others(
     assert report.violations == []
 
 
-def test_a_seed_decides_calls_and_faults() -> None:
+def test_a_seed_determines_calls_and_faults() -> None:
     def plan(seed: int) -> tuple[Any, Any]:
         options = Options(seed=seed, database="postgres")
         calls = call_plans(options, 0)
@@ -85,7 +85,7 @@ def test_a_seed_decides_calls_and_faults() -> None:
     assert plan(1)[1] != plan(2)[1]
 
 
-def test_the_command_of_a_run_repeats_it() -> None:
+def test_the_printed_command_repeats_a_run() -> None:
     options = Options(seed=7, database="sqlite", seconds=2.5, faults=SHORT, lanes=("methods",), cancels=0.3)
     words = shlex.split(options.command())
     assert words[:3] == ["python", "-m", "tests.faults"]

@@ -30,7 +30,7 @@ def effect(call_id: str, event: str, at: float = SENT + 0.5) -> Effect:
 
 
 def kept() -> Evidence:
-    """What a run leaves that keeps every promise: one call of each kind, and one that was given up."""
+    """Evidence that keeps every promise: one call of each kind, and one cancelled."""
     evidence = Evidence(
         calls={
             "T": call("T", CallKind.TOOL),
@@ -65,7 +65,7 @@ def add(call_id: str, event: str, at: float = SENT + 0.6) -> Callable[[Evidence]
 
 
 def tell(call_id: str, outcome: str | None, **changes: Any) -> Callable[[Evidence], None]:
-    """Change what a caller was told."""
+    """Change a caller's record."""
 
     def change(evidence: Evidence) -> None:
         evidence.calls[call_id].outcome = outcome
@@ -156,14 +156,14 @@ KEPT: list[list[Callable[[Evidence], Any]]] = [
 
 
 @pytest.mark.parametrize("changes", KEPT, ids=map(str, range(len(KEPT))))
-def test_what_is_promised_is_no_violation(changes: list[Callable[[Evidence], None]]) -> None:
+def test_permitted_behaviour_is_no_violation(changes: list[Callable[[Evidence], None]]) -> None:
     evidence = kept()
     for change in changes:
         change(evidence)
     assert violations(evidence) == []
 
 
-def test_what_the_run_noticed_is_a_violation() -> None:
+def test_violations_detected_by_the_run_are_reported() -> None:
     evidence = kept()
     left = Violation(rule="left-process", subject="7", detail="bwrap")
     evidence.noticed.append(left)
