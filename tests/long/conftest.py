@@ -1,4 +1,4 @@
-"""Fixtures for long work: a server that cuts and slows."""
+"""Fixtures for long work: a server that cuts and throttles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A local HTTP server with ranges and validators that cuts, slows and lies as a test tells it to."""
+"""A local HTTP server with ranges and validators that cuts, throttles and misbehaves as configured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNK_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Request:
-    """One request as the server saw it."""
+    """One received request."""
 
     start: int
     end: int | None
@@ -27,18 +27,18 @@ class Request:
 
 @dataclass
 class Behaviour:
-    """How the server behaves; change it between or during requests."""
+    """Behaviour of the server; may be changed between or during requests."""
 
     #: Bytes of a body after which the connection is cut; None never cuts.
     cut_after: int | None = None
-    #: Connections that are cut before the server behaves; None cuts each.
+    #: Connections that are cut before the server answers normally; None cuts each.
     cuts_left: int | None = None
     ignores_ranges: bool = False
     has_validator: bool = True
     announces_ranges: bool = True
     #: Pause after each 64 KiB.
     pause_seconds: float = 0
-    #: Waited for before each 64 KiB beyond ``gate_at``.
+    #: Event to wait for before each 64 KiB beyond ``gate_at``.
     gate: threading.Event | None = None
     gate_at: int = 0
 
@@ -51,7 +51,7 @@ class RangeServer:
         self.behaviour = Behaviour()
         self.requests: list[Request] = []
         self.sent_bytes = 0
-        #: Answers of an earlier age end at once.
+        #: Responses of an earlier generation end at once.
         self._age = 0
         self._lock = threading.Lock()
         outer = self
@@ -79,11 +79,11 @@ class RangeServer:
 
     @property
     def starts(self) -> list[int]:
-        """Where each request began."""
+        """Start offset of each request."""
         return [request.start for request in self.requests]
 
     def count_anew(self) -> None:
-        """End the answers under way and count bytes and requests from zero."""
+        """End the open responses and reset the counters of bytes and requests."""
         with self._lock:
             self._age += 1
             self.requests, self.sent_bytes = [], 0
@@ -152,7 +152,7 @@ class RangeServer:
 
 
 class Content:
-    """Much content that takes no memory: one block, over and over, each time with its number in front."""
+    """Large content without its memory: one repeated block, each time with its number in front."""
 
     BLOCK_BYTES = 1 << 20
 

@@ -1,4 +1,4 @@
-"""What a model download meets that it should not: each a clear error, and nothing left behind."""
+"""Invalid servers and arguments of model downloads: each is a clear error, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def left_in(directory: Path) -> list[str]:
         (changes_each_time, DownloadError, "changes while it is fetched"),
     ],
 )
-async def test_what_servers_do_wrong_is_said_and_leaves_nothing(
+async def test_faults_of_servers_are_reported_and_leave_nothing(
     serve: Serve, tmp_path: Path, prepare: Prepare, error: type[Exception], reason: str
 ) -> None:
     server = serve(CONTENT)
@@ -109,7 +109,7 @@ async def test_what_servers_do_wrong_is_said_and_leaves_nothing(
         ({"name": ""}, ValueError, "model name"),
     ],
 )
-async def test_what_callers_ask_wrong_is_said_and_leaves_nothing(
+async def test_invalid_arguments_are_reported_and_leave_nothing(
     serve: Serve, tmp_path: Path, options: dict[str, str], error: type[Exception], reason: str
 ) -> None:
     with pytest.raises(error, match=reason):
@@ -117,7 +117,7 @@ async def test_what_callers_ask_wrong_is_said_and_leaves_nothing(
     assert left_in(tmp_path) == [] and [path.name for path in tmp_path.iterdir()] in ([], ["plugins"])
 
 
-async def test_a_directory_at_the_target_stays_and_is_named(serve: Serve, tmp_path: Path) -> None:
+async def test_a_directory_at_the_target_is_kept_and_named(serve: Serve, tmp_path: Path) -> None:
     target = tmp_path / "plugins" / "nekro.model_store" / "models" / "m.model"
     target.mkdir(parents=True)
     with pytest.raises(InvalidValueError, match=r"'m\.model' is a directory"):
@@ -125,7 +125,9 @@ async def test_a_directory_at_the_target_stays_and_is_named(serve: Serve, tmp_pa
     assert left_in(tmp_path) == ["m.model"] and list(target.iterdir()) == []
 
 
-async def test_a_disk_that_fills_meanwhile_is_named_and_freed(serve: Serve, small_disk: Path) -> None:
+async def test_a_disk_that_fills_during_the_download_is_named_and_freed(
+    serve: Serve, small_disk: Path
+) -> None:
     server = serve(CONTENT)
     gate = server.behaviour.gate = threading.Event()
     server.behaviour.gate_at = 1 << 20
@@ -150,8 +152,8 @@ async def test_a_disk_that_fills_meanwhile_is_named_and_freed(serve: Serve, smal
     assert sorted(path.name for path in models.iterdir()) == []
 
 
-async def test_an_unfinished_file_that_nobody_goes_on_with_is_swept(tmp_path: Path) -> None:
-    """Its directory may never be downloaded to again, so the sweeper finds it by its row."""
+async def test_an_abandoned_unfinished_file_is_swept(tmp_path: Path) -> None:
+    """No later download may use its directory, so the sweep finds it by its row."""
     settings = DatabaseSettings(url=f"sqlite:///{tmp_path / 'nekro.db'}")
     await upgrade(settings, tmp_path)
     database = Database(settings, tmp_path)
@@ -162,7 +164,7 @@ async def test_an_unfinished_file_that_nobody_goes_on_with_is_swept(tmp_path: Pa
         claims = [await downloads.claim(target, request="r") for target in (abandoned, running)]
         names = [model_part(target) for target in (abandoned, running)]
         assert claims[0] is not None and claims[1] is not None
-        await claims[0].end(None)  # as a worker that stops ends it: somebody may go on
+        await claims[0].end(None)  # as a stopping worker ends it: another may resume
         sweep = DownloadSweep(database, DownloadSettings(keep_partial_days=1e-9), data_dir=tmp_path)
         await sweep.sweep()
         assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(names[1])
@@ -174,7 +176,7 @@ async def test_an_unfinished_file_that_nobody_goes_on_with_is_swept(tmp_path: Pa
 
 
 def model_part(target: Path) -> list[str]:
-    """Make what an interrupted download leaves beside its target; returns the names."""
+    """Create the files that an interrupted download leaves beside its target; returns their names."""
     from nekro_agent.downloads.part import PartFile, PartState
 
     before = set(target.parent.iterdir()) if target.parent.is_dir() else set()

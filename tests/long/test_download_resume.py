@@ -1,4 +1,4 @@
-"""Downloads that are cut, stopped, contradicted and crowded: resumed, or refused, and nothing left behind."""
+"""Interrupted, changed and concurrent downloads: resumed or refused, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_whole(result: Download, server: RangeServer) -> bool:
 
 
 async def stopped_half_way(server: RangeServer, target: Path, **options: Any) -> None:
-    """Fetch, and cancel when more than half is on disk."""
+    """Start a download and cancel it when more than half is on disk."""
     behaviour = server.behaviour
     behaviour.gate, behaviour.gate_at = threading.Event(), len(server.content) * 2 // 3
     half = asyncio.Event()
@@ -69,7 +69,7 @@ async def stopped_half_way(server: RangeServer, target: Path, **options: Any) ->
     behaviour.gate = None
 
 
-async def test_a_server_that_cuts_is_asked_for_the_rest_only(serve: Serve, tmp_path: Path) -> None:
+async def test_after_a_cut_only_the_rest_is_requested(serve: Serve, tmp_path: Path) -> None:
     server = serve(CONTENT)
     server.behaviour.cut_after = 1 << 20
     result = await fetch(server.url, tmp_path / "m", sha256=server.sha256)
@@ -83,7 +83,7 @@ async def test_a_server_that_cuts_is_asked_for_the_rest_only(serve: Serve, tmp_p
     assert files(tmp_path) == ["m"]
 
 
-async def test_a_cancelled_download_goes_on_where_it_was(serve: Serve, tmp_path: Path) -> None:
+async def test_a_cancelled_download_is_resumed(serve: Serve, tmp_path: Path) -> None:
     server = serve(CONTENT)
     await stopped_half_way(server, tmp_path / "m")
     assert len(files(tmp_path)) == 2 and "m" not in files(tmp_path)
@@ -93,7 +93,7 @@ async def test_a_cancelled_download_goes_on_where_it_was(serve: Serve, tmp_path:
     assert files(tmp_path) == ["m"]
 
 
-async def test_a_file_that_changed_meanwhile_is_fetched_anew(serve: Serve, tmp_path: Path) -> None:
+async def test_a_file_that_changed_meanwhile_is_downloaded_again(serve: Serve, tmp_path: Path) -> None:
     server = serve(CONTENT)
     await stopped_half_way(server, tmp_path / "m")
     server.content = CONTENT[::-1]
@@ -101,12 +101,12 @@ async def test_a_file_that_changed_meanwhile_is_fetched_anew(serve: Serve, tmp_p
     assert is_whole(result, server)
     assert files(tmp_path) == ["m"]
     await stopped_half_way(server, tmp_path / "n")
-    server.content = CONTENT[: 1 << 20]  # shorter than what is on disk already
+    server.content = CONTENT[: 1 << 20]  # shorter than the part on disk
     assert is_whole(await fetch(server.url, tmp_path / "n"), server)
     assert files(tmp_path) == ["m", "n"]
 
 
-async def test_a_file_that_changes_each_time_is_an_error_and_leaves_nothing(
+async def test_a_file_that_changes_on_every_request_is_an_error_and_leaves_nothing(
     serve: Serve, tmp_path: Path
 ) -> None:
     server = serve(CONTENT)
@@ -123,7 +123,7 @@ async def test_a_file_that_changes_each_time_is_an_error_and_leaves_nothing(
     assert files(tmp_path) == []
 
 
-async def test_a_server_without_ranges_is_asked_from_the_beginning(serve: Serve, tmp_path: Path) -> None:
+async def test_from_a_server_without_ranges_the_whole_file_is_requested(serve: Serve, tmp_path: Path) -> None:
     server = serve(CONTENT)
     server.behaviour.ignores_ranges = True
     server.behaviour.cut_after, server.behaviour.cuts_left = 2 << 20, 1
@@ -134,7 +134,7 @@ async def test_a_server_without_ranges_is_asked_from_the_beginning(serve: Serve,
     assert files(tmp_path) == ["m"]
 
 
-async def test_without_validator_a_digest_makes_resuming_safe(serve: Serve, tmp_path: Path) -> None:
+async def test_a_digest_permits_resuming_without_a_validator(serve: Serve, tmp_path: Path) -> None:
     server = serve(CONTENT)
     server.behaviour.has_validator = False
     server.behaviour.cut_after, server.behaviour.cuts_left = 1 << 20, 1
@@ -146,7 +146,7 @@ async def test_without_validator_a_digest_makes_resuming_safe(serve: Serve, tmp_
     assert server.starts == [0, 1 << 20]
 
 
-async def test_large_files_come_over_several_connections(serve: Serve, tmp_path: Path) -> None:
+async def test_large_files_are_downloaded_over_several_connections(serve: Serve, tmp_path: Path) -> None:
     server = serve(BIG)
     server.behaviour.cut_after = 5 << 20
     seen: list[int] = []
@@ -158,7 +158,7 @@ async def test_large_files_come_over_several_connections(serve: Serve, tmp_path:
     assert files(tmp_path) == ["m"]
 
 
-async def test_a_download_over_several_connections_goes_on_with_its_gaps(
+async def test_a_download_over_several_connections_resumes_with_its_gaps(
     serve: Serve, tmp_path: Path
 ) -> None:
     server = serve(BIG)
@@ -167,7 +167,7 @@ async def test_a_download_over_several_connections_goes_on_with_its_gaps(
     seen: list[int] = []
     result = await fetch(server.url, tmp_path / "m", progress=lambda done, _: seen.append(done))
     assert is_whole(result, server)
-    # What the server sent would count what lay in buffers of connections that were closed.
+    # The server's count would include bytes in buffers of closed connections.
     assert 0 not in server.starts and seen[0] > len(BIG) // 2
 
 
@@ -181,7 +181,7 @@ async def test_small_files_and_servers_without_ranges_get_one_connection(
         assert len(server.requests) == 1
 
 
-async def test_many_who_want_one_file_cause_one_download(serve: Serve, tmp_path: Path) -> None:
+async def test_concurrent_requests_of_one_file_cause_one_download(serve: Serve, tmp_path: Path) -> None:
     server, callers = serve(CONTENT), range(20)
     behaviour, informed = server.behaviour, set[int]()
     behaviour.gate = gate = threading.Event()
@@ -192,7 +192,7 @@ async def test_many_who_want_one_file_cause_one_download(serve: Serve, tmp_path:
             if done > 0:
                 informed.add(caller)
             if len(informed) == len(callers):
-                gate.set()  # those who waited saw the progress
+                gate.set()  # waiting callers saw the progress
 
         return progress
 
@@ -202,7 +202,9 @@ async def test_many_who_want_one_file_cause_one_download(serve: Serve, tmp_path:
     assert all(is_whole(result, server) for result in results)
 
 
-async def test_those_who_wait_share_a_failure_but_not_another_request(serve: Serve, tmp_path: Path) -> None:
+async def test_waiting_callers_share_a_failure_only_for_the_same_request(
+    serve: Serve, tmp_path: Path
+) -> None:
     server = serve(CONTENT)
     server.behaviour.pause_seconds = 0.002
     wrong = [fetch(server.url, tmp_path / "m", sha256="0" * 64) for _ in range(3)]
@@ -212,7 +214,7 @@ async def test_those_who_wait_share_a_failure_but_not_another_request(serve: Ser
     assert files(tmp_path) == ["m"]
 
 
-async def test_one_who_waits_goes_on_when_the_first_gives_up(serve: Serve, tmp_path: Path) -> None:
+async def test_a_waiting_caller_continues_when_the_first_is_cancelled(serve: Serve, tmp_path: Path) -> None:
     server = serve(CONTENT)
     behaviour = server.behaviour
     behaviour.gate, behaviour.gate_at = threading.Event(), 2 << 20
@@ -241,7 +243,7 @@ async def test_a_wrong_digest_after_a_resume_leaves_nothing(serve: Serve, tmp_pa
     assert files(tmp_path) == []
 
 
-async def test_what_is_on_disk_of_another_request_is_not_used(serve: Serve, tmp_path: Path) -> None:
+async def test_partial_data_of_another_request_is_not_used(serve: Serve, tmp_path: Path) -> None:
     one, other = serve(CONTENT), serve(CONTENT[::-1])
     await stopped_half_way(one, tmp_path / "m")
     assert is_whole(await fetch(other.url, tmp_path / "m"), other)
@@ -249,9 +251,7 @@ async def test_what_is_on_disk_of_another_request_is_not_used(serve: Serve, tmp_
 
 
 @pytest.mark.parametrize("damage", ["{", "", '{"version": 2}', None])
-async def test_damaged_notes_of_an_unfinished_download_are_ignored(
-    serve: Serve, tmp_path: Path, damage: str | None
-) -> None:
+async def test_a_damaged_resume_record_is_ignored(serve: Serve, tmp_path: Path, damage: str | None) -> None:
     server = serve(CONTENT)
     await stopped_half_way(server, tmp_path / "m")
     (notes,) = tmp_path.glob(".*.json")
@@ -299,7 +299,7 @@ async def test_a_full_disk_is_named_and_freed(serve: Serve, small_disk: Path, tm
     assert files(small_disk) == []
 
 
-async def test_bad_targets_and_addresses_are_refused_by_name(serve: Serve, tmp_path: Path) -> None:
+async def test_invalid_targets_and_addresses_are_refused_by_name(serve: Serve, tmp_path: Path) -> None:
     server = serve(CONTENT)
     targets: list[tuple[Path | str, str]] = [
         (tmp_path, "is a directory"),
@@ -316,7 +316,7 @@ async def test_bad_targets_and_addresses_are_refused_by_name(serve: Serve, tmp_p
     assert is_whole(await fetch(server.url, long), server)
 
 
-async def test_unfinished_files_go_after_their_time(tmp_path: Path) -> None:
+async def test_unfinished_files_are_deleted_after_their_retention_time(tmp_path: Path) -> None:
     old, young = tmp_path / ".m.0123456789ab.part", tmp_path / ".n.0123456789ab.part.json"
     other = tmp_path / ".m.part"
     for path in (old, young, other):
@@ -327,7 +327,7 @@ async def test_unfinished_files_go_after_their_time(tmp_path: Path) -> None:
     assert files(tmp_path) == sorted([young.name, other.name])
 
 
-def test_spans_know_what_is_there_and_what_is_not() -> None:
+def test_spans_distinguish_present_and_missing_ranges() -> None:
     spans = Spans([(10, 20), (0, 5), (30, 40)])
     assert (spans.total, spans.prefix) == (25, 5)
     assert spans.missing(50) == [(5, 10), (20, 30), (40, 50)]

@@ -1,4 +1,4 @@
-"""Calls that outlive their code, blocking methods that move, and the jobs command: real workers."""
+"""Detached calls, blocking methods that change lane, and the jobs command, on real workers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def rounds_done(fleet: Any, services: Services, chat: str, count: int) -> 
     return await eventually(done, what=fleet.waiting_for(f"{count} rounds"))  # type: ignore[no-any-return]
 
 
-async def test_a_behavior_of_lane_long_leaves_its_code_at_once_and_tells_the_chat_once(
+async def test_a_behavior_of_lane_long_is_detached_at_once_and_reports_to_the_chat_once(
     fleet: Any, services: Services
 ) -> None:
     report = await run(services, "print(haul('stones'))", "behavior")
@@ -119,7 +119,7 @@ async def test_a_behavior_of_lane_long_leaves_its_code_at_once_and_tells_the_cha
     await eventually(closed, what=fleet.waiting_for("the job's end"))
 
 
-async def test_a_failure_of_a_left_behavior_reaches_the_chat_and_wakes_once(
+async def test_a_failure_of_a_detached_behavior_reaches_the_chat_and_wakes_the_agent_once(
     fleet: Any, services: Services
 ) -> None:
     await run(services, "haul('glass', fails=True)", "failure")
@@ -132,7 +132,7 @@ async def test_a_failure_of_a_left_behavior_reaches_the_chat_and_wakes_once(
     assert (await job_of(services, "failure")).state is JobState.FAILED
 
 
-async def test_an_agent_call_of_lane_long_ends_its_code_and_wakes_when_it_ends(
+async def test_an_agent_call_of_lane_long_ends_its_code_and_wakes_the_agent_when_it_ends(
     fleet: Any, services: Services
 ) -> None:
     report = await run(services, "study('maps')\nprint('not reached')", "agent")
@@ -143,7 +143,7 @@ async def test_an_agent_call_of_lane_long_ends_its_code_and_wakes_when_it_ends(
     assert await texts(services, "agent") == ["studied maps", "seen"]
 
 
-async def test_a_tool_that_outlasts_patience_ends_the_code_and_brings_its_value_later(
+async def test_a_tool_that_runs_longer_than_its_caller_waits_is_detached_and_its_value_sent_later(
     fleet: Any, services: Services
 ) -> None:
     report = await run(services, "x = weigh('gold')\nprint('not reached', x)", "tool")
@@ -158,7 +158,7 @@ async def test_a_tool_that_outlasts_patience_ends_the_code_and_brings_its_value_
     assert (await job_of(services, "tool")).state is JobState.SUCCEEDED
 
 
-async def test_a_quick_tool_of_lane_long_returns_as_ever(fleet: Any, services: Services) -> None:
+async def test_a_quick_tool_of_lane_long_returns_its_value(fleet: Any, services: Services) -> None:
     await let_go(services, "air")
     report = await run(services, "print(weigh('air'))", "quick")
     assert report.output.strip() == "42" and report.stop_type is StopType.NORMAL
@@ -166,7 +166,7 @@ async def test_a_quick_tool_of_lane_long_returns_as_ever(fleet: Any, services: S
         assert await tx.jobs.newest(limit=9, chat_key="quick") == []
 
 
-async def test_what_runs_in_lane_long_gives_way_and_its_process_does_not(services: Services) -> None:
+async def test_work_in_lane_long_has_a_lower_priority_and_its_process_does_not(services: Services) -> None:
     envelope = await services.invoke(
         "priorities", (), {}, chat_key="nice", user_id=None, timeout_seconds=WAIT_SECONDS
     )
@@ -178,7 +178,7 @@ async def test_what_runs_in_lane_long_gives_way_and_its_process_does_not(service
 @pytest.mark.skipif(
     not AUTOGROUPS.exists() or AUTOGROUPS.read_text().strip() != "1", reason="sessions are not grouped here"
 )
-async def test_the_session_of_a_worker_gives_way_while_a_long_job_runs(
+async def test_the_session_of_a_worker_has_a_lower_priority_while_a_long_job_runs(
     fleet: Any, services: Services
 ) -> None:
     groups = [Path(f"/proc/{worker.pid}/autogroup") for worker in fleet.workers]
@@ -206,7 +206,7 @@ async def test_jobs_are_listed_shown_watched_and_cancelled_from_the_shell(
         assert done.returncode == code, done.stderr
         return str(done.stdout)
 
-    # Each command is a process that has to start: side by side where nothing depends on the order.
+    # Each command is a process that has to start: concurrent where the order does not matter.
     watching = asyncio.create_task(asyncio.to_thread(nekro, "watch", job.id))
     listing, unknown = await asyncio.gather(
         asyncio.to_thread(nekro, "--chat-key", "shell", "--json"),
@@ -226,7 +226,9 @@ async def test_jobs_are_listed_shown_watched_and_cancelled_from_the_shell(
     assert any("CallCancelledError" in text for text in await texts(services, "shell"))
 
 
-async def test_a_blocking_method_moves_to_lane_long_and_back_by_hand(fleet: Any, services: Services) -> None:
+async def test_a_blocking_method_moves_to_lane_long_and_back_by_command(
+    fleet: Any, services: Services
+) -> None:
     async def call(name: str, *args: Any) -> Any:
         envelope = await services.invoke(
             name, args, {}, chat_key="block", user_id=None, timeout_seconds=WAIT_SECONDS

@@ -1,4 +1,4 @@
-"""Model downloads in a fleet: one for all who ask, taken up where a killed worker left it."""
+"""Model downloads in a fleet: one for all callers, resumed after the worker is killed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_fifty_callers_on_three_workers_cause_one_download(
 
 
 async def killed_half_way(fleet: Any, services: Services, server: RangeServer, *, at: int) -> None:
-    """Let the server send up to a place, wait until that is noted on disk, and kill who fetches it."""
+    """Serve up to an offset, wait until it is recorded on disk, and kill the downloading worker."""
 
     async def noted() -> bool:
         notes = list(models(services).glob(".*.json"))

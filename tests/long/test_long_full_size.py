@@ -38,7 +38,7 @@ def fleet(make_fleet: Callable[..., Any]) -> Any:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("connections", [1, 4])
-async def test_two_gibibytes_arrive_once_and_take_no_memory(
+async def test_two_gibibytes_arrive_once_with_constant_memory(
     serve: Serve, tmp_path: Path, connections: int
 ) -> None:
     server = serve(Content(2 * GIBIBYTE))

@@ -1,4 +1,4 @@
-"""Bars of `nekro jobs watch`: rates and times that say something for seconds and for hours."""
+"""Bars of `nekro jobs watch`: rates and remaining times of seconds to hours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cli.views.job_pace import Pace, rate_words, time_words
         (0.0001, "0.4 %/h"),
     ],
 )
-def test_a_rate_is_said_in_a_unit_that_can_be_read(per_second: float | None, words: str) -> None:
+def test_a_rate_is_shown_in_a_readable_unit(per_second: float | None, words: str) -> None:
     assert rate_words(per_second) == words
 
 
@@ -39,11 +39,11 @@ def test_a_rate_is_said_in_a_unit_that_can_be_read(per_second: float | None, wor
         (90_061, "25:01:01"),
     ],
 )
-def test_a_time_left_is_said_as_on_a_clock(seconds: float | None, words: str) -> None:
+def test_a_remaining_time_is_shown_as_on_a_clock(seconds: float | None, words: str) -> None:
     assert time_words(seconds) == words
 
 
-def test_the_pace_is_that_of_the_steps_and_the_time_left_runs_down() -> None:
+def test_the_rate_is_that_of_the_steps_and_the_remaining_time_decreases() -> None:
     pace = Pace()
     assert (pace.per_second(), pace.seconds_left(now=0)) == (None, None)
     pace.see(10, now=0)
@@ -56,7 +56,7 @@ def test_the_pace_is_that_of_the_steps_and_the_time_left_runs_down() -> None:
     assert pace.seconds_left(now=9999) == 0
 
 
-def test_only_the_last_minutes_count_and_a_new_attempt_begins_anew() -> None:
+def test_only_recent_progress_counts_and_a_new_attempt_starts_over() -> None:
     pace = Pace()
     for percent in range(50):  # slow at first
         pace.see(percent, now=percent * 100)
@@ -70,7 +70,7 @@ def test_only_the_last_minutes_count_and_a_new_attempt_begins_anew() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.floats(0, 1e6)), max_size=50))
-def test_whatever_is_seen_gives_words(seen: list[tuple[int, float]]) -> None:
+def test_every_state_has_a_text(seen: list[tuple[int, float]]) -> None:
     pace, clock = Pace(), 0.0
     for percent, pause in seen:
         clock += pause
@@ -78,7 +78,7 @@ def test_whatever_is_seen_gives_words(seen: list[tuple[int, float]]) -> None:
         assert time_words(pace.seconds_left(now=clock)) and rate_words(pace.per_second()) is not None
 
 
-def test_a_bar_shows_rate_time_left_and_the_jobs_own_words() -> None:
+def test_a_bar_shows_rate_remaining_time_and_the_jobs_message() -> None:
     pace = Pace()
     pace.see(10, now=0)
     pace.see(40, now=600)

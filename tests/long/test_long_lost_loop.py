@@ -1,4 +1,4 @@
-"""A method that never gives its event loop back: its process ends, and what else ran there is answered."""
+"""A method that blocks its event loop for ever: its process ends, and its other calls are answered."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def logged(log: Path, words: str) -> None:
 
 
 @pytest.mark.slow
-async def test_a_process_whose_loop_is_lost_ends_and_its_other_calls_are_answered(
+async def test_a_process_with_a_blocked_loop_ends_and_its_other_calls_are_answered(
     up: Path, services: Services
 ) -> None:
     (plugin,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.hauler"]
@@ -81,7 +81,7 @@ async def test_a_process_whose_loop_is_lost_ends_and_its_other_calls_are_answere
 
     with pytest.raises(CallTimeoutError):
         await hanging
-    # A TOOL call runs again, in the process that the supervisor has started; a call with an effect does not.
+    # A TOOL call runs again in the restarted process; a call with an effect does not.
     pid = json.loads((await counting).value_bytes())
     with pytest.raises(OutcomeUnknownError):
         await carrying

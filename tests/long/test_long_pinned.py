@@ -1,4 +1,4 @@
-"""Plugins that live in one process: one owner, failover with init elsewhere, calls that wait meanwhile."""
+"""Pinned plugins: one owner, failover with init on another worker, calls that wait meanwhile."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def journal(services: Services) -> list[list[str]]:
     return [line.split() for line in path.read_text().splitlines()]
 
 
-async def test_a_killed_owner_is_followed_by_another_that_goes_on_counting(
+async def test_after_the_owner_is_killed_another_worker_continues_counting(
     fleet: Any, services: Services
 ) -> None:
     workers = fleet.start("pinned", "pinned", "methods", concurrency=20)
@@ -81,7 +81,7 @@ async def test_a_killed_owner_is_followed_by_another_that_goes_on_counting(
     values = await asyncio.gather(*waiting)
     (heir,) = {pid for _, pid in values}
     assert heir != owner and heir in [worker.pid for worker in workers[:2]]
-    # A TOOL call may run again when its worker died, so numbers may be left out; none is given twice.
+    # A TOOL call may run again when its worker died, so numbers may be skipped; none is returned twice.
     counts = {count for count, _ in values}
     assert len(counts) == 10 and min(counts) >= 4, "no call was lost, and the counter went on"
     assert journal(services) == [["init", str(owner)], ["init", str(heir)]]
@@ -93,7 +93,7 @@ async def test_a_killed_owner_is_followed_by_another_that_goes_on_counting(
     assert fallback == workers[2].pid, "without a pinned worker a methods worker owns it"
 
 
-async def test_a_plugin_that_leaves_a_loop_running_is_pinned_by_itself(
+async def test_a_plugin_that_leaves_a_loop_running_is_pinned_automatically(
     fleet: Any, services: Services
 ) -> None:
     fleet.start("methods", concurrency=20)
@@ -110,7 +110,7 @@ async def test_a_plugin_that_leaves_a_loop_running_is_pinned_by_itself(
     await eventually(grows, what=fleet.waiting_for("the loop of the owner"))
 
 
-async def test_calls_of_those_who_do_not_know_of_the_pin_reach_its_owner_all_the_same(
+async def test_calls_from_processes_that_do_not_know_the_pin_reach_its_owner(
     fleet: Any, services: Services
 ) -> None:
     fleet.start("methods", "methods", concurrency=20)
@@ -118,7 +118,7 @@ async def test_calls_of_those_who_do_not_know_of_the_pin_reach_its_owner_all_the
     entry = services.registry.find("bump")
     scope = CallScope(chat=await services.chat("p"), user_id=None)
     calls = [
-        services._caller.call(  # the dispatcher knows
+        services._caller.call(  # the dispatcher has read the pin
             invocation_of(
                 entry,
                 encode_arguments((), {}),
@@ -135,7 +135,7 @@ async def test_calls_of_those_who_do_not_know_of_the_pin_reach_its_owner_all_the
     assert len({count for count, _ in values}) == 20
 
 
-async def test_hooks_run_where_their_plugin_lives(fleet: Any, services: Services) -> None:
+async def test_hooks_of_a_pinned_plugin_run_in_its_owner(fleet: Any, services: Services) -> None:
     fleet.start("methods", "methods", concurrency=20)
     chat = f"h-{new_id()}"
     owner = json.loads((await invoke(services, "hooked_owner", chat)).value_bytes())
@@ -150,7 +150,7 @@ async def test_hooks_run_where_their_plugin_lives(fleet: Any, services: Services
     (hooked,) = [plugin for plugin in services.loaded.plugins if plugin.key == "tests.hooked"]
     assert await services.host.inject(hooked, ctx) == prompt.text, "as a round asks for it"
 
-    # System messages come from every process, the owner's own included.
+    # System messages come from every process, including the owner.
     speakers = set()
     async with asyncio.timeout(WAIT_SECONDS):
         while len(speakers) < 2:
@@ -167,7 +167,7 @@ async def test_hooks_run_where_their_plugin_lives(fleet: Any, services: Services
     assert f"['reset of {chat}']" in prompt.text
 
 
-async def test_a_hook_whose_owner_does_not_answer_is_left_out(
+async def test_a_hook_whose_owner_does_not_answer_is_skipped(
     idle_fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_hooks, "WAIT_SECONDS", 0.3)

@@ -1,4 +1,4 @@
-"""The watchdog of event loops: what it sees, what it leaves alone, and what follows from it."""
+"""The watchdog of event loops: what it detects, ignores and causes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def watched(function: Callable[[], Any], seen: list[Blocking], *, warn_sec
     return result[0]
 
 
-async def test_a_blocking_method_is_seen_while_it_blocks_with_its_stack() -> None:
+async def test_a_blocking_method_is_detected_with_its_stack_while_it_blocks() -> None:
     seen: list[Blocking] = []
 
     async def fetch_badly() -> str:
@@ -67,7 +67,7 @@ async def test_waiting_is_not_blocking_and_errors_pass() -> None:
     assert isinstance(result, ValueError) and seen == []
 
 
-async def test_a_followed_method_can_be_cancelled_and_catches_it() -> None:
+async def test_a_watched_method_can_be_cancelled_and_may_catch_it() -> None:
     cleaned = asyncio.Event()
 
     async def wait() -> None:
@@ -92,13 +92,13 @@ async def test_a_followed_method_can_be_cancelled_and_catches_it() -> None:
     assert cleaned.is_set()
 
 
-async def test_a_process_that_stood_still_does_not_blame_its_methods() -> None:
-    """When the watchdog's own thread was late, the time counts from then on."""
+async def test_after_a_pause_of_the_whole_process_no_method_is_reported() -> None:
+    """When the watchdog's own thread was late, the time counts from its wake-up."""
     released = threading.Event()
     seen: list[Blocking] = []
 
     async def hold_everything() -> None:
-        """Takes both, the loop and the time of the watchdog."""
+        """Blocks the loop and delays the watchdog."""
         deadline = time.monotonic() + 0.15
         while time.monotonic() < deadline:
             pass

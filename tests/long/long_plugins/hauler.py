@@ -1,4 +1,4 @@
-"""Methods that last until they are let go, block, or fail; each writes down where it ran."""
+"""Methods that run until they are released, block, or fail; each records where it ran."""
 
 import asyncio
 import os
@@ -88,7 +88,7 @@ async def ping(_ctx: AgentCtx) -> int:
 
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "hang", "Never gives its event loop back")
 async def hang(_ctx: AgentCtx) -> None:
-    """Block for longer than anybody waits."""
+    """Block for longer than any caller waits."""
     note(f"hang {os.getpid()}")
     time.sleep(600)
 

@@ -27,7 +27,7 @@ async def init() -> None:
 
 @plugin.mount_prompt_inject_method("memory")
 async def inject(_ctx: AgentCtx) -> str:
-    """Tell what is in memory."""
+    """Return what is in memory."""
     return f"{_ctx.chat_key} for {_ctx.from_user_id}: {state['seen']} in {state['pid']}"
 
 

@@ -1,4 +1,4 @@
-"""A plugin that says nothing of it and leaves a loop running after its init, as a dozen published ones do."""
+"""An undeclared plugin that leaves a loop running after its init, as many published ones do."""
 
 import asyncio
 import os

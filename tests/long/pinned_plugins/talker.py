@@ -1,4 +1,4 @@
-"""A plugin that is not pinned and says things to the model."""
+"""An unpinned plugin that injects system messages."""
 
 import os
 
