@@ -21,7 +21,7 @@ StartSystem = Callable[..., QueueSystem]
 
 @pytest.fixture(scope="module")
 def start_system(tmp_path_factory: pytest.TempPathFactory, redis_server: Any) -> Iterator[StartSystem]:
-    """Start a worker process with plugins; it lasts for the module, as an idle worker costs time, too."""
+    """Start a worker process with plugins; it serves the whole module, as idle workers cost time."""
     systems: list[QueueSystem] = []
 
     def start(*plugins: Path, database_url: str | None = None) -> QueueSystem:
@@ -35,7 +35,7 @@ def start_system(tmp_path_factory: pytest.TempPathFactory, redis_server: Any) ->
 
     yield start
     for system in systems:
-        system.begin_stop()  # they end side by side
+        system.begin_stop()  # they stop concurrently
     for system in systems:
         system.close()
 
@@ -53,7 +53,7 @@ def spec_on_postgres(
     """The same on PostgreSQL."""
     system = start_system(spec_plugins, database_url=postgres_server.create_database())
     yield system
-    system.close()  # before its database: a worker that stops writes to it
+    system.close()  # before its database: a worker writes to it while it stops
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -93,5 +93,5 @@ async def on_queue(authored_system: QueueSystem) -> AsyncIterator[World]:
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_log() -> None:
-    """Plugins that fail on purpose should not fill the report with tracebacks."""
+    """Keep tracebacks of plugins that fail on purpose out of the report."""
     configure(level="CRITICAL")

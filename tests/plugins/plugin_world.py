@@ -1,7 +1,7 @@
-"""Plugins in a running world, behind one small interface.
+"""Plugins in a running system, behind one small interface.
 
-``MemoryWorld`` runs them on ``nekro_agent.testing``. The tests use nothing but ``World``, so
-that the same assertions can run through the real queue.
+``MemoryWorld`` runs them on ``nekro_agent.testing``. Tests use ``World`` only, so that the same assertions
+also run through the real queue.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class World(Protocol):
     #: ``"memory"`` or ``"queue"``.
     kind: str
     data_dir: Path
-    #: The plugins as this process sees them.
+    #: The plugins as loaded in this process.
     loaded: LoadedPlugins
     registry: Registry
 
     async def call(
         self, name: str, /, *args: Any, chat_key: str = CHAT, user_id: str | None = USER, **kwargs: Any
     ) -> Outcome:
-        """Call a method by any of its names as sandboxed code would; its type's effects happen."""
+        """Call a method by any of its names as sandboxed code would; the effects of its type happen."""
         ...
 
     async def stored(
         self, plugin_key: str, store_key: str, *, chat_key: str = "", user_key: str = ""
     ) -> str | None:
-        """Value of ``plugin.store``."""
+        """Value in ``plugin.store``."""
         ...
 
     async def store(
@@ -73,7 +73,7 @@ class World(Protocol):
         ...
 
     async def woken(self, chat_key: str) -> int:
-        """How many follow-up rounds were asked for."""
+        """Number of requested follow-up rounds."""
         ...
 
     async def command(self, line: str, who: CommandExecutionContext) -> list[CommandResponse]:
@@ -85,7 +85,7 @@ class World(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Stop the workers; plugins' cleanup runs."""
+        """Stop the workers; the plugins' cleanup hooks run."""
         ...
 
 
@@ -154,9 +154,9 @@ StartWorld = Callable[[Path], Awaitable[MemoryWorld]]
 async def start_world(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_server: FileServer
 ) -> AsyncIterator[StartWorld]:
-    """Start a world with the plugins of a folder; import-time code sees its data directory."""
+    """Start a world with the plugins of a folder; import-time code gets its data directory."""
     monkeypatch.setenv("NEKRO_DATA_DIR", str(tmp_path / "data"))
-    runtime.prepare(data_dir=None)  # another test's processes may have fixed it
+    runtime.prepare(data_dir=None)  # another test may have fixed the data directory of this process
     async with AsyncExitStack() as stack:
 
         async def start(plugins: Path) -> MemoryWorld:

@@ -1,4 +1,4 @@
-"""``World`` on the real system: a worker process, Redis, a database; calls travel through the queue."""
+"""``World`` on the real system: a worker process, Redis, a database; calls go through the queue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from workers.calls.dispatch import CallScope
 from workers.composition import Services
 from workers.plugins.loader import unload_plugins
 
-#: What calls leave in the database and below the data directory.
+#: State that calls leave in the database and below the data directory.
 TABLES = (
     "plugin_values",
     "messages",
@@ -45,7 +45,7 @@ FOLDERS = ("plugins", "configs", "uploads", "sandboxes")
 
 
 class QueueSystem:
-    """One worker process for many tests; each begins with what the plugins' init left behind."""
+    """One worker process for many tests; each starts with the state after the plugins' init."""
 
     def __init__(
         self, directory: Path, *, redis_url: str, plugins: Sequence[Path], database_url: str | None = None
@@ -69,7 +69,7 @@ class QueueSystem:
         )
 
     def prepare(self) -> None:
-        """Migrate, start the worker once, and keep what its plugins' init made."""
+        """Migrate, start the worker once, and save the state after its plugins' init."""
         with ThreadPoolExecutor(1) as thread:  # a fixture of an async test has a running loop already
             migration = upgrade(self.settings.database, self.settings.data_dir)
             thread.submit(asyncio.run, migration).result()
@@ -80,7 +80,7 @@ class QueueSystem:
         self._rows = [dict(row._mapping) for row in self.query("SELECT * FROM plugin_values")]
 
     def restore(self) -> None:
-        """Bring back the state after init, and the worker if a test stopped it."""
+        """Restore the state after init, and the worker if a test stopped it."""
         with self._engine.begin() as connection:
             for table in TABLES:
                 connection.execute(sqlalchemy.text(f"DELETE FROM {table}"))
@@ -102,25 +102,25 @@ class QueueSystem:
         self._worker.wait_ready()
 
     def begin_stop(self) -> None:
-        """Tell the worker to stop, without waiting for it."""
+        """Signal the worker to stop without waiting for it."""
         if self._worker is not None and not self._is_stopping:
             self._is_stopping = True
             self._worker.process.terminate()
 
     def stop_worker(self) -> None:
-        """Stop the worker warmly: its plugins' cleanup runs."""
+        """Stop the worker gracefully: its plugins' cleanup hooks run."""
         if self._worker is not None:
             assert self._worker.stop() == 0, self._log.read_text()[-4000:]
             self._worker = None
 
     def close(self) -> None:
-        """Stop the worker and let go of the database."""
+        """Stop the worker and close the database."""
         self.stop_worker()
         self._engine.dispose()
 
     @property
     def log(self) -> str:
-        """What the worker has logged."""
+        """The worker's log."""
         return self._log.read_text("utf-8")
 
     def query(self, statement: str, **values: object) -> list[Any]:
@@ -144,7 +144,7 @@ class QueueWorld:
     @classmethod
     @contextlib.asynccontextmanager
     async def opened(cls, system: QueueSystem) -> AsyncIterator[QueueWorld]:
-        """Begin a test on the system."""
+        """Start a test on the system."""
         system.restore()
         services = Services.load(system.settings, role="cli")
         try:

@@ -14,10 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SPEC_DIR = Path(os.environ.get("NEKRO_TEST_SPEC_DIR") or ROOT.parent / "shared" / "spec")
 
-#: Short names of the documents, by the number that their file names start with.
+#: Short names of the documents, by the number at the start of their file names.
 DOCUMENTS = {"000": "j1", "001": "c1", "002": "c2", "003": "j3"}
 
-#: What the documents' examples take for granted: a plugin, and names that another block imported.
+#: Names that the documents' examples presuppose: a plugin, and names imported in another block.
 PRELUDE = """
 import asyncio, base64, datetime, hashlib, json, os, time, uuid
 from pathlib import Path
@@ -95,7 +95,7 @@ def _codes(text: str) -> Iterator[str]:
 
 
 def _unfenced(lines: list[str]) -> str:
-    """Return the longest run of lines that is Python; the document's copy has lost its fences."""
+    """Return the longest run of lines that is Python, as the document's copy has lost its fences."""
     best = ""
     for count in range(1, len(lines) + 1):
         if lines[count - 1] == "python":

@@ -1,4 +1,4 @@
-"""Plugins written the way published ones are: each loads unmodified and works."""
+"""Plugins in the style of published ones: each loads unmodified and works."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def module_of(world: MemoryWorld, key: str) -> Any:
 DEGRADED = {"Ada.degraded", "Ada.group_diary"}
 
 
-async def test_every_plugin_loads_and_those_that_lack_something_are_degraded(authored: MemoryWorld) -> None:
+async def test_every_plugin_loads_and_those_with_missing_parts_are_degraded(authored: MemoryWorld) -> None:
     statuses = {record.key: record.status for record in authored.loaded.records}
     assert len(statuses) == len(authored.loaded.records) >= 24
     assert {key for key, status in statuses.items() if status is PluginStatus.DEGRADED} == DEGRADED
@@ -43,8 +43,8 @@ async def test_every_plugin_loads_and_those_that_lack_something_are_degraded(aut
     assert authored.runtime.failures == []
 
 
-def test_the_command_line_lists_them_as_the_workers_load_them(authored_system: QueueSystem) -> None:
-    """One worker process has loaded them all and run their inits; `nekro plugins` says the same."""
+def test_the_command_line_lists_plugins_as_the_workers_load_them(authored_system: QueueSystem) -> None:
+    """One worker process has loaded them all and run their init hooks; `nekro plugins` agrees with it."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "cli.main", "plugins", "--json"],
         env=environment_of(authored_system.settings),
@@ -58,7 +58,7 @@ def test_the_command_line_lists_them_as_the_workers_load_them(authored_system: Q
     assert "hook failed" not in authored_system.log and "failed to load" not in authored_system.log
 
 
-async def test_bytes_and_containers_arrive_as_they_are(anywhere: World) -> None:
+async def test_bytes_and_containers_arrive_unchanged(anywhere: World) -> None:
     files = {"b": b"\x00\xff", "a": b""}
     digests = (await anywhere.call("digest_files", files)).value
     assert [d["name"] for d in digests] == ["a", "b"]
@@ -70,7 +70,7 @@ async def test_bytes_and_containers_arrive_as_they_are(anywhere: World) -> None:
     )
 
 
-async def test_loose_results_become_texts(anywhere: World) -> None:
+async def test_untyped_results_become_texts(anywhere: World) -> None:
     assert (await anywhere.call("agent_dict", "q")).text == "{'query': 'q', 'hits': 2}"
     behavior = await anywhere.call("behavior_bool", True)
     assert (behavior.value, behavior.text) == (False, "False")
@@ -79,7 +79,7 @@ async def test_loose_results_become_texts(anywhere: World) -> None:
     assert await anywhere.woken(CHAT) == 1
 
 
-async def test_all_shapes_of_multimodal_results_are_taken(anywhere: World) -> None:
+async def test_all_shapes_of_multimodal_results_are_accepted(anywhere: World) -> None:
     message = (await anywhere.call("multimodal_message")).segments
     assert message is not None
     assert [part["type"] for part in message] == ["text", "image_url"]
@@ -88,14 +88,14 @@ async def test_all_shapes_of_multimodal_results_are_taken(anywhere: World) -> No
         await anywhere.call("multimodal_number")
 
 
-async def test_a_context_declared_second_can_be_called_both_ways(anywhere: World) -> None:
+async def test_a_context_as_second_parameter_can_be_passed_both_ways(anywhere: World) -> None:
     assert (await anywhere.call("run_console", "ls")).value == f"ls in {CHAT}"
     assert (await anywhere.call("run_console", command="ls")).value == f"ls in {CHAT}"
     assert anywhere.registry.find("run_console").signature == "(command: str) -> str"
     assert (await anywhere.call("other_name", 7)).value == f"{CHAT}:7"
 
 
-async def test_ordinary_functions_do_not_hold_the_event_loop(
+async def test_ordinary_functions_do_not_block_the_event_loop(
     anywhere: World, file_server: FileServer
 ) -> None:
     slow = asyncio.create_task(anywhere.call("slow_thread_name", 0.2))
@@ -106,7 +106,7 @@ async def test_ordinary_functions_do_not_hold_the_event_loop(
     assert (await anywhere.call("fetch_status", url)).value == 200
 
 
-async def test_module_state_lasts_between_calls(anywhere: World) -> None:
+async def test_module_state_persists_between_calls(anywhere: World) -> None:
     assert (await anywhere.call("send_once", "a")).value is True
     assert (await anywhere.call("send_once", "a")).value is False
     await asyncio.gather(*(anywhere.call("roll") for _ in range(20)))
@@ -121,19 +121,19 @@ async def test_a_background_loop_keeps_running_between_calls(anywhere: World) ->
     assert await anywhere.stored("Ada.background_loop", "stopped_after") == "True"
 
 
-async def test_packages_of_the_environment_are_there_at_import(anywhere: World) -> None:
+async def test_packages_of_the_environment_are_available_at_import(anywhere: World) -> None:
     answer = (await anywhere.call("parse_yaml", "a: 1")).value
     assert answer == {"content": {"a": 1}, "client": "httpx"}
 
 
-async def test_the_data_directory_is_there_at_import(anywhere: World) -> None:
+async def test_the_data_directory_exists_at_import(anywhere: World) -> None:
     places = (await anywhere.call("where")).value
     assert places["root"] == str(anywhere.data_dir)
     assert Path(places["state"]).parent == Path(places["same"])
     assert places["same"] == str(anywhere.data_dir / "plugins" / "Ada.path_at_import")
 
 
-async def test_a_byte_order_mark_does_no_harm(anywhere: World) -> None:
+async def test_a_byte_order_mark_is_accepted(anywhere: World) -> None:
     assert (await anywhere.call("greet_bom", "世界")).value == "你好，世界"
     assert (await anywhere.call("问候", "世界")).value == "你好，世界"
 
@@ -153,7 +153,7 @@ async def test_configuration_is_one_object_and_a_file(anywhere: World) -> None:
     assert (await anywhere.call("show_config")).value == {"limit": 3, "names": ["a"], "same": True}
     assert (await anywhere.call("raise_limit")).text == "4"
     assert "LIMIT: 4" in file.read_text("utf-8")
-    file.write_text("LIMIT: 9\nNAMES: [x, y]\n", "utf-8")  # what another process would save
+    file.write_text("LIMIT: 9\nNAMES: [x, y]\n", "utf-8")  # as another process would save it
     assert (await anywhere.call("show_config")).value == {"limit": 9, "names": ["x", "y"], "same": True}
     file.write_text("LIMIT: 0\n", "utf-8")
     assert (await anywhere.call("show_config")).value["limit"] == 9
@@ -185,12 +185,12 @@ async def test_hooks_see_the_texts_of_methods_and_may_drop_the_record_not_the_ro
     for method in ("note_down", "study"):
         for text in ("noise of a method", f"signal of {method}"):
             outcome = await anywhere.call(method, text)
-            assert outcome.text == text  # the caller gets it all the same
+            assert outcome.text == text  # the caller gets it nevertheless
     assert await anywhere.texts(CHAT, MessageKind.SYSTEM) == ["signal of note_down", "signal of study"]
     assert await anywhere.woken(CHAT) == 2
 
 
-async def test_content_parts_wake_the_agent_and_leave_no_record(anywhere: World) -> None:
+async def test_content_parts_wake_the_agent_and_are_not_recorded(anywhere: World) -> None:
     await anywhere.call("multimodal_message")
     assert await anywhere.texts(CHAT, MessageKind.SYSTEM) == []
     assert await anywhere.woken(CHAT) == 1
@@ -237,13 +237,15 @@ async def test_command_lines_are_parsed(anywhere: World, line: str, message: str
         ("/broken", "RuntimeError: out of order"),
     ],
 )
-async def test_mistakes_in_commands_are_answers(anywhere: World, line: str, reason: str) -> None:
+async def test_mistakes_in_commands_are_answered_with_an_explanation(
+    anywhere: World, line: str, reason: str
+) -> None:
     (response,) = await answers(anywhere, line)
     assert response.status.value == "error"
     assert reason in response.message
 
 
-async def test_commands_answer_in_steps_ask_back_and_come_in_groups(anywhere: World) -> None:
+async def test_commands_answer_in_steps_ask_questions_and_form_groups(anywhere: World) -> None:
     steps = await answers(anywhere, "/rebuild", context(is_super_user=True))
     assert [step.message for step in steps] == ["started", "done"]
     assert steps[1].output_segments is not None and steps[1].output_segments[0].file_path == "/tmp/report"
@@ -256,7 +258,7 @@ async def test_commands_answer_in_steps_ask_back_and_come_in_groups(anywhere: Wo
     assert "answer" not in listed and {"weather", "cfg.set"} <= listed
 
 
-async def test_a_question_is_answered_once_and_by_whom_it_was_put_to(on_queue: World) -> None:
+async def test_a_question_is_answered_once_and_by_the_asked_user_only(on_queue: World) -> None:
     await answers(on_queue, "/ask")
     for stranger in (context(user_id="v"), context(chat_key="elsewhere")):
         with pytest.raises(InvalidValueError, match="no command waits for an answer"):
@@ -270,7 +272,7 @@ async def test_a_question_is_answered_once_and_by_whom_it_was_put_to(on_queue: W
         await answers(on_queue, "4")
 
 
-async def test_what_a_question_hands_on_reaches_the_answer_in_time_only(on_queue: World) -> None:
+async def test_data_of_a_question_reaches_the_answer_within_its_time_only(on_queue: World) -> None:
     await answers(on_queue, "/order tea")
     assert [response.message for response in await answers(on_queue, "two cups")] == ["tea: two cups"]
     await answers(on_queue, "/order coffee timeout:0.000001")
@@ -278,14 +280,14 @@ async def test_what_a_question_hands_on_reaches_the_answer_in_time_only(on_queue
     assert (late.status.value, late.message) == ("error", "the kitchen is closed")
 
 
-async def test_a_command_runs_where_its_plugin_lives(on_queue: World) -> None:
-    """Init and the module's state are a worker's, not those of the process that asks."""
+async def test_a_command_runs_in_a_worker_of_its_plugin(on_queue: World) -> None:
+    """Init and module state belong to a worker, not to the requesting process."""
     first, second = [(await answers(on_queue, "/visits"))[0].data for _ in range(2)]
     assert second == {"visits": first["visits"] + 1, "process": first["process"]}
     assert first["process"] != os.getpid()
 
 
-async def test_what_a_command_attaches_arrives_as_text_when_only_its_worker_can_hold_it(
+async def test_attachments_that_only_the_worker_can_hold_arrive_as_text(
     on_queue: World,
 ) -> None:
     (response,) = await answers(on_queue, "/attach")
@@ -298,7 +300,7 @@ async def test_a_job_reports_waits_and_succeeds(authored: MemoryWorld) -> None:
     with pytest.raises(InvalidValueError, match="running already"):
         await authored.call("start_render", "film")
     assert (await authored.call("job_state", "film")).value["running"] is True
-    assert (await authored.call("approve", "film", "good")).value is True  # before anybody waits
+    assert (await authored.call("approve", "film", "good")).value is True  # before the job waits for it
     await authored.runtime.jobs.settled()
     state = (await authored.call("job_state", "film")).value
     assert state == {
@@ -320,7 +322,9 @@ async def test_a_job_reports_waits_and_succeeds(authored: MemoryWorld) -> None:
         ("stop", "the task ended without TaskCtl.success, fail or cancel"),
     ],
 )
-async def test_a_job_that_does_not_succeed_says_why(authored: MemoryWorld, ending: str, message: str) -> None:
+async def test_an_unsuccessful_job_reports_the_reason(
+    authored: MemoryWorld, ending: str, message: str
+) -> None:
     await authored.call("start_render", "film", 1, ending)
     await authored.call("approve", "film", "go")
     await authored.runtime.jobs.settled()
@@ -374,7 +378,7 @@ async def test_missing_parts_are_named_and_the_rest_works(anywhere: World) -> No
             await anywhere.call(method)
 
 
-async def test_older_import_paths_lead_to_the_same_things(anywhere: World) -> None:
+async def test_older_import_paths_lead_to_the_same_objects(anywhere: World) -> None:
     answer = (await anywhere.call("legacy_summary", "a/b.txt")).value
     assert answer == ["/app/uploads/b.txt", True, "xxxx...xxx", True, "yes", None]
     assert await anywhere.texts(CHAT, MessageKind.SYSTEM) == ["noted"]
@@ -395,12 +399,12 @@ async def test_routers_and_webhooks_are_collected_and_switches_run(authored: Mem
     assert module_of(authored, "Ada.web_parts").SWITCHES == ["off", "on"]
 
 
-async def test_all_layouts_of_code_are_found(anywhere: World) -> None:
+async def test_all_source_layouts_are_found(anywhere: World) -> None:
     assert (await anywhere.call("doubled", 4)).value == 8
     assert (await anywhere.call("report")).value == "Kyoto: sunny"
 
 
-async def test_a_dice_table_of_older_days_works(anywhere: World) -> None:
+async def test_a_dice_table_of_an_older_api_works(anywhere: World) -> None:
     rolled = await anywhere.call("roll_dice", "3d6+1", reason="luck", seed=7)
     total = (await anywhere.call("last_roll_total")).value
     assert f"'total': {total}" in (rolled.text or "") and 4 <= total <= 19
@@ -419,7 +423,7 @@ async def test_a_dice_table_of_older_days_works(anywhere: World) -> None:
     assert anywhere.registry.find("掷骰").task == "Ada.trpg_table.roll_dice"
 
 
-async def test_a_diary_for_a_platform_that_is_not_here_works_but_for_its_bot(anywhere: World) -> None:
+async def test_a_diary_for_an_unavailable_platform_works_without_its_bot(anywhere: World) -> None:
     record = next(r for r in anywhere.loaded.records if r.key == "Ada.group_diary")
     assert record.status is PluginStatus.DEGRADED
     assert "nonebot.on_notice" in record.placeholders

@@ -1,4 +1,4 @@
-"""Names of the API that the other plugins do not use, in a plugin, in memory and through the queue."""
+"""API names that the other plugins do not use, in one plugin, in memory and through the queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def facts(world: World, method: str) -> dict[str, Any]:
     return value
 
 
-async def test_a_plugin_reads_itself(anywhere: World) -> None:
+async def test_a_plugin_reads_its_own_metadata(anywhere: World) -> None:
     assert await facts(anywhere, "plugin_facts") == {
         "identity": ["every name", "every_name", "Ada.every_name", "2.0", "Ada", "https://example.com"],
         "description": "padded",
@@ -50,7 +50,7 @@ async def test_a_context_offers_more_than_files_and_messages(anywhere: World) ->
     }
 
 
-async def test_every_way_to_say_something_says_it(anywhere: World) -> None:
+async def test_every_way_to_send_a_message_works(anywhere: World) -> None:
     await anywhere.call("all_messages")
     assert await anywhere.texts(CHAT, MessageKind.ASSISTANT) == ["one", "two", "three"]
     assert await anywhere.texts(CHAT, MessageKind.SYSTEM) == ["four", "five", "six"]
@@ -70,7 +70,7 @@ async def test_jobs_are_listed_and_stopped_together(anywhere: World) -> None:
     }
 
 
-async def test_a_recurring_timer_lives_as_documented(anywhere: World) -> None:
+async def test_a_recurring_timer_behaves_as_documented(anywhere: World) -> None:
     assert await facts(anywhere, "timer_facts") == {
         "listed": [True],
         "paused": "paused",
@@ -82,7 +82,7 @@ async def test_a_recurring_timer_lives_as_documented(anywhere: World) -> None:
     }
 
 
-async def test_texts_and_answers_in_parts(anywhere: World) -> None:
+async def test_texts_and_multi_part_answers_work(anywhere: World) -> None:
     assert [(await anywhere.call("texts_in", lang)).value for lang in ("zh-CN", "en-US")] == ["你好", "hello"]
     who = CommandExecutionContext(user_id="u", chat_key=CHAT)
     working, done = await anywhere.command("/parts", who)

@@ -1,4 +1,4 @@
-"""Every example of the specification documents that registers something, run unmodified."""
+"""Every registering example of the specification documents, run unmodified."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COVERED["c1"] = COVERED["j1"] | {"on_reset", "cleanup", "migrate_data"}
 
 
 @pytest.mark.skipif(not spec_blocks.SPEC_DIR.is_dir(), reason="no specification documents")
-def test_no_example_of_the_documents_is_left_out() -> None:
+def test_every_example_of_the_documents_is_tested() -> None:
     found: dict[str, set[str]] = {}
     for block in spec_blocks.all_blocks():
         found.setdefault(block.document, set()).update(block.functions())
@@ -47,7 +47,7 @@ def plugin_dir(world: World, doc: str) -> Path:
 
 
 @both
-async def test_preferences_are_kept_per_chat_per_user_and_for_all(spec: World, doc: str) -> None:
+async def test_preferences_are_stored_per_chat_per_user_and_globally(spec: World, doc: str) -> None:
     before = (await spec.call(f"spec.{doc}.get_preference", "any")).value
     assert before.endswith("{'theme': 'light', 'notifications': False}")
 
@@ -117,7 +117,7 @@ async def test_an_image_arrives_as_bytes(spec: World, doc: str) -> None:
 
 
 @both
-async def test_init_made_directories_and_a_config_that_is_read_back(spec: World, doc: str) -> None:
+async def test_init_created_directories_and_a_config_that_is_read_back(spec: World, doc: str) -> None:
     root = plugin_dir(spec, doc)
     assert {path.name for path in root.iterdir()} >= {"cache", "models", "exports", "temp", "user_uploads"}
     config = (await spec.call(f"spec.{doc}.read_config")).value
@@ -135,7 +135,9 @@ async def test_exports_are_listed_and_reach_the_sandbox(spec: World, doc: str) -
 
 
 @both
-async def test_an_external_resource_is_fetched_once(spec: World, doc: str, file_server: FileServer) -> None:
+async def test_an_external_resource_is_downloaded_once(
+    spec: World, doc: str, file_server: FileServer
+) -> None:
     url = file_server.add("/resource", b"x" * 1234)
     first = (await spec.call(f"spec.{doc}.cache_external_resource", url)).value
     second = (await spec.call(f"spec.{doc}.cache_external_resource", url)).value
@@ -168,7 +170,7 @@ async def test_a_file_of_the_sandbox_is_read_by_the_plugin(spec: World, doc: str
 
 
 @both
-async def test_a_model_is_a_file_with_its_description_in_the_store(
+async def test_a_model_is_stored_as_a_file_and_its_description_in_the_store(
     spec: World, doc: str, file_server: FileServer
 ) -> None:
     missing = (await spec.call(f"spec.{doc}.load_model", "tiny")).value
@@ -225,7 +227,7 @@ async def test_a_report_is_readable_at_the_returned_sandbox_path(spec: World) ->
 
 async def test_an_open_file_cannot_be_returned(spec: World, tmp_path: Path) -> None:
     (tmp_path / "f").touch()
-    if spec.kind == "memory":  # nothing is encoded in one process, so the wrong example works there
+    if spec.kind == "memory":  # values are not encoded within one process, so the wrong example works there
         (await spec.call("spec.c2.get_file_handle", str(tmp_path / "f"))).value.close()
     else:
         with pytest.raises(ResultError, match="TextIOWrapper"):
@@ -239,7 +241,7 @@ async def test_a_sum_is_called_by_function_name_and_by_label(spec: World) -> Non
         await spec.call("my_sum_function", 2)
 
 
-async def test_the_time_is_a_text(spec: World) -> None:
+async def test_the_time_is_returned_as_text(spec: World) -> None:
     assert isinstance(datetime.fromisoformat((await spec.call("get_time")).value), datetime)
 
 

@@ -1,4 +1,4 @@
-"""Plugins that use Python more freely than most: every kind of signature, decorators, threads, packages."""
+"""Plugins with unusual Python: every kind of signature, decorators, threads, packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nekro_agent.ports import MessageKind
 from workers.plugins.loader import PluginStatus, load_plugins, unload_plugins
 
 
-async def test_signatures_of_every_kind_take_what_the_code_passes(anywhere: World) -> None:
+async def test_signatures_of_every_kind_accept_the_passed_arguments(anywhere: World) -> None:
     place = {"city": "Kyoto", "at": (35.0, 135.8)}
     reading = (await anywhere.call("take_reading", place, "blue", limit=3, extra="x")).value
     # A dataclass, a typed dictionary and an enum are plain data when they arrive.
@@ -36,7 +36,7 @@ async def test_signatures_of_every_kind_take_what_the_code_passes(anywhere: Worl
         await anywhere.call("take_reading")
 
 
-async def test_a_default_that_is_changed_stays_changed(anywhere: World) -> None:
+async def test_a_mutated_default_stays_mutated(anywhere: World) -> None:
     first = len((await anywhere.call("add_to_basket", "a")).value)
     assert len((await anywhere.call("add_to_basket", "b")).value) == first + 1
 
@@ -47,25 +47,27 @@ async def test_a_docstring_may_be_long(anywhere: World) -> None:
 
 
 @pytest.mark.parametrize(("method", "argument"), [("count_up", 2), ("read_lines", "a")])
-async def test_a_method_that_yields_is_told_to_return(anywhere: World, method: str, argument: Any) -> None:
+async def test_a_method_that_yields_is_refused_with_advice_to_return(
+    anywhere: World, method: str, argument: Any
+) -> None:
     with pytest.raises(ResultError, match=rf"{method}.*yield.*return"):
         await anywhere.call(method, argument)
 
 
-async def test_decorators_that_keep_the_name_do_no_harm(anywhere: World) -> None:
+async def test_decorators_that_keep_the_name_work(anywhere: World) -> None:
     assert (await anywhere.call("flaky", 2)).value == "True"
     assert (await anywhere.call("wrapped", 3)).value == 3
     assert anywhere.registry.find("flaky").signature == "(failures: int) -> str"
 
 
-async def test_methods_of_objects_and_classes_and_made_functions_are_called(anywhere: World) -> None:
+async def test_methods_of_objects_and_classes_and_generated_functions_are_called(anywhere: World) -> None:
     count = (await anywhere.call("remember", "a")).value
     assert (await anywhere.call("remember", word="b")).value == count + 1
     assert (await anywhere.call("to_feet", 1.5)).value == "1.5 feet"
     assert (await anywhere.call("convert_all", 2)).value == ["2 metres", "2 feet", "DONE"]
 
 
-async def test_threads_and_loops_of_a_plugins_own_reach_the_api(anywhere: World) -> None:
+async def test_threads_and_loops_of_a_plugin_reach_the_api(anywhere: World) -> None:
     assert (await anywhere.call("own_threads_where")).value == {"started": True, "debug": "no", "path": True}
     assert "a" in (await anywhere.call("write_by_thread", "a")).value
     assert (await anywhere.call("count_with_own_loop", "k")).value == 1
@@ -74,7 +76,7 @@ async def test_threads_and_loops_of_a_plugins_own_reach_the_api(anywhere: World)
     assert (await anywhere.call("count_from_pool", "k")).value == "7"
 
 
-async def test_packages_in_packages_share_one_nested_configuration(anywhere: World) -> None:
+async def test_nested_packages_share_one_nested_configuration(anywhere: World) -> None:
     assert (await anywhere.call("item_price", "apple")).value == "1.0 EUR open"
     assert (await anywhere.call("same_config")).value == [True, "s3cret", "goods", "http://…"]
     await anywhere.call("stock_item", "vegetables", "leek", 2.5)
@@ -82,14 +84,14 @@ async def test_packages_in_packages_share_one_nested_configuration(anywhere: Wor
     file = anywhere.data_dir / "configs" / "Ada.shop.yaml"
     text = file.read_text("utf-8")
     assert "CURRENCY: JPY" in text and "leek: 2.5" in text and "INCLUDED: false" in text
-    assert "TOKEN: s3cret" in text  # not the stars of its printed form: it would be lost
+    assert "TOKEN: s3cret" in text  # not the masked form, which would lose it
     file.write_text(text.replace("JPY", "EUR").replace("leek: 2.5", "leek: 4.0").replace("open", "CLOSED"))
-    await anywhere.call("same_config")  # get_config takes the file over
+    await anywhere.call("same_config")  # get_config reads the file
     assert (await anywhere.call("item_price", "leek")).value == "4.8 EUR closed"
 
 
 def as_plain(value: Any) -> Any:
-    """In memory the object itself comes back."""
+    """In memory the object itself is returned."""
     return value if isinstance(value, dict) else {**vars(value), "colour": value.colour.value}
 
 
@@ -123,7 +125,9 @@ BROKEN = {
 }
 
 
-def test_what_cannot_load_says_why_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_fails_to_load_is_reported_with_reason_and_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NEKRO_DATA_DIR", str(tmp_path / "data"))
     for name, (code, _) in BROKEN.items():
         (tmp_path / name).write_text(code)
