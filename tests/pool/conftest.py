@@ -15,7 +15,7 @@ from broker_config.settings import Settings
 
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings]) -> Settings:
-    """Settings on a key prefix of this test, with delivery times that a test can wait for."""
+    """Settings with a key prefix of this test and delivery times short enough for tests."""
     return make_settings(broker={"visibility_timeout_seconds": 4})
 
 

@@ -1,4 +1,4 @@
-"""No message is lost and none is run twice, whatever happens to workers and connections."""
+"""Deliveries: no message is lost and none runs twice when workers or connections fail."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_message_that_meets_a_dying_idle_worker_is_not_lost(
     pool: str, start_worker: StartWorker, send: Send, client: Any, settings: Settings
 ) -> None:
     worker = start_worker(pool)
-    send("t.wait", 0).get(WAIT_SECONDS)  # it waits for more by now, or will
+    send("t.wait", 0).get(WAIT_SECONDS)  # it has started or is about to start the next blocking command
     worker.send(signal.SIGSTOP)
     results = [send("t.wait", 0) for _ in range(5)]
     worker.kill()
@@ -70,7 +70,7 @@ def test_lost_connection_runs_no_task_twice(
     assert worker.process.poll() is None
 
 
-def test_a_claim_whose_answer_nobody_will_read_is_given_back_when_a_worker_stops(
+def test_a_claim_in_flight_is_given_back_when_its_worker_stops(
     send: Send, client: Any, settings: Settings
 ) -> None:
     for _ in range(3):
@@ -79,7 +79,7 @@ def test_a_claim_whose_answer_nobody_will_read_is_given_back_when_a_worker_stops
     with contextlib.closing(worker_app), worker_app.connection_for_read() as connection:
         channel = connection.default_channel
         with Consumer(channel, queues=[worker_app.amqp.queues["methods"]], accept=["json"]):
-            connection.transport.cycle.on_poll_start()  # sends the claim; its answer is for later
+            connection.transport.cycle.on_poll_start()  # sends the claim; its answer is read later
             prefix = settings.broker.key_prefix
             wait_until(lambda: client.hlen(f"{prefix}unacked.methods") == 3, what="the claim")
             channel.give_back_unread()
@@ -107,7 +107,7 @@ def test_worker_killed_while_it_acknowledges_leaves_no_record_behind(
     assert client.llen(f"{prefix}methods") == (0 if sent else 1)
 
 
-def test_deliveries_whose_leases_ended_while_redis_was_away_stay_with_their_holder(
+def test_deliveries_whose_leases_expired_during_a_redis_outage_stay_with_their_holder(
     send: Send, client: Any, settings: Settings
 ) -> None:
     send("t.wait", 0)
@@ -137,7 +137,7 @@ def test_deliveries_whose_leases_ended_while_redis_was_away_stay_with_their_hold
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["asyncio", "threads"])
-def test_a_method_that_does_not_stop_is_not_begun_elsewhere_while_its_process_lives(
+def test_a_method_that_ignores_cancellation_is_not_redelivered_while_its_process_lives(
     pool: str, start_worker: StartWorker, send: Send, client: Any, settings: Settings
 ) -> None:
     update = {"workers": settings.workers.model_copy(update={"drain_seconds": 0.2})}
@@ -166,7 +166,7 @@ def test_task_longer_than_the_visibility_timeout_runs_once(
 
 
 @BOTH
-def test_task_of_a_killed_worker_moves_on(
+def test_task_of_a_killed_worker_is_redelivered(
     pool: str, start_worker: StartWorker, send: Send, settings: Settings
 ) -> None:
     worker = start_worker(pool)
@@ -178,7 +178,7 @@ def test_task_of_a_killed_worker_moves_on(
     assert starts(settings)[result.id] == 2
 
 
-def test_task_that_kills_its_workers_is_set_aside(
+def test_task_that_kills_its_workers_becomes_a_dead_letter(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings, app: NekroApp
 ) -> None:
     result = send("t.wait", 0)
@@ -233,7 +233,7 @@ MALFORMED = [
 ]
 
 
-def test_malformed_messages_stop_no_worker_and_delay_nobody(
+def test_malformed_messages_stop_no_worker_and_delay_no_others(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings
 ) -> None:
     key = f"{settings.broker.key_prefix}methods"
@@ -248,7 +248,7 @@ def test_malformed_messages_stop_no_worker_and_delay_nobody(
     assert "Unrecoverable" not in worker.log.read_text()
 
 
-def test_garbage_among_held_deliveries_is_buried(
+def test_garbage_among_held_deliveries_becomes_a_dead_letter(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings
 ) -> None:
     prefix = settings.broker.key_prefix
@@ -279,7 +279,7 @@ def test_one_worker_serves_several_queues(
     caller.close()
 
 
-def test_workers_go_on_after_redis_had_no_memory(
+def test_workers_continue_after_redis_was_out_of_memory(
     own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker
 ) -> None:
     settings = make_settings(broker={"url": own_redis.url})
@@ -299,7 +299,7 @@ def test_workers_go_on_after_redis_had_no_memory(
     caller.close()
 
 
-def test_worker_survives_a_restart_of_redis_with_its_tasks(
+def test_worker_and_its_tasks_survive_a_restart_of_redis(
     own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker
 ) -> None:
     server = own_redis
@@ -329,7 +329,7 @@ def test_rolling_kills_lose_no_call(
     start_worker: StartWorker, send: Send, settings: Settings, client: Any
 ) -> None:
     """1,000 tasks under 12 SIGKILLs: each is answered."""
-    # One of the tasks may be in the hands of three killed workers by chance.
+    # A task may happen to be held by three killed workers.
     patient = settings.model_copy(
         update={"broker": settings.broker.model_copy(update={"max_deliveries": 100})}
     )

@@ -1,4 +1,4 @@
-"""Sentinel promotes a replica that lacks the last calls: they are published again, and the worker goes on."""
+"""Sentinel promotes a replica that lacks the last calls: they are published again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def settings(make_settings: Callable[..., Settings], sentinel_group: SentinelGro
 
 
 def invocation() -> Invocation:
-    """A call of a TOOL method that says that it ran."""
+    """A call of a TOOL method that records its execution."""
     now = datetime.now(UTC)
     return Invocation(
         call_id=new_id(), method="m.wait", chat_key="c", container_key="k",
@@ -35,7 +35,7 @@ def invocation() -> Invocation:
 
 
 @pytest.mark.timeout(150)
-async def test_calls_that_a_promoted_replica_lacks_are_published_again(
+async def test_calls_missing_on_a_promoted_replica_are_published_again(
     settings: Settings, sentinel_group: SentinelGroup, start_worker: Callable[..., WorkerProcess]
 ) -> None:
     worker = start_worker("asyncio")

@@ -1,4 +1,4 @@
-"""A call ends the same whether Celery's tracer runs it or not, and its method runs once."""
+"""Calls on the direct path and through Celery's tracer end alike, and each method runs once."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from workers.pools.jobs import Body, Interruptible, Job, JobStopped, StopReason
 StartWorker = Callable[..., WorkerProcess]
 Send = Callable[..., Any]
 
-#: The queue of the worker that runs calls on each path, and the worker's options.
+#: Queue of the worker for each path, and the worker's options.
 PATHS = {"fast": "methods", "tracer": "long"}
 OPTIONS: dict[str, tuple[str, ...]] = {"fast": (), "tracer": (TRACED,)}
 
-#: Bodies of ``f.run`` and options of their messages, and how they end: state and what is stored.
+#: Bodies of ``f.run`` and options of their messages, with the expected state and stored value.
 ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, Any]] = {
     "value": ({"how": "ok", "value": {"a": ["ü", 1, None, 2.5]}}, {}, "SUCCESS", {"a": ["ü", 1, None, 2.5]}),
     "nothing": ({"how": "ok"}, {}, "SUCCESS", None),
@@ -65,7 +65,7 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, Any]] = {
 
 @pytest.fixture
 def workers(start_worker: StartWorker, settings: Settings) -> dict[str, WorkerProcess]:
-    """A worker for each path, each on a queue of its own."""
+    """One worker per path, each on its own queue."""
     found = {
         path: start_worker(
             "asyncio",
@@ -82,7 +82,7 @@ def workers(start_worker: StartWorker, settings: Settings) -> dict[str, WorkerPr
 
 
 def starts(settings: Settings, task_id: str) -> list[str]:
-    """The paths on which a call's method started, one for each start."""
+    """Paths of a call's executions, one entry per start."""
     return [entry[2] for entry in read_ledger(settings) if entry[:2] == [task_id, "started"]]
 
 
@@ -94,12 +94,12 @@ def nothing_is_held(client: Any, settings: Settings) -> bool:
 
 
 def record(client: Any, app: NekroApp, result: Any) -> dict[str, Any]:
-    """What is stored about a call."""
+    """The stored result of a call."""
     found: dict[str, Any] = json.loads(client.get(app.backend.get_key_for_task(result.id)))
     return found
 
 
-def test_every_end_is_the_same_on_both_paths_and_every_method_runs_once(
+def test_every_outcome_is_the_same_on_both_paths_and_every_method_runs_once(
     workers: dict[str, WorkerProcess],
     send: Send,
     client: Any,
@@ -116,7 +116,7 @@ def test_every_end_is_the_same_on_both_paths_and_every_method_runs_once(
     for path in PATHS:
         revoked = results[path, "revoked"]
         wait_until(lambda task_id=revoked.id: starts(settings, task_id), what="the call to start")
-        # The other worker would mark it as revoked, too, and may be the first.
+        # The other worker would mark it as revoked as well, and may be first.
         app.control.revoke(revoked.id, terminate=True, destination=[f"{workers[path].log.stem}@test"])
     duplicates = {
         path: send("f.run", {"how": "fail", "name": "DuplicateDelivery"}, queue=queue)
@@ -148,7 +148,7 @@ def test_every_end_is_the_same_on_both_paths_and_every_method_runs_once(
         assert worker.process.poll() is None
 
 
-def test_what_a_success_leaves_in_redis_is_what_celery_leaves(
+def test_a_success_leaves_the_same_keys_in_redis_as_celery(
     workers: dict[str, WorkerProcess], send: Send, client: Any, app: NekroApp, settings: Settings
 ) -> None:
     records, traced = {}, {}
@@ -169,7 +169,7 @@ def test_what_a_success_leaves_in_redis_is_what_celery_leaves(
         assert 0 < client.ttl(key) <= settings.results.expires_seconds
         records[path] = json.loads(stored)
         assert records[path].pop("task_id") == result.id
-        if path == "tracer":  # which says so after the result is there
+        if path == "tracer":  # which is counted after the result is stored
             workers[path].wait_log(f"[{result.id}] succeeded")
         traced[path] = f"[{result.id}] succeeded" in workers[path].log.read_text()
     for found in records.values():
@@ -198,7 +198,7 @@ def test_each_call_is_counted_once(
     wait_until(lambda: nothing_is_held(client, settings), what="the acknowledgements")
     figures = send("t.figures").get(WAIT_SECONDS)
     assert figures["in_flight"] == 1, "the task that tells them"
-    # One whose value cannot be written has succeeded when Celery learns of it, one too deep has failed.
+    # One with an unencodable value has succeeded when Celery sees it, one nested too deep has failed.
     assert figures["f.run"] == {
         "ok": 6,
         "method_failed": 3,
@@ -209,7 +209,7 @@ def test_each_call_is_counted_once(
     assert len(read_ledger(settings)) == len(bodies) + 1, "each method ran once"
 
 
-def test_what_no_worker_would_do_is_refused_where_it_is_sent(send: Send, app: NekroApp) -> None:
+def test_unsupported_message_options_are_refused_by_the_sender(send: Send, app: NekroApp) -> None:
     body = {"how": "ok", "value": 5}
     call = app.signature("f.run", args=(body,), queue="methods")
     note = app.signature("t.note", queue="methods")
@@ -235,7 +235,7 @@ def test_what_no_worker_would_do_is_refused_where_it_is_sent(send: Send, app: Ne
         group([call, call], app=app).apply_async()
 
 
-def test_foreign_listeners_get_the_tracer(
+def test_foreign_signal_receivers_select_the_tracer(
     start_worker: StartWorker, send: Send, app: NekroApp, settings: Settings
 ) -> None:
     start_worker("asyncio")
@@ -254,7 +254,7 @@ def test_foreign_listeners_get_the_tracer(
 
 
 @pytest.mark.parametrize("loss", ["memory", "server"])
-def test_result_that_redis_did_not_take_is_stored_by_the_tracer_and_the_method_runs_once(
+def test_result_that_redis_refused_is_stored_by_the_tracer_and_the_method_runs_once(
     loss: str,
     own_redis: Any,
     make_settings: Callable[..., Settings],
@@ -266,7 +266,7 @@ def test_result_that_redis_did_not_take_is_stored_by_the_tracer_and_the_method_r
     own_redis.start()
     settings = make_settings(broker={"url": own_redis.url})
     caller = create_app(settings)
-    # With one place it takes nothing else meanwhile, so that no command of its is counted but the one.
+    # With a concurrency of one it takes no other message, so only this call's commands are counted.
     worker = start_worker("asyncio", settings=settings, concurrency=1)
     end = tmp_path / "end"
     result = caller.send_task("f.run", [{"how": "until", "path": str(end)}], queue="methods")
@@ -293,7 +293,7 @@ def test_result_that_redis_did_not_take_is_stored_by_the_tracer_and_the_method_r
 
 
 def failed_scripts(client: Any) -> int:
-    """How many scripts Redis gave up."""
+    """Number of scripts that Redis rejected."""
     figures = client.info("commandstats").get("cmdstat_eval", {})
     return int(figures.get("failed_calls", 0))
 
@@ -314,7 +314,7 @@ def test_sigterm_waits_for_a_call(
     assert "Unrecoverable" not in worker.log.read_text()
 
 
-def test_sigquit_gives_a_call_back(
+def test_sigquit_gives_a_running_call_back(
     start_worker: StartWorker, send: Send, settings: Settings, tmp_path: Path
 ) -> None:
     worker = start_worker("asyncio")
@@ -329,7 +329,9 @@ def test_sigquit_gives_a_call_back(
     assert starts(settings, result.id) == ["fast", "fast"]
 
 
-def test_a_watcher_sees_a_call_and_its_result(start_worker: StartWorker, send: Send, app: NekroApp) -> None:
+def test_an_event_receiver_gets_the_events_of_a_call_and_its_result(
+    start_worker: StartWorker, send: Send, app: NekroApp
+) -> None:
     start_worker("asyncio")
     seen: list[dict[str, Any]] = []
 
@@ -342,7 +344,7 @@ def test_a_watcher_sees_a_call_and_its_result(start_worker: StartWorker, send: S
         receiver = app.events.Receiver(idle, handlers={"*": seen.append})
         with receiver.consumer_context() as (connection, _, _):
             wait_until(lambda: drain(connection), what="a heartbeat, which proves the subscription")
-            # The worker looks once a second whether anybody watches.
+            # The worker checks once a second for receivers.
             wait_until(
                 lambda: (
                     send("f.run", {"how": "ok", "value": "x" * 200})
@@ -366,7 +368,7 @@ def test_a_watcher_sees_a_call_and_its_result(start_worker: StartWorker, send: S
 
 
 def make_job() -> Job:
-    """A job that nobody waits for."""
+    """A job without a waiting caller."""
     return Job(
         target=lambda *args: (False, None, 0.0),
         args=("t.name", "id"),
@@ -380,8 +382,8 @@ def make_job() -> Job:
     )
 
 
-async def test_a_stop_between_the_begin_of_a_body_and_its_waiting_is_not_forgotten() -> None:
-    """The hub stops jobs on a thread of its own, at any moment."""
+async def test_a_stop_between_the_start_of_a_body_and_its_first_wait_is_applied() -> None:
+    """The consumer stops jobs from a thread of its own, at any moment."""
     job = make_job()
 
     async def run() -> None:
@@ -398,8 +400,8 @@ async def test_a_stop_between_the_begin_of_a_body_and_its_waiting_is_not_forgott
     assert isinstance(running.exception(), JobStopped)
 
 
-async def test_a_stop_ends_what_is_awaited_and_nothing_after_it() -> None:
-    """The storing of a result follows on the same task."""
+async def test_a_stop_cancels_only_the_awaited_body() -> None:
+    """The result is stored in the same task afterwards."""
     job = make_job()
 
     async def run() -> str:
@@ -410,7 +412,7 @@ async def test_a_stop_ends_what_is_awaited_and_nothing_after_it() -> None:
                 await asyncio.Event().wait()
         assert guard.was_interrupted
         with Interruptible():
-            job.stop(StopReason.SOFT_LIMIT)  # reaches the loop when there is nothing to end any more
+            job.stop(StopReason.SOFT_LIMIT)  # arrives in the loop after the body has ended
         job.stop(StopReason.SOFT_LIMIT)
         await asyncio.sleep(0.01)
         task = asyncio.current_task()

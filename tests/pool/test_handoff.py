@@ -1,4 +1,4 @@
-"""Messages that are handed to workers that wait: soon, in order, one per place, and none is lost."""
+"""Direct delivery to waiting workers: prompt, in order, one message per offered place, none lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ StartWorker = Callable[..., WorkerProcess]
 
 
 class World:
-    """One test's Redis, a publisher on the test's loop, and what can be seen of both."""
+    """Redis of one test, a publisher on the test's loop, and reads of both."""
 
     def __init__(self, app: NekroApp, settings: Settings, client: redis.Redis) -> None:
         self.app, self.settings, self.client = app, settings, client
@@ -52,17 +52,17 @@ class World:
         return await asyncio.to_thread(result.get, WAIT_SECONDS)
 
     async def offered(self, count: int = 1) -> None:
-        """Wait until so many workers offer a place."""
+        """Wait until that many workers offer a place."""
         await self.until(lambda: self.client.zcard(self.offers) == count, what=f"{count} offers")
 
     async def freeze(self, worker: WorkerProcess) -> None:
-        """Stop a worker and wait until it stands still."""
+        """SIGSTOP a worker and wait until it has stopped."""
         worker.send(signal.SIGSTOP)
         state = Path(f"/proc/{worker.process.pid}/stat")
         await self.until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", what="the stop")
 
     async def hand_to_frozen(self, start_worker: StartWorker) -> tuple[WorkerProcess, Any]:
-        """Start a worker and freeze it while it waits; returns it and the result of a call handed to it."""
+        """Start a worker and freeze it while it waits; returns it and the result of its call."""
         worker = await asyncio.to_thread(start_worker)
         await self.offered()
         await self.freeze(worker)
@@ -71,15 +71,15 @@ class World:
         return worker, result
 
     async def until(self, condition: Callable[[], Any], *, what: str) -> None:
-        """Wait for a condition without holding the loop."""
+        """Wait for a condition without blocking the loop."""
         await asyncio.to_thread(wait_until, condition, what=what)
 
     def waiting(self) -> int:
-        """How many messages are in the queue."""
+        """Number of queued messages."""
         return int(self.client.llen(self.queue))
 
     def held(self) -> int:
-        """How many messages workers hold."""
+        """Number of messages that workers hold."""
         return int(self.client.hlen(self.held_key))
 
     def starts(self) -> list[str]:
@@ -87,13 +87,13 @@ class World:
         return [entry[0] for entry in read_ledger(self.settings) if entry[1] == "started"]
 
     def pushes(self) -> int:
-        """How many messages were put into a queue since Redis started."""
+        """Number of messages that were queued since Redis started."""
         return int(self.client.info("commandstats").get("cmdstat_lpush", {}).get("calls", 0))
 
 
 @pytest.fixture
 def settings(own_redis: Any, make_settings: Callable[..., Settings]) -> Settings:
-    """Settings on a Redis whose commands are this test's alone."""
+    """Settings on a Redis that only this test uses."""
     return make_settings(broker={"url": own_redis.url, "visibility_timeout_seconds": 20})
 
 
@@ -104,7 +104,9 @@ async def world(app: NekroApp, settings: Settings, client: redis.Redis) -> Async
     await world.publisher.close()
 
 
-async def test_a_worker_that_waits_is_handed_its_calls(world: World, start_worker: StartWorker) -> None:
+async def test_a_waiting_worker_gets_its_calls_delivered_directly(
+    world: World, start_worker: StartWorker
+) -> None:
     await asyncio.to_thread(start_worker)
     for number in range(20):
         await world.offered()
@@ -114,8 +116,8 @@ async def test_a_worker_that_waits_is_handed_its_calls(world: World, start_worke
     await world.until(lambda: world.held() == 0, what="the acknowledgements")
 
 
-async def test_a_stored_result_is_an_acknowledged_delivery(world: World, start_worker: StartWorker) -> None:
-    """In one step: whoever has an answer finds nothing held for it any more."""
+async def test_storing_a_result_acknowledges_its_delivery(world: World, start_worker: StartWorker) -> None:
+    """In one step: a caller with an answer finds no held message."""
     await asyncio.to_thread(start_worker)
     for _ in range(30):
         await world.offered()
@@ -126,7 +128,7 @@ async def test_a_stored_result_is_an_acknowledged_delivery(world: World, start_w
         assert world.held() == 0
 
 
-async def test_results_of_another_redis_are_acknowledged_in_the_ordinary_way(
+async def test_results_on_another_redis_are_acknowledged_separately(
     world: World, start_worker: StartWorker, redis_server: Any, settings: Settings
 ) -> None:
     elsewhere = settings.model_copy(
@@ -156,7 +158,7 @@ async def test_older_messages_are_not_overtaken(
     worker.send(signal.SIGCONT)
 
 
-async def test_long_messages_go_through_the_queue(world: World, start_worker: StartWorker) -> None:
+async def test_long_messages_are_sent_through_the_queue(world: World, start_worker: StartWorker) -> None:
     await asyncio.to_thread(start_worker)
     await world.offered()
     text = "x" * MAX_PUBLISHED_BYTES
@@ -165,7 +167,7 @@ async def test_long_messages_go_through_the_queue(world: World, start_worker: St
 
 
 @pytest.mark.parametrize("why", ["nobody listens", "it ended"])
-async def test_an_offer_that_does_not_stand_is_dropped(why: str, world: World) -> None:
+async def test_an_offer_without_listener_or_past_its_end_is_dropped(why: str, world: World) -> None:
     place = {"channel": "nobody", "queue": "methods", "index": "i", "held": "h", "seconds": 5}
     seconds, _ = world.client.time()
     ends_at = seconds + (60 if why == "nobody listens" else -1)
@@ -180,7 +182,7 @@ async def test_an_offer_that_does_not_stand_is_dropped(why: str, world: World) -
         assert listener.get_message(timeout=0.1) is None
 
 
-async def test_no_more_is_handed_over_than_may_run(
+async def test_no_more_messages_are_delivered_than_the_concurrency_allows(
     world: World, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     await asyncio.to_thread(start_worker, concurrency=2)
@@ -188,7 +190,7 @@ async def test_no_more_is_handed_over_than_may_run(
     results = []
     for end in ends:
         results.append(await world.call("until", path=str(end)))
-        await asyncio.sleep(0.1)  # as long as it takes to offer a place again, if there was one
+        await asyncio.sleep(0.1)  # longer than a worker takes to offer another place
         assert world.held() <= 2
     await world.until(lambda: len(world.starts()) == 2, what="two calls to start")
     assert world.waiting() == 4
@@ -199,10 +201,10 @@ async def test_no_more_is_handed_over_than_may_run(
     assert Counter(world.starts()) == Counter(result.id for result in results)
 
 
-async def test_of_a_frozen_worker_one_call_waits_for_its_short_lease(
+async def test_a_call_delivered_to_a_frozen_worker_waits_for_one_short_lease(
     world: World, start_worker: StartWorker
 ) -> None:
-    """It is run elsewhere then, and not by the worker that thaws."""
+    """It then runs on another worker, and the thawed one does not run it."""
     frozen, handed = await world.hand_to_frozen(start_worker)
     others = [await world.call(value=number) for number in range(3)]
     await asyncio.to_thread(start_worker)
@@ -219,7 +221,7 @@ async def test_of_a_frozen_worker_one_call_waits_for_its_short_lease(
 async def test_a_call_that_reaches_its_worker_after_its_lease_runs_once(
     world: World, start_worker: StartWorker, own_redis: Any
 ) -> None:
-    """The worker is well; only its subscription lags."""
+    """The worker is healthy; only its subscription is delayed."""
     async with RedisRelay(own_redis.port) as relay:
         update = {"url": relay.url, "socket_timeout_seconds": 60}
         broker = world.settings.broker.model_copy(update=update)
@@ -240,7 +242,7 @@ async def test_a_call_that_reaches_its_worker_after_its_lease_runs_once(
         lagging.kill()
 
 
-async def test_a_worker_that_was_frozen_for_a_moment_runs_what_it_was_handed(
+async def test_a_briefly_frozen_worker_runs_the_call_delivered_to_it(
     world: World, start_worker: StartWorker
 ) -> None:
     frozen, handed = await world.hand_to_frozen(start_worker)
@@ -250,7 +252,7 @@ async def test_a_worker_that_was_frozen_for_a_moment_runs_what_it_was_handed(
     assert world.starts() == [handed.id]
 
 
-async def test_a_call_handed_to_a_worker_that_is_killed_runs_elsewhere(
+async def test_a_call_delivered_to_a_killed_worker_runs_on_another(
     world: World, start_worker: StartWorker
 ) -> None:
     killed, handed = await world.hand_to_frozen(start_worker)
@@ -260,22 +262,22 @@ async def test_a_call_handed_to_a_worker_that_is_killed_runs_elsewhere(
     assert world.starts() == [handed.id]
 
 
-async def test_a_blocked_worker_renews_what_it_was_handed(
+async def test_a_blocked_worker_renews_the_leases_of_delivered_calls(
     world: World, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    """From a thread: the loop that took it stands still."""
+    """The renewal runs on a thread, as the loop is blocked."""
     for _ in range(2):
         await asyncio.to_thread(start_worker)
     await world.offered(2)
     end = tmp_path / "end"
     result = await world.call("block", path=str(end))
-    await asyncio.sleep(HANDOFF_SECONDS + 4)  # its first lease, and the search for leases that ended
+    await asyncio.sleep(HANDOFF_SECONDS + 4)  # its first lease, and the search for expired leases
     end.touch()
     assert await world.value(result) == "done"
     assert world.starts() == [result.id]
 
 
-async def test_a_stop_takes_the_offer_back(world: World, start_worker: StartWorker) -> None:
+async def test_a_stop_withdraws_the_offer(world: World, start_worker: StartWorker) -> None:
     worker = await asyncio.to_thread(start_worker)
     await world.offered()
     worker.send(signal.SIGTERM)
@@ -287,7 +289,7 @@ async def test_a_stop_takes_the_offer_back(world: World, start_worker: StartWork
     assert await world.value(result) == 1
 
 
-async def test_workers_that_stop_amid_calls_lose_none_and_run_none_twice(
+async def test_workers_that_stop_under_load_lose_no_call_and_run_none_twice(
     world: World, start_worker: StartWorker
 ) -> None:
     workers = [await asyncio.to_thread(start_worker, concurrency=4) for _ in range(3)]
@@ -310,7 +312,7 @@ async def test_workers_that_stop_amid_calls_lose_none_and_run_none_twice(
 async def test_a_call_given_back_by_a_stop_counts_no_delivery(
     world: World, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    """A call that was handed over and had not begun is as new."""
+    """A delivered call that has not started is returned without a trace."""
     worker = await asyncio.to_thread(
         start_worker, "asyncio", "--prefetch-multiplier", "4", "-l", "DEBUG", concurrency=1
     )
@@ -321,7 +323,7 @@ async def test_a_call_given_back_by_a_stop_counts_no_delivery(
     second = await world.call(value=2)
     assert world.held() == 2
     worker.send(signal.SIGTERM)
-    await asyncio.to_thread(worker.wait_log, "Stopping Pool")  # after this nothing more is taken
+    await asyncio.to_thread(worker.wait_log, "Stopping Pool")  # no message is taken after this
     end.touch()
     assert await asyncio.to_thread(worker.wait) == 0
     (raw,) = world.client.lrange(world.queue, 0, -1)
@@ -331,12 +333,12 @@ async def test_a_call_given_back_by_a_stop_counts_no_delivery(
     assert Counter(world.starts()) == Counter([first.id, second.id])
 
 
-async def test_a_cut_subscription_is_made_again(world: World, start_worker: StartWorker) -> None:
+async def test_a_cut_subscription_is_restored(world: World, start_worker: StartWorker) -> None:
     worker = await asyncio.to_thread(start_worker)
     await world.offered()
     (subscribed,) = (each for each in world.client.client_list(_type="pubsub") if each["sub"] == "1")
     world.client.client_kill_filter(_id=subscribed["id"])
-    # Until then it offers nothing that nobody would hear.
+    # Until then it offers no place, as nothing would receive the message.
     result = await world.call(value=1)
     assert await world.value(result) == 1
     await world.until(lambda: world.client.pubsub_channels("*handed*"), what="the subscription")
@@ -348,7 +350,7 @@ async def test_a_cut_subscription_is_made_again(world: World, start_worker: Star
     assert worker.process.poll() is None
 
 
-async def test_a_flood_runs_each_call_once(world: World, start_worker: StartWorker) -> None:
+async def test_many_calls_at_once_run_each_once(world: World, start_worker: StartWorker) -> None:
     for _ in range(2):
         await asyncio.to_thread(start_worker, concurrency=20)
     await world.offered(2)
@@ -365,7 +367,7 @@ async def test_a_worker_of_several_queues_offers_no_place(world: World, start_wo
     assert not world.client.keys("*offers*")
 
 
-async def test_a_queue_that_was_left_is_offered_no_place(world: World, start_worker: StartWorker) -> None:
+async def test_a_cancelled_consumer_offers_no_place(world: World, start_worker: StartWorker) -> None:
     await asyncio.to_thread(start_worker)
     await world.offered()
     control = world.app.control
@@ -387,7 +389,7 @@ def _is_listed(world: World, queue: str) -> bool:
 
 
 def test_only_short_leases_are_renewed_soon(client: redis.Redis) -> None:
-    """Thousands of calls may be held while others are handed over every moment."""
+    """A worker may hold thousands of calls while others are delivered continuously."""
     held = {tag: SimpleNamespace(headers={}) for tag in ("long", "short")}
     channel: Any = SimpleNamespace(
         keeper=None,

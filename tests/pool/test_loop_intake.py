@@ -1,4 +1,4 @@
-"""Messages are taken on the loop of their tasks, the unusual ones on the hub; none is lost or run twice."""
+"""Ordinary messages are received on the loop of their tasks, unusual ones by the consumer; none is lost."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def starts(settings: Settings) -> list[str]:
 
 
 def waiting(client: Any, settings: Settings, lane: str = "methods") -> int:
-    """How many messages are on a queue."""
+    """Number of queued messages."""
     return int(client.llen(f"{settings.broker.key_prefix}{lane}"))
 
 
 def held(client: Any, settings: Settings, lane: str = "methods") -> int:
-    """How many messages the workers of a lane hold."""
+    """Number of messages that the workers of a lane hold."""
     return int(client.hlen(f"{settings.broker.key_prefix}unacked.{lane}"))
 
 
 def nothing_is_left(client: Any, settings: Settings) -> bool:
-    """Whether every message is done with."""
+    """Whether every message is acknowledged."""
     return not waiting(client, settings) and not held(client, settings)
 
 
 def push(client: Any, app: NekroApp, settings: Settings, change: Change, name: str = "f.run") -> Any:
-    """Queue a message that was changed on its way; returns the result of its task."""
+    """Queue a message with changed headers; returns the result of its task."""
     task_id = new_id()
     raw = json.loads(
         encode_message(
@@ -72,7 +72,7 @@ def headers(**fields: Any) -> Change:
     return lambda raw: raw["headers"].update(fields)
 
 
-def test_unusual_messages_are_the_hubs_and_end_as_ever(
+def test_unusual_messages_are_handled_by_the_consumer_with_the_usual_outcome(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings, app: NekroApp
 ) -> None:
     worker = start_worker("asyncio")
@@ -138,10 +138,10 @@ def test_unusual_messages_are_the_hubs_and_end_as_ever(
     assert worker.process.poll() is None
 
 
-def test_calls_of_a_task_whose_rate_is_limited_are_the_hubs(
+def test_calls_of_a_rate_limited_task_are_handled_by_the_consumer(
     start_worker: StartWorker, send: Send, app: NekroApp
 ) -> None:
-    """Celery makes them wait with the hub's timers, which are of one thread."""
+    """Celery delays them with the consumer's timers, which belong to one thread."""
     start_worker("asyncio")
     send("t.watch_intake").get(WAIT_SECONDS)
     for limit, thread in (("1000/s", HUB), ("0", LOOP)):
@@ -153,7 +153,7 @@ def test_calls_of_a_task_whose_rate_is_limited_are_the_hubs(
 
 @pytest.mark.parametrize("concurrency", [1, 2])
 @pytest.mark.parametrize("pool", ["asyncio", "threads"])
-def test_two_queues_take_turns(
+def test_two_queues_are_served_alternately(
     pool: str, concurrency: int, start_worker: StartWorker, settings: Settings
 ) -> None:
     pinned = settings.model_copy(
@@ -176,14 +176,14 @@ def test_two_queues_take_turns(
     caller.close()
 
 
-def test_queues_are_left_and_joined_at_run_time(
+def test_queues_are_cancelled_and_added_at_run_time(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings, app: NekroApp
 ) -> None:
     start_worker("asyncio")
     body = {"how": "ok", "value": 1}
     assert send("f.run", body).get(WAIT_SECONDS) == 1
     assert app.control.cancel_consumer("methods", reply=True, limit=1, timeout=WAIT_SECONDS)
-    # The answer comes before the queue is left.
+    # The reply comes before the queue is cancelled.
     inspect = app.control.inspect(limit=1, timeout=WAIT_SECONDS)
     wait_until(lambda: list((inspect.active_queues() or {}).values()) == [[]], what="the queue to be left")
     left = [send("f.run", body) for _ in range(3)]
@@ -199,7 +199,7 @@ def test_queues_are_left_and_joined_at_run_time(
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["", "after_a_cut"])
-def test_no_more_is_taken_than_may_run_and_each_end_makes_room_for_one(
+def test_the_concurrency_limits_claims_and_each_end_allows_one_more(
     is_cut: bool, start_worker: StartWorker, send: Send, client: Any, settings: Settings, tmp_path: Path
 ) -> None:
     worker = start_worker("asyncio", concurrency=3)
@@ -226,7 +226,7 @@ def test_no_more_is_taken_than_may_run_and_each_end_makes_room_for_one(
 
 
 @pytest.mark.parametrize("keeps_data", [True, False], ids=["with_data", "empty"])
-def test_calls_outlive_a_restart_of_redis(
+def test_calls_survive_a_restart_of_redis(
     keeps_data: bool,
     own_redis: Any,
     make_settings: Callable[..., Settings],
@@ -240,7 +240,7 @@ def test_calls_outlive_a_restart_of_redis(
     caller = create_app(settings)
     worker = start_worker("asyncio", concurrency=4, settings=settings)
     end = tmp_path / "end"
-    # An empty Redis has forgotten what waited.
+    # An empty Redis has lost the queued messages.
     count = 12 if keeps_data else 4
     results = [
         caller.send_task("f.run", [{"how": "until", "path": str(end)}], queue="methods") for _ in range(count)
@@ -265,7 +265,7 @@ def test_calls_outlive_a_restart_of_redis(
     caller.close()
 
 
-def test_warm_shutdown_gives_back_what_was_claimed_and_never_begun(
+def test_graceful_shutdown_gives_back_claimed_messages_that_have_not_started(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings, tmp_path: Path
 ) -> None:
     worker = start_worker("asyncio", "--prefetch-multiplier", "4", "-l", "DEBUG", concurrency=2)
@@ -273,7 +273,7 @@ def test_warm_shutdown_gives_back_what_was_claimed_and_never_begun(
     results = [send("f.run", {"how": "until", "path": str(end)}) for _ in range(12)]
     wait_until(lambda: held(client, settings) == 8 and len(starts(settings)) == 2, what="the claims")
     worker.send(signal.SIGTERM)
-    worker.wait_log("Stopping Pool")  # after this nothing more is taken
+    worker.wait_log("Stopping Pool")  # no message is taken after this
     end.touch()
     assert worker.wait() == 0
     assert held(client, settings) == 0
@@ -288,7 +288,7 @@ def test_warm_shutdown_gives_back_what_was_claimed_and_never_begun(
     assert Counter(starts(settings)) == Counter(result.id for result in results)
 
 
-def test_shutdown_amid_traffic_loses_no_call_and_runs_none_twice(
+def test_shutdown_under_load_loses_no_call_and_runs_none_twice(
     start_worker: StartWorker, send: Send, client: Any, settings: Settings
 ) -> None:
     patient = settings.model_copy(
@@ -310,7 +310,7 @@ def test_shutdown_amid_traffic_loses_no_call_and_runs_none_twice(
     assert Counter(starts(settings)) == Counter(result.id for result in results)
 
 
-def test_blocked_loop_keeps_no_command_from_its_answer(
+def test_blocked_loop_does_not_block_remote_control(
     start_worker: StartWorker, send: Send, settings: Settings, app: NekroApp, tmp_path: Path
 ) -> None:
     start_worker("asyncio")
@@ -326,7 +326,7 @@ def test_blocked_loop_keeps_no_command_from_its_answer(
 
 
 class SlowClaim:
-    """An intake in this process whose claim of three messages is under way until ``end`` is called."""
+    """An intake in this process whose claim of three messages is in flight until ``end`` is called."""
 
     def __init__(self, server: Any, settings: Settings, *, padding: str) -> None:
         self._app = create_app(settings, lane="methods")
@@ -336,7 +336,7 @@ class SlowClaim:
         self._connection = self._app.connection_for_read()
         channel = self._connection.default_channel
         self.delivered: list[Any] = []
-        #: Of the loop, and how many there had been at each delivery.
+        #: Iterations of the loop, and their number at each delivery.
         self.turns = 0
         self.turns_at_delivery: list[int] = []
         queues = [self._app.amqp.queues["methods"]]
@@ -353,13 +353,13 @@ class SlowClaim:
         self.delivered.append(message)
 
     def count_turns(self) -> None:
-        """Count the turns of the loop until all is delivered."""
+        """Count the loop's iterations until all messages are delivered."""
         self.turns += 1
         if len(self.delivered) < 3:
             self._thread.loop.call_soon(self.count_turns)
 
     def begin(self) -> None:
-        """Have the claim sent to a Redis that executes no command that writes."""
+        """Send the claim to a Redis that executes no writing command."""
         self._client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
         self._thread.start()
         self.intake.start()
@@ -373,7 +373,6 @@ class SlowClaim:
         self._client.execute_command("CLIENT", "UNPAUSE")
 
     def close(self) -> None:
-        """End everything."""
         self.end()
         self.intake.stop()
         self._thread.stop()
@@ -384,7 +383,7 @@ class SlowClaim:
 
 @pytest.fixture
 def slow_claim(own_redis: Any, settings: Settings, request: pytest.FixtureRequest) -> Iterator[SlowClaim]:
-    """A claim that is under way; its messages are short unless a test asks for a padding."""
+    """A claim in flight; its messages are short unless a test requests padding."""
     own = settings.model_copy(update={"broker": settings.broker.model_copy(update={"url": own_redis.url})})
     claim = SlowClaim(own_redis, own, padding=getattr(request, "param", ""))
     claim.begin()
@@ -394,12 +393,12 @@ def slow_claim(own_redis: Any, settings: Settings, request: pytest.FixtureReques
 
 @pytest.fixture
 def own_client(own_redis: Any) -> Iterator[redis.Redis]:
-    """A client of the server that the slow claim asks."""
+    """A client of the server that receives the slow claim."""
     with redis.Redis.from_url(own_redis.url) as client:
         yield client
 
 
-def test_what_a_stop_finds_claimed_is_given_back(
+def test_messages_claimed_during_a_stop_are_given_back(
     slow_claim: SlowClaim, own_client: redis.Redis, settings: Settings
 ) -> None:
     stopping = threading.Thread(target=slow_claim.intake.stop)
@@ -413,7 +412,7 @@ def test_what_a_stop_finds_claimed_is_given_back(
     assert not slow_claim.delivered
 
 
-def test_what_is_claimed_of_a_queue_that_was_left_is_given_back_at_once(
+def test_messages_claimed_from_a_cancelled_queue_are_given_back_at_once(
     slow_claim: SlowClaim, own_client: redis.Redis, settings: Settings
 ) -> None:
     slow_claim.consumer.cancel_by_queue("methods")
@@ -435,7 +434,7 @@ def test_claimed_messages_are_delivered(
 
 
 @pytest.mark.parametrize("slow_claim", ["x" * LONG_BYTES], indirect=True)
-def test_the_loop_turns_between_the_steps_of_reading_long_messages(
+def test_the_loop_runs_between_the_decoding_steps_of_long_messages(
     slow_claim: SlowClaim, own_client: redis.Redis, settings: Settings
 ) -> None:
     slow_claim.end()
@@ -446,7 +445,7 @@ def test_the_loop_turns_between_the_steps_of_reading_long_messages(
     assert held(own_client, settings) == 3
 
 
-def test_what_was_read_ahead_serves_its_own_message_and_no_other(app: NekroApp) -> None:
+def test_a_decoded_body_is_used_for_its_own_message_only(app: NekroApp) -> None:
     def raw(word: str, **extra: Any) -> bytes:
         message = app.amqp.create_task_message(new_id(), "m.noop", [word])
         return json.dumps(json.loads(encode_message(message, queue="methods")) | extra).encode()
@@ -463,7 +462,7 @@ def test_what_was_read_ahead_serves_its_own_message_and_no_other(app: NekroApp) 
             channel.foresee_body()
         channel.foresee(first)
         channel.foresee_body()
-        channel._take("methods", "tag.1", second)  # another worker was faster with the first
+        channel._take("methods", "tag.1", second)  # another worker acknowledged the first one earlier
         channel._take("methods", "tag.2", first)
         channel.foresee(forged)
         channel.foresee_body()

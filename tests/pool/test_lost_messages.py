@@ -1,4 +1,4 @@
-"""A Redis that comes back without its newest data: what was lost is published again, and only that."""
+"""Redis restarts without its newest data: exactly the lost messages are published again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nekro_agent.methods import Lane
 
 
 def invocation(*, seconds: float = 60) -> Invocation:
-    """A call of a TOOL method that says that it ran."""
+    """A call of a TOOL method that records its execution."""
     now = datetime.now(UTC)
     return Invocation(
         call_id=new_id(), method="m.wait", chat_key="c", container_key="k",
@@ -39,12 +39,12 @@ def invocation(*, seconds: float = 60) -> Invocation:
 
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings], own_redis: RedisServer) -> Settings:
-    """Settings on a Redis of this test."""
+    """Settings on the test's own Redis."""
     return make_settings(broker={"url": own_redis.url, "visibility_timeout_seconds": 4})
 
 
 async def published(caller: MethodCaller, count: int) -> None:
-    """Wait until the broker has taken so many calls."""
+    """Wait until the broker has accepted that many calls."""
     await eventually(
         lambda: sum(pending.place is not None for pending in caller._pending.values()) >= count,
         what="the messages to be placed",
@@ -81,7 +81,7 @@ class Message:
     properties: dict[str, Any] = field(default_factory=dict)
 
 
-async def test_an_epoch_says_of_each_message_whether_it_was_lost(
+async def test_an_epoch_determines_which_messages_were_lost(
     settings: Settings, own_redis: RedisServer
 ) -> None:
     publisher = PipelinePublisher(settings.broker)
@@ -102,18 +102,18 @@ async def test_an_epoch_says_of_each_message_whether_it_was_lost(
     await publisher.close()
 
 
-async def test_a_publish_connects_again_when_its_loop_stood_still_for_the_time_of_one_connection(
+async def test_a_publish_reconnects_when_its_loop_was_blocked_for_the_connect_timeout(
     settings: Settings,
 ) -> None:
     publisher = PipelinePublisher(settings.broker.model_copy(update={"connect_timeout_seconds": 1}))
     sending = asyncio.create_task(publisher.send(Message(), queue="q", may_repeat=False))
-    await asyncio.sleep(0)  # it connects
-    time.sleep(1.1)  # Redis has answered long before
+    await asyncio.sleep(0)  # it is connecting
+    time.sleep(1.1)  # Redis answered long before
     assert await sending is not None
     await publisher.close()
 
 
-async def test_a_publish_ends_with_the_reason_when_no_connection_is_made_within_its_limit(
+async def test_a_publish_fails_with_the_reason_when_no_connection_is_made_within_its_limit(
     settings: Settings, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("messaging.publishing.PUBLISH_SECONDS", 2)
@@ -130,9 +130,7 @@ async def test_a_publish_ends_with_the_reason_when_no_connection_is_made_within_
     await publisher.close()
 
 
-async def test_a_redis_without_its_data_has_none_of_the_messages(
-    settings: Settings, own_redis: RedisServer
-) -> None:
+async def test_an_empty_redis_has_lost_all_messages(settings: Settings, own_redis: RedisServer) -> None:
     publisher = PipelinePublisher(settings.broker)
     place = await publisher.send(Message(), queue="q", may_repeat=True)
     with redis.Redis(port=own_redis.port) as client:
@@ -143,7 +141,7 @@ async def test_a_redis_without_its_data_has_none_of_the_messages(
     assert not epoch.has(place)
 
 
-async def test_a_server_that_does_not_say_its_run_begins_no_epoch(
+async def test_a_server_that_hides_its_run_id_starts_no_epoch(
     settings: Settings, own_redis: RedisServer
 ) -> None:
     user, password = "worker", uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Calls from an event loop to a real worker and back: answers, errors, deadlines, a Redis that fails."""
+"""Calls from an event loop to a real worker and back: answers, errors, deadlines, a failing Redis."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def caller(app: NekroApp, settings: Settings) -> AsyncIterator[MethodCalle
 
 @pytest.fixture
 def worker(start_worker: StartWorker) -> WorkerProcess:
-    """A worker that takes many calls at once."""
+    """A worker with a high concurrency."""
     return start_worker("asyncio", concurrency=200)
 
 
@@ -78,11 +78,11 @@ async def test_many_calls_each_get_their_own_answer(caller: MethodCaller, worker
     assert {answer.text for answer in answers} == {"x"}
 
 
-async def test_a_chats_large_call_waits_for_its_last_ones_and_no_other_call_does(
+async def test_a_chats_large_call_is_delayed_by_its_last_ones_and_other_calls_are_not(
     caller: MethodCaller, worker: WorkerProcess
 ) -> None:
     large = "x" * (LARGE_CHARS + 1)
-    for _ in range(100):  # far more than this test takes
+    for _ in range(100):  # far longer than this test takes
         caller._pace.spent("c", 60)
     waiting = asyncio.create_task(caller.call(invocation("m.noop", large, seconds=120), lane=Lane.METHODS))
     await caller.call(invocation("m.noop"), lane=Lane.METHODS)
@@ -100,7 +100,7 @@ async def test_large_value_arrives_whole(caller: MethodCaller, worker: WorkerPro
     assert len(answer.value) == 4 << 20
 
 
-async def test_failures_become_errors_that_name_them(caller: MethodCaller, worker: WorkerProcess) -> None:
+async def test_failures_become_errors_with_their_cause(caller: MethodCaller, worker: WorkerProcess) -> None:
     with pytest.raises(MethodDisabledError, match=r"plugin a\.b is disabled"):
         await caller.call(invocation("m.fail", "ours"), lane=Lane.METHODS)
     with pytest.raises(MethodFailedError) as caught:
@@ -147,7 +147,9 @@ async def test_call_that_expired_in_the_queue_never_runs(
     assert worker.ledger() == []
 
 
-async def test_revoked_call_tells_its_caller(caller: MethodCaller, worker: WorkerProcess) -> None:
+async def test_revoked_call_ends_with_an_error_for_its_caller(
+    caller: MethodCaller, worker: WorkerProcess
+) -> None:
     call = invocation("m.wait", "60")
     waiting = asyncio.create_task(caller.call(call, lane=Lane.METHODS))
     await asyncio.to_thread(
@@ -158,11 +160,11 @@ async def test_revoked_call_tells_its_caller(caller: MethodCaller, worker: Worke
         await waiting
 
 
-async def test_message_that_a_worker_may_not_decode_is_answered(
+async def test_undecodable_message_is_answered_with_an_error(
     app: NekroApp, caller: MethodCaller, worker: WorkerProcess, settings: Settings
 ) -> None:
     call = invocation("m.noop", seconds=60)
-    waiting = asyncio.create_task(caller.call(call, lane="long"))  # nobody consumes that lane
+    waiting = asyncio.create_task(caller.call(call, lane="long"))  # the lane has no consumer
     await asyncio.sleep(0)
     message = app.amqp.create_task_message(call.call_id, "m.noop", [1], reply_to=caller._caller_id)
     raw = json.loads(encode_message(message, queue="methods"))
@@ -184,9 +186,7 @@ async def test_second_call_of_one_id_is_refused(caller: MethodCaller) -> None:
         await waiting
 
 
-async def test_closed_caller_leaves_no_keys_of_its_own(
-    app: NekroApp, settings: Settings, worker: WorkerProcess
-) -> None:
+async def test_closed_caller_leaves_no_keys(app: NekroApp, settings: Settings, worker: WorkerProcess) -> None:
     async with MethodCaller(app, settings) as caller:
         await caller.call(invocation("m.noop"), lane=Lane.METHODS)
         reply_key = Keys(prefix=settings.broker.key_prefix).reply(caller._caller_id)
@@ -205,7 +205,7 @@ async def test_closed_caller_leaves_no_keys_of_its_own(
 async def test_lost_reply_is_read_from_its_result_key(
     caller: MethodCaller, worker: WorkerProcess, settings: Settings
 ) -> None:
-    """Somebody else pops the reply, as a connection does that breaks at the wrong moment."""
+    """Another client pops the reply, like a connection that breaks at the wrong moment."""
     call = invocation("m.wait", "0.3")
     reply_key = Keys(prefix=settings.broker.key_prefix).reply(caller._caller_id)
     stolen = threading.Event()
@@ -216,7 +216,7 @@ async def test_lost_reply_is_read_from_its_result_key(
                 if client.lpop(reply_key):
                     stolen.set()
 
-    # Our own pop is served first when it waits first, so it must not wait; nor does anybody listen.
+    # Redis serves the client that waits longest, so ours must not wait, nor may it subscribe.
     for task in (*caller._tasks[:1], *caller._tasks[2:]):
         task.cancel()
     thread = threading.Thread(target=steal)
@@ -227,13 +227,13 @@ async def test_lost_reply_is_read_from_its_result_key(
     assert answer.call_id == call.call_id
 
 
-async def test_answers_are_published_to_a_caller_that_listens(
+async def test_answers_are_published_to_a_subscribed_caller(
     caller: MethodCaller, worker: WorkerProcess, settings: Settings
 ) -> None:
     assert caller._subscription is not None
     subscription = caller._subscription
     await eventually(lambda: subscription.stands, what="the subscription")
-    for task in caller._tasks[:2]:  # nobody looks at the list or at the results' keys
+    for task in caller._tasks[:2]:  # neither the list nor the results' keys are read
         task.cancel()
     answers = await asyncio.gather(*(caller.call(invocation("m.noop"), lane=Lane.METHODS) for _ in range(50)))
     assert {answer.text for answer in answers} == {"x"}
@@ -262,7 +262,7 @@ async def test_a_caller_whose_subscription_is_cut_gets_its_answers(
         )
 
 
-async def test_caller_is_told_when_redis_is_gone_and_goes_on_when_it_returns(
+async def test_caller_gets_an_error_during_a_redis_outage_and_works_when_it_returns(
     own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker
 ) -> None:
     settings = make_settings(broker={"url": own_redis.url, "socket_timeout_seconds": 2})
@@ -277,7 +277,7 @@ async def test_caller_is_told_when_redis_is_gone_and_goes_on_when_it_returns(
         assert (await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)).text == "x"
         own_redis.process.send_signal(signal.SIGSTOP)
         try:
-            # Redis reads the message when it goes on.
+            # Redis reads the message when it resumes.
             with pytest.raises(OutcomeUnknownError):
                 await caller.call(invocation("m.noop", seconds=30), lane=Lane.METHODS)
         finally:
@@ -287,7 +287,7 @@ async def test_caller_is_told_when_redis_is_gone_and_goes_on_when_it_returns(
     app.close()
 
 
-async def test_redis_that_is_down_at_the_first_call_is_an_error_and_no_end(
+async def test_redis_that_is_down_at_the_first_call_is_an_error_and_later_calls_work(
     own_redis: Any, make_settings: Callable[..., Settings], start_worker: StartWorker
 ) -> None:
     settings = make_settings(broker={"url": own_redis.url})
@@ -324,7 +324,7 @@ async def test_callers_of_several_processes_share_workers(
     assert [answer.call_id for answer in answers] == [call.call_id for _, call in calls]
 
 
-def test_pipelined_message_is_the_one_that_kombu_sends(app: NekroApp, settings: Settings) -> None:
+def test_pipelined_message_equals_that_of_kombu(app: NekroApp, settings: Settings) -> None:
     message = app.amqp.create_task_message("id", "m.noop", [{"a": "ü"}], {}, reply_to="r", time_limit=3)
     with app.producer_or_acquire() as producer:
         app.amqp.send_task_message(producer, "m.noop", message, queue=app.amqp.queues["methods"])

@@ -1,4 +1,4 @@
-"""A Redis user with the permissions that docs/operations.md names, and no more."""
+"""A Redis user with exactly the permissions of docs/operations.md."""
 
 from __future__ import annotations
 

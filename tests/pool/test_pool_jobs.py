@@ -1,4 +1,4 @@
-"""What both pools promise, on real workers: every outcome reported, limits, revocation, shutdown."""
+"""Both pools, on real workers: outcomes, limits, revocation, shutdown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_aborting_tasks_occupy_no_slot(pool: str, start_worker: StartWorker, sen
 
 
 @THREADS_SLOWLY
-def test_current_task_is_right_in_tasks_that_run_together(
+def test_current_task_is_correct_in_concurrent_tasks(
     pool: str, start_worker: StartWorker, send: Send
 ) -> None:
     start_worker(pool, concurrency=4)
@@ -45,7 +45,7 @@ def test_current_task_is_right_in_tasks_that_run_together(
 
 
 @BOTH
-def test_soft_limit_cancels_and_lets_the_task_clean_up(
+def test_soft_limit_cancels_a_task_which_may_clean_up(
     pool: str, start_worker: StartWorker, send: Send
 ) -> None:
     start_worker(pool)
@@ -123,7 +123,7 @@ def test_drain_time_bounds_a_warm_shutdown(
 
 
 @BOTH
-def test_loops_are_cleaned_up_at_the_end(pool: str, start_worker: StartWorker, send: Send) -> None:
+def test_loops_are_cleaned_up_on_shutdown(pool: str, start_worker: StartWorker, send: Send) -> None:
     worker = start_worker(pool, concurrency=1)
     first, second = send("t.loop").get(WAIT_SECONDS), send("t.loop").get(WAIT_SECONDS)
     assert first == second, "a loop lives as long as its thread"
@@ -151,7 +151,7 @@ def test_pool_describes_itself_and_its_jobs(
     assert stats["pool"]["max-concurrency"] == 5
 
 
-def test_a_thousand_waiting_tasks_run_at_once(start_worker: StartWorker, send: Send) -> None:
+def test_a_thousand_waiting_tasks_run_concurrently(start_worker: StartWorker, send: Send) -> None:
     worker = start_worker("asyncio", concurrency=1000)
     results = [send("t.wait", 1.5) for _ in range(1000)]
     wait_until(
@@ -162,7 +162,7 @@ def test_a_thousand_waiting_tasks_run_at_once(start_worker: StartWorker, send: S
         assert result.get(WAIT_SECONDS) == "done"
 
 
-def test_no_more_jobs_run_than_the_limit_allows(start_worker: StartWorker, send: Send) -> None:
+def test_no_more_jobs_run_than_the_concurrency_allows(start_worker: StartWorker, send: Send) -> None:
     worker = start_worker("asyncio", "--prefetch-multiplier", "4", concurrency=2)
     results = [send("t.wait", 0.2) for _ in range(8)]
     for result in results:
@@ -175,7 +175,7 @@ def test_no_more_jobs_run_than_the_limit_allows(start_worker: StartWorker, send:
 
 
 @BOTH
-def test_events_tell_of_every_task_without_its_arguments(
+def test_events_cover_every_task_without_its_arguments(
     pool: str, start_worker: StartWorker, send: Send, app: NekroApp
 ) -> None:
     start_worker(pool, concurrency=4)
@@ -209,8 +209,8 @@ def test_events_tell_of_every_task_without_its_arguments(
     assert "hunter22" not in "".join(raw)
 
 
-def test_a_job_that_was_dropped_does_not_run_and_one_that_has_begun_cannot_be_dropped() -> None:
-    """After a lost connection: what has not begun is given back, and must not begin here as well."""
+def test_a_dropped_job_does_not_run_and_a_started_one_cannot_be_dropped() -> None:
+    """After a lost connection, jobs that have not started are redelivered and must not start here as well."""
     ran: list[str] = []
 
     def job(name: str) -> Job:
