@@ -1,4 +1,4 @@
-"""A bench for rounds on each database; a fleet of processes for what only processes show."""
+"""A bench for rounds on each database; a fleet of processes where one process does not suffice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLUGINS = Path(__file__).parent / "plugins"
 def rounds_database(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Callable[[str], DatabaseSettings]:
-    """Give the session's migrated database of a kind."""
+    """Return the session's migrated database of a kind."""
     made: dict[str, DatabaseSettings] = {}
 
     def settings(kind: str) -> DatabaseSettings:
@@ -35,7 +35,7 @@ def rounds_database(
             else:
                 url = request.getfixturevalue("postgres_server").create_database()
             made[kind] = DatabaseSettings(url=url, pool_timeout_seconds=WAIT_SECONDS)
-            # On a thread: the fixture that asks may be inside an event loop.
+            # On a thread: the requesting fixture may be inside an event loop.
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(lambda: asyncio.run(upgrade(made[kind], Path()))).result()
         return made[kind]
@@ -45,7 +45,6 @@ def rounds_database(
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each kind of database."""
     return str(request.param)
 
 

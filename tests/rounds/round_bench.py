@@ -28,7 +28,7 @@ Answer = str | Callable[[LLMRequest], Awaitable[str]]
 
 
 class Model:
-    """Gives answers in turn, the last one again and again; keeps what it was asked."""
+    """Returns the given answers in turn, then repeats the last one; records its requests."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -49,7 +49,7 @@ class Model:
 
 
 class DirectCaller:
-    """``MethodCaller`` without a broker: calls go straight to a worker's executor."""
+    """``MethodCaller`` without a broker: calls go directly to a worker's executor."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -74,7 +74,7 @@ class DirectCaller:
     async def call_patiently(
         self, invocation: Invocation, *, lane: str, seconds: float, leave: Callable[[], Awaitable[bool]]
     ) -> Envelope | None:
-        """Run it as ``call`` does, and leave it when its caller has waited long enough."""
+        """Run it as ``call`` does, and detach it when its caller has waited long enough."""
         call = asyncio.create_task(self.call(invocation, lane=lane))
         try:
             done, _ = await asyncio.wait([call], timeout=seconds)
@@ -91,7 +91,7 @@ class DirectCaller:
 
 
 class Bench:
-    """One chat system: services of this process, drains as many as a fleet would have workers."""
+    """One chat system: services of this process, with a drain per simulated worker."""
 
     def __init__(self, services: Services, sandboxes: SandboxManager) -> None:
         self.services = services
@@ -110,7 +110,7 @@ class Bench:
         slots: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> RoundDrain:
-        """Build what a rounds worker drains with; with one slot it hands its chat back after each round."""
+        """Build what a rounds worker drains with; with one slot it releases its chat after each round."""
         settings = settings or self.settings
         services = self.services
         return RoundDrain(
@@ -131,7 +131,7 @@ class Bench:
         )
 
     async def say(self, chat_key: str, text: str, *, user_id: str = "u1") -> str | None:
-        """Let a person write."""
+        """Add a user's message."""
         return await self.services.receive_message(chat_key, text, user_id=user_id, user_name=user_id)
 
     async def play(self, chat_key: str, drain: RoundDrain, *, seconds: float = WAIT_SECONDS) -> list[Round]:
@@ -155,7 +155,7 @@ class Bench:
             return await tx.messages.newest(chat_key, limit=100, with_past=with_past)
 
     async def let_leases_run_out(self) -> None:
-        """Make every lease end as if its holder had given no sign of life."""
+        """Expire every lease, as if its holder had stopped renewing it."""
         async with self.database.begin() as tx:
             for table in ("chats", "calls"):
                 await tx.connection.exec_driver_sql(
@@ -164,7 +164,7 @@ class Bench:
                 )
 
     def journal(self) -> list[str]:
-        """What the plugin's methods noted."""
+        """The plugin's journal."""
         path = self.settings.data_dir / "plugins" / "tests.scene" / "journal.txt"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -184,5 +184,5 @@ def invocation(method: str, args: tuple[object, ...], *, call_id: str, round_: R
 
 
 def states(rounds: Sequence[Round]) -> list[str]:
-    """The rounds' states as words."""
+    """The rounds' states as text."""
     return [item.state.value for item in rounds]

@@ -1,4 +1,4 @@
-"""A model on a real port, in a thread of the test's process, that plays one scene per chat."""
+"""A model on a real port, in a thread of the test's process, that answers from one script per chat."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections import Counter
 from chat_server import ChatServer, SeenRequest, complete
 from waiting import WAIT_SECONDS
 
-#: Instead of an answer: keep the request open until ``release``, then give the next one.
+#: Instead of an answer: keep the request open until ``release``, then use the next one.
 HANG = "HANG"
 _SCENE = re.compile(r"scene:([\w-]+)")
 
 
 class SceneModel:
-    """Answers a prompt that holds ``scene:<name>`` with the next answer of that scene."""
+    """Answers a prompt that contains ``scene:<name>`` with the next answer of that scene."""
 
     def __init__(self) -> None:
         self.scenes: dict[str, list[str]] = {}
@@ -29,27 +29,27 @@ class SceneModel:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def start(self) -> str:
-        """Listen, if it does not yet; returns the base URL."""
+        """Start to listen unless it does already; returns the base URL."""
         if not self._thread.is_alive():
             self._thread.start()
             asyncio.run_coroutine_threadsafe(self._server.__aenter__(), self._loop).result(WAIT_SECONDS)
         return self._server.base_url
 
     def rewind(self) -> None:
-        """Begin every scene anew."""
+        """Restart every scene."""
         self.asked.clear()
         self.prompts.clear()
         self._released.clear()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the server."""
         asyncio.run_coroutine_threadsafe(self._server.__aexit__(), self._loop).result(WAIT_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(WAIT_SECONDS)
         self._loop.close()
 
     def release(self, scene: str) -> None:
-        """Let requests that hang go on."""
+        """Answer the requests that are kept open."""
         self._loop.call_soon_threadsafe(self._event(scene).set)
 
     def _event(self, scene: str) -> asyncio.Event:

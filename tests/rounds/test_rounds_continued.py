@@ -1,4 +1,4 @@
-"""A drain that goes on with its chat's next round, and when it hands the chat back instead."""
+"""A drain that continues with its chat's next round, and the conditions under which it releases the chat."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def hang(_: LLMRequest) -> str:
     raise AssertionError("never answers")
 
 
-async def test_one_drain_carries_a_turn_to_its_end(bench: Bench) -> None:
+async def test_one_drain_executes_all_rounds_of_a_turn(bench: Bench) -> None:
     model = Model(LOOK, "1 / 0", 'look("milk")', SAY)
     await bench.say("chat", "hello")
     await bench.drain(model, slots=2).drain("chat")
@@ -43,7 +43,7 @@ async def test_one_drain_carries_a_turn_to_its_end(bench: Bench) -> None:
     assert states(rounds) == ["done"] * 4
     assert [item.number for item in rounds] == [1, 2, 3, 4]
     assert {item.turn_id for item in rounds} == {rounds[0].turn_id}
-    # Under one lease, and each after the one before.
+    # Under one lease, and one after the other.
     assert len({item.fence for item in rounds}) == 1
     for earlier, later in itertools.pairwise(rounds):
         assert earlier.finished_at is not None
@@ -55,7 +55,7 @@ async def test_one_drain_carries_a_turn_to_its_end(bench: Bench) -> None:
         assert await tx.chats.find_lease("chat") is None
 
 
-async def test_a_message_between_two_rounds_goes_along_with_the_next_one(bench: Bench) -> None:
+async def test_a_message_between_two_rounds_is_merged_into_the_next_one(bench: Bench) -> None:
     async def meanwhile(_: LLMRequest) -> str:
         await bench.say("chat", "and another thing", user_id="ada")
         return LOOK
@@ -84,13 +84,13 @@ for thread in threads: thread.join()
     [
         ((LOOK, "1 / 0", 'look("milk")', "exit(9)", SAY), 1),
         ((LOOK, "no program at all", LOOK, SAY), 1),
-        # More than the one thing that a round was to cause has come: the rest has to be read.
+        # More than the expected trigger has arrived: the rest must be read.
         ((LOOK, TWO_LOOKS, LOOK, LOOK, SAY), 2),
         ((LOOK, 'nag()\nlook("milk")', LOOK, SAY), 2),
         ((LOOK, "nag()", LOOK, SAY), 2),
     ],
 )
-async def test_what_a_drain_knows_of_its_chat_is_what_it_would_read_anew(
+async def test_the_cached_state_of_a_chat_equals_its_rows(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, answers: tuple[str, ...], reads: int
 ) -> None:
     read, read_turn = ChatView.read, Turn.read
@@ -142,7 +142,7 @@ async def test_a_message_at_the_end_of_a_turn_is_answered_by_the_same_drain(benc
     assert "one more" in model.prompts[1]
 
 
-async def test_a_drain_with_the_last_slot_hands_its_chat_back(bench: Bench) -> None:
+async def test_a_drain_with_the_last_slot_releases_its_chat(bench: Bench) -> None:
     drain = bench.drain(Model(LOOK, SAY), slots=1)
     await bench.say("chat", "hello")
     await drain.drain("chat")
@@ -150,7 +150,7 @@ async def test_a_drain_with_the_last_slot_hands_its_chat_back(bench: Bench) -> N
     assert states(await bench.play("chat", drain)) == ["done", "done"]
 
 
-async def test_a_drain_hands_its_chat_back_once_another_chat_has_taken_the_last_slot(bench: Bench) -> None:
+async def test_a_drain_releases_its_chat_once_another_chat_has_taken_the_last_slot(bench: Bench) -> None:
     other: list[asyncio.Task[None]] = []
     asked = asyncio.Event()
 
@@ -172,7 +172,7 @@ async def test_a_drain_hands_its_chat_back_once_another_chat_has_taken_the_last_
     await asyncio.gather(*other, return_exceptions=True)
 
 
-async def test_a_drain_of_a_stopping_worker_hands_its_chat_back(bench: Bench) -> None:
+async def test_a_drain_of_a_stopping_worker_releases_its_chat(bench: Bench) -> None:
     stopping = asyncio.Event()
 
     async def meanwhile(_: LLMRequest) -> str:
@@ -187,7 +187,7 @@ async def test_a_drain_of_a_stopping_worker_hands_its_chat_back(bench: Bench) ->
     assert states(await bench.play("chat", bench.drain(Model(SAY), owner="w2"))) == ["done"] * 3
 
 
-async def test_a_drain_hands_its_chat_back_after_as_many_rounds_as_the_settings_say(
+async def test_a_drain_releases_its_chat_after_the_configured_number_of_rounds(
     kind: str, open_bench: OpenBench
 ) -> None:
     bench = await open_bench(kind, agent={"rounds_per_drain": 2})
@@ -213,7 +213,7 @@ async def test_a_stop_in_a_later_round_of_a_drain_ends_it(bench: Bench) -> None:
     assert states(await bench.rounds("chat")) == ["done", "cancelled"]
 
 
-async def test_nothing_follows_a_round_that_was_asked_to_stop_before_its_end_was_written(
+async def test_nothing_follows_a_round_that_was_stopped_before_its_end_was_recorded(
     bench: Bench,
 ) -> None:
     async def begin_anew() -> None:
@@ -225,7 +225,7 @@ async def test_nothing_follows_a_round_that_was_asked_to_stop_before_its_end_was
 
     async def stop(_: LLMRequest) -> str:
         begun.append(asyncio.create_task(begin_anew()))
-        await asyncio.shield(begun[0])  # the stop may be noticed before it has ended
+        await asyncio.shield(begun[0])  # the stop may be noticed before the round has ended
         return "1 / 0"
 
     await bench.say("chat", "hello")
@@ -236,7 +236,7 @@ async def test_nothing_follows_a_round_that_was_asked_to_stop_before_its_end_was
     assert states(await bench.play("chat", drain)) == ["cancelled", "done"]
 
 
-async def test_a_next_round_whose_worker_dies_before_it_begins_is_started_by_another(bench: Bench) -> None:
+async def test_a_next_round_whose_worker_dies_before_it_starts_is_started_by_another(bench: Bench) -> None:
     async with bench.database.begin() as tx:
         await tx.chats.ensure("chat")
     await bench.say("chat", "hello")
@@ -246,7 +246,7 @@ async def test_a_next_round_whose_worker_dies_before_it_begins_is_started_by_ano
     first = await bench.services.ledger.start_next("chat", fence=fence, worker="w1")
     assert first is not None
     await bench.say("chat", "and another thing")
-    # What a drain writes when it goes on; then its process is gone.
+    # The rows of a drain that continues; then its process dies.
     async with bench.database.begin() as tx:
         await tx.rounds.finish(first.round.id, fence=fence, report=RoundReport(stop_type=0))
         assert await tx.rounds.claim_next("chat", fence=fence, worker="w1") is not None
@@ -279,7 +279,7 @@ async def test_a_drain_cancelled_in_a_later_round_leaves_the_round_to_another(be
     assert [item.attempt for item in rounds] == [1, 2]
 
 
-async def test_who_is_turned_away_by_a_drain_of_the_same_process_is_not_forgotten(bench: Bench) -> None:
+async def test_a_drain_rejected_by_another_of_the_same_process_runs_later(bench: Bench) -> None:
     announced: list[str] = []
 
     async def announce(chat_key: str, *, later: bool = False) -> None:
@@ -287,7 +287,7 @@ async def test_who_is_turned_away_by_a_drain_of_the_same_process_is_not_forgotte
 
     async def meanwhile(_: LLMRequest) -> str:
         await bench.say("chat", "one more")
-        await drain.drain("chat")  # what its event causes; the chat is held here
+        await drain.drain("chat")  # as its event would do; the chat is leased here
         announced.clear()
         return SAY
 

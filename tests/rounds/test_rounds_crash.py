@@ -1,4 +1,4 @@
-"""A worker that dies, stands still or loses its database: the chat goes on, nothing happens twice."""
+"""A worker that dies, freezes or loses its database: the chat continues and nothing happens twice."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ HOLD = 'keep("a promise")\nhold("it")\nsend_msg_text(_ck, "never said")'
 
 
 async def begun(bench: Bench, chat_key: str, model: Model, *, owner: str = "w1") -> asyncio.Task[None]:
-    """Start a drain as a worker would, for the test to end."""
+    """Start a drain as a worker would; the test ends it."""
     return asyncio.create_task(bench.drain(model, owner=owner).drain(chat_key))
 
 
 async def die(task: asyncio.Task[None]) -> None:
-    """End a drain in the middle; what it holds is given back, as by a lease that runs out."""
+    """Cancel a drain; its leases are released, as after their expiry."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_round_that_was_not_answered_is_asked_again(bench: Bench) -> None:
+async def test_an_unanswered_round_is_sent_to_the_model_again(bench: Bench) -> None:
     asked = asyncio.Event()
 
     async def hang(_: LLMRequest) -> str:
@@ -53,7 +53,7 @@ async def test_a_round_that_was_not_answered_is_asked_again(bench: Bench) -> Non
     assert [message.text for message in await bench.messages("chat")] == ["hello", "done"]
 
 
-async def test_code_that_may_have_run_is_not_run_again_and_the_model_is_told(bench: Bench) -> None:
+async def test_code_that_may_have_run_is_not_run_again_and_the_model_is_informed(bench: Bench) -> None:
     await bench.say("chat", "hello", user_id="ada")
     first = await begun(bench, "chat", Model(HOLD))
     await bench.noted("begin it")
@@ -75,13 +75,13 @@ async def test_code_that_may_have_run_is_not_run_again_and_the_model_is_told(ben
 
 
 async def agent_call(bench: Bench, round_: Round, call_id: str) -> None:
-    """Let a worker of methods run an AGENT call of a round."""
+    """Run an AGENT call of a round in a worker of methods."""
     made = invocation("tests.scene.look", ("tea",), call_id=call_id, round_=round_)
     await bench.caller.call(made, lane="methods")
 
 
 async def running_round(bench: Bench, chat_key: str, *, answered: bool) -> Round:
-    """A round as a worker leaves it that dies: running, its lease run out."""
+    """A round of a crashed worker: running, with an expired lease."""
     await bench.say(chat_key, "hello")
     async with bench.database.begin() as tx:
         fence = await tx.chats.acquire_lease(chat_key, owner="w1", lease_seconds=60)
@@ -110,7 +110,7 @@ async def test_a_result_that_woke_the_model_wakes_it_once_although_its_round_was
     assert model.prompts[0].count("seen: tea") == 1
 
 
-async def test_a_result_that_comes_after_the_takeover_still_wakes_the_model(bench: Bench) -> None:
+async def test_a_result_that_arrives_after_the_takeover_wakes_the_model(bench: Bench) -> None:
     interrupted = await running_round(bench, "chat", answered=True)
     drain = bench.drain(model := Model(SAY), owner="w2")
     await bench.play("chat", drain)
@@ -120,7 +120,7 @@ async def test_a_result_that_comes_after_the_takeover_still_wakes_the_model(benc
     assert "seen: tea" in model.prompts[1]
 
 
-async def test_a_round_that_kills_its_workers_is_given_up_and_the_chat_is_told(bench: Bench) -> None:
+async def test_a_round_that_kills_its_workers_is_given_up_and_the_chat_notified(bench: Bench) -> None:
     await bench.say("chat", "hello")
     for attempt in range(4):
         async with bench.database.begin() as tx:
@@ -136,7 +136,9 @@ async def test_a_round_that_kills_its_workers_is_given_up_and_the_chat_is_told(b
     assert "died 3 times" in last.text
 
 
-async def test_an_interrupted_last_round_ends_the_turn_with_words(kind: str, open_bench: OpenBench) -> None:
+async def test_an_interrupted_last_round_ends_the_turn_with_a_message(
+    kind: str, open_bench: OpenBench
+) -> None:
     bench = await open_bench(kind, agent={"rounds_per_turn": 1})
     await running_round(bench, "chat", answered=True)
     rounds = await bench.play("chat", bench.drain(Model(SAY), owner="w2"))
@@ -167,12 +169,12 @@ async def test_a_worker_that_lost_the_chat_makes_no_call_and_writes_nothing(benc
     assert bench.journal() == ["heard hello"]
 
 
-async def test_a_lease_is_asked_for_before_each_call_once_it_may_have_run_out(bench: Bench) -> None:
+async def test_a_lease_is_checked_before_each_call_once_it_may_have_expired(bench: Bench) -> None:
     await bench.say("chat", "hello")
     lease = await ChatLease.acquire(bench.database, "chat", owner="w1", lease_seconds=0.01)
     assert lease is not None
-    await asyncio.sleep(0.02)  # longer than the lease: what a frozen process goes through
-    await lease.ensure()  # nobody took it: it is renewed
+    await asyncio.sleep(0.02)  # longer than the lease, as for a frozen process
+    await lease.ensure()  # no other worker took it: it is renewed
     await asyncio.sleep(0.02)
     assert await ChatLease.acquire(bench.database, "chat", owner="w2", lease_seconds=60) is not None
     with pytest.raises(FencedError):
@@ -188,7 +190,7 @@ while not os.path.exists("shared/go"):
 """
 
 
-async def test_the_end_of_a_round_is_written_although_the_database_was_busy(open_bench: OpenBench) -> None:
+async def test_the_end_of_a_round_is_recorded_although_the_database_was_busy(open_bench: OpenBench) -> None:
     bench = await open_bench("sqlite", database={"busy_timeout_seconds": 0.1})
     await bench.say("chat", "hello")
     drain = asyncio.create_task(bench.drain(Model(WAIT)).drain("chat"))
@@ -210,7 +212,7 @@ async def test_the_end_of_a_round_is_written_although_the_database_was_busy(open
     assert [(item.state.value, item.stop_type) for item in rounds] == [("done", StopType.NORMAL)]
 
 
-async def test_a_round_that_lost_its_database_is_started_again(open_bench: OpenBench) -> None:
+async def test_a_round_that_lost_its_database_is_restarted(open_bench: OpenBench) -> None:
     bench = await open_bench("sqlite", database={"busy_timeout_seconds": 0.1})
     await bench.say("chat", "hello")
     interrupted = asyncio.Event()

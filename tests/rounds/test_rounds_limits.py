@@ -1,4 +1,4 @@
-"""Limits of a turn: reached, said in the chat, and the end of it."""
+"""Limits of a turn: each ends the turn with a message to the chat."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ async def last_words(bench: Bench, chat_key: str) -> str:
     return last.text
 
 
-async def test_rounds_of_a_turn(kind: str, open_bench: OpenBench) -> None:
+async def test_the_rounds_of_a_turn_are_limited(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, agent={"rounds_per_turn": 3})
     rounds = await _play(bench, Model("1 / 0"))
     assert [(item.number, item.stop_type) for item in rounds] == [(n, StopType.ERROR) for n in (1, 2, 3)]
     assert "3 rounds" in await last_words(bench, "chat")
 
 
-async def test_results_that_wake_the_model_count_as_well(kind: str, open_bench: OpenBench) -> None:
+async def test_rounds_caused_by_results_count_as_well(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, agent={"rounds_per_turn": 2})
     rounds = await _play(bench, Model('look("tea")'))
     assert [item.stop_type for item in rounds] == [StopType.AGENT, StopType.AGENT]
@@ -35,7 +35,7 @@ async def test_results_that_wake_the_model_count_as_well(kind: str, open_bench: 
     assert bench.journal().count("look tea") == 2
 
 
-async def test_a_plugin_that_wakes_the_agent_each_time_meets_the_limit(
+async def test_a_plugin_that_wakes_the_agent_each_time_reaches_the_limit(
     kind: str, open_bench: OpenBench
 ) -> None:
     bench = await open_bench(kind, agent={"rounds_per_turn": 2})
@@ -46,7 +46,7 @@ async def test_a_plugin_that_wakes_the_agent_each_time_meets_the_limit(
     assert "2 rounds" in await last_words(bench, "chat")
 
 
-async def test_calls_of_a_round(open_bench: OpenBench) -> None:
+async def test_the_calls_of_a_round_are_limited(open_bench: OpenBench) -> None:
     bench = await open_bench("postgres", sandbox={"max_calls": 3})
     stubborn = "for n in range(9):\n    try:\n        tick(str(n))\n    except Exception:\n        pass"
     rounds = await _play(bench, Model(stubborn))
@@ -55,7 +55,7 @@ async def test_calls_of_a_round(open_bench: OpenBench) -> None:
     assert len(rounds[0].calls or []) == 3
 
 
-async def test_seconds_of_a_turn_that_the_model_takes(open_bench: OpenBench) -> None:
+async def test_the_time_of_a_turn_includes_that_of_the_model(open_bench: OpenBench) -> None:
     bench = await open_bench("postgres", agent={"turn_seconds": 1.5})
 
     async def think(_: LLMRequest) -> str:
@@ -67,7 +67,7 @@ async def test_seconds_of_a_turn_that_the_model_takes(open_bench: OpenBench) -> 
     assert "1.5 seconds" in await last_words(bench, "chat")
 
 
-async def test_seconds_of_a_turn_that_its_programs_take(open_bench: OpenBench) -> None:
+async def test_the_time_of_a_turn_includes_that_of_its_programs(open_bench: OpenBench) -> None:
     bench = await open_bench("postgres", agent={"turn_seconds": 2.5})
     rounds = await _play(bench, Model("import time\ntime.sleep(60)"))
     assert rounds[0].stop_type == StopType.TIMEOUT

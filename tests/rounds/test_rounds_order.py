@@ -1,4 +1,4 @@
-"""Which rounds a chat gets, in which order, and what goes along with what."""
+"""Rounds of a chat: their number, their order, and the triggers that are merged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAY = 'send_msg_text(_ck, "done")'
 
 
 async def due_in(bench: Bench, chat_key: str, seconds: float) -> None:
-    """Let the debounce of a chat's first round end in so many seconds from now."""
+    """Set the end of the debounce of a chat's first round, in seconds from now."""
     async with bench.database.begin() as tx:
         first = select(func.min(RoundRow.sequence)).where(RoundRow.chat_key == chat_key).scalar_subquery()
         statement = update(RoundRow).where(RoundRow.sequence == first)
@@ -47,7 +47,7 @@ async def test_a_burst_of_messages_within_the_debounce_is_one_round(kind: str, o
     assert all(f"message {word}" in prompt for word in ("one", "two", "three"))
 
 
-async def test_a_debounced_round_announces_itself_when_it_is_due(kind: str, open_bench: OpenBench) -> None:
+async def test_a_debounced_round_is_announced_when_it_is_due(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, agent={"debounce_seconds": 600})
     drain = bench.drain(Model(SAY))
     await bench.say("later", "hello")
@@ -73,7 +73,9 @@ async def test_an_agent_result_does_not_wait_for_the_debounce(kind: str, open_be
     assert rounds[1].not_before == rounds[1].requested_at
 
 
-async def test_what_comes_while_a_round_runs_goes_along_with_the_next_in_order(bench: Bench) -> None:
+async def test_triggers_that_arrive_while_a_round_runs_are_merged_into_the_next_in_order(
+    bench: Bench,
+) -> None:
     async def meanwhile(_: LLMRequest) -> str:
         await bench.say("busy", "second", user_id="ada")
         await bench.say("busy", "third", user_id="bob")
@@ -84,13 +86,13 @@ async def test_what_comes_while_a_round_runs_goes_along_with_the_next_in_order(b
     rounds = await bench.play("busy", bench.drain(model))
     assert states(rounds) == ["done", "done", "merged", "merged"]
     assert [item.trigger_kind.value for item in rounds] == ["message", "message", "message", "call"]
-    # The result shows with the program that asked for it, although a message came in between.
+    # The result appears with its program, although a message came in between.
     second = model.prompts[1]
     assert second.index('look("tea")') < second.index("seen: tea") < second.index("third")
     assert second.count("seen: tea") == 1
 
 
-async def test_a_round_runs_on_behalf_of_the_person_among_its_triggers(bench: Bench) -> None:
+async def test_a_round_runs_on_behalf_of_the_user_among_its_triggers(bench: Bench) -> None:
     await runtime.current().messages.push_system("who", "a timer", trigger_agent=True, call_id=None)
     await bench.say("who", "and I", user_id="ada")
     rounds = await bench.play("who", bench.drain(Model("1 / 0", SAY)))
@@ -112,7 +114,7 @@ def sweeper(bench: Bench, *sweeps: Sweep, seconds: float = 0.001, owner: str = "
 
 
 def announcements(bench: Bench) -> list[str]:
-    """Have the publisher send nothing from now on, and note what it would."""
+    """Suppress and record what the publisher would send from now on."""
     announced: list[str] = []
 
     async def announce(chat_key: str, *, later: bool = False) -> None:
@@ -131,14 +133,14 @@ async def test_the_sweep_restarts_a_chat_whose_message_was_lost(bench: Bench) ->
     assert states(await bench.play("lost", bench.drain(Model(SAY)))) == ["done"]
 
 
-async def test_the_sweep_adds_nothing_to_a_queue_whose_workers_are_behind(bench: Bench) -> None:
+async def test_the_sweep_publishes_nothing_while_messages_are_queued(bench: Bench) -> None:
     await bench.say("waiting", "hello")
     announced = announcements(bench)
     await sweeper(bench).sweep()
     assert announced == []
 
 
-async def test_the_sweep_wakes_when_the_lease_on_a_running_round_runs_out(bench: Bench) -> None:
+async def test_the_sweep_wakes_when_the_lease_of_a_running_round_expires(bench: Bench) -> None:
     announced = announcements(bench)
     await bench.say("chat", "hello")
     assert await sweeper(bench).sweep() is None
@@ -155,7 +157,7 @@ async def test_the_sweep_wakes_when_the_lease_on_a_running_round_runs_out(bench:
     assert announced == ["chat"]
 
 
-async def test_another_worker_sweeps_when_the_one_that_did_is_dead(bench: Bench) -> None:
+async def test_another_worker_sweeps_when_the_sweeping_one_dies(bench: Bench) -> None:
     swept: dict[str, asyncio.Event] = {"w1": asyncio.Event(), "w2": asyncio.Event()}
 
     def note(owner: str) -> Sweep:
@@ -209,7 +211,9 @@ SIGNALS: list[tuple[str, bool, bool]] = [
 ]
 
 
-async def test_hooks_decide_whether_a_message_is_kept_and_whether_it_wakes(bench: Bench) -> None:
+async def test_hooks_decide_whether_a_message_is_recorded_and_whether_it_wakes_the_agent(
+    bench: Bench,
+) -> None:
     for number, (text, recorded, wakes) in enumerate(SIGNALS):
         chat_key = f"hooks {number}"
         message_id = await bench.say(chat_key, text)
@@ -219,7 +223,7 @@ async def test_hooks_decide_whether_a_message_is_kept_and_whether_it_wakes(bench
     assert bench.journal() == [f"heard {text}" for text, _, _ in SIGNALS]
 
 
-async def test_a_quiet_message_is_seen_by_the_round_that_another_one_wakes(bench: Bench) -> None:
+async def test_a_message_without_wake_up_is_seen_by_the_next_round(bench: Bench) -> None:
     model = Model(SAY)
     await bench.say("quiet", "quietly: the key is 42")
     await bench.say("quiet", "what is the key?")

@@ -24,7 +24,7 @@ from workers.composition import Services
 
 LEASE_SECONDS = 2
 SWEEP_SECONDS = 0.5
-#: For a process to be scheduled on a busy machine; nothing waits for it.
+#: Seconds for a process to be scheduled on a busy machine; no wait depends on it.
 SLACK_SECONDS = 6
 SAY = 'send_msg_text(_ck, "done")'
 TICKS = """
@@ -49,7 +49,7 @@ def fleet(
     model: SceneModel,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Fleet]:
-    model.rewind()  # the scenes have been played for the other database
+    model.rewind()  # the scenes were used up by the other database
     directory = tmp_path_factory.mktemp("fleet")
     url = f"sqlite:///{directory}/nekro.db"
     if request.param == "postgres":
@@ -61,7 +61,7 @@ def fleet(
         plugins={"dirs": (Path(__file__).parent / "plugins",)},
         llm={"base_url": model.start(), "model": "tests-1", "stream": False, "input_price_per_million": 2},
         agent={"lease_seconds": LEASE_SECONDS, "sweep_seconds": SWEEP_SECONDS},
-        # None waits for a run, so that every process below a worker belongs to the run it has.
+        # No sandbox is kept waiting, so that every process below a worker belongs to its run.
         sandbox={"warm_seconds": 0},
         workers={"drain_seconds": 1},
     )
@@ -86,7 +86,7 @@ async def rounds_of(services: Services, chat_key: str) -> list[Round]:
 
 
 async def ended(fleet: Fleet, services: Services, chat_key: str) -> list[Round]:
-    """Wait until nothing waits or runs in a chat."""
+    """Wait until a chat has no waiting and no running round."""
 
     async def look() -> list[Round]:
         found = await rounds_of(services, chat_key)
@@ -111,7 +111,7 @@ async def worker_in(fleet: Fleet, services: Services, chat_key: str) -> Worker:
 
 
 def descendants(pid: int) -> set[int]:
-    """Processes below one, its sandboxes among them."""
+    """Processes below one, including its sandboxes."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ def are_gone(pids: set[int]) -> bool:
 
 
 async def killed(fleet: Fleet, services: Services, chat_key: str) -> Any:
-    """Kill the worker that has the chat and start another; returns when its lease runs out."""
+    """Kill the worker that runs the chat and start another; returns when its lease expires."""
     worker = await worker_in(fleet, services, chat_key)
     worker.kill()
     async with services.database.read() as tx:
@@ -140,7 +140,7 @@ async def killed(fleet: Fleet, services: Services, chat_key: str) -> Any:
     return lease.lease_until if lease else None
 
 
-async def test_a_chat_goes_on_within_its_lease_when_its_worker_is_killed_inside_the_model_call(
+async def test_a_chat_continues_within_its_lease_when_its_worker_is_killed_inside_the_model_call(
     fleet: Fleet, model: SceneModel
 ) -> None:
     model.scenes["llm"] = [HANG, SAY]
@@ -155,7 +155,7 @@ async def test_a_chat_goes_on_within_its_lease_when_its_worker_is_killed_inside_
     assert model.asked["llm"] == 2
 
 
-async def test_a_program_dies_with_its_worker_and_is_not_run_again(fleet: Fleet, model: SceneModel) -> None:
+async def test_a_program_ends_with_its_worker_and_is_not_run_again(fleet: Fleet, model: SceneModel) -> None:
     model.scenes["program"] = ['keep("once")\nhold("program")', SAY]
     async with opened(fleet) as services:
         await say(services, "program", "scene:program")
@@ -174,7 +174,7 @@ async def test_a_program_dies_with_its_worker_and_is_not_run_again(fleet: Fleet,
 
 @contextlib.asynccontextmanager
 async def frozen(fleet: Fleet, services: Services, chat_key: str) -> AsyncIterator[Worker]:
-    """Freeze the worker that has the chat for the block; afterwards, wait until it saw what it lost."""
+    """Freeze the worker that runs the chat for the block, then wait until it has noticed the lost lease."""
     worker = await worker_in(fleet, services, chat_key)
     worker.freeze()
     try:
@@ -202,7 +202,7 @@ async def test_a_worker_frozen_inside_the_model_call_writes_nothing_when_it_thaw
     assert "tick cold" not in journal(fleet)
 
 
-async def test_a_program_whose_worker_was_frozen_calls_nothing_after_the_thaw(
+async def test_a_program_of_a_frozen_worker_makes_no_call_after_the_thaw(
     fleet: Fleet, model: SceneModel
 ) -> None:
     model.scenes["ticks"] = [TICKS, SAY]
@@ -214,11 +214,11 @@ async def test_a_program_whose_worker_was_frozen_calls_nothing_after_the_thaw(
             before = await ended(fleet, services, "ticks")
             ticks = journal(fleet)
         await eventually(lambda: are_gone(sandbox), what=fleet.waiting_for("the sandbox's end"))
-        # At most the one call that was between the worker's look at its lease and the queue.
+        # At most the one call that was between the worker's check of its lease and the queue.
         after = journal(fleet)
         assert after[: len(ticks)] == ticks and len(after) <= len(ticks) + 1
         assert await rounds_of(services, "ticks") == before
-        # It is as good as new.
+        # The worker is fully usable.
         for other in ("thawed-1", "thawed-2"):
             await say(services, other, "scene:other")
             await ended(fleet, services, other)
@@ -287,7 +287,7 @@ async def test_tail_shows_a_chats_events_and_leaves_no_queue(
 
 
 def _events_to_the_end(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """What `nekro tail --json` prints up to the end of a round that ended normally."""
+    """Output of `nekro tail --json` up to the normal end of a round."""
     assert process.stdout is not None
     events: list[dict[str, Any]] = []
     while not events or events[-1].get("stop_type") != "NORMAL":
@@ -297,7 +297,7 @@ def _events_to_the_end(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     return events
 
 
-async def test_tail_ends_at_ctrl_c_in_the_middle_of_a_look(fleet: Fleet, redis_server: Any) -> None:
+async def test_tail_ends_at_ctrl_c_during_a_read(fleet: Fleet, redis_server: Any) -> None:
     import redis
 
     process = fleet.command("tail", "silence")
@@ -305,7 +305,7 @@ async def test_tail_ends_at_ctrl_c_in_the_middle_of_a_look(fleet: Fleet, redis_s
     assert "watching" in await asyncio.to_thread(process.stderr.readline)
     with redis.Redis.from_url(redis_server.url) as client:
         client.execute_command("CLIENT", "PAUSE", 1500, "ALL")
-    await asyncio.sleep(0.5)  # it looks each tenth of a second, and waits for the answer now
+    await asyncio.sleep(0.5)  # it reads every tenth of a second, and is waiting for the reply now
     process.send_signal(signal.SIGINT)
     _, err = await asyncio.to_thread(process.communicate, timeout=WAIT_SECONDS)
     assert (process.returncode, err) == (0, "")
@@ -313,7 +313,7 @@ async def test_tail_ends_at_ctrl_c_in_the_middle_of_a_look(fleet: Fleet, redis_s
         assert [key for key in client.scan_iter(f"{fleet.settings.broker.key_prefix}*watch*")] == []
 
 
-async def test_tail_ends_by_count(fleet: Fleet, model: SceneModel) -> None:
+async def test_tail_ends_after_count_events(fleet: Fleet, model: SceneModel) -> None:
     model.scenes["count"] = [SAY]
     process = fleet.command("tail", "count", "--count", "2")
     assert process.stderr is not None
@@ -326,7 +326,7 @@ async def test_tail_ends_by_count(fleet: Fleet, model: SceneModel) -> None:
     assert "Ada: scene:count" in out
 
 
-async def test_history_tells_the_story_of_a_turn(fleet: Fleet, model: SceneModel) -> None:
+async def test_history_shows_the_course_of_a_turn(fleet: Fleet, model: SceneModel) -> None:
     model.scenes["story"] = ['tick("story")\nlook("tea")', SAY]
     done = await asyncio.to_thread(fleet.run, "send", "story", "scene:story", "--user-id", "ada", "--wait")
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
@@ -354,7 +354,7 @@ async def test_send_reaches_a_chat_of_any_key(fleet: Fleet, model: SceneModel, c
     assert [answer["text"] for answer in json.loads(done.stdout)["answers"]] == ["done"]
 
 
-async def test_reset_stops_the_round_and_begins_anew(fleet: Fleet, model: SceneModel) -> None:
+async def test_reset_stops_the_round_and_starts_a_new_conversation(fleet: Fleet, model: SceneModel) -> None:
     model.scenes["reset"] = ['hold("reset")']
     async with opened(fleet) as services:
         await say(services, "reset", "scene:reset")

@@ -1,4 +1,4 @@
-"""Stopping a chat: what runs, what waits, what it called, and what would follow."""
+"""Stopping a chat: its running and waiting rounds, their calls, and follow-ups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINGER = 'keep("first")\nlinger("it")\nsend_msg_text(_ck, "never said")'
 
 @asynccontextmanager
 async def draining(bench: Bench, chat_key: str, model: Model) -> AsyncIterator[None]:
-    """Drain beside the block, and see the drain to its end."""
+    """Drain concurrently with the block, and wait for the end of the drain."""
     async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(bench.drain(model).drain(chat_key))
         yield
@@ -48,7 +48,7 @@ async def test_a_program_is_stopped_with_its_calls_and_nothing_follows(bench: Be
     assert "cancelled it" in bench.journal()
     async with bench.database.read() as tx:
         calls = await tx.calls.of_round(rounds[0].id)
-    # Whoever is first, the worker that was told to stop or the round's own end, writes the second one.
+    # The second one is recorded by the stopped worker or by the round's own end, whichever is first.
     assert calls[0].state is CallState.DONE
     assert calls[1].state in (CallState.FAILED, CallState.CANCELLED)
     story = rounds[0].calls or []
@@ -58,7 +58,7 @@ async def test_a_program_is_stopped_with_its_calls_and_nothing_follows(bench: Be
     assert said == ["hello", "kept first", "and another thing"]
 
 
-async def test_a_round_that_asks_the_model_is_stopped(bench: Bench) -> None:
+async def test_a_round_waiting_for_the_model_is_stopped(bench: Bench) -> None:
     asked, hung_up = asyncio.Event(), asyncio.Event()
 
     async def hang(_: LLMRequest) -> str:
@@ -77,7 +77,7 @@ async def test_a_round_that_asks_the_model_is_stopped(bench: Bench) -> None:
     assert states(await bench.rounds("chat")) == ["cancelled"]
 
 
-async def test_one_look_asks_for_all_rounds_that_run_in_a_process(
+async def test_one_query_reads_the_stop_requests_of_all_rounds_of_a_process(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[frozenset[str]] = []
@@ -124,7 +124,7 @@ async def test_a_chat_that_was_stopped_answers_the_next_message(bench: Bench) ->
     assert states(rounds) == ["cancelled", "done"]
 
 
-async def test_a_round_that_ends_by_itself_while_it_is_stopped_is_followed_by_nothing(bench: Bench) -> None:
+async def test_a_round_that_ends_while_it_is_being_stopped_has_no_follow_up(bench: Bench) -> None:
     async def stopped_meanwhile(_: LLMRequest) -> str:
         async with bench.database.begin() as tx:
             await tx.rounds.cancel("chat", reason="enough")
@@ -146,7 +146,7 @@ async def running(bench: Bench, chat_key: str) -> Round:
 
 
 def saw_something(made: Invocation) -> Envelope:
-    """What the method ``look`` comes to, which is an AGENT."""
+    """Outcome of the method ``look``, which is an AGENT."""
     now = datetime.now(UTC)
     return Envelope.of(
         call_id=made.call_id,
@@ -168,8 +168,8 @@ async def test_a_call_of_a_stopped_round_does_not_start(bench: Bench) -> None:
     assert bench.journal() == ["heard hello"]
 
 
-async def test_a_result_that_comes_after_the_stop_wakes_nobody(bench: Bench) -> None:
-    """The request to stop falls between the claim of an AGENT call and its end."""
+async def test_a_result_that_arrives_after_the_stop_wakes_no_agent(bench: Bench) -> None:
+    """The stop request falls between the claim of an AGENT call and its end."""
     round_ = await running(bench, "chat")
     claims, registry = bench.services.executor._claims, bench.services.registry
     made = invocation("tests.scene.look", ("x",), call_id="c1", round_=round_)
@@ -182,7 +182,7 @@ async def test_a_result_that_comes_after_the_stop_wakes_nobody(bench: Bench) -> 
     assert states(await bench.rounds("chat")) == ["running"]
 
 
-async def test_a_call_that_was_cancelled_records_nothing(bench: Bench) -> None:
+async def test_a_cancelled_call_records_nothing(bench: Bench) -> None:
     round_ = await running(bench, "chat")
     claims, registry = bench.services.executor._claims, bench.services.registry
     made = invocation("tests.scene.look", ("x",), call_id="c1", round_=round_)
@@ -195,7 +195,7 @@ async def test_a_call_that_was_cancelled_records_nothing(bench: Bench) -> None:
     assert len(await bench.messages("chat")) == 1
 
 
-async def test_a_round_of_a_dead_worker_is_stopped_without_one(bench: Bench) -> None:
+async def test_a_round_of_a_dead_worker_is_stopped_without_a_worker(bench: Bench) -> None:
     await running(bench, "chat")
     await bench.let_leases_run_out()
     report = await stop(bench, "chat")
@@ -208,12 +208,12 @@ async def test_a_round_whose_worker_does_not_answer_is_named(bench: Bench) -> No
     assert [item.id for item in report.still_running] == [round_.id]
 
 
-async def test_a_chat_that_nobody_knows_cannot_be_stopped(bench: Bench) -> None:
+async def test_an_unknown_chat_cannot_be_stopped(bench: Bench) -> None:
     with pytest.raises(NotFoundError, match="'nobody'"):
         await stop(bench, "nobody")
 
 
-async def test_a_reset_stops_the_round_before_the_new_conversation_begins(bench: Bench) -> None:
+async def test_a_reset_stops_the_round_before_the_new_conversation_starts(bench: Bench) -> None:
     await bench.say("chat", "hello")
     async with draining(bench, "chat", Model(LINGER)):
         await bench.noted("begin it")

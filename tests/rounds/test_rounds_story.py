@@ -1,4 +1,4 @@
-"""What is known of a round afterwards, as `nekro history K --trace` tells it."""
+"""The record of a round, as `nekro history K --trace` shows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ except Exception:
 look("tea")"""
 
 
-async def test_a_rounds_row_tells_its_whole_story(bench: Bench) -> None:
+async def test_a_rounds_row_contains_its_whole_course(bench: Bench) -> None:
     await bench.say("chat", "hello")
     rounds = await bench.play("chat", bench.drain(Model(CODE, "")))
     calls = await calls_of(bench.database, rounds)
@@ -44,7 +44,7 @@ async def test_a_rounds_row_tells_its_whole_story(bench: Bench) -> None:
         assert times == sorted(times)
 
 
-async def test_the_story_can_be_read(bench: Bench) -> None:
+async def test_the_course_of_a_round_is_readable(bench: Bench) -> None:
     await bench.say("chat", "hello")
     rounds = await bench.play("chat", bench.drain(Model(CODE, "")))
     calls = await calls_of(bench.database, rounds)
@@ -57,7 +57,7 @@ async def test_the_story_can_be_read(bench: Bench) -> None:
         assert part in text, f"{part!r} is missing in\n{text}"
 
 
-async def test_a_merged_and_a_waiting_round_are_told_too(bench: Bench) -> None:
+async def test_merged_and_waiting_rounds_are_shown_as_well(bench: Bench) -> None:
     await bench.say("chat", "one")
     await bench.say("chat", "two")
     rounds = await bench.play("chat", bench.drain(Model("")))

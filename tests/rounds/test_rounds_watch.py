@@ -1,4 +1,4 @@
-"""Watching a chat's events: what a watcher gets, and what it leaves behind."""
+"""Watching a chat's events: delivery, losses, and clean-up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def keys(settings: Settings, pattern: str) -> list[bytes]:
         return sorted(client.scan_iter(f"{settings.broker.key_prefix}{pattern}"))
 
 
-def test_a_watcher_gets_the_events_of_its_chat_and_no_others(settings: Settings) -> None:
+def test_a_watcher_gets_only_the_events_of_its_chat(settings: Settings) -> None:
     app = create_app(settings)
     publish_event(app, "message.added", CHAT, {"id": "before"})
     with EventWatcher(app, settings.broker, chat_key=CHAT) as watcher:
@@ -45,7 +45,7 @@ def test_a_watcher_gets_the_events_of_its_chat_and_no_others(settings: Settings)
     assert keys(settings, "watch*") == []
 
 
-def test_what_a_slow_watcher_does_not_fetch_is_dropped_and_counted(
+def test_events_that_a_slow_watcher_does_not_fetch_are_dropped_and_counted(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "MAX_WAITING", 3)
@@ -60,7 +60,7 @@ def test_what_a_slow_watcher_does_not_fetch_is_dropped_and_counted(
         assert [event.body for event in watcher.poll()] == [{"id": 6}]
 
 
-async def test_the_sweep_drops_the_queue_of_a_killed_watcher_and_leaves_the_living(
+async def test_the_sweep_deletes_the_queues_of_killed_watchers_only(
     settings: Settings,
 ) -> None:
     app = create_app(settings)
@@ -68,7 +68,7 @@ async def test_the_sweep_drops_the_queue_of_a_killed_watcher_and_leaves_the_livi
     with EventWatcher(app, settings.broker, chat_key=CHAT) as living:
         publish_event(app, "message.added", CHAT, {"id": 1})
         with redis.Redis.from_url(str(settings.broker.url)) as client:
-            client.delete(killed._presence_key)  # as if its time were over
+            client.delete(killed._presence_key)  # as if its time had expired
         seconds = await WatchSweep(app, settings.broker).sweep()
         assert seconds is not None and seconds > 1
         assert len(keys(settings, "watch.*")) == 1
@@ -77,7 +77,7 @@ async def test_the_sweep_drops_the_queue_of_a_killed_watcher_and_leaves_the_livi
     assert keys(settings, "watch*") == []
 
 
-def test_a_watcher_goes_on_when_redis_lost_everything(
+def test_a_watcher_continues_after_redis_lost_its_data(
     make_settings: Callable[..., Settings], own_redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings(broker={"url": own_redis.url})
@@ -93,13 +93,13 @@ def test_a_watcher_goes_on_when_redis_lost_everything(
         assert [event.body for event in watcher.poll()] == [{"id": 1}]
 
 
-def test_a_broker_that_is_away_is_named(make_settings: Callable[..., Settings]) -> None:
+def test_an_unreachable_broker_is_named(make_settings: Callable[..., Settings]) -> None:
     settings = make_settings(broker={"url": "redis://127.0.0.1:1/0", "connect_timeout_seconds": 0.2})
     with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1:1"):
         EventWatcher(create_app(settings), settings.broker, chat_key=CHAT).__enter__()
 
 
-def test_tail_says_that_nothing_runs(
+def test_tail_reports_that_nothing_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -107,7 +107,7 @@ def test_tail_says_that_nothing_runs(
     assert "nekro up" in capsys.readouterr().err
 
 
-def test_cancel_of_an_unknown_chat_says_so(
+def test_cancel_of_an_unknown_chat_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

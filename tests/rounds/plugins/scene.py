@@ -1,4 +1,4 @@
-"""Methods and hooks that the tests of rounds play with."""
+"""Methods and hooks for the tests of rounds."""
 
 import asyncio
 import os
