@@ -21,7 +21,7 @@ from workers.pools.background import BackgroundLoop
 def migrated(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Callable[[str], DatabaseSettings]:
-    """Give the session's migrated database of a kind."""
+    """Return the session's migrated database of a kind."""
     made: dict[str, DatabaseSettings] = {}
 
     def settings(kind: str) -> DatabaseSettings:
@@ -31,7 +31,7 @@ def migrated(
             else:
                 url = request.getfixturevalue("postgres_server").create_database()
             made[kind] = DatabaseSettings(url=url, pool_timeout_seconds=WAIT_SECONDS)
-            # On a thread: the fixture that asks may be inside an event loop.
+            # On a thread: the requesting fixture may be inside an event loop.
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(lambda: asyncio.run(upgrade(made[kind], Path()))).result()
         return made[kind]
@@ -73,11 +73,11 @@ async def road() -> AsyncIterator[Road]:
 
 @pytest.fixture
 def bench(database: Database, background: BackgroundLoop) -> Bench:
-    """Makes job runners."""
+    """Creates job runners."""
     return Bench(database, background)
 
 
 @pytest.fixture(autouse=True)
 def patient_reads_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin's look at a job holds its loop up for a second at most; a busy machine takes longer."""
+    """A plugin's query of a job blocks its loop for a second at most; a busy machine takes longer."""
     monkeypatch.setattr("workers.jobs.service.ANSWER_SECONDS", WAIT_SECONDS)

@@ -1,4 +1,4 @@
-"""Workers of lane ``long`` inside the test's process, and the road of messages to them."""
+"""Workers of lane ``long`` inside the test's process, with a publisher that delivers to them directly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASE_SECONDS = 30.0
 
 
 class Road(EventPublisher):
-    """Notes what would be published; hands jobs to ``run_job`` when one is given."""
+    """Records what would be published; starts jobs with ``run_job`` when one is given."""
 
     def __init__(self) -> None:
         super().__init__(create_app(Settings.load(env_file=None, broker={"url": "redis://127.0.0.1:1/0"})))
@@ -33,22 +33,19 @@ class Road(EventPublisher):
         self._running: set[asyncio.Task[Any]] = set()
 
     async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
-        """Note it."""
         self.rounds.append(chat_key)
 
     async def job_queued(self, job_id: str) -> None:
-        """Note it and begin to run the job."""
+        """Record the job and start it."""
         self.jobs.append(job_id)
         if self.run_job is not None:
             task = asyncio.ensure_future(self.run_job(job_id))
             self._running.add(task)
 
     async def revoke(self, task_id: str) -> None:
-        """Note it."""
         self.events.append(f"revoke {task_id}")
 
     async def event(self, name: str, chat_key: str, body: Mapping[str, Any], *, later: bool = False) -> None:
-        """Note it."""
         self.events.append(name)
 
     async def settled(self) -> None:
@@ -73,7 +70,7 @@ async def emptied(settings: DatabaseSettings, data_dir: Path) -> Database:
 
 
 class Bench:
-    """Makes job runners, as many as a fleet would have workers."""
+    """Creates job runners, one per simulated worker."""
 
     def __init__(self, database: Database, background: BackgroundLoop) -> None:
         self.database = database
@@ -83,7 +80,6 @@ class Bench:
     def runner(
         self, *plugins: NekroPlugin, name: str = "w1", lease_seconds: float = LEASE_SECONDS
     ) -> JobRunner:
-        """Build one."""
         keeping = KeeperSettings(
             database=self.database,
             background=self.background,
@@ -100,5 +96,5 @@ class Bench:
 
 
 def shutdown() -> Interruption:
-    """Why the tests' workers stop jobs, unless a test says otherwise."""
+    """The reason for which the tests' workers stop jobs by default."""
     return Interruption.SHUTDOWN

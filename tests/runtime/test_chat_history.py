@@ -1,4 +1,4 @@
-"""A drain's view of its chat's messages is the chat's own, whatever happens between two rounds."""
+"""A drain's cached history equals the chat's messages, whatever happens between two rounds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CHANGES: list[Callable[[Transaction], Awaitable[object]]] = [
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_is_read_bit_by_bit_is_what_is_read_at_once(database: Database, seed: int) -> None:
+async def test_incremental_reads_equal_a_complete_read(database: Database, seed: int) -> None:
     chance = random.Random(seed)
     history = ChatHistory("c", most=MOST)
     for _ in range(40):
@@ -60,7 +60,7 @@ async def test_what_is_read_bit_by_bit_is_what_is_read_at_once(database: Databas
             assert await history.read(tx) == await ChatHistory("c", most=MOST).read(tx)
 
 
-async def test_a_round_reads_the_last_message_again_and_no_older_one(
+async def test_a_round_rereads_the_last_message_and_no_older_one(
     database: Database, watch_statements: Callable[[Transaction], list[tuple[str, Any]]]
 ) -> None:
     history = ChatHistory("c", most=100)

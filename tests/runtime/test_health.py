@@ -1,4 +1,4 @@
-"""What probes hear of a worker that starts, hangs, loses its database or stops."""
+"""Probes of a worker that starts, hangs, loses its database or stops."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def migrate(path: Path) -> None:
     asyncio.run(upgrade(DatabaseSettings(url=f"sqlite:///{path}"), path.parent))
 
 
-def test_a_worker_that_starts_is_live_and_not_ready(tmp_path: Path) -> None:
+def test_a_starting_worker_is_live_and_not_ready(tmp_path: Path) -> None:
     health = health_of(tmp_path / "a.db")
     assert health.live().ok
     assert health.ready().faults == ("the worker is starting",)
 
 
-def test_a_started_worker_is_ready_until_it_consumes_nothing(tmp_path: Path, home: LoopThread) -> None:
+def test_a_started_worker_is_ready_until_it_stops_consuming(tmp_path: Path, home: LoopThread) -> None:
     migrate(tmp_path / "a.db")
     health, fault = health_of(tmp_path / "a.db"), [None, "the worker is stopping"]
     health.started(home.loop, consumes=lambda: fault.pop(0))
@@ -52,7 +52,7 @@ def test_a_started_worker_is_ready_until_it_consumes_nothing(tmp_path: Path, hom
     asyncio.run_coroutine_threadsafe(health._database.dispose(), home.loop).result(WAIT_SECONDS)
 
 
-def test_a_loop_that_does_not_turn_is_not_live(tmp_path: Path, home: LoopThread) -> None:
+def test_a_worker_with_a_blocked_loop_is_not_live(tmp_path: Path, home: LoopThread) -> None:
     health = health_of(tmp_path / "a.db", loop_seconds=0.05)
     health.started(home.loop, consumes=lambda: None)
     release = threading.Event()

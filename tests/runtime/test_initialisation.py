@@ -1,4 +1,4 @@
-"""Init hooks: once per process, and in one process of the fleet at a time."""
+"""Init hooks run once per process, and in one process of the fleet at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workers.pools.background import BackgroundLoop
 
 
 class Process:
-    """What one worker process has of its own: connections, plugins, a host."""
+    """State of one worker process: connections, plugins, a host."""
 
     def __init__(self, number: int, database: Database, background: BackgroundLoop) -> None:
         self.owner = f"worker-{number}"
@@ -57,7 +57,7 @@ def processes(
     return [Process(number, Database(kind_settings, tmp_path), background) for number in range(4)]
 
 
-async def test_no_two_processes_are_inside_an_init_at_once(processes: list[Process]) -> None:
+async def test_no_two_processes_run_an_init_hook_at_once(processes: list[Process]) -> None:
     inside: set[str] = set()
     order: list[tuple[str, str]] = []
     for process in processes:
@@ -67,7 +67,7 @@ async def test_no_two_processes_are_inside_an_init_at_once(processes: list[Proce
             order.append(("begin", owner))
             inside.add(owner)
             for _ in range(5):
-                await asyncio.sleep(0.01)  # a migration takes its time; the others try meanwhile
+                await asyncio.sleep(0.01)  # a migration takes time; the others try meanwhile
                 assert inside == {owner}
             inside.remove(owner)
             order.append(("end", owner))
@@ -79,7 +79,7 @@ async def test_no_two_processes_are_inside_an_init_at_once(processes: list[Proce
         await process.database.dispose()
 
 
-async def test_an_init_that_fails_lets_the_next_process_try(processes: list[Process]) -> None:
+async def test_a_failed_init_lets_the_next_process_try(processes: list[Process]) -> None:
     tried: list[str] = []
     for process in processes:
 
@@ -104,7 +104,7 @@ async def lease_until(database: Database) -> object:
         return (await tx.connection.execute(select(LeaseRow.lease_until))).scalar_one()
 
 
-async def test_an_init_that_blocks_its_loop_keeps_the_lease(
+async def test_a_blocking_init_keeps_the_lease(
     processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(initialisation, "_LEASE_SECONDS", 2.0)
@@ -125,7 +125,7 @@ async def test_an_init_that_blocks_its_loop_keeps_the_lease(
 
     @first.plugin.mount_init_method()
     async def block() -> None:
-        with ThreadPoolExecutor(1) as thread:  # a loop cannot run inside this one, which stands still
+        with ThreadPoolExecutor(1) as thread:  # no loop can run inside this blocked one
             thread.submit(blocking_init).result()
 
     await first.start()
@@ -134,7 +134,7 @@ async def test_an_init_that_blocks_its_loop_keeps_the_lease(
         await process.database.dispose()
 
 
-async def test_an_init_that_lost_its_lease_is_cancelled_and_its_process_does_not_start(
+async def test_an_init_that_loses_its_lease_is_cancelled_and_its_process_does_not_start(
     processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(initialisation, "_LEASE_SECONDS", 2.0)

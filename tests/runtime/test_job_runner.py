@@ -1,4 +1,4 @@
-"""Jobs on workers that die, freeze, stop or lack the plugin; each job ends once, and says how."""
+"""Jobs on workers that die, freeze, stop or lack the plugin; each job ends once, with its reason."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def row(database: Database, job_id: str) -> Job:
 
 
 async def worker_dies(database: Database, job_id: str) -> None:
-    """Make the job look as if its worker had given no sign of life, and its message were old."""
+    """Make the job's worker look dead and its message old."""
     async with database.begin() as tx:
         await tx.connection.exec_driver_sql(
             "UPDATE jobs SET lease_until = '2000-01-01 00:00:00.000000',"
@@ -83,7 +83,7 @@ async def test_second_delivery_runs_nothing(
         await runner.run(job_id, interruption=shutdown)
 
 
-async def test_job_whose_worker_died_is_sent_again_and_the_frozen_one_cannot_write(
+async def test_job_of_a_dead_worker_is_published_again_and_the_frozen_one_cannot_write(
     database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin, sweep: JobSweep, road: Road
 ) -> None:
     thaws, finished = asyncio.Event(), []
@@ -151,7 +151,7 @@ async def test_job_that_blocks_its_thread_keeps_its_claim(
     assert (await row(database, job_id)).attempt == 1
 
 
-async def test_job_that_must_not_restart_fails_and_the_agent_hears_of_it_once(
+async def test_job_that_must_not_restart_fails_and_wakes_the_agent_once(
     database: Database, jobs: SqlJobs, sweep: JobSweep, road: Road
 ) -> None:
     job_id = await start(jobs, restarts=False)
@@ -184,7 +184,7 @@ async def test_job_that_kills_its_workers_is_given_up(
     assert ended.state is JobState.FAILED and f"died {MAX_ATTEMPTS} times" in ended.message
 
 
-async def test_job_of_a_dead_worker_that_was_asked_to_stop_is_not_started_again(
+async def test_job_of_a_dead_worker_that_was_asked_to_stop_is_not_restarted(
     database: Database, jobs: SqlJobs, sweep: JobSweep, road: Road
 ) -> None:
     job_id = await start(jobs)
@@ -197,7 +197,7 @@ async def test_job_of_a_dead_worker_that_was_asked_to_stop_is_not_started_again(
     assert road.jobs == [job_id]
 
 
-async def test_lost_message_is_sent_again_and_a_young_one_is_not(
+async def test_lost_message_is_published_again_and_a_young_one_is_not(
     database: Database, jobs: SqlJobs, sweep: JobSweep, road: Road
 ) -> None:
     job_id = await start(jobs)
@@ -209,7 +209,7 @@ async def test_lost_message_is_sent_again_and_a_young_one_is_not(
     assert road.jobs == [job_id, job_id]
 
 
-async def test_job_cancelled_in_the_queue_never_runs(
+async def test_job_cancelled_in_the_queue_does_not_run(
     database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
 ) -> None:
     job_id = await start(jobs)
@@ -246,7 +246,7 @@ async def test_interrupted_job_ends_with_the_reason(
     assert cleaned == ["cleaned"]
 
 
-async def test_job_of_a_stopping_worker_is_handed_on_at_once(
+async def test_job_of_a_stopping_worker_is_released_at_once(
     database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
 ) -> None:
     await _interrupt(database, bench, jobs, plugin, Interruption.SHUTDOWN)
@@ -291,7 +291,7 @@ async def test_failure_is_redacted_and_aborts_are_failures(
         await bench.runner(plugin).run(aborted, interruption=shutdown)
 
 
-async def test_reports_faster_than_they_are_written_keep_the_newest(
+async def test_of_frequent_reports_the_newest_is_stored(
     database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
 ) -> None:
     goes_on = asyncio.Event()
@@ -317,9 +317,7 @@ async def test_reports_faster_than_they_are_written_keep_the_newest(
     assert str((await row(database, job_id)).data).startswith("<object object")
 
 
-async def test_arguments_that_cannot_travel_are_refused_at_the_start(
-    jobs: SqlJobs, database: Database
-) -> None:
+async def test_unencodable_arguments_are_refused_at_the_start(jobs: SqlJobs, database: Database) -> None:
     with pytest.raises(ArgumentError, match="background job"):
         await start(jobs, args=(threading.Lock(),))
     with pytest.raises(ArgumentError, match="at most"):
@@ -328,7 +326,7 @@ async def test_arguments_that_cannot_travel_are_refused_at_the_start(
         assert await tx.jobs.newest(limit=1) == []
 
 
-async def test_notify_inside_a_transaction_of_the_same_loop_does_not_wait_for_itself(
+async def test_notify_inside_a_transaction_of_the_same_loop_does_not_deadlock(
     database: Database, jobs: SqlJobs
 ) -> None:
     job_id = await start(jobs)
@@ -338,7 +336,7 @@ async def test_notify_inside_a_transaction_of_the_same_loop_does_not_wait_for_it
     assert await jobs.wait(job_id, "k", timeout_seconds=WAIT_SECONDS) == "kept"
 
 
-async def test_second_wait_displaces_the_first(jobs: SqlJobs, database: Database) -> None:
+async def test_second_wait_replaces_the_first(jobs: SqlJobs, database: Database) -> None:
     job_id = await start(jobs)
     first = asyncio.create_task(jobs.wait(job_id, "k", timeout_seconds=WAIT_SECONDS))
 

@@ -1,4 +1,4 @@
-"""What background jobs promise to plugins, through the API that plugins use, on each implementation."""
+"""What background jobs promise to plugins, through the plugin API, on each implementation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from workers.pools.background import BackgroundLoop
 
 @dataclass
 class World:
-    """A plugin whose jobs run, and what its jobs told the test."""
+    """A plugin whose jobs run, and what its jobs reported to the test."""
 
     plugin: NekroPlugin
     told: list[Any] = field(default_factory=list)
@@ -154,7 +154,7 @@ async def test_progress_shows_before_the_end(world: World) -> None:
         ("nothing", TaskSignal.FAIL, "without TaskCtl.success"),
     ],
 )
-async def test_generator_ends_as_it_says_and_fails_when_it_says_nothing(
+async def test_generator_ends_with_its_reported_state_and_fails_without_one(
     world: World, last: str, signal: TaskSignal, message: str
 ) -> None:
     world.went_on.set()
@@ -186,13 +186,13 @@ async def test_unknown_type_is_refused(world: World) -> None:
         await world.start("none")
 
 
-async def test_notify_before_the_wait_is_not_lost(world: World) -> None:
+async def test_notify_before_the_wait_is_stored(world: World) -> None:
     handle = await world.start("asks")
     assert handle.notify("answer", {"n": (1, b"x")})
     assert (await world.ended("asks")).signal is TaskSignal.SUCCESS
 
 
-async def test_notify_from_a_thread_and_from_a_plugin_coroutine(world: World) -> None:
+async def test_notify_works_from_a_thread_and_from_a_plugin_coroutine(world: World) -> None:
     handle = await world.start("asks")
     assert await asyncio.to_thread(handle.notify, "other", 1)
 
@@ -221,7 +221,7 @@ async def test_cancelled_job_cleans_up_and_ends_as_cancelled(world: World) -> No
     assert await task.cancel("endless", "unknown") is False
 
 
-async def test_cancelled_wait_ends_the_job_that_is_in_it(world: World) -> None:
+async def test_cancelled_wait_ends_its_job(world: World) -> None:
     handle = await world.start("asks")
     await eventually(lambda: handle.cancel_wait("answer"), what="the wait to begin")
     assert (await world.ended("asks")).signal is TaskSignal.CANCEL
@@ -229,14 +229,14 @@ async def test_cancelled_wait_ends_the_job_that_is_in_it(world: World) -> None:
     assert handle.cancel_all() == 0
 
 
-async def test_starter_hears_of_the_end(world: World) -> None:
+async def test_starter_gets_a_callback_at_the_end(world: World) -> None:
     heard = asyncio.get_running_loop().create_future()
     await world.start("echo", on_terminal=heard.set_result)
     async with asyncio.timeout(WAIT_SECONDS):
         assert await heard == TaskCtl.success(data={"args": 0})
 
 
-async def test_job_tells_its_chat(world: World) -> None:
+async def test_job_sends_its_result_to_its_chat(world: World) -> None:
     handle = await world.start("asks")
     handle.notify("answer", "tea")
     await world.ended("asks")

@@ -1,4 +1,4 @@
-"""Loops that keep leases or look for work: an unexpected error ends none of them."""
+"""Lease renewals and sweeps: an unexpected error ends none of these loops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Fault:
         self.succeeded = 0
 
     def inject(self, repository: type, name: str) -> None:
-        """Make the next call fail; those after it work and are counted."""
+        """Make the next call fail; later ones work and are counted."""
         original = getattr(repository, name)
         has_failed = False
 
@@ -53,7 +53,7 @@ class Fault:
         self._monkeypatch.setattr(repository, name, method)
 
     async def is_survived(self) -> None:
-        """Wait for a call after the one that failed."""
+        """Wait for a call after the failed one."""
         await until(lambda: self.succeeded > 0)
 
 
@@ -79,7 +79,7 @@ async def test_a_chat_lease_is_renewed_after_an_unexpected_error(database: Datab
         await lease.ensure()
 
 
-async def test_a_job_claim_is_looked_at_after_an_unexpected_error(
+async def test_a_job_claim_is_renewed_after_an_unexpected_error(
     database: Database, background: BackgroundLoop, fault: Fault
 ) -> None:
     async with database.begin() as tx:
@@ -100,7 +100,7 @@ async def test_a_job_claim_is_looked_at_after_an_unexpected_error(
     assert stopped == []
 
 
-async def test_a_download_claim_is_kept_after_an_unexpected_error(
+async def test_a_download_claim_is_renewed_after_an_unexpected_error(
     database: Database, background: BackgroundLoop, fault: Fault, tmp_path: Path
 ) -> None:
     downloads = SqlDownloads(database, background, data_dir=tmp_path, owner="w", lease_seconds=3)
@@ -129,7 +129,7 @@ def pinned_owner(
     return owner, consumed
 
 
-async def test_a_pinned_plugin_is_kept_after_an_unexpected_error(
+async def test_a_pinned_plugin_is_renewed_after_an_unexpected_error(
     database: Database, background: BackgroundLoop, fault: Fault
 ) -> None:
     async def refresh() -> None:
@@ -143,7 +143,7 @@ async def test_a_pinned_plugin_is_kept_after_an_unexpected_error(
     await owner.close()
 
 
-async def test_pinned_plugins_are_competed_for_after_an_unexpected_error(
+async def test_pinned_plugins_are_acquired_after_an_unexpected_error(
     database: Database, background: BackgroundLoop
 ) -> None:
     tries = 0
@@ -160,7 +160,9 @@ async def test_pinned_plugins_are_competed_for_after_an_unexpected_error(
     await owner.close()
 
 
-async def test_sweeps_go_on_after_an_unexpected_error(database: Database, road: Road, fault: Fault) -> None:
+async def test_sweeps_continue_after_an_unexpected_error(
+    database: Database, road: Road, fault: Fault
+) -> None:
     swept = asyncio.Event()
 
     async def sweep() -> None:

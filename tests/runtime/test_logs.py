@@ -1,4 +1,4 @@
-"""What a worker writes down: one form, the right fields, no secret and no argument."""
+"""A worker's log records: one form, the right fields, no secrets and no arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lines(sink: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in sink.getvalue().splitlines()]
 
 
-def test_a_json_line_holds_event_fields_and_what_the_process_is() -> None:
+def test_a_json_line_contains_the_event_its_fields_and_the_process_identity() -> None:
     sink = io.StringIO()
     configure(json_lines=True, sink=sink, fields={"lane": "methods", "worker": "m@host"})
     with logger.contextualize(call_id="c1", chat_key="群 {1} <b>"):
@@ -53,7 +53,7 @@ def test_a_json_line_holds_event_fields_and_what_the_process_is() -> None:
     assert "call_id" not in second and second["logger"] == "nekro"
 
 
-def test_a_text_line_shows_fields_but_not_what_every_line_would() -> None:
+def test_a_text_line_omits_fields_that_are_the_same_in_every_line() -> None:
     sink = io.StringIO()
     configure(sink=sink, fields={"worker": "m@host"})
     logger.bind(chat_key="{odd} <red>key</red>").info("round {} <green>", 7)
@@ -62,7 +62,7 @@ def test_a_text_line_shows_fields_but_not_what_every_line_would() -> None:
 
 
 @pytest.mark.parametrize("json_lines", [False, True])
-def test_a_secret_appears_nowhere_not_in_fields_and_not_in_tracebacks(json_lines: bool) -> None:
+def test_a_secret_appears_neither_in_fields_nor_in_tracebacks(json_lines: bool) -> None:
     sink = io.StringIO()
     configure(json_lines=json_lines, sink=sink, redact=Redactor([SECRET]))
     try:
@@ -74,7 +74,7 @@ def test_a_secret_appears_nowhere_not_in_fields_and_not_in_tracebacks(json_lines
     assert SECRET not in text and json.dumps(SECRET)[1:-1] not in text
 
 
-def test_the_standard_library_logs_through_the_same_sink_and_without_arguments(
+def test_standard_library_logging_uses_the_same_sink_without_arguments(
     make_settings: Callable[..., Settings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = make_settings(log={"json_lines": True, "level": "DEBUG"})

@@ -24,7 +24,7 @@ class Port:
 
     messages: Messages
     records: Records
-    #: Chats that were woken, in order.
+    #: Chats whose agent was woken, in order.
     woken: Callable[[], list[str]]
 
     async def texts(self, chat_key: str) -> list[tuple[MessageKind, str]]:
@@ -55,7 +55,7 @@ async def test_message_is_in_the_history_when_send_returns(port: Port) -> None:
     assert port.woken() == []
 
 
-async def test_system_message_wakes_the_agent_only_when_told_to(port: Port) -> None:
+async def test_system_message_wakes_the_agent_only_on_request(port: Port) -> None:
     await port.messages.push_system("a", "quiet", trigger_agent=False, call_id=None)
     assert port.woken() == []
     await port.messages.push_system("a", "loud", trigger_agent=True, call_id=None)
@@ -69,7 +69,7 @@ async def test_agent_is_woken_without_a_message(port: Port) -> None:
     assert await port.texts("a") == []
 
 
-async def test_messages_sent_at_once_are_all_kept_in_one_order(port: Port) -> None:
+async def test_concurrent_messages_are_all_recorded_in_one_order(port: Port) -> None:
     texts = [f"message {number}" for number in range(20)]
     ids = await asyncio.gather(
         *(port.messages.send(OutgoingMessage(chat_key="a", text=text)) for text in texts)
@@ -81,10 +81,10 @@ async def test_messages_sent_at_once_are_all_kept_in_one_order(port: Port) -> No
     assert sequences == sorted(set(sequences), reverse=True)
 
 
-async def test_subscriber_that_reads_on_at_each_event_gets_everything_in_order(
+async def test_subscriber_that_reads_at_each_event_gets_everything_in_order(
     database: Database, road: Road
 ) -> None:
-    """The event follows the row, so whoever reads at the event finds it."""
+    """The event follows the row, so a reader finds the message at its event."""
     messages, seen = SqlMessages(database, road), list[str]()
     last = 0
 
@@ -101,12 +101,15 @@ async def test_subscriber_that_reads_on_at_each_event_gets_everything_in_order(
         assert seen == [f"{earlier}" for earlier in range(number + 1)]
 
 
-async def test_model_does_not_see_what_is_sent_unrecorded(database: Database, road: Road) -> None:
+async def test_model_does_not_see_unrecorded_messages(database: Database, road: Road) -> None:
     messages = SqlMessages(database, road)
     await messages.send(OutgoingMessage(chat_key="a", text="for people", record=False))
     await messages.send(OutgoingMessage(chat_key="a", text="for both"))
     async with database.read() as tx:
         rows = await tx.messages.newest("a", limit=10)
         history = await ChatHistory("a", most=10).read(tx)
-    assert [row.text for row in rows] == ["for people", "for both"]  # whoever delivers them gets both
+    assert [row.text for row in rows] == [
+        "for people",
+        "for both",
+    ]  # an adapter that delivers messages gets both
     assert [message.text for message in history] == ["for both"]

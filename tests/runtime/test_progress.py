@@ -1,4 +1,4 @@
-"""What a call reports becomes a row among the jobs, Celery's state, and an event."""
+"""Progress reports of a call: a row among the jobs, Celery's state, and an event."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def row(database: Database, call_id: str, condition: Callable[[Job], bool]
             await asyncio.sleep(0.01)
 
 
-async def test_call_shows_its_progress_and_ends(
+async def test_call_reports_its_progress_and_ends(
     database: Database, reports: CallReports, entry: MethodEntry
 ) -> None:
     call = invocation()
@@ -98,7 +98,7 @@ async def test_call_shows_its_progress_and_ends(
     assert (ended.state, ended.percent) == (JobState.SUCCEEDED, 100)
 
 
-async def test_failed_call_ends_as_failed_and_silent_calls_leave_no_row(
+async def test_failed_call_ends_as_failed_and_calls_without_reports_have_no_row(
     database: Database, reports: CallReports, entry: MethodEntry
 ) -> None:
     silent, failed = invocation(), invocation()
@@ -113,7 +113,7 @@ async def test_failed_call_ends_as_failed_and_silent_calls_leave_no_row(
         assert await tx.jobs.find(silent.call_id) is None
 
 
-async def test_row_of_a_call_is_no_job_of_the_plugin_and_is_cancelled_by_revoking_the_call(
+async def test_row_of_a_call_is_not_a_job_of_the_plugin_and_is_cancelled_by_revoking_the_call(
     database: Database, background: BackgroundLoop, reports: CallReports, entry: MethodEntry, road: Road
 ) -> None:
     jobs, call = SqlJobs(database, background, road), invocation()
@@ -151,7 +151,7 @@ async def test_celery_and_flower_see_progress(app: Any, announcer: ProgressAnnou
     await announcer.settled()
     found = app.AsyncResult(task_id)
     assert (found.state, found.info) == ("PROGRESS", {"percent": 7, "message": "under way"})
-    # kombu subscribes when it first reads; what is published before that nobody gets.
+    # kombu subscribes at its first read and misses what was published before
     async with asyncio.timeout(WAIT_SECONDS):
         while not await asyncio.to_thread(seen.wait, 0.2):
             announcer.announce(task_id, 7, "under way")
@@ -159,7 +159,7 @@ async def test_celery_and_flower_see_progress(app: Any, announcer: ProgressAnnou
     assert state.tasks[task_id].state == "PROGRESS"
 
 
-async def test_late_report_does_not_undo_a_result(app: Any, announcer: ProgressAnnouncer) -> None:
+async def test_late_report_does_not_overwrite_a_result(app: Any, announcer: ProgressAnnouncer) -> None:
     task_id = new_id()
     app.backend.store_result(task_id, "done", "SUCCESS")
     announcer.announce(task_id, 99, "nearly")
@@ -167,7 +167,7 @@ async def test_late_report_does_not_undo_a_result(app: Any, announcer: ProgressA
     assert app.AsyncResult(task_id).state == "SUCCESS"
 
 
-async def test_broker_that_is_away_costs_nothing_but_the_report(
+async def test_broker_outage_loses_only_the_report(
     own_redis: Any, make_settings: Callable[..., Settings]
 ) -> None:
     app = create_app(

@@ -1,4 +1,4 @@
-"""Events that let something else go first."""
+"""Events whose publication is delayed in favour of other messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.chats.publisher import EventPublisher
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of events, in the order in which they leave."""
+    """Names of events in the order of publication."""
     names: list[str] = []
 
     def send(_app: object, name: str, _chat_key: str, _body: object) -> None:
@@ -30,7 +30,7 @@ def publisher() -> EventPublisher:
     return EventPublisher(create_app(Settings.load(env_file=None, broker={"url": "redis://127.0.0.1:1/0"})))
 
 
-async def test_put_off_events_leave_in_order(sent: list[str], publisher: EventPublisher) -> None:
+async def test_delayed_events_are_published_in_order(sent: list[str], publisher: EventPublisher) -> None:
     names = [f"event.{number}" for number in range(20)]
     for name in names:
         publisher.tell(name, "chat", {}, later=True)
@@ -42,13 +42,13 @@ async def test_put_off_events_leave_in_order(sent: list[str], publisher: EventPu
 
 @pytest.fixture
 def far_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing that is put off become due."""
+    """Keep delayed events from becoming due."""
     monkeypatch.setattr(module, "_ANSWER_LEAVES_SECONDS", 600)
     monkeypatch.setattr(module, "_REQUEST_LEAVES_SECONDS", 600)
 
 
 @pytest.mark.usefixtures("far_off")
-async def test_closing_publishes_what_was_put_off(sent: list[str], publisher: EventPublisher) -> None:
+async def test_closing_publishes_the_delayed_events(sent: list[str], publisher: EventPublisher) -> None:
     await publisher.event("one", "chat", {}, later=True)
     await publisher.event("two", "chat", {}, later=True)
     await asyncio.to_thread(publisher.close)
@@ -56,7 +56,7 @@ async def test_closing_publishes_what_was_put_off(sent: list[str], publisher: Ev
 
 
 @pytest.mark.usefixtures("far_off")
-async def test_no_more_than_a_bound_are_put_off(sent: list[str], publisher: EventPublisher) -> None:
+async def test_the_number_of_delayed_events_is_bounded(sent: list[str], publisher: EventPublisher) -> None:
     for _ in range(module._MOST_LATER):
         await publisher.event("put off", "chat", {}, later=True)
     await publisher.event("at once", "chat", {}, later=True)

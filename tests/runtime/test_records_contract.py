@@ -1,4 +1,4 @@
-"""What plugins find when they query chats, messages and stored values, on each implementation."""
+"""Queries of chats, messages and stored values by plugins, on each implementation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     await database.dispose()
 
 
-async def test_messages_come_newest_first_and_are_narrowed(services: Services) -> None:
+async def test_messages_are_filtered_and_newest_first(services: Services) -> None:
     begun = datetime.now(UTC)
     await services.messages.push_system("a", "one", trigger_agent=False, call_id=None)
     await services.messages.send(OutgoingMessage(chat_key="b", text="two"))
@@ -57,7 +57,7 @@ async def test_messages_come_newest_first_and_are_narrowed(services: Services) -
     assert await services.records.messages(chat_key=None, since=begun + hour, limit=9) == []
 
 
-async def test_chats_that_were_spoken_in_are_known(services: Services) -> None:
+async def test_chats_with_messages_are_listed(services: Services) -> None:
     for chat_key in ("a", "b"):
         await services.messages.push_system(chat_key, "hello", trigger_agent=False, call_id=None)
     chats = await services.records.chats(chat_key=None, limit=9)
@@ -67,7 +67,7 @@ async def test_chats_that_were_spoken_in_are_known(services: Services) -> None:
     assert len(await services.records.chats(chat_key=None, limit=1)) == 1
 
 
-async def test_stored_values_are_narrowed_by_what_is_given(services: Services) -> None:
+async def test_stored_values_are_filtered_by_the_given_fields(services: Services) -> None:
     for plugin, chat, key in [("a.b", "", "k"), ("a.b", "c", "k"), ("a.b", "c", "l"), ("a.c", "c", "k")]:
         await services.store.set(
             plugin, chat_key=chat, user_key="", store_key=key, value=f"{plugin}/{chat}/{key}"

@@ -1,4 +1,4 @@
-"""The shared time of one process: what it follows, and what leaves it as it is."""
+"""The shared clock of one process: which readings it follows and which it ignores."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ HOUR = 3600.0
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> SharedClock:
-    """A clock of this test's own, that has compared nothing."""
+    """A clock of this test that has no readings."""
     clock = SharedClock()
     monkeypatch.setattr(shared_clock, "_clock", clock)
     return clock
 
 
 def reading(*, theirs_ahead: float, uncertain: float = 0.001) -> Reading:
-    """What a process reads now of a clock that is ahead of its host's."""
+    """A reading of a clock that is ahead of its host's."""
     now = time.time()
     return Reading(
         theirs_seconds=now + theirs_ahead,
@@ -50,17 +50,19 @@ def reading(*, theirs_ahead: float, uncertain: float = 0.001) -> Reading:
 
 
 def ahead(clock: SharedClock) -> float:
-    """By how much a clock is ahead of the host's."""
+    """Seconds by which a clock is ahead of the host's."""
     return clock.now() - time.time()
 
 
-def test_without_a_reading_the_host_is_believed(clock: SharedClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_reading_the_host_clock_is_used(
+    clock: SharedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time, "time", lambda: 1234.5)
     assert clock.now() == 1234.5
 
 
 @pytest.mark.parametrize("theirs_ahead", [HOUR, -HOUR])
-def test_a_reading_that_differs_is_followed(clock: SharedClock, theirs_ahead: float) -> None:
+def test_a_differing_reading_is_followed(clock: SharedClock, theirs_ahead: float) -> None:
     clock.take(reading(theirs_ahead=theirs_ahead))
     assert ahead(clock) == pytest.approx(theirs_ahead, abs=1)
     assert shared_now() == pytest.approx(time.time() + theirs_ahead, abs=1)
@@ -91,7 +93,7 @@ def test_a_step_of_the_hosts_clock_changes_nothing(
     assert clock.now() >= before
 
 
-async def test_the_shortest_exchange_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_reading_with_the_shortest_round_trip_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 8.0, 10.0, 12.0, 20.0, 26.0])
     monkeypatch.setattr(shared_clock, "elapsed_seconds", lambda: next(ticks))
     answers = iter([104.0, 111.0, 123.0])
@@ -113,7 +115,7 @@ def invocation(deadline: datetime, **fields: Any) -> Invocation:
     )  # fmt: skip
 
 
-def test_deadlines_are_judged_by_the_shared_time() -> None:
+def test_deadlines_are_compared_with_the_shared_clock() -> None:
     share_time(reading(theirs_ahead=HOUR))
     soon = shared_time() + timedelta(seconds=60)
     assert 50 < invocation(soon).remaining_seconds() <= 60
@@ -141,7 +143,7 @@ async def test_a_process_follows_postgresql(
     assert clock.now() == pytest.approx(host_time(), abs=1)
 
 
-async def test_a_database_that_does_not_answer_leaves_the_time_as_it_is(
+async def test_a_database_that_does_not_answer_leaves_the_clock_unchanged(
     clock: SharedClock, tmp_path: Path
 ) -> None:
     clock.take(reading(theirs_ahead=HOUR))
@@ -152,7 +154,7 @@ async def test_a_database_that_does_not_answer_leaves_the_time_as_it_is(
     assert ahead(clock) == pytest.approx(HOUR, abs=1)
 
 
-async def test_on_sqlite_the_host_has_the_time(
+async def test_on_sqlite_the_host_clock_is_used(
     clock: SharedClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(DatabaseSettings(), tmp_path)
@@ -162,9 +164,7 @@ async def test_on_sqlite_the_host_has_the_time(
     assert clock.now() == 1234.5
 
 
-async def test_rabbitmq_tells_no_time_and_the_database_is_followed(
-    postgres: Database, clock: SharedClock
-) -> None:
+async def test_with_rabbitmq_the_database_clock_is_followed(postgres: Database, clock: SharedClock) -> None:
     assert await read_broker_clock(BrokerSettings(url="amqp://guest@127.0.0.1:1//")) is None
     clock.take(reading(theirs_ahead=HOUR))
     assert await follow_database_clock(postgres) is not None

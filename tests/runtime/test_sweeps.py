@@ -67,7 +67,7 @@ async def test_two_sweepers_fire_each_timer_once(
     assert road.events == ["message.added"] * 12
 
 
-async def test_times_that_nobody_swept_are_fired_once_late(database: Database, road: Road) -> None:
+async def test_missed_times_fire_once_and_late(database: Database, road: Road) -> None:
     await SqlCronJobs(database, on_fire=TimerFirings(road).fire).add(cron_job())
     sweep = TimerSweep(database, TimerFirings(road))
     pause = await sweep.sweep()
@@ -81,10 +81,10 @@ async def test_times_that_nobody_swept_are_fired_once_late(database: Database, r
     assert pause is not None and 0 < pause < timedelta(days=4).total_seconds()
 
 
-async def test_a_recurring_timer_goes_on_from_the_time_that_all_share(
+async def test_a_recurring_timer_continues_from_the_shared_time(
     database: Database, road: Road, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host whose clock is behind must not set the next firing to a time that has passed."""
+    """A host whose clock is behind must not set the next firing to a past time."""
     clock, behind_seconds = SharedClock(), 7200
     now = datetime.now(UTC).timestamp()
     clock.take(
@@ -104,7 +104,9 @@ async def test_a_recurring_timer_goes_on_from_the_time_that_all_share(
     assert job.next_fire_at.timestamp() > now + behind_seconds
 
 
-async def test_job_whose_zone_is_gone_fires_and_is_paused(database: Database, road: Road) -> None:
+async def test_recurring_timer_with_an_unknown_zone_fires_and_is_paused(
+    database: Database, road: Road
+) -> None:
     jobs = SqlCronJobs(database, on_fire=TimerFirings(road).fire)
     await jobs.add(cron_job(timezone="Atlantis/Capital"))
     assert await TimerSweep(database, TimerFirings(road)).sweep() is None
@@ -113,7 +115,7 @@ async def test_job_whose_zone_is_gone_fires_and_is_paused(database: Database, ro
     assert job is not None and job.status == "paused"
 
 
-async def test_job_fired_by_hand_keeps_its_schedule(database: Database, road: Road) -> None:
+async def test_recurring_timer_fired_by_hand_keeps_its_schedule(database: Database, road: Road) -> None:
     jobs = SqlCronJobs(database, on_fire=TimerFirings(road).fire)
     later = datetime.now(UTC) + timedelta(days=1)
     await jobs.add(cron_job(next_fire_at=later))
@@ -158,7 +160,7 @@ async def test_temporary_timer_may_be_replaced_while_it_fires(database: Database
 
 
 @pytest.mark.parametrize("count", [0, 1])
-async def test_pause_until_the_next_timer_is_known(database: Database, road: Road, count: int) -> None:
+async def test_the_pause_ends_at_the_next_timer(database: Database, road: Road, count: int) -> None:
     for _ in range(count):
         await SqlTimers(database).add(
             "c", fire_at=datetime.now(UTC) + timedelta(hours=1), description="", temporary=False
