@@ -1,4 +1,4 @@
-"""Real sandboxes for the tests; skipped, with the reason, where this machine has none."""
+"""Real sandboxes for the tests; skipped, with the reason, where the machine has none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sandbox.drivers.bwrap import BwrapDriver
 
 @pytest.fixture(scope="session")
 def bwrap_driver() -> BwrapDriver:
-    """The default driver with default settings; one for all tests, it keeps no state."""
+    """The default driver with default settings; shared by all tests, as it has no state."""
     driver = BwrapDriver(SandboxSettings())
     try:
         _ = driver.tools, driver.interpreter
@@ -38,7 +38,7 @@ async def box(bwrap_driver: BwrapDriver, tmp_path: Path) -> AsyncIterator[Lab]:
 
 @pytest.fixture(scope="session")
 def other_user(bwrap_driver: BwrapDriver) -> None:
-    """Needs root, to become somebody else, and a system Python that shares our packages."""
+    """Needs root, to change the user, and a system Python that contains our packages."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv to run as another user")
     expected = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -48,7 +48,7 @@ def other_user(bwrap_driver: BwrapDriver) -> None:
 
 @pytest.fixture
 def own_packages() -> None:
-    """Needs packages that belong to the interpreter, which then brings them along."""
+    """Needs packages that belong to the interpreter and are mounted with it."""
     if not Path(sysconfig.get_paths()["purelib"], "pydantic").is_dir():
         pytest.skip("this interpreter's packages come by PYTHONPATH, not by an installation")
 

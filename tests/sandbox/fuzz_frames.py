@@ -1,9 +1,9 @@
 """Fuzz the frame reader: ``python tests/sandbox/fuzz_frames.py [--inputs N] [--seed N]``.
 
-Each input is a stream of whole, changed and cut-off frames, which arrives in pieces. The reader may
-return frames within their limits, end, or raise ``SandboxProtocolError``, and must take no more bytes
-of the stream than the frames it returned, one header and, where that is legal, its payload. Anything
-else, or an input over its budget of processor time, is printed and ends the program with 1.
+Each input is a stream of complete, changed and truncated frames that arrives in pieces. The reader may
+return frames within their limits, end, or raise ``SandboxProtocolError``. It must take no more bytes of
+the stream than the returned frames, one header and, where permitted, its payload. Any other result, and
+an input over its budget of processor time, is printed and exits with 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LENGTHS: Final = [0, 1, 4, 5, 6, 54, 55, 56, 204, 205, 206, 1 << 16, 1 << 31, (1
 
 
 def stream_of(chance: random.Random) -> tuple[bytes, list[Frame]]:
-    """Return a stream and the frames that it begins with, as far as they are legal."""
+    """Return a stream and its leading valid frames."""
     data, expected, is_legal = b"", list[Frame](), True
     for _ in range(chance.randrange(4)):
         if chance.random() < 0.7:
@@ -41,7 +41,7 @@ def stream_of(chance: random.Random) -> tuple[bytes, list[Frame]]:
             data += header + chance.randbytes(chance.randrange(300))
             is_legal = False
     if is_legal and chance.random() < 0.3:
-        data += encode_frame(FrameKind.CALL, b"x" * 20)[: chance.randrange(29)]  # the sandbox is gone
+        data += encode_frame(FrameKind.CALL, b"x" * 20)[: chance.randrange(29)]  # the sandbox has ended
     return data, expected
 
 
@@ -77,7 +77,7 @@ async def judge(reader: asyncio.StreamReader, chance: random.Random) -> None:
 
 
 def fuzz_frames(chance: random.Random) -> None:
-    """Run without an event loop: a stream that has ended leaves nothing to wait for."""
+    """Run without an event loop: nothing of an ended stream has to be waited for."""
     judging = judge(asyncio.StreamReader(loop=LOOP), chance)
     try:
         judging.send(None)

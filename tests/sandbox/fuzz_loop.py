@@ -11,7 +11,7 @@ from typing import Final
 #: Processor time per input; the slowest input of a million takes well below a millisecond.
 BUDGET_SECONDS: Final = 0.1
 
-#: Makes one input from the generator, reads it and raises when the reader is wrong.
+#: Generates one input, reads it, and raises when the reader is wrong.
 Check = Callable[[random.Random], None]
 
 

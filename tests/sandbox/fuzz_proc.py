@@ -1,9 +1,8 @@
 """Fuzz the reader of ``/proc``: ``python tests/sandbox/fuzz_proc.py [--inputs N] [--seed N]``.
 
-Each input is a file of the kernel's, made up or changed, with names that attackers chose. A parser may
-answer or raise ``FormatError``; anything else, or an input that takes more processor time than its
-budget, is printed and ends the program with 1. What names must not change is checked, too: a
-well-formed line is found beside whatever else is there.
+Each input is a generated or changed kernel file with names that attackers chose. A parser may return or
+raise ``FormatError``; any other result, and an input over its budget of processor time, is printed and
+exits with 1. Names must not affect other lines: a well-formed line is found whatever else the file has.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def junk(chance: random.Random) -> bytes:
 
 
 def spoil(data: bytes, chance: random.Random) -> bytes:
-    """Change a file at one place, or not at all."""
+    """Change a file at one position, or return it unchanged."""
     at = chance.randrange(len(data) + 1)
     kind = chance.randrange(4)
     if kind == 0:
@@ -90,7 +89,7 @@ def fuzz_groups(chance: random.Random) -> None:
 
 
 def tolerant(parse: Callable[[bytes], object], data: bytes) -> None:
-    """Parse; the one error that is right is no failure."""
+    """Parse; the documented error is no failure."""
     try:
         parse(data)
     except proc_files.FormatError:

@@ -1,6 +1,6 @@
-"""Attempts that many tests judge one by one, grouped so that one sandbox tries each group.
+"""Attempts that many tests check one by one, in groups of one sandbox each.
 
-Every group is code for ``sandbox_lab.PREAMBLE``; ``{...}`` fields are filled in by the test.
+Every group is code for ``sandbox_lab.PREAMBLE``; tests fill in its ``{...}`` fields.
 System call numbers are those of x86_64.
 """
 
@@ -13,14 +13,14 @@ Attempts = dict[str, list[Any]]
 
 
 def attempts_with(attempts: Attempts, prefix: str) -> Attempts:
-    """The attempts whose label starts so; there must be some."""
+    """The attempts whose label has this prefix; fails when there are none."""
     found = {label: outcome for label, outcome in attempts.items() if label.startswith(prefix + " ")}
     assert found
     return found
 
 
 def assert_refused(attempts: Attempts, *, by: set[str] | None = None) -> None:
-    """Every attempt failed, by one of these error numbers when they are given."""
+    """Check that every attempt failed, with one of these error numbers if given."""
     done = {label: outcome for label, outcome in attempts.items() if outcome[0] != "refused"}
     assert done == {}
     if by is not None:
@@ -29,7 +29,7 @@ def assert_refused(attempts: Attempts, *, by: set[str] | None = None) -> None:
 
 
 def value_of(attempts: Attempts, label: str) -> Any:
-    """What the attempt returned, which must have succeeded."""
+    """The result of an attempt, which must have succeeded."""
     outcome = attempts[label]
     assert outcome[0] == "done", (label, outcome)
     return ast.literal_eval(outcome[1])

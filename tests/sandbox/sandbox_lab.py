@@ -1,7 +1,7 @@
-"""Runs code in a real sandbox and says what became of it; also as another user, by a subprocess.
+"""Runs code in a real sandbox and returns the result; also as another user, in a subprocess.
 
-As a program it takes one request as JSON on stdin and prints the result as JSON, which is how
-tests that run as root try user mode.
+As a program it reads one request as JSON from stdin and prints the result as JSON; tests that run as root
+use this for user mode.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from sandbox.drivers.selection import build_driver
 from sandbox.users import sandbox_uid
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-#: Any user but root and the pool's will do.
+#: Any user except root and those of the pool.
 OTHER_USER = 64123
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 
-#: Gives the code ``attempt(label, action)``; ``EPILOGUE`` reports all of them.
+#: Defines ``attempt(label, action)``; ``EPILOGUE`` reports all attempts.
 PREAMBLE = """
 import ctypes, errno, json, os, socket, stat, sys
 _attempts = {}
@@ -109,7 +109,7 @@ Handler = Callable[..., Any]
 
 @dataclass(kw_only=True)
 class Lab:
-    """A manager with methods that tests script, and what they were called with."""
+    """A manager with scripted methods, and the recorded calls of them."""
 
     settings: SandboxSettings
     areas: Areas
@@ -143,7 +143,7 @@ class Lab:
         return await self.manager.run(RunRequest(**{**values, **changes}))
 
     async def attempts(self, code: str, **changes: Any) -> dict[str, list[str | None]]:
-        """Run code that calls ``attempt`` and return what it reported."""
+        """Run code that calls ``attempt``; returns its report."""
         result = await self.run(PREAMBLE + code + EPILOGUE, **changes)
         assert self.reports, f"nothing was reported: {result}"
         attempts: dict[str, list[str | None]] = json.loads(self.reports.pop())
@@ -168,7 +168,7 @@ class Lab:
         return self.areas.shared_dir(self.container(chat_key))
 
     def container(self, chat_key: str = "chat") -> str:
-        """Container key of a chat; its own in every lab, so that tests beside each other share no user."""
+        """Container key of a chat; unique per lab, so that concurrent tests share no user."""
         return f"box-{self.name}-{chat_key}"
 
     def user(self, chat_key: str = "chat") -> int:
@@ -180,7 +180,7 @@ class Lab:
         )
 
     async def prepare(self, chat_key: str = "chat") -> None:
-        """Start a sandbox to wait for a chat's code."""
+        """Start a sandbox that waits for a chat's code."""
         await self.manager.prepare(chat_key=chat_key, container_key=self.container(chat_key))
 
 
@@ -191,7 +191,7 @@ async def lab(
     """Build a lab on a started manager and close it."""
     chosen = SandboxSettings(**settings)
     areas = Areas(root=root)
-    # A driver of these settings, unproven: the proof is a test of its own.
+    # A driver of these settings without the proof, which has its own test.
     manager = SandboxManager(chosen, areas, driver=use or build_driver(chosen))
     await manager.start()
     try:
@@ -201,7 +201,7 @@ async def lab(
 
 
 def host_processes(uid: int) -> list[int]:
-    """Return the host's processes of a user that still run; a zombie waits for init alone."""
+    """Return the live processes of a user on the host; a zombie only waits to be reaped."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -214,7 +214,7 @@ def host_processes(uid: int) -> list[int]:
 
 
 async def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one request: a run, or several attempts."""
+    """Execute one request: a run, or several attempts."""
     with tempfile.TemporaryDirectory(prefix="nekro-lab-") as root:
         os.chmod(root, 0o755)
         async with lab(Path(root), **request.get("settings", {})) as box:
@@ -230,7 +230,7 @@ async def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_other_user(request: dict[str, Any]) -> dict[str, Any]:
-    """Carry out a request in a process of an ordinary user; root only."""
+    """Execute a request in a process of an ordinary user; root only."""
     packages = sysconfig.get_paths()["purelib"]
     done = subprocess.run(
         [

@@ -23,7 +23,7 @@ MOST = 1 << 20
 
 @pytest.fixture(params=["openat2", "walk"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to open a path; the second is for kernels and containers without the call."""
+    """Both ways to open a path; the second is for kernels and containers without the system call."""
     if request.param == "openat2" and not safe_open.has_openat2():
         pytest.skip("openat2 is missing or denied here")
     monkeypatch.setattr(safe_open, "has_openat2", lambda: request.param == "openat2")
@@ -45,7 +45,7 @@ def read(root: Path | int, path: str) -> bytes:
     return safe_files.read_file(root, path, max_bytes=MOST)
 
 
-def test_ordinary_file_is_read_by_path_and_by_descriptor(root: Path, way: str) -> None:
+def test_regular_file_is_read_by_path_and_by_descriptor(root: Path, way: str) -> None:
     assert read(root, "a/b/file.txt") == b"public"
     assert read(root, "./a//b/./file.txt") == b"public"
     fd = os.open(root, os.O_RDONLY)
@@ -69,7 +69,7 @@ CORPUS = [
 
 
 @pytest.mark.parametrize("path", CORPUS)
-def test_attack_F1_path_that_leads_out_is_refused_before_anything_is_opened(path: str) -> None:
+def test_attack_F1_path_that_leads_out_is_refused_before_it_is_opened(path: str) -> None:
     with pytest.raises(InvalidValueError, match="is refused"):
         safe_files.split_path(path)
 
@@ -77,7 +77,7 @@ def test_attack_F1_path_that_leads_out_is_refused_before_anything_is_opened(path
 @pytest.mark.parametrize(
     "path", ["．．/secret/file.txt", "‥/secret", "..%2fsecret", "a\\..\\..\\secret", "~/x", "x" * 300]
 )
-def test_attack_F1_path_that_only_looks_dangerous_names_nothing(root: Path, way: str, path: str) -> None:
+def test_attack_F1_unusual_path_inside_names_no_file(root: Path, way: str, path: str) -> None:
     with pytest.raises((FileNotFoundError, InvalidValueError)):
         read(root, path)
 
@@ -104,7 +104,7 @@ def test_attack_F2_link_is_refused(root: Path, way: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["../secret", "/proc/self/root", "a"])
-def test_attack_F2_directory_link_on_the_way_is_refused(root: Path, way: str, target: str) -> None:
+def test_attack_F2_directory_link_in_the_path_is_refused(root: Path, way: str, target: str) -> None:
     (root / "d").symlink_to(target)
     with pytest.raises(InvalidValueError):
         read(root, "d/file.txt")
@@ -152,7 +152,7 @@ async def test_attack_F3_swap_race_from_inside_leaks_nothing(box: Lab, way: str,
     )
     await box.run(code, run_id="race")
     assert sum(outcomes.values()) == 20_000
-    # Both must have happened, or there was no race.
+    # Without both outcomes there was no race.
     assert outcomes["public"] > 0
     assert outcomes["refused"] > 0
 
@@ -165,7 +165,7 @@ def plant_sparse(path: Path) -> None:
 def plant_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         directory = os.open(path.parent, os.O_RDONLY)
-        # By way of /proc, because a socket's path ends at 107 bytes.
+        # Through /proc, because a socket's path has at most 107 bytes.
         sock.bind(f"/proc/self/fd/{directory}/{path.name}")
         os.close(directory)
 
@@ -181,7 +181,7 @@ PLANTED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-def test_attack_F4_what_is_no_ordinary_file_is_refused_at_once(root: Path, way: str, kind: str) -> None:
+def test_attack_F4_special_file_is_refused_at_once(root: Path, way: str, kind: str) -> None:
     try:
         PLANTED[kind](root / "x")
     except PermissionError:
@@ -221,7 +221,7 @@ def test_file_of_exactly_the_limit_is_read(root: Path) -> None:
         safe_files.read_file(root, "full", max_bytes=99)
 
 
-def test_copy_out_makes_a_private_file_or_nothing(root: Path, tmp_path: Path) -> None:
+def test_copy_out_creates_a_private_file_or_nothing(root: Path, tmp_path: Path) -> None:
     target = tmp_path / "copy"
     assert safe_files.copy_out(root, "a/b/file.txt", destination=target, max_bytes=MOST) == 6
     assert target.read_text() == "public"
@@ -234,7 +234,7 @@ def test_copy_out_makes_a_private_file_or_nothing(root: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("planted", ["link", "dangling", "file", "fifo"])
-def test_attack_F5_planted_name_is_never_written_through(root: Path, way: str, planted: str) -> None:
+def test_attack_F5_planted_entry_is_never_written_through(root: Path, way: str, planted: str) -> None:
     secret = root.parent / "secret" / "file.txt"
     ways: dict[str, Callable[[Path], object]] = {
         "link": link_to(secret),
@@ -256,7 +256,7 @@ def test_attack_F6_delivery_below_a_planted_directory_link_is_refused(root: Path
     assert [path.name for path in (root.parent / "secret").iterdir()] == ["file.txt"]
 
 
-def test_delivered_file_is_whole_and_belongs_to_the_directorys_owner(root: Path, way: str) -> None:
+def test_delivered_file_is_complete_and_belongs_to_the_directorys_owner(root: Path, way: str) -> None:
     if os.geteuid() == 0:
         os.chown(root, 12345, 12345)
     assert safe_files.create_file(root, "new/deep/file.bin", BytesIO(b"x" * 3_000_000)) == "new/deep/file.bin"
@@ -265,7 +265,7 @@ def test_delivered_file_is_whole_and_belongs_to_the_directorys_owner(root: Path,
     assert made.stat().st_uid == made.parent.stat().st_uid == root.stat().st_uid
 
 
-def test_attack_F11_odd_names_are_listed_and_read_safely(root: Path, way: str) -> None:
+def test_attack_F11_unusual_names_are_listed_and_read_safely(root: Path, way: str) -> None:
     names = [b"new\nline", b"a" * 255, b"\xff\xfe", b"-rf", b" ", "größe".encode(), b"\x1b[2J"]
     for name in names:
         (Path(os.fsdecode(os.path.join(os.fsencode(root), name)))).write_bytes(name)
@@ -285,7 +285,7 @@ def test_listing_stops_at_its_limit(root: Path) -> None:
     assert safe_files.measure(root, max_entries=10)[1] == 10
 
 
-def test_measure_counts_disk_not_length(root: Path) -> None:
+def test_measure_counts_disk_blocks_not_length(root: Path) -> None:
     plant_sparse(root / "sparse")
     used_bytes, names = safe_files.measure(root, max_entries=100)
     assert used_bytes < 1 << 20
@@ -301,7 +301,7 @@ def test_emptying_removes_everything_and_follows_no_link(root: Path, tmp_path: P
     assert (tmp_path / "secret" / "file.txt").read_text() == "SECRET"
 
 
-def test_remove_file_takes_the_link_not_its_target(root: Path, tmp_path: Path) -> None:
+def test_remove_file_removes_the_link_not_its_target(root: Path, tmp_path: Path) -> None:
     (root / "link").symlink_to(tmp_path / "secret" / "file.txt")
     safe_files.remove_file(root, "link")
     assert (tmp_path / "secret" / "file.txt").exists()
@@ -311,7 +311,7 @@ def test_remove_file_takes_the_link_not_its_target(root: Path, tmp_path: Path) -
 
 
 @pytest.mark.root
-def test_ownership_is_given_away_without_following_links(root: Path, tmp_path: Path) -> None:
+def test_ownership_is_changed_without_following_links(root: Path, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to give files away")
     (root / "link").symlink_to(tmp_path / "secret" / "file.txt")
@@ -322,7 +322,7 @@ def test_ownership_is_given_away_without_following_links(root: Path, tmp_path: P
 
 @pytest.fixture
 def planted_modules(box: Lab) -> Iterator[Lab]:
-    """A shared directory full of names that Python would like to import."""
+    """A shared directory full of names of importable modules."""
     for name in (
         "json.py",
         "sitecustomize.py",
@@ -350,7 +350,7 @@ print(subprocess.run(command, capture_output=True, text=True, cwd='/tmp').stdout
         assert result.output.startswith("False False False\n/")
 
 
-async def test_attack_F2_links_made_inside_are_refused_outside(box: Lab, way: str) -> None:
+async def test_attack_F2_links_created_inside_are_refused_outside(box: Lab, way: str) -> None:
     code = """
 import os
 os.symlink('/etc/passwd', 'shared/absolute')

@@ -1,4 +1,4 @@
-"""``/app/shared`` on images: bounded by the kernel, kept over restarts and crashes, dropped when idle."""
+"""``/app/shared`` on images: limited by the kernel, kept over restarts and crashes, deleted when idle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def images() -> None:
 
 @pytest.fixture
 def root(tmp_path: Path, images: None) -> Iterator[Path]:
-    """A data directory; whatever is mounted below it is unmounted in the end."""
+    """A data directory; every mount below it is unmounted at the end."""
     yield tmp_path
     for line in Path("/proc/self/mountinfo").read_text().split("\n"):
         if line and line.split(" ")[4].startswith(f"{tmp_path}/"):
@@ -104,13 +104,13 @@ for number in range(99):
     [FILL, NAMES, DIRECTORIES, UNLINKED, IN_FLIGHT_WITHIN, RESERVED],
     ids=["bytes", "names", "directories", "unlinked files", "in flight within", "reserved"],
 )
-async def test_attack_disk_of_an_area_ends_where_the_kernel_says(imaged: Lab, code: str) -> None:
+async def test_attack_disk_use_of_an_area_is_limited_by_the_kernel(imaged: Lab, code: str) -> None:
     result = await imaged.run(code)
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK), result
     assert "[Errno 28]" in (result.error or "")
     size = image_of(imaged.shared()).stat()
     assert size.st_blocks * 512 <= size.st_size == (16 << 20) + (4 << 20)
-    # The next run finds what the first one left, and can make room.
+    # The next run finds the files of the first one, and can delete some.
     tidy = "import os, shutil\nfor name in os.listdir('shared'):\n    path = f'shared/{name}'\n"
     tidy += "    shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)\n"
     after = await imaged.run(tidy + "open('shared/new', 'w').write('fits')")
@@ -118,8 +118,8 @@ async def test_attack_disk_of_an_area_ends_where_the_kernel_says(imaged: Lab, co
     assert (imaged.shared() / "new").read_text() == "fits"
 
 
-async def test_attack_holes_filled_through_a_mapping_end_the_run_and_not_the_host(imaged: Lab) -> None:
-    """A mapped page for which there is no block is a SIGBUS of the code."""
+async def test_attack_holes_filled_through_a_mapping_end_the_run_and_not_the_service(imaged: Lab) -> None:
+    """A mapped page without a free block is a SIGBUS of the code."""
     result = await imaged.run(MAPPED_HOLES)
     assert (result.stop_type, result.exit_code) == (StopType.ERROR, 128 + 7), result
     assert (await imaged.run("print('next')")).output == "next\n"
@@ -137,15 +137,13 @@ async def test_files_outlive_the_service_and_its_mount(root: Path, bwrap_driver:
     async with lab(root, name="kept", **SETTINGS) as box:
         await box.run("open('shared/kept', 'w').write('first')")
         directory = box.shared()
-    assert (directory / "kept").read_text() == "first"  # plugins still reach it
-    subprocess.run(["umount", str(directory)], check=True)  # a boot does that
+    assert (directory / "kept").read_text() == "first"  # plugins can still access it
+    subprocess.run(["umount", str(directory)], check=True)  # as after a reboot
     async with lab(root, name="kept", **SETTINGS) as box:
         assert (await box.run("print(open('shared/kept').read())")).output == "first\n"
 
 
-async def test_services_beside_each_other_share_one_file_system(
-    root: Path, bwrap_driver: BwrapDriver
-) -> None:
+async def test_concurrent_services_share_one_file_system(root: Path, bwrap_driver: BwrapDriver) -> None:
     async with AsyncExitStack() as stack:
         boxes = [await stack.enter_async_context(lab(root, name="both", **SETTINGS)) for _ in range(3)]
         codes = [f"open('shared/{number}', 'w').write('x' * 100_000)" for number in range(3)]
@@ -157,8 +155,8 @@ async def test_services_beside_each_other_share_one_file_system(
     assert sorted(path.name for path in directory.iterdir()) == ["0", "1", "2"]
 
 
-def test_image_that_was_not_unmounted_is_whole_again(root: Path) -> None:
-    """Its copy is what a host that lost power finds: dirty, with a journal."""
+def test_image_that_was_not_unmounted_is_recovered(root: Path) -> None:
+    """The copy is what a host finds after a power loss: dirty, with a journal."""
     directory = root / "sandboxes" / "one"
     directory.mkdir(parents=True)
     hold = mount_and_hold(directory, SMALL)
@@ -175,7 +173,7 @@ def test_image_that_was_not_unmounted_is_whole_again(root: Path) -> None:
     hold.release()
 
 
-def test_image_that_is_no_file_system_is_refused_with_the_fix(root: Path) -> None:
+def test_invalid_image_is_refused_with_the_fix(root: Path) -> None:
     directory = root / "sandboxes" / "one"
     directory.mkdir(parents=True)
     mount_and_hold(directory, SMALL).release()
@@ -185,7 +183,7 @@ def test_image_that_is_no_file_system_is_refused_with_the_fix(root: Path) -> Non
         mount_and_hold(directory, SMALL)
 
 
-def test_service_killed_while_it_formats_is_no_obstacle(root: Path) -> None:
+def test_service_killed_while_formatting_blocks_nothing(root: Path) -> None:
     directory = root / "sandboxes" / "one"
     directory.mkdir(parents=True)
     image = image_of(directory)
@@ -195,7 +193,7 @@ def test_service_killed_while_it_formats_is_no_obstacle(root: Path) -> None:
     assert is_bounded(directory, SMALL)
 
 
-def test_idle_area_is_dropped_and_one_in_use_is_not(root: Path) -> None:
+def test_idle_area_is_deleted_and_one_in_use_is_not(root: Path) -> None:
     parent = root / "sandboxes"
     for name in ("held", "idle", "unmounted"):
         (parent / name).mkdir(parents=True)
@@ -212,7 +210,7 @@ def test_idle_area_is_dropped_and_one_in_use_is_not(root: Path) -> None:
     assert drop_idle(parent, idle_seconds=-10) == 1
 
 
-def test_area_that_a_service_in_another_mount_namespace_holds_is_kept(root: Path) -> None:
+def test_area_held_by_a_service_in_another_mount_namespace_is_kept(root: Path) -> None:
     directory = root / "sandboxes" / "one"
     directory.mkdir(parents=True)
     mount_and_hold(directory, SMALL).release()
@@ -234,7 +232,7 @@ def test_area_that_a_service_in_another_mount_namespace_holds_is_kept(root: Path
     assert drop_idle(root / "sandboxes", idle_seconds=-10) == 1
 
 
-def test_files_that_plugins_wrote_before_go_along_and_follow_no_link(root: Path) -> None:
+def test_earlier_files_of_plugins_are_moved_in_without_following_links(root: Path) -> None:
     directory = root / "sandboxes" / "one"
     secret = root / "secret"
     secret.write_text("the host's")
@@ -251,6 +249,6 @@ def test_files_that_plugins_wrote_before_go_along_and_follow_no_link(root: Path)
     assert (directory / "deep" / "file").read_text() == "deep"
 
 
-def test_file_system_that_other_hosts_may_write_is_refused() -> None:
+def test_file_system_writable_by_other_hosts_is_refused() -> None:
     with pytest.raises(SandboxUnavailableError, match="other hosts may write"):
         _check_local(Path("/proc"))

@@ -1,4 +1,4 @@
-"""Attacks on the guards themselves: on what they read, on when they look, on what they leave behind."""
+"""Attacks on the guards themselves: their input, their timing, and their leftovers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandbox.guest.confine import LEAST_LANDLOCK, landlock_version
 from sandbox.limits.quota import Quota
 
 SMALL = {"shared_bytes": 16 << 20, "max_file_bytes": 1 << 20, "shared_files": 500}
-#: What ``str.splitlines`` or ``str.split`` divide at, a forged mapping, and bytes that are no text.
+#: Separators of ``str.splitlines`` and ``str.split``, a forged mapping, and bytes that are not text.
 NAMES = {
     "newline": r"a\nb",
     "carriage return": r"a\rb",
@@ -44,7 +44,7 @@ def carry_out(request: dict[str, Any], mode: str) -> dict[str, Any]:
 
 @pytest.fixture(params=["own", "other"], ids=["own_user", "ordinary_user"])
 def mode(request: pytest.FixtureRequest, bwrap_driver: BwrapDriver) -> str:
-    """As root with control groups where there are any; as an ordinary user by looks alone."""
+    """As root with control groups where available; as an ordinary user by polling alone."""
     if request.param == "other":
         request.getfixturevalue("other_user")
     return str(request.param)
@@ -67,7 +67,7 @@ time.sleep(30)
 
 
 async def stops(tmp_path: Path, codes: dict[str, str]) -> dict[str, tuple[StopType, Limit | None]]:
-    """Run each code in a chat of its own, several beside each other; returns how each ended."""
+    """Run several codes concurrently, each in its own chat; returns how each ended."""
     places = asyncio.Semaphore(5)
 
     async def run(box: Lab, name: str, code: str) -> tuple[str, tuple[StopType, Limit | None]]:
@@ -103,7 +103,7 @@ SOCKETS = {
 
 
 async def test_attack_L13_name_of_a_socket_does_not_blind_the_guards(tmp_path: Path) -> None:
-    """Then the quota is exceeded by what only the look after the sockets' names can count."""
+    """Only the look after the sockets' names can then count what exceeds the quota."""
     codes = {what: f"NAME = '{name.replace('/', '_')}'" + SOCKET_NAME + BIG for what, name in SOCKETS.items()}
     assert await stops(tmp_path, codes) == dict.fromkeys(codes, (StopType.ERROR, Limit.DISK))
 
@@ -129,10 +129,10 @@ def grow():
 
 
 @pytest.mark.parametrize("trick", ["socket", "mapping", "comm", "undumpable"])
-def test_attack_L13_tricks_on_what_is_read_do_not_blind_the_memory_guard(
+def test_attack_L13_crafted_proc_files_do_not_blind_the_memory_guard(
     bwrap_driver: BwrapDriver, request: pytest.FixtureRequest, trick: str
 ) -> None:
-    """As an ordinary user, for whom the kernel bounds no memory."""
+    """As an ordinary user, whose memory the kernel does not limit."""
     mode = "other" if os.geteuid() == 0 else "own"
     if mode == "other":
         request.getfixturevalue("other_user")
@@ -150,7 +150,7 @@ def test_attack_L13_tricks_on_what_is_read_do_not_blind_the_memory_guard(
     assert result["limit"] in ("memory", "guard"), result
 
 
-#: The first thread of a process ends and leaves the others; /proc/PID shows nothing of them then.
+#: The first thread of a process ends while others live; /proc/PID is empty of details then.
 WITHOUT_FIRST_THREAD = """
 import ctypes, os, threading, time
 def work():
@@ -162,14 +162,14 @@ ctypes.CDLL(None).syscall(60, 0)
 """
 
 
-def test_attack_L13_memory_of_threads_without_their_first_one_counts(mode: str, x86_64: None) -> None:
+def test_attack_L13_memory_of_a_process_without_its_first_thread_counts(mode: str, x86_64: None) -> None:
     work = "global held; held = bytearray(b'x') * (100 << 20)"
     code = "import os\nos.fork() and os.wait()\n" + WITHOUT_FIRST_THREAD.format(work=work)
     result = carry_out({"code": code, "settings": {"memory_bytes": 64 << 20}}, mode)
     assert (result["stop"], result["limit"]) == ("ERROR", "memory"), result
 
 
-async def test_attack_L13_files_of_threads_without_their_first_one_count(
+async def test_attack_L13_files_of_a_process_without_its_first_thread_count(
     tmp_path: Path, x86_64: None
 ) -> None:
     work = BIG.strip().replace("\n", "\n    ")
@@ -178,8 +178,8 @@ async def test_attack_L13_files_of_threads_without_their_first_one_count(
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK), result
 
 
-async def test_attack_L13_imitated_suffix_and_renamed_away_mapping_count_once(tmp_path: Path) -> None:
-    """A file that only looks deleted is charged, and one that has another name is no way out."""
+async def test_attack_L13_imitated_suffix_and_renamed_mapping_count_once(tmp_path: Path) -> None:
+    """A file with a forged deleted suffix is charged, and another name of a file is no evasion."""
     code = """
 import mmap, os, time
 maps = []
@@ -213,14 +213,14 @@ time.sleep(30)
 """
 
 
-async def test_attack_L14_files_handed_from_process_to_process_do_not_escape(tmp_path: Path) -> None:
+async def test_attack_L14_files_passed_between_processes_do_not_escape(tmp_path: Path) -> None:
     async with lab(tmp_path, guard_seconds=2, **SMALL) as box:
         result = await box.run(ROLLING)
     assert result.stop_type is StopType.ERROR
     assert result.limit in (Limit.DISK, Limit.GUARD), result
 
 
-#: Names change as fast as the kernel allows, so that what a look lists is gone when it asks.
+#: Names change as fast as the kernel allows, so that a listed name is gone when it is examined.
 RENAMED_FILES = """
 import os, time
 names = []
@@ -313,8 +313,8 @@ time.sleep(30)
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK), result
 
 
-async def test_attack_L14_a_costly_look_does_not_buy_a_longer_pause(tmp_path: Path) -> None:
-    """Thousands of mappings make each look slow; what is written meanwhile still counts."""
+async def test_attack_L14_an_expensive_look_does_not_extend_the_pause(tmp_path: Path) -> None:
+    """Thousands of mappings slow down each look; files written meanwhile still count."""
     code = (
         """
 import mmap, os, time
@@ -337,8 +337,8 @@ except OSError:
     assert result.limit in (Limit.DISK, Limit.GUARD), result
 
 
-async def test_attack_L14_sockets_in_sockets_that_move_on_are_found(tmp_path: Path) -> None:
-    """The files wait in a socket that waits in a socket that waits in a socket."""
+async def test_attack_L14_nested_sockets_in_transit_are_found(tmp_path: Path) -> None:
+    """The files are in transit in a socket that is in transit in a socket that is in transit in a socket."""
     code = """
 import os, socket, time
 outer = socket.socketpair()
@@ -369,7 +369,7 @@ for number in range(100_000):
 """
 
 
-async def test_attack_L15_directories_by_the_ten_thousand_go_again_after_each_run(tmp_path: Path) -> None:
+async def test_attack_L15_tens_of_thousands_of_directories_are_removed_after_each_run(tmp_path: Path) -> None:
     async with lab(tmp_path, shared_files=500) as box:
         (box.shared() / "old").mkdir()
         (box.shared() / "old" / "file").write_bytes(b"kept")
@@ -409,7 +409,7 @@ for number in range(900):
             assert not Quota.at_start(box.shared(), box.settings).exceeded()
 
 
-async def test_attack_L15_cutting_back_follows_no_link_and_takes_no_older_file(tmp_path: Path) -> None:
+async def test_attack_L15_cutting_back_follows_no_link_and_removes_no_older_file(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_bytes(b"kept")
@@ -436,7 +436,7 @@ for number in range(2000):
 
 @pytest.mark.skipif(landlock_version() < LEAST_LANDLOCK, reason="this kernel's Landlock is too old")
 async def test_attack_L13_a_process_with_an_unreadable_name_ends_with_its_run() -> None:
-    """Without a process namespace, the host finds what to end by ``/proc/PID/stat``."""
+    """Without a process namespace, the host finds the processes by ``/proc/PID/stat``."""
     import shutil
 
     code = """
@@ -473,12 +473,12 @@ async def test_attack_L13_output_that_is_not_text_does_not_stop_its_guard(box: L
 
 
 async def test_attack_L14_a_plugin_that_blocks_the_loop_does_not_unguard_a_run(tmp_path: Path) -> None:
-    """Whatever holds the loop up, looks run beside it and the judge sees a missing sign."""
+    """Looks run beside a blocked loop, and the judge notices missing looks."""
     started = asyncio.Event()
 
     async def hold(call: StubCall) -> StubResult:
         started.set()
-        # On the loop's own thread, until the run has been ended from another one.
+        # On the loop's own thread, until another one has ended the run.
         sandbox = next(iter(box.manager._running.values()))._sandbox
         while sandbox.alive:
             pass
@@ -490,8 +490,8 @@ async def test_attack_L14_a_plugin_that_blocks_the_loop_does_not_unguard_a_run(t
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK), result
 
 
-def test_no_file_that_a_cut_leaves_is_of_another_kind(tmp_path: Path) -> None:
-    """Every kind of name counts and goes: files, directories, links, sockets."""
+def test_every_kind_of_entry_is_counted_and_removed_by_a_cut(tmp_path: Path) -> None:
+    """Files, directories, links and sockets."""
     import socket
 
     quota = Quota(root=tmp_path, most_bytes=1 << 30, most_names=1)

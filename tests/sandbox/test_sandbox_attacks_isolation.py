@@ -1,4 +1,4 @@
-"""Attacks on the walls: files, network and kernel (F7 to F10, N, K of the attack list), in both modes."""
+"""Attacks on the isolation: files, network and kernel (F7 to F10, N, K of the attack list), in both modes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FIELDS = {"host_secret", "other_chat", "port", "socket_path", "abstract", "outs
 
 @pytest.fixture(scope="module")
 def outside() -> Iterator[dict[str, str]]:
-    """Things on the host that code must not reach, each of them really there."""
+    """Existing objects on the host that code must not reach."""
     with tempfile.TemporaryDirectory(prefix="nekro-outside-") as name:
         directory = Path(name)
         directory.chmod(0o755)
@@ -81,7 +81,7 @@ def _try(code: str, outside: dict[str, str], mode: str) -> Attempts:
 
 @pytest.mark.usefixtures("x86_64")
 class TestFiles:
-    def test_attack_F7_nothing_but_shared_and_tmp_can_be_written(self, tried: dict[str, Attempts]) -> None:
+    def test_attack_F7_only_shared_and_tmp_are_writable(self, tried: dict[str, Attempts]) -> None:
         refusals = {"EROFS", "EACCES", "EXDEV", "EPERM", "ENOENT", "EBUSY"}
         assert_refused(attempts_with(tried["files"], "F7"), by=refusals)
 
@@ -95,7 +95,7 @@ class TestFiles:
         assert_refused(ways, by={"EPERM", "ENOSYS"})
 
     def test_attack_F9_no_device_fifo_or_change_of_owner(self, tried: dict[str, Attempts]) -> None:
-        # EINVAL: in a user namespace, the other owner does not even have a number.
+        # EINVAL: the user namespace does not map the other owner.
         assert_refused(attempts_with(tried["files"], "F9"), by={"EPERM", "EINVAL"})
 
     def test_attack_F10_files_of_the_host_and_of_other_chats_do_not_exist(
@@ -181,10 +181,10 @@ class TestKernel:
         kernel = tried["kernel"]
         assert set(value_of(kernel, "K8 processes")) == {1, 2}
         assert kernel["K8 kill outside"][2] == "ESRCH"
-        # The first process ignores what its own namespace sends; had it died, nothing was reported.
+        # The first process ignores signals of its own namespace; had it died, there would be no report.
         assert kernel["K8 kill the first process"][0] == "done"
 
-    def test_attack_K9_nothing_tells_about_the_service(
+    def test_attack_K9_nothing_reveals_the_service(
         self, tried: dict[str, Attempts], outside: dict[str, str]
     ) -> None:
         kernel = tried["kernel"]

@@ -1,4 +1,4 @@
-"""Attacks on resources (L of the attack list): each limit holds and names itself."""
+"""Attacks on resources (L of the attack list): each limit is enforced and named in the result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.limits.quota import Quota
 
 MEMORY = {"memory_bytes": 128 << 20}
-#: Uses 8 times 200 MB by processes of their own.
+#: Uses 8 times 200 MB in processes of their own.
 EIGHT_PROCESSES = """
 import os, time
 for _ in range(8):
@@ -42,7 +42,7 @@ for _ in range(8):
 statuses = [os.wait()[1] for _ in range(8)]
 assert not any(statuses), statuses
 """
-#: Memory that belongs to no process: a file in memory, and shared pages that are let go of.
+#: Memory without a process: a file in memory, and detached shared pages.
 MEMFD = """
 import os
 for _ in range(40):
@@ -63,7 +63,7 @@ for _ in range(40):
 
 
 def nothing_runs(box: Lab) -> bool:
-    """Whether no process of the chat's code is left; only root mode can tell it by the user."""
+    """Whether no process of the chat's code is left; only root mode can determine it by the user."""
     return os.geteuid() != 0 or host_processes(box.user()) == []
 
 
@@ -73,7 +73,7 @@ def carry_out(request: dict[str, Any], mode: str) -> dict[str, Any]:
 
 @pytest.fixture(params=["own", "other"], ids=["own_user", "ordinary_user"])
 def mode(request: pytest.FixtureRequest, bwrap_driver: BwrapDriver) -> str:
-    """As root with control groups where there are any; as an ordinary user by the watchdog."""
+    """As root with control groups where available; as an ordinary user by the watchdog."""
     if request.param == "other":
         request.getfixturevalue("other_user")
     return str(request.param)
@@ -96,12 +96,12 @@ def test_attack_L1_memory_bomb_ends_the_run(mode: str) -> None:
 def test_attack_L2_L3_memory_of_many_processes_and_of_none_is_bounded(mode: str, code: str) -> None:
     result = carry_out({"code": code, "settings": MEMORY}, mode)
     assert result["stop"] == "ERROR"
-    # Where the kernel cannot count such memory, the filter refuses to make it.
+    # Where the kernel cannot account such memory, the filter refuses it.
     refused = result["error"] is not None and "[Errno" in result["error"]
     assert result["limit"] == "memory" or refused or "statuses" in result["output"], result
 
 
-#: Memory of the kernel's: buffers that are full and names of empty files.
+#: Memory of the kernel: full buffers, and names of empty files.
 FULL_SOCKETS = """
 import os, socket, time
 for _ in range(6):
@@ -159,7 +159,7 @@ def test_attack_L3_memory_of_the_kernel_counts_where_no_group_counts_it(
     assert (result["stop"], result["limit"]) == ("ERROR", "memory"), result
 
 
-def test_attack_L3_buffers_cannot_be_enlarged_where_nobody_counts_them(other_user: None) -> None:
+def test_attack_L3_buffers_cannot_be_enlarged_where_they_are_not_counted(other_user: None) -> None:
     code = """
 import fcntl, os, socket
 def attempt(action):
@@ -276,11 +276,11 @@ while not os.path.exists('/app/shared/alive'):
 async def test_attack_L6_daemons_end_with_their_run(box: Lab, end: str) -> None:
     await box.run(DAEMON + end, wall_seconds=1)
     if end == "agent()":
-        await box.run("")  # that result does not wait for what was killed; the chat's next run does
+        await box.run("")  # that result does not wait for the killed processes; the chat's next run does
     alive = box.shared() / "alive"
     size = alive.stat().st_size
     assert nothing_runs(box)
-    # Another whole run has time to write far more than once a millisecond.
+    # A whole run is long enough for many writes at intervals of a millisecond.
     await box.run("")
     assert alive.stat().st_size == size
 
@@ -332,7 +332,7 @@ for number in range(40):
     os.close(fd)
 time.sleep(30)
 """
-#: The sockets that hold the files are on their way themselves, and no process has them.
+#: The sockets that hold the files are in transit themselves, and no process has them.
 IN_FLIGHT_WITHIN = """
 import os, socket, time
 outer = socket.socketpair()
@@ -375,13 +375,13 @@ async def test_attack_L7_shared_directory_has_a_quota(tmp_path: Path, code: str)
         left = list(box.shared().iterdir())
         held = Quota.at_start(box.shared(), box.settings)
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK)
-    # What the run wrote over the quota is gone.
+    # The run's files over the quota are deleted.
     assert len(left) <= 500
     assert (held.most_bytes, held.most_names) == (16 << 20, 500)
 
 
-async def test_sockets_may_be_passed_on_and_made_in_numbers(tmp_path: Path) -> None:
-    """What ordinary programs do with sockets is no reason to end them."""
+async def test_sockets_may_be_passed_on_and_created_in_numbers(tmp_path: Path) -> None:
+    """Ordinary use of sockets does not end a program."""
     code = """
 import multiprocessing, socket, time
 def child(connection):
@@ -410,8 +410,8 @@ print("done")
     assert (result.stop_type, result.output) == (StopType.NORMAL, "done\n"), result
 
 
-async def test_attack_L7_files_that_wait_at_the_bridge_count(tmp_path: Path) -> None:
-    """A bridge with enough calls in hand does not read, and holds what was sent along meanwhile."""
+async def test_attack_L7_files_in_transit_to_the_bridge_count(tmp_path: Path) -> None:
+    """A bridge with the maximum of open calls stops reading; descriptors sent meanwhile stay in transit."""
     code = """
 import os, socket, struct, time
 def frame(call_id, payload):
@@ -442,7 +442,7 @@ time.sleep(30)
 
 
 async def test_attack_L7_descriptors_in_flight_are_bounded_by_the_kernel(tmp_path: Path) -> None:
-    """Between two looks, and where sockets are the host's own, this number is the bound."""
+    """Between two looks, and with sockets of the host, this number is the limit."""
     code = """
 import os, socket
 fd, count, keep = os.open('/dev/null', os.O_RDONLY), 0, []
@@ -459,11 +459,11 @@ except OSError as exc:
         result = await box.run(code)
     count, number = map(int, result.output.split())
     assert number == errno.ETOOMANYREFS
-    # The limit of open files, and what one message may carry on top.
+    # The limit of open files, and the descriptors of one further message.
     assert count <= 64 + 253
 
 
-async def test_attack_L7_quota_is_enforced_on_runs_too_short_to_be_watched(tmp_path: Path) -> None:
+async def test_attack_L7_quota_is_enforced_on_runs_shorter_than_the_polling_interval(tmp_path: Path) -> None:
     async with lab(tmp_path, shared_bytes=1 << 20) as box:
         (box.shared() / "old").write_bytes(b"x" * 1000)
         result = await box.run("for i in range(3):\n    open(f'shared/{i}', 'wb').write(b'x' * (1 << 20))")
@@ -473,7 +473,7 @@ async def test_attack_L7_quota_is_enforced_on_runs_too_short_to_be_watched(tmp_p
     assert used <= 1 << 20
 
 
-async def test_attack_L7_full_shared_directory_can_still_be_tidied(tmp_path: Path) -> None:
+async def test_attack_L7_full_shared_directory_can_still_be_cleaned_up(tmp_path: Path) -> None:
     async with lab(tmp_path, shared_bytes=1 << 20) as box:
         (box.shared() / "large").write_bytes(b"x" * (2 << 20))
         result = await box.run("import os\nos.unlink('shared/large')")
@@ -596,13 +596,13 @@ def is_gone(user: int) -> bool:
     return host_processes(user) == []
 
 
-#: What mounts of tests that run beside this one have in their names: their directories, a container engine's.
+#: Parts of mount points of tests that run concurrently: their directories, a container engine's.
 OF_OTHER_TESTS = ("pytest-of-", "nekro-engine-", "/docker/")
 
 
 def leftovers() -> dict[str, object]:
-    """What runs could leave behind on the host."""
-    # Not by a glob, which fails over groups of other tests that go while it looks.
+    """Possible leftovers of runs on the host."""
+    # Not by a glob, which fails when groups of other tests disappear meanwhile.
     groups = [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names]
     return {
         "zombies": [pid for pid in host_children() if is_zombie(pid)],
@@ -649,13 +649,11 @@ async def test_attack_L12_many_runs_leave_nothing_behind(box: Lab, runs: int) ->
     assert nothing_runs(box)
 
 
-async def test_chats_that_run_at_once_never_share_a_host_user(
-    bwrap_driver: BwrapDriver, tmp_path: Path
-) -> None:
+async def test_concurrent_chats_never_share_a_host_user(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
     """The kernel counts processes, pipes and descriptors in flight by user."""
     if os.geteuid() != 0:
         pytest.skip("needs root mode: as an ordinary user all code has the service's own user")
-    # A range of its own: the locks are the host's, and other tests may run beside this one.
+    # A range of its own: the locks belong to the host, and other tests may run concurrently.
     async with lab(tmp_path, uid_range_start=700_000 + os.getpid() % 1000 * 10, uid_range_size=2) as box:
         both = asyncio.Barrier(2)
         users: dict[str, int] = {}
@@ -666,7 +664,7 @@ async def test_chats_that_run_at_once_never_share_a_host_user(
 
         box.handlers["here"] = here
         code = "import os\nopen(f'shared/{os.urandom(4).hex()}', 'w').close()\nhere(_ck, os.getuid())"
-        # In whichever order they come: with two users for two chats, one of them has its second choice.
+        # In either order: with two users for two chats, one of them has its second choice.
         for _ in range(3):
             results = await asyncio.gather(box.run(code, chat_key="a"), box.run(code, chat_key="b"))
             assert [result.stop_type for result in results] == [StopType.NORMAL] * 2, results
@@ -677,7 +675,7 @@ async def test_chats_that_run_at_once_never_share_a_host_user(
 
 
 async def _third(box: Lab, first: Any, second: Any, both: asyncio.Barrier) -> None:
-    """Run two chats that hold both users, and a third one beside them."""
+    """Run two chats that hold both users, and a third one at the same time."""
     others = [asyncio.create_task(first), asyncio.create_task(box.prepare("b"))]
     await others[1]
     while both.n_waiting == 0:

@@ -1,4 +1,4 @@
-"""Attacks on the verdict: what code prints and how it ends (S of the attack list)."""
+"""Attacks on the verdict: printed output and ways to end (S of the attack list)."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ async def test_attack_S4_many_lines_keep_head_and_tail(box: Lab) -> None:
     ],
     ids=["stdout is the channel", "channel is stdout"],
 )
-async def test_attack_S5_mixed_up_descriptors_end_the_run(box: Lab, code: str) -> None:
+async def test_attack_S5_swapped_descriptors_end_the_run(box: Lab, code: str) -> None:
     result = await box.run(code)
     assert result.stop_type in (StopType.SECURITY, StopType.ERROR)
     assert box.calls == []
 
 
-async def test_attack_S5_closed_stdout_is_no_reason_to_fail_or_to_hang(box: Lab) -> None:
+async def test_attack_S5_closed_stdout_neither_fails_nor_hangs(box: Lab) -> None:
     result = await box.run("import os, sys\nos.close(1)\nos.close(2)\nreport('still here')")
     assert result.stop_type in (StopType.NORMAL, StopType.ERROR)
     assert box.reports == ["still here"]

@@ -1,4 +1,4 @@
-"""Attacks on the door: what sandboxed code can send to its bridge (R of the attack list)."""
+"""Attacks on the bridge: messages that sandboxed code can send (R of the attack list)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sandbox.frames import FrameKind, encode_frame
 from sandbox.limits.guards import Guard
 from sandbox.limits.run_limits import bridge_limits
 
-#: Sends frames by hand: frame(kind, call_id, payload).
+#: Sends hand-made frames: frame(kind, call_id, payload).
 RAW = """
 import os, socket, struct, time
 # Without the time limit that the channel gives its reads.
@@ -33,7 +33,7 @@ NOTHING = b"[[],{}]"
 GOOD = b'{"code": 0, "error": null, "limit": null}'
 HELLO, RUN, CALL, RETURN, RAISE, STOP, EXIT = range(1, 8)
 """
-#: After a violation the sandbox must die, so this line must not be reached in time.
+#: A violation ends the sandbox, so this line must not be reached in time.
 LINGER = "\ntime.sleep(30)\n"
 
 
@@ -59,7 +59,7 @@ async def test_attack_R1_identity_arguments_are_type_errors(box: Lab, argument: 
     assert "unexpected keyword argument" in result.error
 
 
-async def test_attack_R2_method_that_was_not_granted_raises_and_reaches_nobody(box: Lab) -> None:
+async def test_attack_R2_method_that_was_not_granted_raises_and_is_not_called(box: Lab) -> None:
     code = RAW + "frame(CALL, 1, b'secret_method\\0' + NOTHING)\nprint(os.read(3, 4096)[9:])"
     result = await box.run(code, methods=[method("echo")])
     assert b"MethodNotFoundError" in result.output.encode()
@@ -105,7 +105,7 @@ async def test_attack_R6_impossible_frame_length_is_security(box: Lab, length: i
 
 
 @pytest.mark.parametrize("kind", ["RETURN", "RUN", "STOP", "RAISE", "0", "8", "255"])
-async def test_attack_R7_frame_kind_of_the_other_side_is_security(box: Lab, kind: str) -> None:
+async def test_attack_R7_frame_kind_of_the_other_direction_is_security(box: Lab, kind: str) -> None:
     assert is_security(await box.run(RAW + f"frame({kind}, 1, b'{{}}')" + LINGER))
 
 
@@ -163,7 +163,7 @@ async def test_attack_R9_call_id_used_twice_or_backwards_is_security(box: Lab, s
     assert len(box.calls) <= 1
 
 
-async def test_attack_R10_call_over_the_number_of_a_run_is_refused(box: Lab) -> None:
+async def test_attack_R10_call_over_the_limit_of_a_run_is_refused(box: Lab) -> None:
     code = (
         "for i in range(200):\n    echo(i)\ntry:\n    echo(200)\nexcept MethodError as exc:\n    print(exc)"
     )
@@ -177,7 +177,7 @@ async def test_attack_R10_call_over_the_number_of_a_run_is_refused(box: Lab) -> 
     [("secret_method", "NOTHING"), ("echo", "b'x' * ((1 << 20) + 1)")],
     ids=["unknown", "too_large"],
 )
-async def test_attack_R2_R10_flood_of_calls_that_are_refused_ends_the_run(
+async def test_attack_R2_R10_flood_of_refused_calls_ends_the_run(
     box: Lab, token: str, arguments: str
 ) -> None:
     code = f"""
@@ -195,12 +195,12 @@ while True:
     result = await box.run(RAW + code)
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.CALLS)
     assert result.error is not None and "101 calls of the run were refused" in result.error
-    # No more than what was on its way when the last one was refused.
+    # At most the calls in transit when the last one was refused.
     assert result.calls <= 101 + box.settings.max_calls_in_flight
     assert box.calls == []
 
 
-async def test_attack_R10_calling_on_over_the_number_of_a_run_ends_it(tmp_path: Path) -> None:
+async def test_attack_R10_further_calls_over_the_limit_of_a_run_end_it(tmp_path: Path) -> None:
     async with lab(tmp_path, max_calls=5, max_refused_calls=3) as box:
         code = "while True:\n    try:\n        echo()\n    except MethodError:\n        pass"
         result = await box.run(code)
@@ -208,7 +208,7 @@ async def test_attack_R10_calling_on_over_the_number_of_a_run_ends_it(tmp_path: 
     assert len(box.calls) == 5
 
 
-async def test_attack_R10_calls_in_flight_are_bounded_and_the_rest_waits(box: Lab) -> None:
+async def test_attack_R10_open_calls_are_bounded_and_the_rest_waits(box: Lab) -> None:
     running = most = 0
     release = asyncio.Event()
 
@@ -217,7 +217,7 @@ async def test_attack_R10_calls_in_flight_are_bounded_and_the_rest_waits(box: La
         running += 1
         most = max(most, running)
         if running == 8:
-            # The ninth has had every chance to arrive when eight have been answered twice over.
+            # When eight calls have been answered twice, the ninth would have arrived.
             asyncio.get_running_loop().call_later(0.1, release.set)
         await release.wait()
         running -= 1
@@ -240,10 +240,10 @@ for _ in range(40):
         ("os.kill(os.getpid(), 9)", StopType.ERROR, 137),
     ],
 )
-async def test_attack_R10_sandbox_that_ends_while_calls_wait_for_their_turn_ends_the_run(
+async def test_attack_R10_sandbox_that_ends_while_calls_wait_ends_the_run(
     box: Lab, end: str, stop: StopType, exit_code: int
 ) -> None:
-    """A bridge with enough calls in hand does not read: it must be told that the sandbox is gone."""
+    """A bridge with the maximum of open calls does not read, but must detect the end of the sandbox."""
     begun = 0
     enough = asyncio.Event()
 
@@ -266,12 +266,12 @@ for number in range(1, 13):
     assert enough.is_set() and box.cancelled == ["never"] * 8
 
 
-async def test_attack_R11_half_a_frame_ends_in_a_timeout(box: Lab) -> None:
+async def test_attack_R11_incomplete_frame_ends_in_a_timeout(box: Lab) -> None:
     result = await box.run(RAW + "raw(b'\\0\\0\\0\\x20\\x03')" + LINGER, wall_seconds=0.3)
     assert (result.stop_type, result.limit) == (StopType.TIMEOUT, Limit.WALL)
 
 
-async def test_attack_R12_answers_that_are_never_read_end_the_run_with_memory_flat(tmp_path: Path) -> None:
+async def test_attack_R12_unread_answers_end_the_run_with_constant_memory(tmp_path: Path) -> None:
     size = 4 << 20
     async with lab(tmp_path, call_seconds=0.3) as box:
         value = b"x" * size
@@ -282,12 +282,12 @@ async def test_attack_R12_answers_that_are_never_read_end_the_run_with_memory_fl
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.UNREAD)
-    # At most the eight calls in flight have an answer, once written and once framed.
+    # At most the eight open calls have an answer, once written and once framed.
     assert peak < 20 * size
     assert len(box.calls) <= 16
 
 
-async def test_attack_R13_descriptors_sent_along_do_not_arrive(box: Lab) -> None:
+async def test_attack_R13_passed_descriptors_do_not_arrive(box: Lab) -> None:
     before = len(os.listdir("/proc/self/fd"))
     counts = []
     box.handlers["count"] = lambda: counts.append(len(os.listdir("/proc/self/fd")))
@@ -308,7 +308,7 @@ time.sleep(0.05)
 """
     result = await box.run(RAW + code)
     assert result.stop_type in (StopType.NORMAL, StopType.SECURITY), result
-    # What one running sandbox holds on the host: socket, pipe, pidfd, directory lock, and few more.
+    # Descriptors of one running sandbox on the host: socket, pipe, pidfd, directory lock, and a few more.
     assert counts
     assert counts[0] - before < 20
 
@@ -329,7 +329,7 @@ async def test_attack_R15_calls_of_a_killed_run_are_cancelled_and_their_answers_
     assert box.cancelled == ["never"]
 
 
-async def test_attack_R15_calls_beside_an_agent_result_are_cancelled(box: Lab) -> None:
+async def test_attack_R15_calls_concurrent_with_an_agent_result_are_cancelled(box: Lab) -> None:
     waiting = asyncio.Event()
 
     async def never() -> None:
@@ -346,7 +346,7 @@ async def test_attack_R15_calls_beside_an_agent_result_are_cancelled(box: Lab) -
     assert box.cancelled == ["never"]
 
 
-async def test_attack_R16_runs_beside_each_other_see_only_their_own_chat(box: Lab) -> None:
+async def test_attack_R16_concurrent_runs_see_only_their_own_chat(box: Lab) -> None:
     async def one(chat: str) -> None:
         seen = []
 

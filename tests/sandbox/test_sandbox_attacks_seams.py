@@ -1,4 +1,4 @@
-"""Attacks on the seams between guards, filter, sweeps and limits (K23, K24, L16, L17)."""
+"""Attacks on the boundaries between guards, filter, sweeps and limits (K23, K24, L16, L17)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = {"shared_bytes": 4 << 20, "max_file_bytes": 1 << 20, "shared_files": 500
 
 @pytest.fixture(scope="module", params=["own", "other"], ids=["own_user", "ordinary_user"])
 def mode(request: pytest.FixtureRequest, bwrap_driver: BwrapDriver) -> str:
-    """As root with control groups where there are any; as an ordinary user by looks alone."""
+    """As root with control groups where available; as an ordinary user by polling alone."""
     if request.param == "other":
         request.getfixturevalue("other_user")
     return str(request.param)
@@ -41,7 +41,7 @@ def attempts(code: str, mode: str) -> Attempts:
     return found
 
 
-#: What may be asked of a socket beside what may be set; 3 is the channel, whose other end the service holds.
+#: Readable but not writable socket options; 3 is the channel, whose other end the service holds.
 SOCKET_QUESTIONS = """
 sockets = {"channel": socket.fromfd(3, socket.AF_UNIX, socket.SOCK_STREAM), "own": socket.socketpair()[0]}
 names = {31: "PEERSEC", 55: "MEMINFO", 56: "NAPI_ID", 57: "COOKIE", 59: "PEERGROUPS", 71: "NETNS_COOKIE",
@@ -54,11 +54,11 @@ for where, asked in sockets.items():
 
 
 def test_attack_K23_no_handle_on_the_service_and_no_number_of_the_host_from_a_socket(mode: str) -> None:
-    """``SO_PEERPIDFD`` of the channel made a descriptor of the service's process inside."""
+    """``SO_PEERPIDFD`` of the channel had created a descriptor of the service's process inside."""
     assert_refused(attempts(SOCKET_QUESTIONS, mode), by={"ENOPROTOOPT"})
 
 
-#: The filter reads the low word of a 64-bit argument; so does the kernel, of each of these.
+#: The filter reads the low word of a 64-bit argument; so does the kernel, for each of these.
 HIGH_WORDS = """
 HIGH, HERE = 1 << 32, -100
 own, theirs = socket.socketpair()
@@ -98,7 +98,7 @@ for label, arguments in calls.items():
 
 @pytest.mark.usefixtures("x86_64")
 def test_attack_K24_high_words_of_arguments_pass_no_filter(mode: str) -> None:
-    """None of them reaches the kernel's own code, which would answer EFAULT or EBADF."""
+    """None of them reaches the kernel's implementation, which would return EFAULT or EBADF."""
     by = {"EPERM", "EINVAL", "ENOSYS", "ENOMEM", "ENOTTY", "EAFNOSUPPORT", "ENOPROTOOPT", "ENOTSUP"}
     assert_refused(attempts(HIGH_WORDS, mode), by=by)
 
@@ -115,7 +115,7 @@ attempt("its memory by another call", lambda: syscall(311, 1, 0, 0, 0, 0, 0))
 
 @pytest.mark.usefixtures("x86_64")
 def test_attack_K24_code_does_not_reach_into_the_first_process(mode: str) -> None:
-    """The kernel's end of everything, and the service's descriptor of it, rest on that process."""
+    """The kernel's clean-up, and the service's descriptor of the sandbox, depend on that process."""
     assert_refused(attempts(FIRST_PROCESS, mode))
 
 
@@ -134,7 +134,7 @@ for _ in range(50):
 time.sleep(30)
 """
 HOLD_OPEN = "held.append(os.open('shared/d', os.O_PATH))"
-#: Each in a child of its own, which works in the directory and has no descriptor of it.
+#: Each in its own child, which works in the directory without a descriptor of it.
 HOLD_AS_CWD = """if not os.fork():
         os.chdir('shared/d')
         time.sleep(30)
@@ -142,7 +142,7 @@ HOLD_AS_CWD = """if not os.fork():
     while not any(os.readlink(f'/proc/{pid}/cwd').endswith('/d') for pid in os.listdir('/proc')
                   if pid.isdigit() and int(pid) > 2):
         time.sleep(0.001)"""
-#: A program that copies itself to new memory, goes on there and unmaps its text. Where there is nothing
+#: A program that copies itself to new memory, continues there and unmaps its text. With nothing
 #: mapped and nothing open, the process alone keeps the file, 1 MiB each.
 UNMAPPED_PROGRAMS = """
 import os, struct, time
@@ -182,13 +182,13 @@ time.sleep(30)
     ids=["open directories", "directories that children work in", "programs that have unmapped themselves"],
 )
 @pytest.mark.usefixtures("x86_64")
-async def test_attack_L16_whatever_keeps_a_removed_name_on_disk_counts(tmp_path: Path, code: str) -> None:
+async def test_attack_L16_deleted_files_that_stay_on_disk_count(tmp_path: Path, code: str) -> None:
     async with lab(tmp_path, **SMALL) as box:
         result = await box.run(code)
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK), result
 
 
-#: The process's first thread ends; what its other threads do in the network namespace must still be found.
+#: The process's first thread ends; sockets of its other threads in the network namespace must be found.
 NESTED_SOCKETS_OF_A_THREAD = """
 import ctypes, os, socket, threading, time
 def work():
@@ -238,7 +238,7 @@ def forged_marks() -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", forged_marks())
 async def test_attack_L17_forged_launch_mark_neither_stops_a_start_nor_a_run(box: Lab, kind: str) -> None:
-    """Code gives a process of its own the mark by which the next service on the host finds orphans."""
+    """Code gives its own process the mark by which the next service on the host finds orphans."""
     marked = asyncio.Event()
     box.handlers["marked"] = marked.set
     run = asyncio.create_task(box.run(FORGED_MARK.format(mark=forged_marks()[kind])))
@@ -254,10 +254,10 @@ async def test_attack_L17_forged_launch_mark_neither_stops_a_start_nor_a_run(box
 @pytest.mark.parametrize(
     "name", ["²-1-ns1-x", f"1-{'9' * 200}-ns1-x", "1-1-ns1", "-1-1-ns1-x", "1_0-1-ns1-x"]
 )
-def test_attack_L17_names_in_the_temporary_directory_do_not_stop_a_start(
+def test_attack_L17_planted_names_in_the_temporary_directory_do_not_prevent_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Every user of the host can make such a name in ``/tmp``."""
+    """Every user of the host can create such a name in ``/tmp``."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     planted = tmp_path / f"nekro-box-{name}"
     planted.mkdir()

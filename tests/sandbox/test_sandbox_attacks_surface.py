@@ -1,4 +1,4 @@
-"""Attacks on what sandboxes share with the host and each other through the kernel (N9, N10, K11 to K22)."""
+"""Attacks on kernel objects that sandboxes share with the host and each other (N9, N10, K11 to K22)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_attack_K13_no_lease_and_no_lock_of_an_open_file(tried: Attempts) -> Non
     assert_refused(attempts_with(tried, "K13"), by={"ENOSYS", "EINVAL"})
 
 
-def test_attack_K14_calls_that_the_list_does_not_name_do_not_exist(tried: Attempts) -> None:
+def test_attack_K14_unlisted_system_calls_do_not_exist(tried: Attempts) -> None:
     assert_refused(attempts_with(tried, "K14"), by={"ENOSYS"})
 
 
@@ -57,7 +57,7 @@ def test_attack_K15_no_handle_on_a_process_and_no_filter_of_its_own(tried: Attem
 
 def test_attack_K16_page_cache_of_shared_files_cannot_be_probed_or_emptied(tried: Attempts) -> None:
     attempts = attempts_with(tried, "K16")
-    # Answered and not done: advice is advice.
+    # Returns success without an effect: the advice may be ignored.
     assert value_of(attempts, "K16 drop a file's pages") is None
     del attempts["K16 drop a file's pages"]
     assert_refused(attempts, by={"ENOSYS", "EINVAL", "ENOTSUP"})
@@ -116,10 +116,10 @@ meet("{kind}")
 """
 
 
-async def test_attack_K12_two_sandboxes_cannot_tell_each_other_anything_by_flock(
+async def test_attack_K12_two_sandboxes_cannot_communicate_by_flock(
     bwrap_driver: BwrapDriver, tmp_path: Path
 ) -> None:
-    """One locks a file of the host that both see, the other looks; then the other way round."""
+    """One locks a file of the host that both see, the other tests the lock; then the other way round."""
     async with lab(tmp_path, use=bwrap_driver) as box:
         barrier = asyncio.Barrier(2)
 
@@ -155,7 +155,7 @@ except OSError as exc:
 async def test_record_locks_work_between_processes_of_one_sandbox(
     bwrap_driver: BwrapDriver, tmp_path: Path
 ) -> None:
-    """sqlite needs them; on a file of the host there is no lock that would keep others out."""
+    """sqlite needs them; a lock on a file of the host would block others."""
     async with lab(tmp_path, use=bwrap_driver) as box:
         result = await box.run(RECORD_LOCK)
     assert result.output.split() == ["7", "True"], result

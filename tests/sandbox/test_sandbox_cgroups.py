@@ -1,4 +1,4 @@
-"""Control groups of this host's kernel: what they end, what they sweep, what they report."""
+"""Control groups of this host's kernel: ending processes, sweeping, reported limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sandbox.limits.cgroups import Cgroups, _CgroupsV1, _GroupV2, _Knob, find_cg
 from sandbox.service_id import own_id
 
 UNIFIED = [Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")]
-#: Forks as fast as it can; each process lives for a moment.
+#: Forks as fast as it can; each process lives briefly.
 STORM = """
 import os, time
 while True:
@@ -50,7 +50,7 @@ def waits() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def storm() -> Iterator[subprocess.Popen[bytes]]:
-    """A program that forks without end, once it is told to."""
+    """A program that forks without end, once it is signalled."""
     process = subprocess.Popen([sys.executable, "-c", f"input(); {STORM!r}; exec({STORM!r})"], stdin=-1)
     yield process
     process.kill()
@@ -63,7 +63,7 @@ def let_loose(storm: subprocess.Popen[bytes]) -> None:
     storm.stdin.flush()
 
 
-def test_attack_fork_storm_does_not_outrun_the_end_of_its_group(
+def test_attack_fork_storm_does_not_escape_the_end_of_its_group(
     groups: Cgroups, storm: subprocess.Popen[bytes]
 ) -> None:
     group = groups.create()
@@ -90,7 +90,7 @@ def test_version_2_ends_a_fork_storm_by_cgroup_kill(storm: subprocess.Popen[byte
 
 
 @pytest.mark.parametrize("is_reused", [False, True], ids=["gone", "its process id given again"])
-def test_group_of_a_service_that_is_gone_is_swept_with_its_processes(
+def test_group_of_a_dead_service_is_swept_with_its_processes(
     groups: Cgroups, waits: subprocess.Popen[bytes], is_reused: bool
 ) -> None:
     group = groups.create()
@@ -115,12 +115,12 @@ def test_group_of_a_service_that_is_gone_is_swept_with_its_processes(
     assert again is not None
     assert waits.wait(WAIT_SECONDS) == -9
     assert not any(path.exists() for path in paths.values())
-    # What a live service holds is left alone.
+    # The group of a live service is not swept.
     assert group.usage().processes == 0
     assert group.remove()
 
 
-def test_limit_that_this_kernel_does_not_keep_is_named(groups: Cgroups) -> None:
+def test_limit_that_this_kernel_does_not_enforce_is_named(groups: Cgroups) -> None:
     if not isinstance(groups, _CgroupsV1):
         pytest.skip("needs cgroup v1")
     knobs = (*groups._knobs, _Knob(limit="swap", controller="memory", file="memory.no_such_file", value=0))

@@ -1,4 +1,4 @@
-"""Who reads the answers in a sandbox: callers take turns, and none of their answers is lost."""
+"""Reading of answers in a sandbox: callers take turns, and no answer is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandbox import StopType
 
 
 def later(box: Lab) -> None:
-    """Give the code ``later(seconds, value)``, answered after so many seconds."""
+    """Provide ``later(seconds, value)``, answered after that many seconds."""
 
     async def answer(seconds: float, value: Any) -> Any:
         await asyncio.sleep(seconds)
@@ -50,12 +50,12 @@ print(wrong)
     assert result.calls == 8 * 9 + 20
 
 
-async def test_a_call_that_an_alarm_cuts_short_loses_nobody_elses_answer(box: Lab) -> None:
+async def test_a_call_interrupted_by_an_alarm_loses_no_other_answer(box: Lab) -> None:
     later(box)
     first_over, all_over = asyncio.Event(), asyncio.Event()
 
     async def cut(turn: int) -> None:
-        """Answered after the alarm: when the next call has come, or in the end."""
+        """Answered after the alarm: when the next call has arrived, or at the end."""
         await (first_over if turn == 0 else all_over).wait()
 
     async def following(turn: int) -> str:
@@ -157,7 +157,7 @@ print("went on")
 
 @pytest.mark.parametrize("others", [0, 12], ids=["alone", "beside threads that wait"])
 async def test_a_signal_handler_may_call_while_its_thread_sends_a_call(box: Lab, others: int) -> None:
-    """Twelve calls in hand are more than the bridge takes, so that the main thread's write waits."""
+    """Twelve open calls are more than the bridge accepts, so that the main thread's write blocks."""
     later(box)
     result = await box.run(
         f"""
@@ -184,7 +184,7 @@ print(rung == list(range(20)))
     assert (result.stop_type, result.output) == (StopType.NORMAL, "True\n"), result
 
 
-async def test_an_answer_to_code_that_has_ended_does_not_hide_how_it_ended(box: Lab) -> None:
+async def test_an_answer_to_ended_code_does_not_hide_its_result(box: Lab) -> None:
     is_waiting, is_over = asyncio.Event(), asyncio.Event()
 
     async def unanswered() -> str:

@@ -1,6 +1,6 @@
-"""The container driver on a real engine: one that answers, else a daemon of the test's own.
+"""The container driver on a real engine: a running one, else a private daemon of the test.
 
-The image is made from this machine's Python, so nothing is fetched.
+The image is built from this machine's Python; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def engine() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def image(engine: None) -> Iterator[str]:
-    """An image that holds this machine's Python and what it links to."""
+    """An image that contains this machine's Python and its libraries."""
     if not PYTHON.exists():
         pytest.skip("needs a system Python to make an image of")
     real = PYTHON.resolve()
@@ -125,7 +125,7 @@ async def test_container_runs_code_with_methods_and_files(contained: Lab) -> Non
     assert (contained.shared() / "out.txt").stat().st_uid != 0
 
 
-async def test_container_ends_runs_as_the_others_do(contained: Lab) -> None:
+async def test_container_ends_runs_like_the_other_drivers(contained: Lab) -> None:
     for code, stop, limit in (
         ("exit(9)", StopType.MANUAL, None),
         ("import os; os.kill(os.getpid(), 9)", StopType.ERROR, None),
@@ -173,7 +173,7 @@ async def test_container_leaves_nothing_behind(contained: Lab) -> None:
 
 
 async def test_container_of_another_service_is_never_removed(image: str) -> None:
-    """Services may share an engine from containers or hosts of their own, where a process id says nothing."""
+    """Services on other hosts or in containers may share an engine, where a process id identifies nothing."""
     mine = own_id()
     owners = {
         "alive": mine,
@@ -226,6 +226,6 @@ async def test_container_ends_with_a_killed_service(image: str, tmp_path: Path) 
     service.stdout.close()
     running = ("ps", "--quiet", "--filter", "label=nekro.service")
     wait_until(lambda: docker(*running).stdout == b"", what="the container to end")
-    # What is stopped but not removed, the next service removes.
+    # The next service removes stopped containers that were not removed.
     await describe(SandboxSettings(driver="container", container_image=image))
     assert docker("ps", "--all", "--quiet", "--filter", "label=nekro.service").stdout == b""

@@ -1,4 +1,4 @@
-"""The page on security names tests that exist, and no attack of the list is left out."""
+"""The security page names existing tests, and every attack of the list has one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandbox import Limit, StopType
 from sandbox.limits.run_limits import process_limits
 
 REPOSITORY = Path(__file__).parents[2]
-#: Attacks on the broker and the worker, which tests of those meet under names of their own.
+#: Attacks on the broker and the worker, whose tests have other names.
 ELSEWHERE = {
     "R17": ("tests/chaos/test_chaos_messages.py", "test_31_forged_and_broken_messages_run_nothing"),
     "R18": ("tests/chaos/test_chaos_messages.py", "application/x-python-serialize"),
@@ -31,7 +31,7 @@ ALL = (
 
 @pytest.fixture(scope="module")
 def tested() -> set[str]:
-    """Attack ids in the names of tests, the ones that share a test included."""
+    """Attack ids in the names of tests, including those that share a test."""
     found: set[str] = set()
     for path in REPOSITORY.glob("tests/**/test_*.py"):
         for name in re.findall(r"def test_attack_((?:[A-Z]\d+_)+)", path.read_text()):
@@ -47,13 +47,13 @@ def ids_of(text: str) -> set[str]:
     return found
 
 
-def test_every_attack_of_the_list_is_tried(tested: set[str]) -> None:
+def test_every_attack_of_the_list_has_a_test(tested: set[str]) -> None:
     assert set(ALL) - tested - ELSEWHERE.keys() == set()
     for path, words in ELSEWHERE.values():
         assert words in (REPOSITORY / path).read_text(), words
 
 
-def test_page_on_security_names_tests_that_exist(tested: set[str]) -> None:
+def test_security_page_names_existing_tests(tested: set[str]) -> None:
     text = (REPOSITORY / "docs" / "security.md").read_text()
     assert ids_of(text) - tested - ELSEWHERE.keys() == set()
     assert set(ALL) - ids_of(text) == set()
@@ -67,7 +67,7 @@ def test_every_limit_is_on_the_page() -> None:
         assert f"`{limit}`" in text, limit
 
 
-def test_every_limit_ends_an_attack_by_its_own_name() -> None:
+def test_every_limit_ends_an_attack_and_is_named_in_its_result() -> None:
     attacks = "".join(path.read_text() for path in Path(__file__).parent.glob("test_sandbox_attacks_*.py"))
     for limit in Limit:
         assert (

@@ -32,7 +32,7 @@ from sandbox.service_id import ServiceId, own_id, pid_namespace
 
 @pytest.fixture
 def open_dir() -> Iterator[Path]:
-    """A directory that every user may enter: these drivers go by the paths of the host."""
+    """A directory that every user may enter: these drivers use paths of the host."""
     with tempfile.TemporaryDirectory(prefix="nekro-test-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -63,7 +63,7 @@ async def test_landlock_runs_code_with_methods_and_files(fenced: Lab) -> None:
     assert (fenced.shared() / "out.txt").read_text() == "x"
 
 
-async def test_landlock_keeps_code_from_files_network_and_processes(fenced: Lab) -> None:
+async def test_landlock_denies_files_network_and_processes(fenced: Lab) -> None:
     code = f"""
 def read(path):
     return open(path).read(10)
@@ -96,7 +96,9 @@ if os.fork() == 0:
     for end in ("", "while True: pass", "agent()"):
         await fenced.run(code + end, wall_seconds=1)
         if end == "agent()":
-            await fenced.run("")  # that result does not wait for what was killed; the chat's next run does
+            await fenced.run(
+                ""
+            )  # that result does not wait for the killed processes; the chat's next run does
         if os.geteuid() == 0:
             assert host_processes(fenced.user()) == []
 
@@ -158,7 +160,7 @@ async def test_unsafe_driver_runs_with_both_switches_and_warns(
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for docker that writes down how it was called and runs nothing."""
+    """A substitute for docker that records its arguments and runs nothing."""
     path = tmp_path / "bin" / "docker"
     path.parent.mkdir()
     path.write_text(
@@ -171,7 +173,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "calls"
 
 
-async def test_container_command_asks_for_every_wall(engine: Path, tmp_path: Path) -> None:
+async def test_container_command_requests_every_restriction(engine: Path, tmp_path: Path) -> None:
     if platform.machine() not in ("x86_64", "aarch64"):
         pytest.skip("no seccomp filter for this machine")
     driver = ContainerDriver(SandboxSettings(driver="container", container_runtime="runsc"))
@@ -190,17 +192,19 @@ async def test_container_command_asks_for_every_wall(engine: Path, tmp_path: Pat
         "/tmp:rw,nosuid,nodev,mode=1777,size=67108864",
     ):  # fmt: skip
         assert words in run, words
-    # Nothing is left of the attempt.
+    # The attempt leaves nothing behind.
     assert "rm --force nekro-" in engine.read_text()
 
 
-async def test_container_driver_names_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_container_driver_names_its_missing_requirements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     capability = await describe(SandboxSettings(driver="container"))
     assert "no container engine (docker or podman) on PATH" in capability.reasons[0]
 
 
-async def test_container_image_that_is_missing_is_named_with_the_command_to_get_it(
+async def test_missing_container_image_is_named_with_the_command_to_get_it(
     engine: Path, tmp_path: Path
 ) -> None:
     docker = tmp_path / "bin" / "docker"
@@ -270,7 +274,7 @@ class TestServiceId:
         assert ServiceId.parse(str(own_id())) == own_id()
 
     @pytest.mark.parametrize("text", ["", "4194999", "a/b/c/d/e", "a/b/c/1", "a/b/c/1/2/3", "<no value>"])
-    def test_what_another_version_or_program_wrote_is_nobodys(self, text: str) -> None:
+    def test_id_of_another_version_or_program_has_no_owner(self, text: str) -> None:
         assert ServiceId.parse(text) is None
 
     @pytest.mark.parametrize(
@@ -289,7 +293,7 @@ class TestServiceId:
             "another host of this name",
         ],
     )  # fmt: skip
-    def test_only_what_certainly_ended_is_gone(
+    def test_only_a_certainly_ended_service_counts_as_ended(
         self, changes: dict[str, Any], still_runs: bool, is_gone: bool
     ) -> None:
         assert replace(own_id(), **changes).is_gone(still_runs=still_runs) is is_gone

@@ -1,4 +1,4 @@
-"""Every guard of a run, broken in each way it can break: the run ends and says which guard it was."""
+"""Every guard of a run, broken in every possible way: the run ends and names the guard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOUND_SECONDS = 0.5
 
 
 class FaultyDriver:
-    """The real driver; what it starts is made faulty before it is handed out."""
+    """The real driver; started sandboxes are made faulty before they are returned."""
 
     def __init__(self, settings: SandboxSettings, spoil: Callable[[Any], None]) -> None:
         self._driver = build_driver(settings)
@@ -55,14 +55,14 @@ async def faulty_lab(root: Path, spoil: Callable[[Any], None], **changes: Any) -
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
-    """Set at the test's end, for whatever stalls until then."""
+    """Set at the test's end, for everything that blocks until then."""
     event = threading.Event()
     yield event
     event.set()
 
 
 def faulty(fault: str, released: threading.Event) -> Callable[..., Any]:
-    """A call that raises, stalls until the test ends, or cannot read."""
+    """A call that raises, blocks until the test ends, or cannot read."""
 
     def call(*_: object, **__: object) -> Any:
         if fault == "stalls":
@@ -93,7 +93,7 @@ async def test_a_look_that_fails_ends_the_run(
     def spoil(sandbox: Any) -> None:
         call = faulty(fault, released)
         if guard == "memory":
-            # As where the kernel bounds no memory: only that look asks for the usage.
+            # As without kernel limits of memory: only that look reads the usage.
             type_of = type(sandbox)
             sandbox.__class__ = type(
                 "Unbounded", (type_of,), {"memory_bounded": property(lambda _: False), "usage": call}
@@ -106,9 +106,7 @@ async def test_a_look_that_fails_ends_the_run(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_pump_of_output_that_fails_ends_the_run(
-    bwrap_driver: object, tmp_path: Path, fault: str
-) -> None:
+async def test_a_failing_output_reader_ends_the_run(bwrap_driver: object, tmp_path: Path, fault: str) -> None:
     ended = threading.Event()
 
     def watch(text: str) -> None:
@@ -165,7 +163,7 @@ async def test_a_sandbox_whose_end_is_never_seen_ends_the_run(
 async def test_a_bridge_that_fails_ends_the_run(
     bwrap_driver: object, tmp_path: Path, error: Exception
 ) -> None:
-    """Only a closed socket is no failure of the bridge's."""
+    """Only a closed socket is no failure of the bridge."""
 
     def spoil(sandbox: Any) -> None:
         def is_closing() -> bool:
@@ -184,10 +182,10 @@ async def test_a_bridge_that_fails_ends_the_run(
 
 
 @pytest.mark.parametrize("timer", ["wall", "unread"])
-async def test_a_run_ends_when_a_busy_loop_holds_up_its_timers(
+async def test_a_run_ends_when_a_busy_loop_delays_its_timers(
     bwrap_driver: object, tmp_path: Path, timer: str
 ) -> None:
-    """The loop is busy until the sandbox has ended, so none of its own timers can do that."""
+    """The loop is busy until the sandbox has ended, so none of its own timers can end the run."""
     started: list[Any] = []
     ended: list[bool] = []
 
@@ -197,7 +195,7 @@ async def test_a_run_ends_when_a_busy_loop_holds_up_its_timers(
 
     code = {
         "wall": "busy()",
-        # Answers that are not read fill the socket; the second call makes the loop busy.
+        # Unread answers fill the socket; the second call makes the loop busy.
         "unread": """
 import os, select, struct, time
 def call(number, name):
@@ -218,7 +216,7 @@ time.sleep(60)
     assert_ended_by(result, timer)
 
 
-async def test_looks_go_on_when_the_shared_pool_of_threads_is_exhausted(
+async def test_looks_continue_when_the_shared_thread_pool_is_exhausted(
     bwrap_driver: object, tmp_path: Path, released: threading.Event
 ) -> None:
     code = "import os, time\nopen('shared/big', 'wb').write(b'x' * (3 << 20))\nblock()\ntime.sleep(60)"
@@ -231,7 +229,7 @@ async def test_looks_go_on_when_the_shared_pool_of_threads_is_exhausted(
         box.handlers["block"] = block
         run = asyncio.create_task(box.run(code))
         loop = asyncio.get_running_loop()
-        # The cut after the end may wait for that pool: nothing runs any more then.
+        # The cut after the end may wait for that pool, as nothing runs any more.
         await loop.run_in_executor(_own_pool(), _wait_for_end, box)
         released.set()
         result = await run
@@ -285,7 +283,7 @@ async def test_a_look_that_never_settles_counts_as_a_stall() -> None:
     assert [limit for limit, _ in ended] == [Limit.GUARD]
 
 
-async def test_a_guard_that_owes_nothing_is_never_late() -> None:
+async def test_an_idle_guard_is_never_late() -> None:
     ended: list[object] = []
     guards = Guards(alive=lambda: True, end=lambda *end: ended.append(end), bound_seconds=1)
     guard: Guard = guards.add("output")

@@ -1,4 +1,4 @@
-"""Which limits the kernel keeps, what is refused where it does not, and attacks on its accounts."""
+"""Limits that the kernel enforces, refusals where it does not, and attacks on its accounting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def grouped(bwrap_driver: BwrapDriver) -> None:
 
 
 def figures(name: str) -> list[int]:
-    """Read a file of every group that this process made."""
+    """Read a file of every group that this process created."""
     found = []
     for directory, names, _ in os.walk("/sys/fs/cgroup"):
         for group in names:
@@ -47,7 +47,7 @@ def figures(name: str) -> list[int]:
 
 
 async def attack(tmp_path: Path, code: str, **settings: Any) -> tuple[Any, dict[str, list[int]]]:
-    """Run code that calls ``look`` when it is done; returns the result and what the kernel counted then."""
+    """Run code that calls ``look`` at its end; returns the result and the kernel's counters at that time."""
     seen: dict[str, list[int]] = {}
     async with lab(tmp_path, memory_bytes=MEMORY_BYTES, **settings) as box:
 
@@ -61,7 +61,7 @@ async def attack(tmp_path: Path, code: str, **settings: Any) -> tuple[Any, dict[
 
 
 @pytest.mark.usefixtures("grouped")
-async def test_attack_page_cache_is_charged_to_the_run_and_given_back(tmp_path: Path) -> None:
+async def test_attack_page_cache_is_charged_to_the_run_and_released(tmp_path: Path) -> None:
     code = """
 for number in range(12):
     open(f'shared/{number}', 'wb').write(b'x' * (16 << 20))
@@ -121,12 +121,12 @@ time.sleep(20)
     [TMPFS, TMPFS_AND_SHM, MEMFD_OF_CHILDREN, SHARED_BY_MANY],
     ids=["tmpfs", "reserved in two of them", "memfds in flight", "shared pages of children"],
 )
-async def test_attack_memory_that_no_process_has_is_charged_to_the_run(tmp_path: Path, code: str) -> None:
+async def test_attack_memory_without_a_process_is_charged_to_the_run(tmp_path: Path, code: str) -> None:
     result, _ = await attack(
         tmp_path, code, tmp_bytes=512 << 20, shm_bytes=512 << 20, max_file_bytes=64 << 20
     )
     assert result.stop_type is StopType.ERROR, result
-    # While the kernel kills, the watch of the disk may see sockets that no process has any more.
+    # While the kernel kills, the disk watch may see sockets without a process.
     assert result.limit in (Limit.MEMORY, Limit.DISK), result
 
 
@@ -155,7 +155,7 @@ look()
 
 
 @pytest.mark.usefixtures("grouped")
-async def test_attack_cpu_of_many_processes_is_that_of_one_core(tmp_path: Path) -> None:
+async def test_attack_cpu_time_of_many_processes_is_that_of_one_core(tmp_path: Path) -> None:
     if (os.cpu_count() or 1) < 2:
         pytest.skip("needs two processors to use more than one")
     code = """
@@ -172,7 +172,7 @@ print(time.monotonic() - begin)
 """
     result, seen = await attack(tmp_path, code)
     used_seconds = max(seen["cpuacct.usage"]) / 1e9
-    # The start of the interpreter, and the part of a period that was under way.
+    # The start of the interpreter, and the current period.
     assert used_seconds <= float(result.output) + 0.5, (used_seconds, result)
 
 
@@ -228,7 +228,7 @@ def test_part_of_a_file_system_is_not_one_of_its_own(tmp_path: Path, mounted: Pa
     bound.mkdir()
     subprocess.run(["mount", "--bind", str(inside), str(bound)], check=True)
     try:
-        assert not is_whole_file_system(bound)  # what a named volume on the host's disk is
+        assert not is_whole_file_system(bound)  # such as a named volume on the host's disk
     finally:
         subprocess.run(["umount", str(bound)], check=True)
     assert not is_whole_file_system(tmp_path)
@@ -282,14 +282,14 @@ def test_ordinary_user_without_groups_is_polled_and_refused_when_that_is_not_eno
     assert "Delegate=yes" in reasons
 
 
-def test_ordinary_user_who_asks_for_images_is_refused(other_user: None) -> None:
+def test_ordinary_user_with_images_configured_is_refused(other_user: None) -> None:
     ok, reasons, limits = described_as_other_user(shared_storage="image")
     assert not ok
     assert limits["disk"] == "nothing"
     assert "NEKRO_SANDBOX__SHARED_STORAGE=directory" in reasons
 
 
-def test_limit_that_a_group_does_not_keep_is_not_the_kernels() -> None:
+def test_limit_that_a_group_does_not_enforce_is_not_the_kernels() -> None:
     groups, _ = find_cgroups(SandboxSettings())
     if groups is None:
         pytest.skip("this process may write no control groups")
@@ -315,7 +315,7 @@ def test_limit_that_a_group_does_not_keep_is_not_the_kernels() -> None:
     ],
     ids=["docker without swap", "podman", "rootless podman on v1", "no answer", "another answer"],
 )
-def test_engine_that_does_not_say_that_it_keeps_a_limit_does_not(info: str, kept: set[str]) -> None:
+def test_engine_that_does_not_confirm_a_limit_does_not_enforce_it(info: str, kept: set[str]) -> None:
     assert _kept_by_engine(info) == kept
 
 

@@ -1,4 +1,4 @@
-"""Packages for sandboxed code, from wheels made here and an index on loopback."""
+"""Packages for sandboxed code, from generated wheels and an index on loopback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sandbox.packages.requirement import check_policy, parse_requirement
 def write_wheel(
     directory: Path, name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()
 ) -> Path:
-    """Make a wheel by hand, offline."""
+    """Build a wheel by hand, offline."""
     info = f"{name}-{version}.dist-info"
     needs = "".join(f"Requires-Dist: {item}\n" for item in requires)
     everything = {
@@ -51,7 +51,7 @@ def _record_hash(text: str) -> str:
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Serves files without a word."""
+    """Serves files without logging."""
 
     def log_message(self, format: str, *args: object) -> None:
         self.server.requests.append(self.path)  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ class Index:
             f'<a href="{wheel.name}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}">{wheel.name}</a>'
             for wheel in sorted(project.glob("*.whl"))
         ]
-        # Not a wheel: must not even be offered.
+        # Not a wheel: must not be offered.
         links.append(f'<a href="{name}-9.9.tar.gz">{name}-9.9.tar.gz</a>')
         (project / "index.html").write_text("<html><body>" + "\n".join(links) + "</body></html>")
 
@@ -137,7 +137,7 @@ print(os.statvfs(alpha.__file__).f_flag & os.ST_RDONLY)
     assert second.stop_type is StopType.NORMAL
 
 
-async def test_attack_F13_layer_on_disk_is_as_it_was_after_a_run_that_attacked_it(shop: Lab) -> None:
+async def test_attack_F13_layer_on_disk_is_unchanged_after_a_run_that_attacked_it(shop: Lab) -> None:
     await shop.run("dynamic_importer('beta')")
     before = layer_contents(shop)
     await shop.run(
@@ -172,7 +172,7 @@ async def test_waiting_sandbox_from_before_the_package_is_not_used(shop: Lab) ->
     assert (result.output, result.warm) == ("41\n", True)
 
 
-async def test_module_that_is_there_is_imported_at_once(shop: Lab, index: Index) -> None:
+async def test_available_module_is_imported_at_once(shop: Lab, index: Index) -> None:
     result = await shop.run("print(dynamic_importer('json').__name__)")
     assert (result.output, index.requests) == ("json\n", [])
 
@@ -190,9 +190,7 @@ async def test_module_that_is_there_is_imported_at_once(shop: Lab, index: Index)
         ("x" * 300, "at most 200 characters"),
     ],
 )
-async def test_request_that_cannot_be_served_is_an_error_with_its_reason(
-    shop: Lab, spec: str, words: str
-) -> None:
+async def test_invalid_request_is_an_error_with_its_reason(shop: Lab, spec: str, words: str) -> None:
     result = await shop.run(f"dynamic_importer({spec!r})")
     assert result.error is not None
     assert result.error.startswith("MethodError: PackageInstallError")
@@ -205,7 +203,7 @@ async def test_request_of_another_type_is_refused(shop: Lab, value: object) -> N
     assert result.error == "TypeError: dynamic_importer takes one package name"
 
 
-async def test_wheel_that_is_not_what_the_index_says_is_refused(shop: Lab, index: Index) -> None:
+async def test_wheel_that_differs_from_the_index_is_refused(shop: Lab, index: Index) -> None:
     wheel = index.add("delta", "1.0", {"delta.py": ""})
     write_wheel(wheel.parent, "delta", "1.0", {"delta.py": "EVIL = 1\n"})
     result = await shop.run("dynamic_importer('delta')")
@@ -219,21 +217,21 @@ async def test_without_a_directory_there_are_no_packages(box: Lab) -> None:
     assert result.error == "MethodError: PackageInstallError: this service offers no packages"
 
 
-async def test_builder_sees_no_chat_and_no_network(shop: Lab, index: Index) -> None:
+async def test_builder_has_no_access_to_chats_and_network(shop: Lab, index: Index) -> None:
     index.add(
         "nosy",
         "1.0",
         {"nosy.py": "", "nosy-1.0.data/scripts/run": "", "sitecustomize.py": "raise SystemExit('ran')\n"},
     )
     result = await shop.run("dynamic_importer('nosy')")
-    # Nothing of a wheel runs while it is installed, so all there is to see is that it went well.
+    # Nothing of a wheel runs during its installation, so only the success can be checked.
     assert result.error is not None
     assert "has been installed" in result.error
     after = await shop.run("import nosy, sys; print('sitecustomize' in sys.modules)")
     assert after.output == "False\n"
 
 
-def test_policy_off_and_allow_list() -> None:
+def test_policy_may_be_off_or_an_allow_list() -> None:
     beta = parse_requirement("Beta_Package >= 2")
     assert str(beta) == "beta-package>=2"
     with pytest.raises(PackageInstallError, match="disabled"):
@@ -245,7 +243,7 @@ def test_policy_off_and_allow_list() -> None:
 
 
 @pytest.mark.parametrize("project", ["../../etc", "a/b", "", "x" * 200, "a b", "é"])
-async def test_index_is_asked_for_projects_only(tmp_path: Path, index: Index, project: str) -> None:
+async def test_index_receives_project_names_only(tmp_path: Path, index: Index, project: str) -> None:
     gateway = IndexGateway(index.url, directory=tmp_path, most_bytes=1000)
     with pytest.raises(PackageInstallError, match="is not a project name"):
         await gateway.page(project)
@@ -261,7 +259,7 @@ async def test_downloads_are_counted_over_all_wheels(tmp_path: Path, index: Inde
         await gateway.wheel(7)
 
 
-def test_publishing_takes_ordinary_files_only(tmp_path: Path) -> None:
+def test_publishing_accepts_regular_files_only(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "pkg").mkdir(parents=True)
     (source / "pkg" / "__init__.py").write_text("x = 1")
@@ -287,7 +285,7 @@ def test_container_has_a_bounded_number_of_layers(tmp_path: Path) -> None:
     assert len(store.chosen("box")) == 32
 
 
-async def test_method_of_that_token_is_refused(shop: Lab) -> None:
+async def test_method_named_like_the_package_installer_is_refused(shop: Lab) -> None:
     from nekro_agent.errors import SandboxError
 
     with pytest.raises(SandboxError, match="same token"):

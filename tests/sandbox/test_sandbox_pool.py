@@ -1,4 +1,4 @@
-"""Sandboxes that are prepared before their code is known."""
+"""Sandboxes that are prepared before their code arrives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandbox.pool import WarmPool
 
 
 class CountingDriver(BwrapDriver):
-    """The real driver, with the sandboxes that it started."""
+    """The real driver, with a record of the sandboxes that it started."""
 
     def __init__(self, driver: BwrapDriver) -> None:
         super().__init__(driver._settings)
@@ -71,7 +71,7 @@ async def test_waiting_sandbox_ends_when_it_is_too_old(driver: CountingDriver, t
         assert not (await box.run("print(1)")).warm
 
 
-async def test_no_time_to_wait_prepares_nothing(driver: CountingDriver, tmp_path: Path) -> None:
+async def test_zero_waiting_time_prepares_nothing(driver: CountingDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, use=driver, warm_seconds=0) as box:
         await box.prepare()
         assert driver.started == []
@@ -86,7 +86,7 @@ async def test_waiting_sandbox_that_died_is_replaced(driver: CountingDriver, tmp
     assert (result.stop_type, result.warm) == (StopType.NORMAL, False)
 
 
-async def test_preloaded_modules_are_there_before_the_code(driver: CountingDriver, tmp_path: Path) -> None:
+async def test_preloaded_modules_are_imported_before_the_code(driver: CountingDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, preload=["fractions"]) as box:
         await box.prepare()
         result = await box.run("import sys; print('fractions' in sys.modules)")
@@ -99,7 +99,7 @@ async def test_closing_the_manager_ends_waiting_sandboxes(driver: CountingDriver
     assert not driver.started[0].alive
 
 
-async def test_failed_preparation_is_met_again_by_the_run(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
+async def test_failed_preparation_fails_the_run_again(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
     broken = BwrapDriver(bwrap_driver._settings)
     broken.__dict__["_runner"] = b"raise SystemExit('broken')"
     async with lab(tmp_path, use=broken) as box:
@@ -108,7 +108,9 @@ async def test_failed_preparation_is_met_again_by_the_run(bwrap_driver: BwrapDri
             await box.run("")
 
 
-async def test_cancelled_taker_does_not_leak_the_sandbox(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
+async def test_cancelled_acquisition_does_not_leak_the_sandbox(
+    bwrap_driver: BwrapDriver, tmp_path: Path
+) -> None:
     pool = WarmPool(most=1, seconds=60)
     gate = asyncio.Event()
     started: list[ProcessSandbox] = []

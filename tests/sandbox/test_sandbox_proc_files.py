@@ -1,4 +1,4 @@
-"""What the reader of ``/proc`` says of files whose names attackers chose."""
+"""The reader of ``/proc`` on files whose names attackers chose."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAPPING = b"7f0000000000-7f0000001000 rw-s 00000000 08:01 %d                 /ap
 
 
 @pytest.mark.parametrize("separator", SEPARATORS, ids=ascii)
-def test_sockets_are_found_whatever_their_names_hold(separator: str) -> None:
-    """A name may forge lines; it can hide none."""
+def test_sockets_are_found_whatever_their_names_contain(separator: str) -> None:
+    """A name may forge lines, but can hide none."""
     forged = "0000000000000000: 00000002 00000000 00010000 0001 01 77777 x"
     name = b"\0" + os.fsencode(f"{os.getpid()}{separator}{forged}{separator}")[:100]
     with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
@@ -41,7 +41,7 @@ def test_an_unknown_format_of_sockets_is_refused() -> None:
 @pytest.mark.parametrize(
     "separator", [s.encode("utf-8", "surrogateescape") for s in SEPARATORS[1:]], ids=repr
 )
-def test_mappings_without_a_name_are_found_whatever_their_names_held(separator: bytes) -> None:
+def test_deleted_mappings_are_found_whatever_their_names_were(separator: bytes) -> None:
     lines = [MAPPING % (7, b"a" + separator + b"b (deleted)"), MAPPING % (8, b"a" + separator + b"b")]
     assert proc_files.deleted_mappings(lines, {"08:01"}) == {7}
     assert proc_files.deleted_mappings(lines, {"08:02"}) == set()
@@ -53,7 +53,7 @@ def test_a_broken_mapping_is_refused() -> None:
             proc_files.deleted_mappings([line], {"08:01"})
 
 
-def test_a_threads_name_of_any_bytes_does_not_hide_its_process() -> None:
+def test_a_thread_name_of_any_bytes_does_not_hide_its_process() -> None:
     data = proc_files.read(f"/proc/{os.getpid()}/stat")
     expected = proc_files.process_stat(data)
     begin, end = data.index(b"("), data.rindex(b")")
@@ -79,7 +79,7 @@ def test_children_of_a_process_are_found_whatever_their_names_are() -> None:
         os.waitpid(child, 0)
 
 
-def test_a_field_that_is_there_twice_or_not_at_all_is_refused() -> None:
+def test_a_duplicate_or_missing_field_is_refused() -> None:
     for data in (b"", b"Uid:\t0\nUid:\t1\n", b"\tUid:\t0\n"):
         with pytest.raises(FormatError):
             proc_files.field_of(data, b"Uid")
@@ -98,7 +98,7 @@ def test_mounts_with_escaped_names_are_read(tmp_path: Path) -> None:
     assert (mount.point, mount.device, mount.options) == (b"/mnt\ntwo words", "98:0", ("rw", "memory"))
 
 
-def test_a_long_line_is_refused_before_it_is_held(tmp_path: Path) -> None:
+def test_a_long_line_is_refused_before_it_is_buffered(tmp_path: Path) -> None:
     path = tmp_path / "maps"
     path.write_bytes(b"x" * (1 << 20))
     with pytest.raises(FormatError):

@@ -1,4 +1,4 @@
-"""Ordinary programs run under the filter: the workloads that its list was made from, in real sandboxes."""
+"""Ordinary programs run under the filter: the workloads from which its list was derived."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_workload_runs_under_the_filter(
             pytest.skip(f"{name} is not installed beside these tests")
         settings = SandboxSettings(memory_bytes=1 << 30, python=Path(sys.executable))
     driver = BwrapDriver(settings)
-    # The other filter than this machine would get is tried as well.
+    # The filter of the other mode is tried as well.
     driver.__dict__["_filter"] = build_filter(strict_memory=strict)
     async with lab(tmp_path, use=driver) as box:
         result = await box.run(WORKLOADS[name])

@@ -1,4 +1,4 @@
-"""What code in a sandbox sees, and how its runs end."""
+"""The environment of code in a sandbox, and the results of runs."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ async def test_the_runner_imports_no_file_of_the_standard_library(box: Lab) -> N
     assert files <= {"__main__", "os.path", "encodings", "encodings.aliases", "encodings.utf_8"}
 
 
-async def test_a_default_timeout_of_the_services_sockets_does_not_reach_the_guest(
+async def test_a_default_timeout_of_the_services_sockets_does_not_affect_the_guest(
     box: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As kombu does for a moment while a worker stops or loses its connection.
+    # As kombu sets it temporarily while a worker stops or loses its connection.
     pairs = socket.socketpair
 
     def with_timeout(*arguments: int) -> tuple[socket.socket, socket.socket]:
@@ -81,7 +81,7 @@ async def test_a_default_timeout_of_the_services_sockets_does_not_reach_the_gues
     assert (result.stop_type, result.output) == (StopType.NORMAL, "(1,)\n")
 
 
-async def test_tool_values_come_back_by_bare_name_and_by_path(box: Lab) -> None:
+async def test_tool_values_are_returned_by_bare_name_and_by_path(box: Lab) -> None:
     result = await box.run("print(echo(1, y='b')); print(alice.tools.echo(2)); print(_ck)", chat_key="qq:7")
     assert result.output == "((1,), {'y': 'b'})\n((2,), {})\nqq:7\n"
     assert result.calls == 2
@@ -113,7 +113,7 @@ async def test_stubs_show_doc_and_signature(box: Lab) -> None:
     )
 
 
-async def test_signature_that_cannot_be_parsed_falls_back(box: Lab) -> None:
+async def test_signature_that_cannot_be_parsed_has_a_fallback(box: Lab) -> None:
     result = await box.run(
         "import inspect; print(inspect.signature(odd))", methods=[method("odd", signature="(<?>)")]
     )
@@ -169,7 +169,7 @@ async def test_agent_result_ends_the_run_before_the_next_line(box: Lab, name: st
     assert box.reports == []
 
 
-async def test_agent_result_passes_ordinary_handlers_and_runs_clean_up(box: Lab) -> None:
+async def test_agent_result_bypasses_ordinary_handlers_and_runs_clean_up(box: Lab) -> None:
     code = """
 try:
     with open('shared/kept.txt', 'w') as file:
@@ -186,7 +186,7 @@ report('later')
 
 
 @pytest.mark.parametrize("chars", [1, 5_000, 30_000])
-async def test_all_that_was_printed_before_an_agent_result_is_in_the_output(box: Lab, chars: int) -> None:
+async def test_output_before_an_agent_result_is_complete(box: Lab, chars: int) -> None:
     code = f"""
 import atexit, os
 os.write(1, b'a' * {chars})
@@ -202,7 +202,7 @@ finally:
         assert result.output == "a" * chars + "b" * chars + "cleaned up\n"
 
 
-async def test_an_agent_result_is_there_before_the_processes_are_gone(box: Lab) -> None:
+async def test_an_agent_result_arrives_before_the_processes_have_ended(box: Lab) -> None:
     code = """
 import os, time
 if os.fork() == 0:
@@ -219,7 +219,7 @@ agent()
     assert following.output == "2\n"
 
 
-async def test_code_that_feigns_its_end_after_an_agent_result_is_killed(box: Lab) -> None:
+async def test_code_that_fakes_its_end_after_an_agent_result_is_killed(box: Lab) -> None:
     code = """
 import os, time
 try:
@@ -236,7 +236,7 @@ finally:
     assert (box.shared() / "alive").stat().st_size == size
 
 
-async def test_what_code_wrote_over_its_quota_before_an_agent_result_is_taken_back(tmp_path: Path) -> None:
+async def test_files_over_the_quota_before_an_agent_result_are_deleted(tmp_path: Path) -> None:
     async with lab(tmp_path, shared_bytes=1 << 20) as box:
         await box.run("open('shared/big', 'wb').write(b'x' * (1 << 20) * 2)\nagent()")
         assert (await box.run("import os\nprint(os.listdir('shared'))")).output == "[]\n"
@@ -288,7 +288,7 @@ print(values == list(range(100)))
     assert (result.output, result.calls) == ("True\n", 100)
 
 
-async def test_threads_that_are_no_daemons_are_waited_for(box: Lab) -> None:
+async def test_non_daemon_threads_are_waited_for(box: Lab) -> None:
     code = """
 import atexit, threading, time
 def work():
@@ -331,7 +331,7 @@ class Unknown:
         self.city = "Paris"
 
 
-async def test_value_of_a_class_that_is_missing_inside_becomes_opaque(box: Lab) -> None:
+async def test_value_of_a_class_missing_inside_becomes_opaque(box: Lab) -> None:
     box.handlers["get"] = lambda: {"items": [Unknown()]}
     result = await box.run("value = get()['items'][0]\nprint(value.city, type(value).__name__, value)")
     assert result.stop_type is StopType.NORMAL
@@ -340,7 +340,7 @@ async def test_value_of_a_class_that_is_missing_inside_becomes_opaque(box: Lab) 
 
 
 async def test_value_that_its_class_refuses_becomes_opaque(box: Lab) -> None:
-    # An exception class whose constructor wants more than the pickle gives.
+    # An exception class whose constructor requires more arguments than the pickle has.
     box.handlers["get"] = lambda: Returned(value=pickled(b"\x80\x04cjson\nJSONDecodeError\n(VX\ntR."))
     result = await box.run("value = get()\nprint(value.args)")
     assert result.output == "('X',)\n"
@@ -352,7 +352,7 @@ def pickled(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("data", [b"garbage", b"\x80\x04N.", b'{"$other":1}', b"[1] 2", pickled(b"garbage")])
-async def test_value_that_is_no_text_of_a_worker_is_an_error_not_a_crash(box: Lab, data: bytes) -> None:
+async def test_undecodable_value_is_an_error_not_a_crash(box: Lab, data: bytes) -> None:
     box.handlers["get"] = lambda: Returned(value=data)
     result = await box.run("get()")
     assert result.error is not None
@@ -394,7 +394,7 @@ async def test_shared_is_writable_and_uploads_is_readable(box: Lab) -> None:
     assert (box.shared() / "out.txt").read_text() == "x"
 
 
-async def test_files_that_the_host_wrote_privately_are_handed_over(box: Lab) -> None:
+async def test_private_files_of_the_host_become_readable_inside(box: Lab) -> None:
     for directory in (box.shared(), box.areas.uploads_dir("chat")):
         (directory / "private.txt").write_text("text")
         (directory / "private.txt").chmod(0o600)
@@ -422,7 +422,7 @@ async def test_shared_files_survive_to_the_next_run(box: Lab) -> None:
     assert result.output == "1\n"
 
 
-async def test_chats_with_keys_that_look_alike_have_their_own_files(box: Lab) -> None:
+async def test_chats_with_similar_keys_have_their_own_files(box: Lab) -> None:
     await box.run("open('shared/a.txt', 'w')", chat_key="chat-1")
     result = await box.run("import os; print(os.listdir('shared'))", chat_key="chat_1")
     assert result.output == "[]\n"
@@ -437,7 +437,7 @@ async def test_packages_of_the_service_are_not_visible(box: Lab) -> None:
 
 
 @pytest.mark.usefixtures("own_packages")
-async def test_named_interpreter_brings_its_packages(tmp_path: Path) -> None:
+async def test_configured_interpreter_provides_its_packages(tmp_path: Path) -> None:
     async with lab(tmp_path, python=Path(sys.executable)) as box:
         result = await box.run("import pydantic; print(pydantic.__file__)")
     assert result.output.startswith("/opt/site/0/pydantic")
@@ -455,7 +455,7 @@ with multiprocessing.Pool(2) as pool:
     assert result.output == "[2, 4, 6]\n", result.output
 
 
-async def test_output_is_given_while_the_code_runs(box: Lab) -> None:
+async def test_output_is_streamed_while_the_code_runs(box: Lab) -> None:
     pieces: list[str] = []
     seen = threading.Event()
 
@@ -472,7 +472,7 @@ async def test_output_is_given_while_the_code_runs(box: Lab) -> None:
     assert "".join(pieces) == result.output
 
 
-async def test_watcher_of_output_that_fails_does_not_end_the_run(box: Lab) -> None:
+async def test_failing_output_callback_does_not_end_the_run(box: Lab) -> None:
     def on_output(text: str) -> None:
         raise ValueError(text)
 
@@ -480,7 +480,7 @@ async def test_watcher_of_output_that_fails_does_not_end_the_run(box: Lab) -> No
     assert (result.stop_type, result.output[-5:]) == (StopType.NORMAL, "2999\n")
 
 
-async def test_call_that_somebody_else_cancels_is_an_error_at_its_line(box: Lab) -> None:
+async def test_call_cancelled_by_another_party_is_an_error_at_its_line(box: Lab) -> None:
     async def cancelled() -> None:
         raise asyncio.CancelledError
 
@@ -508,7 +508,7 @@ async def test_operator_stop_is_manual(box: Lab) -> None:
     assert not box.manager.stop("r1")
 
 
-async def test_closing_the_manager_ends_what_runs(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
+async def test_closing_the_manager_ends_running_code(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
     async with lab(tmp_path, use=bwrap_driver) as box:
         started = asyncio.Event()
         box.handlers["started"] = started.set
@@ -526,11 +526,11 @@ async def test_cancelled_run_kills_its_sandbox(box: Lab) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    # One run per container: this one could not start while anything of the other was left.
+    # One run per container: this one could not start before the other's resources were released.
     assert (await box.run("print('free')")).output == "free\n"
 
 
-async def test_runs_of_one_container_take_turns(box: Lab) -> None:
+async def test_runs_of_one_container_are_serialised(box: Lab) -> None:
     code = """
 import os
 fd = os.open('shared/lock', os.O_CREAT | os.O_EXCL)
@@ -541,24 +541,24 @@ os.unlink('shared/lock')
     assert [result.stop_type for result in results] == [StopType.NORMAL] * 4
 
 
-async def test_too_much_code_is_refused(box: Lab) -> None:
+async def test_oversized_code_is_refused(box: Lab) -> None:
     with pytest.raises(SandboxError, match="more than 1048576 bytes"):
         await box.run("#" * (1 << 20) + "#")
 
 
-async def test_equal_tokens_are_refused(box: Lab) -> None:
+async def test_duplicate_tokens_are_refused(box: Lab) -> None:
     with pytest.raises(SandboxError, match="same token"):
         await box.run("", methods=[method("echo"), method("echo")])
 
 
-async def test_odd_code_is_an_error_of_the_code(box: Lab) -> None:
+async def test_malformed_code_is_an_error_of_the_code(box: Lab) -> None:
     for code in ("x = '\ud800'", "a\0b", "\ufeffprint(1", "(" * 500):
         result = await box.run(code)
         assert result.stop_type is StopType.ERROR
         assert result.error is not None
 
 
-async def test_run_with_its_own_wall_time(box: Lab) -> None:
+async def test_run_may_have_its_own_time_limit(box: Lab) -> None:
     result = await box.run("while True: pass", wall_seconds=0.2)
     assert (result.stop_type, result.limit, result.exit_code) == (StopType.TIMEOUT, Limit.WALL, 137)
 

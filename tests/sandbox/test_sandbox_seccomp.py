@@ -18,7 +18,7 @@ from sandbox.filter.seccomp import build_filter
 from sandbox.filter.syscalls import NUMBERS
 
 ARCHITECTURES = sorted(AUDIT_ARCH)
-#: SHA-256 of the programs: a change here is a change of the wall, and must be meant.
+#: SHA-256 of the programs: a change here changes the isolation, and must be intended.
 GOLDEN = {
     ("aarch64", False): "3337a7be3b819ce28966abe63086c6a91dedca5e79791339a10316f25b1b8eff",
     ("aarch64", True): "ce257f02ad5cdd5eac34b18fb93caecd2a731259100981b0beb61ce809583ac1",
@@ -38,7 +38,7 @@ def simulate(
     """Run a classic BPF program on one ``struct seccomp_data`` and return its verdict.
 
     Args:
-        trace: takes the position of each instruction that ran; None records nothing.
+        trace: receives the position of each executed instruction; None records nothing.
     """
     words = (*arguments, *(0,) * (6 - len(arguments)))
     data = struct.pack("<IIQ6Q", number, AUDIT_ARCH[machine], 0, *words)
@@ -78,16 +78,16 @@ def denied(number: int) -> int:
 
 
 @pytest.mark.parametrize(("machine", "strict"), sorted(GOLDEN))
-def test_filter_is_byte_for_byte_the_known_one(machine: str, strict: bool) -> None:
+def test_filter_equals_the_reviewed_bytes(machine: str, strict: bool) -> None:
     program = build_filter(machine, strict_memory=strict)
-    assert len(program) // 8 < 4096  # what the kernel takes
+    assert len(program) // 8 < 4096  # the kernel's maximum
     assert hashlib.sha256(program).hexdigest() == GOLDEN[machine, strict]
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 @pytest.mark.parametrize("strict", [False, True])
-def test_number_that_is_not_on_the_list_does_not_exist(machine: str, strict: bool) -> None:
-    """Calls of later kernels included: the last one today is 469."""
+def test_unlisted_number_returns_enosys(machine: str, strict: bool) -> None:
+    """Including calls of later kernels: the highest number today is 469."""
     program = build_filter(machine, strict_memory=strict, strict_processes=strict)
     named = set(NUMBERS[machine].values())
     others = [number for number in (*range(2048), 0x3FFFFFFF) if number not in named]
@@ -96,13 +96,13 @@ def test_number_that_is_not_on_the_list_does_not_exist(machine: str, strict: boo
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_old_privileged_calls_are_not_permitted_and_attributes_are_not_supported(machine: str) -> None:
+def test_old_privileged_calls_return_eperm_and_extended_attributes_enotsup(machine: str) -> None:
     for names, number in ((REFUSED, errno.EPERM), (UNSUPPORTED, errno.EOPNOTSUPP)):
         for name in names & NUMBERS[machine].keys():
             assert verdict(machine, name) == denied(number), name
 
 
-#: Arguments with which a call that is filtered by them goes through; every other one needs none.
+#: Arguments with which an argument-filtered call is permitted; all other calls need none.
 GOOD_ARGUMENTS = {
     "socket": (socket.AF_UNIX,),
     "socketpair": (socket.AF_UNIX,),
@@ -116,7 +116,7 @@ GOOD_ARGUMENTS = {
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_every_call_on_the_list_goes_through_with_ordinary_arguments(machine: str) -> None:
+def test_every_listed_call_is_permitted_with_ordinary_arguments(machine: str) -> None:
     for name in ALLOWED & NUMBERS[machine].keys():
         assert verdict(machine, name, *GOOD_ARGUMENTS.get(name, ())) == RET_ALLOW, name
 
@@ -126,7 +126,7 @@ def test_every_name_has_a_number_where_the_architecture_has_the_call(machine: st
     names = ALLOWED | REFUSED | UNSUPPORTED
     absent = names - NUMBERS[machine].keys()
     assert NUMBERS[machine].keys() <= names
-    # The generic table has no forms that a call with a directory or flags has replaced.
+    # The generic table lacks calls that were replaced by forms with a directory or flags.
     assert absent == (set() if machine == "x86_64" else OLD_FORMS)
 
 
@@ -140,7 +140,7 @@ OLD_FORMS = {
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_no_call_takes_more_than_a_few_instructions(machine: str) -> None:
-    """A search tree, not a list: the path to any verdict is short, whatever the number."""
+    """The filter is a search tree: the path to any verdict is short, whatever the number."""
     program = build_filter(machine, strict_memory=True)
     longest = max(
         steps_of(program, machine=machine, number=number) for number in {*NUMBERS[machine].values(), 4095}
@@ -149,7 +149,7 @@ def test_no_call_takes_more_than_a_few_instructions(machine: str) -> None:
 
 
 def steps_of(program: bytes, *, machine: str, number: int) -> int:
-    """Count the instructions up to the verdict, with arguments that no list holds."""
+    """Count the instructions up to the verdict, with arguments that no list contains."""
     steps: list[int] = []
     simulate(program, machine=machine, number=number, arguments=(0x7FFFFFF,) * 6, trace=steps)
     return len(steps)
@@ -168,7 +168,7 @@ def test_x32_numbers_kill() -> None:
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_sockets_are_unix_ones_only(machine: str) -> None:
+def test_only_unix_sockets_are_permitted(machine: str) -> None:
     for call in ("socket", "socketpair"):
         assert verdict(machine, call, socket.AF_UNIX, 1) == RET_ALLOW
         for family in (0, socket.AF_INET, socket.AF_INET6, 16, 17, 38, 40, (1 << 32) | 40):
@@ -176,7 +176,7 @@ def test_sockets_are_unix_ones_only(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_families_of_the_builder_and_of_no_network_at_all(machine: str) -> None:
+def test_families_are_those_of_the_builder_or_of_no_network(machine: str) -> None:
     number = NUMBERS[machine]["socket"]
     loopback = build_filter(machine, strict_memory=False, families=(socket.AF_UNIX, socket.AF_INET))
     none = build_filter(machine, strict_memory=False, families=())
@@ -186,7 +186,7 @@ def test_families_of_the_builder_and_of_no_network_at_all(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_namespaces_by_clone_and_the_calls_with_hidden_arguments(machine: str) -> None:
+def test_new_namespaces_by_clone_and_calls_with_hidden_arguments_are_denied(machine: str) -> None:
     assert verdict(machine, "clone", 17) == RET_ALLOW
     for flags in (0x3D0F00, 0x4111, 0x1200011, 0x7D0F00):  # glibc's thread, vfork and fork; musl's thread
         assert verdict(machine, "clone", flags) == RET_ALLOW, hex(flags)
@@ -197,7 +197,7 @@ def test_namespaces_by_clone_and_the_calls_with_hidden_arguments(machine: str) -
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_terminal_injection_by_ioctl(machine: str) -> None:
+def test_terminal_injection_by_ioctl_is_denied(machine: str) -> None:
     for request in (0x5401, 0x5413, 0x541B, 0x5421, 0x5451):
         assert verdict(machine, "ioctl", 0, request) == RET_ALLOW
     for request in (0x5412, 0x541C, (7 << 32) | 0x5412):
@@ -226,7 +226,7 @@ CASES = {
         *(((0, 0, advice), RET_ALLOW) for advice in (0, 3, 4, 8, 14, 17, 102)),
         *(((0, 0, advice), errno.EINVAL) for advice in (12, 21, 25, 100, 101)),
     ],
-    # Dropping a file's pages from the cache that others share: answered, not done.
+    # Dropping pages of a shared file from the cache: returns success without an effect.
     "fadvise64": [((3, 0, 0, 2), RET_ALLOW), ((3, 0, 0, 4), 0)],
     "preadv2": [((3, 0, 1, 0, 0, 0), RET_ALLOW), ((3, 0, 1, 0, 0, 8), errno.EOPNOTSUPP)],
     "pwritev2": [((3, 0, 1, 0, 0, 0x10), RET_ALLOW), ((3, 0, 1, 0, 0, 8), errno.EOPNOTSUPP)],
@@ -247,14 +247,14 @@ CASES = {
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_calls_with_many_meanings_keep_those_that_programs_need(machine: str, name: str) -> None:
+def test_calls_with_many_operations_permit_those_that_programs_need(machine: str, name: str) -> None:
     for arguments, expected in CASES[name]:
         wanted = expected if expected == RET_ALLOW else denied(expected)
         assert verdict(machine, name, *arguments) == wanted, arguments
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_set_id_bits_on_every_way_to_a_mode(machine: str) -> None:
+def test_set_id_bits_are_denied_in_every_call_that_sets_a_mode(machine: str) -> None:
     where = {"chmod": 1, "fchmod": 1, "creat": 1, "fchmodat": 2, "fchmodat2": 2}
     for name, index in where.items():
         if name in NUMBERS[machine]:
@@ -274,7 +274,7 @@ def test_set_id_bits_on_every_way_to_a_mode(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_memory_outside_every_resident_set_is_denied_in_strict_filters_only(machine: str) -> None:
+def test_memory_outside_of_resident_sets_is_denied_in_strict_filters_only(machine: str) -> None:
     shared, private, file_backed = 0x21, 0x22, 0x01
     refused = denied(errno.ENOMEM)
     cases = {
@@ -303,13 +303,13 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_numbers_are_those_of_the_kernels_headers(machine: str) -> None:
+def test_numbers_equal_those_of_the_kernels_headers(machine: str) -> None:
     header = next((path for path in HEADERS[machine] if path.exists()), None)
     if header is None:
         pytest.skip("the kernel's C headers are not installed")
     known = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text()))
     known.setdefault("newfstatat", known.get("fstatat", ""))
-    # Headers of Linux 6.1, and older ones by a few: what they lack is newer than they are.
+    # Headers of Linux 6.1, and some older ones: missing calls are newer than the headers.
     newest = max(int(number) for number in known.values() if number)
     missing = {name for name, number in NUMBERS[machine].items() if name not in known and number <= newest}
     assert missing == set()

@@ -26,7 +26,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_idle_directory_is_emptied_and_stays(tmp_path: Path) -> None:
+def test_idle_directory_is_emptied_and_kept(tmp_path: Path) -> None:
     directory = make(tmp_path, "idle")
     assert empty_idle(tmp_path, idle_seconds=-1) == 1
     assert names(tmp_path) == ["idle"]
@@ -34,7 +34,7 @@ def test_idle_directory_is_emptied_and_stays(tmp_path: Path) -> None:
     assert empty_idle(tmp_path, idle_seconds=-1) == 0
 
 
-def test_directory_in_use_lately_is_kept(tmp_path: Path) -> None:
+def test_recently_used_directory_is_not_emptied(tmp_path: Path) -> None:
     directory = make(tmp_path, "fresh")
     assert empty_idle(tmp_path, idle_seconds=3600) == 0
     # Times that a program can set do not count.
@@ -43,7 +43,7 @@ def test_directory_in_use_lately_is_kept(tmp_path: Path) -> None:
     assert empty_idle(tmp_path, idle_seconds=3600) == 0
 
 
-def test_directory_of_a_sandbox_is_kept_until_it_ends(tmp_path: Path) -> None:
+def test_directory_of_a_sandbox_is_not_emptied_until_it_ends(tmp_path: Path) -> None:
     directory = make(tmp_path, "held")
     first, second = Hold(directory), Hold(directory)
     first.release()
@@ -58,7 +58,7 @@ HOLDER = (
 )
 
 
-def test_hold_of_another_process_counts_and_ends_with_it(tmp_path: Path) -> None:
+def test_lock_of_another_process_counts_and_ends_with_it(tmp_path: Path) -> None:
     directory = make(tmp_path, "held")
     code = HOLDER.replace("Hold(Path", "hold = Hold(Path") + "print('held', flush=True)\nsys.stdin.read()"
     with subprocess.Popen(
@@ -71,7 +71,7 @@ def test_hold_of_another_process_counts_and_ends_with_it(tmp_path: Path) -> None
     assert empty_idle(tmp_path, idle_seconds=-1) == 1
 
 
-def test_links_and_files_beside_the_directories_are_left_alone(tmp_path: Path) -> None:
+def test_links_and_files_beside_the_directories_are_unchanged(tmp_path: Path) -> None:
     outside = make(tmp_path, "outside")
     parent = tmp_path / "parent"
     parent.mkdir()
@@ -81,7 +81,7 @@ def test_links_and_files_beside_the_directories_are_left_alone(tmp_path: Path) -
     assert (outside / "deep" / "file").exists()
 
 
-async def test_manager_empties_what_is_idle_but_not_under_a_run(
+async def test_manager_empties_idle_directories_but_not_those_of_a_run(
     bwrap_driver: BwrapDriver, tmp_path: Path
 ) -> None:
     async with lab(tmp_path, use=bwrap_driver, shared_idle_seconds=0.5) as box:

@@ -1,4 +1,4 @@
-"""A service that is killed while it starts a sandbox: the next start leaves nothing of it."""
+"""A service that is killed while it starts a sandbox: the next start removes all of its leftovers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from waiting import wait_until
 from sandbox.drivers.bwrap import BwrapDriver
 from sandbox.guest.confine import children_of
 
-#: Functions of the driver, and when the service dies: before the call or after it.
+#: Functions of the driver, and when the service is killed: before the call or after it.
 STOP_POINTS = [
     "before launch",
     "before open_unix_connection",
@@ -32,7 +32,7 @@ STOP_POINTS = [
     "after expect_hello",
     "after verify_isolation",
 ]
-#: Forks a service for each (point, delay), which starts a sandbox and is killed in between; prints their ids.
+#: Forks a service for each (point, delay), which is killed while it starts a sandbox; prints their ids.
 SERVICES = """
 import asyncio, json, os, signal, sys, threading, time
 from pathlib import Path
@@ -120,7 +120,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @pytest.fixture(autouse=True)
 def adopt_orphans() -> Iterator[None]:
-    """Make orphans of the services children of this process, so that they can be told from others'."""
+    """Make orphans of the services children of this process, which distinguishes them from others'."""
     libc = ctypes.CDLL(None)
     assert libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
     yield
@@ -138,7 +138,7 @@ def descendants() -> list[int]:
 
 
 def adopted() -> list[int]:
-    """Return processes that sandboxes left with this process: all but those that tests run beside."""
+    """Return orphaned processes of sandboxes, without those of concurrent tests."""
     return [pid for pid in descendants() if is_of_a_sandbox(pid)]
 
 
@@ -152,7 +152,7 @@ def is_of_a_sandbox(pid: int) -> bool:
 
 
 def left_by(service: int) -> dict[str, list[str]]:
-    """Return what a service left on this host: processes, groups, directories, mounts."""
+    """Return leftovers of a service on this host: processes, groups, directories, mounts."""
     groups = [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names]
     return {
         "processes": [str(pid) for pid in adopted()],
@@ -165,7 +165,7 @@ def left_by(service: int) -> dict[str, list[str]]:
 
 
 def kill_services(deaths: list[tuple[str, float]], root: Path, uid: int) -> list[int]:
-    """Let a service die for each (point, delay in seconds); returns their process ids."""
+    """Kill a service for each (point, delay in seconds); returns their process ids."""
     program = SERVICES.format(tests=str(Path(__file__).parent), root=str(root), deaths=json.dumps(deaths))
     with start(program, uid) as services:
         output, _ = services.communicate(timeout=50)
@@ -201,7 +201,7 @@ def start_next(root: Path, uid: int) -> None:
 
 @pytest.fixture(params=["own", "other"], ids=["own_user", "ordinary_user"])
 def uid(request: pytest.FixtureRequest, bwrap_driver: BwrapDriver) -> int:
-    """As root with control groups where there are any; as a user that nothing else has, without."""
+    """As root with control groups where available; as an otherwise unused user, without them."""
     if request.param == "own":
         return os.geteuid()
     request.getfixturevalue("other_user")
@@ -231,7 +231,7 @@ def test_attack_L11_services_killed_at_each_step_of_a_start_leave_nothing(root: 
 
 
 def test_attack_L11_services_killed_at_any_moment_of_a_start_leave_nothing(root: Path, uid: int) -> None:
-    """In steps of half a millisecond, over the time in which bubblewrap makes the sandbox."""
+    """In steps of half a millisecond, over the time in which bubblewrap creates the sandbox."""
     killed = kill_services([("", step * 0.0005) for step in range(32)], root, uid)
     start_next(root, uid)
     assert_nothing_left(killed)

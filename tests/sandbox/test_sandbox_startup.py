@@ -1,4 +1,4 @@
-"""What keeps a sandbox from starting (U of the attack list): always a refusal with reason and fix."""
+"""Reasons why a sandbox cannot start (U of the attack list): always a refusal with reason and fix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def program(path: Path, text: str) -> Path:
 
 
 async def refusal(driver: BwrapDriver) -> str:
-    """Every reason why a driver cannot be used; starting a sandbox must fail as well."""
+    """Reasons why a driver cannot be used; starting a sandbox must fail as well."""
     capability = await probe(driver, SandboxSettings())
     assert not capability.ok
     with pytest.raises(SandboxUnavailableError):
@@ -43,7 +43,7 @@ async def refusal(driver: BwrapDriver) -> str:
     return "; ".join(capability.reasons)
 
 
-async def test_probe_really_runs_a_sandbox(bwrap_driver: BwrapDriver) -> None:
+async def test_probe_runs_a_real_sandbox(bwrap_driver: BwrapDriver) -> None:
     capability = await probe(bwrap_driver, SandboxSettings())
     assert capability.ok, capability.reasons
     checks = {check.name: check for check in capability.checks}
@@ -52,7 +52,7 @@ async def test_probe_really_runs_a_sandbox(bwrap_driver: BwrapDriver) -> None:
 
 
 @pytest.mark.slow
-def test_doctor_prints_line_by_line_what_isolation_this_machine_gives(
+def test_doctor_prints_the_isolation_of_this_machine_line_by_line(
     bwrap_driver: BwrapDriver, tmp_path: Path
 ) -> None:
     done = subprocess.run(
@@ -80,7 +80,9 @@ def test_doctor_prints_line_by_line_what_isolation_this_machine_gives(
     assert "bounds memory" in groups["detail"] or "Delegate=yes" in groups["fix"]
 
 
-async def test_description_never_raises_and_names_what_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_description_never_raises_and_names_missing_requirements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     capability = await describe(SandboxSettings())
     assert not capability.ok
@@ -94,7 +96,7 @@ async def test_attack_U1_missing_bubblewrap_is_refused_with_the_package_to_insta
 
 
 @pytest.mark.usefixtures("own_packages")
-async def test_attack_U2_denied_namespaces_are_refused_with_the_mend(
+async def test_attack_U2_denied_namespaces_are_refused_with_the_fix(
     bwrap_driver: BwrapDriver, tmp_path: Path
 ) -> None:
     """Our own driver, started inside our own sandbox, which denies namespaces."""
@@ -149,7 +151,7 @@ async def test_attack_U4_old_bubblewrap_is_refused(tmp_path: Path, version: str,
     assert "install bubblewrap 0.8 or newer" in reasons
 
 
-async def test_bubblewrap_that_fails_is_quoted_with_its_meaning(tmp_path: Path) -> None:
+async def test_error_of_bubblewrap_is_quoted_with_its_meaning(tmp_path: Path) -> None:
     words = "bwrap: setting up uid map: Permission denied"
     program(
         tmp_path / "bwrap",
@@ -213,7 +215,7 @@ async def test_attack_U5_unusable_interpreter_is_refused(
 
 
 @pytest.mark.root
-def test_attack_U5_interpreter_closed_to_the_codes_user_is_refused(tmp_path: Path) -> None:
+def test_attack_U5_interpreter_inaccessible_to_the_codes_user_is_refused(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only in root mode the code's user is another one")
     home = tmp_path / "installation"
@@ -255,10 +257,10 @@ print("; ".join(asyncio.run(probe(build_driver(settings), settings)).reasons) or
 
 
 @pytest.mark.root
-def test_attack_U8_guards_that_may_not_look_at_sandboxes_are_refused_at_the_start(
+def test_attack_U8_service_that_may_not_inspect_sandboxes_is_refused_at_the_start(
     bwrap_driver: BwrapDriver,
 ) -> None:
-    """Root of a container usually lacks this capability; else every run of 0.1 s ends by its guards."""
+    """Root of a container usually lacks this capability; the guards would end every run of 0.1 s."""
     if os.geteuid() != 0:
         pytest.skip("an ordinary user may look at what its own user namespace holds")
     without = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
@@ -288,7 +290,7 @@ async def test_attack_U7_unsafe_driver_needs_its_second_switch(
     settings = SandboxSettings(driver="unsafe")
     with pytest.raises(SandboxUnavailableError, match="second switch"):
         await SandboxManager(settings, Areas(root=tmp_path)).start()
-    # Nor past the manager's choice.
+    # The manager's choice needs it as well.
     async with lab(tmp_path, use=build_driver(settings)) as box:
         with pytest.raises(SandboxUnavailableError, match=UNSAFE_SWITCH):
             await box.run("print(1)")
@@ -309,14 +311,12 @@ async def test_no_driver_means_no_run_and_no_fallback(
 
 
 @pytest.mark.parametrize("uid", [0, 12345])
-def test_process_that_is_not_confined_is_told_apart(uid: int) -> None:
+def test_unconfined_process_is_detected(uid: int) -> None:
     with pytest.raises(SandboxUnavailableError, match=r"the sandbox is not isolated: .*no seccomp filter"):
         verify_isolation(os.getpid(), uid=uid, parent=os.getppid())
 
 
-async def test_broken_runner_is_reported_with_what_it_printed(
-    bwrap_driver: BwrapDriver, tmp_path: Path
-) -> None:
+async def test_broken_runner_is_reported_with_its_output(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
     broken = BwrapDriver(SandboxSettings())
     broken.__dict__["_runner"] = b"raise SystemExit('the runner is broken')"
     async with lab(tmp_path, use=broken) as box:

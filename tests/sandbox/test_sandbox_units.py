@@ -1,4 +1,4 @@
-"""Parts of the sandbox that need no sandbox: output, frames, groups, ownership, verdicts."""
+"""Parts of the sandbox that run without one: output, frames, groups, ownership, verdicts."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def collector(keep_bytes: int = 1024, kill_bytes: int = 4096) -> OutputCollector
 
 
 class TestOutput:
-    def test_everything_is_kept_up_to_the_limit(self) -> None:
+    def test_output_is_complete_up_to_the_limit(self) -> None:
         output = collector()
         output.feed(b"x" * 1024)
         assert (output.text(), output.truncated) == ("x" * 1024, False)
 
-    def test_middle_is_left_out_and_counted(self) -> None:
+    def test_middle_of_the_output_is_omitted_and_counted(self) -> None:
         output = collector()
         for piece in (b"h" * 700, b"m" * 5000, b"t" * 300):
             output.feed(piece)
         assert output.truncated
         assert output.text() == f"{'h' * 700}{'m' * 68}\n… 4976 bytes of output left out …\n{'t' * 256}"
 
-    def test_how_output_is_cut_into_pieces_does_not_matter(self) -> None:
+    def test_chunk_boundaries_of_output_do_not_matter(self) -> None:
         rng = random.Random(7)
         data = bytes(rng.randrange(256) for _ in range(3000))
         whole, pieces = collector(), collector()
@@ -103,10 +103,10 @@ class TestFrames:
         assert frames == [(FrameKind.CALL, 7, b"abc"), (FrameKind.EXIT, 0, b"")]
 
     @pytest.mark.parametrize("cut", [1, 8, 9, 11])
-    async def test_frame_that_is_cut_off_counts_as_closed(self, cut: int) -> None:
+    async def test_truncated_frame_counts_as_closed(self, cut: int) -> None:
         assert await read_frames(encode_frame(FrameKind.CALL, b"abc")[:cut], {FrameKind.CALL: 3}) == []
 
-    async def test_random_bytes_are_refused_or_closed_but_never_something_else(self) -> None:
+    async def test_random_bytes_are_refused_or_closed_and_raise_nothing_else(self) -> None:
         rng = random.Random(11)
         limits = {FrameKind.CALL: 100, FrameKind.EXIT: 100}
         for _ in range(2000):
@@ -174,7 +174,7 @@ class TestVerdict:
             (BridgeOutcome(stop=StopType.SECURITY), 137, Limit.MEMORY, (StopType.SECURITY, None)),
         ],
     )
-    def test_host_decides(
+    def test_host_decides_the_verdict(
         self,
         outcome: BridgeOutcome,
         code: int,
@@ -184,7 +184,7 @@ class TestVerdict:
         verdict = judge(outcome, ExitStatus(code=code), limit=killed, stopped_by_operator=False)
         assert verdict[:2] == expected
 
-    def test_kernels_word_names_the_limit_of_a_crash(self) -> None:
+    def test_reported_kernel_limit_is_the_reason_of_a_crash(self) -> None:
         status = ExitStatus(code=137, limit=Limit.MEMORY)
         assert judge(BridgeOutcome(), status, limit=None, stopped_by_operator=False)[:2] == (
             StopType.ERROR,
@@ -255,7 +255,7 @@ class TestControlGroups:
         usage = group.usage()
         assert (usage.memory_bytes, usage.processes, usage.cpu_seconds) == (1000, 5, 2.5)
 
-    def test_service_that_moved_before_uses_the_same_parent(self, tmp_path: Path) -> None:
+    def test_restarted_service_uses_the_same_parent_group(self, tmp_path: Path) -> None:
         own, proc = fake_groups(tmp_path, enabled="memory pids")
         (own / "nekro-service").mkdir()
         (proc / "cgroup").write_text("0::/service.slice/nekro.service/nekro-service\n")
@@ -264,7 +264,7 @@ class TestControlGroups:
         assert check.ok
         assert list(own.glob("nekro-run-*"))
 
-    def test_no_controllers_means_no_groups_and_a_mend(self, tmp_path: Path) -> None:
+    def test_no_controllers_means_no_groups_and_a_suggested_fix(self, tmp_path: Path) -> None:
         _, proc = fake_groups(tmp_path, controllers="cpu")
         groups, check = find_cgroups(SandboxSettings(), proc=proc)
         assert groups is None
@@ -275,7 +275,7 @@ class TestControlGroups:
     def test_groups_of_a_killed_service_are_removed(self, tmp_path: Path) -> None:
         own, proc = fake_groups(tmp_path, enabled="memory pids")
         me = own_id()
-        # The second has this process's id and another start time: the id was given again.
+        # The second has this process's id and another start time: the id was reused.
         gone = [f"4194999-1-{me.namespace}-0", f"{me.pid}-{me.started + 1}-{me.namespace}-0"]
         kept = [f"{me.pid}-{me.started}-{me.namespace}-99999", "4194999-1-1-0", "4194999-0", "x"]
         for name in (*gone, *kept):
@@ -315,7 +315,7 @@ class TestOwnership:
             hold.release()
 
     @pytest.mark.root
-    def test_user_is_held_between_processes_and_goes_with_one_that_is_killed(self, tmp_path: Path) -> None:
+    def test_user_is_held_across_processes_and_released_by_a_killed_one(self, tmp_path: Path) -> None:
         if os.geteuid() != 0:
             pytest.skip("an ordinary user's code runs as that user")
         settings = SandboxSettings(uid_range_start=300_000, uid_range_size=1)
@@ -338,7 +338,7 @@ class TestOwnership:
             assert hold.uid == 300_000
 
     @pytest.mark.root
-    def test_locks_lie_where_only_root_can_write_them(self, tmp_path: Path) -> None:
+    def test_locks_are_in_a_directory_that_only_root_can_write(self, tmp_path: Path) -> None:
         if os.geteuid() != 0:
             pytest.skip("locks are for root mode")
         missing, planted, good = tmp_path / "missing", tmp_path / "planted", tmp_path / "good"
@@ -356,7 +356,7 @@ class TestOwnership:
             lock_directory(bad)
 
     @pytest.mark.root
-    def test_files_of_a_run_that_had_another_user_are_handed_over(self, tmp_path: Path) -> None:
+    def test_files_of_a_run_with_another_user_change_their_owner(self, tmp_path: Path) -> None:
         if os.geteuid() != 0:
             pytest.skip("an ordinary user gives nothing away")
         shared, uploads = tmp_path / "shared", tmp_path / "uploads"
@@ -372,7 +372,7 @@ class TestOwnership:
         assert (shared / "foreign").stat().st_uid == 4711
 
     @pytest.mark.root
-    def test_directories_are_given_to_the_codes_user(self, tmp_path: Path) -> None:
+    def test_directories_are_owned_by_the_codes_user(self, tmp_path: Path) -> None:
         if os.geteuid() != 0:
             pytest.skip("an ordinary user gives nothing away")
         shared, uploads = tmp_path / "shared", tmp_path / "uploads"
@@ -388,6 +388,6 @@ class TestOwnership:
         assert (uploads / "deep" / "file").stat().st_mode & 0o777 == 0o604
 
 
-def test_address_space_leaves_room_above_the_memory_limit() -> None:
+def test_address_space_limit_exceeds_the_memory_limit() -> None:
     assert process_limits(SandboxSettings(memory_bytes=64 << 20))["AS"] == 1 << 30
     assert process_limits(SandboxSettings(memory_bytes=1 << 30))["AS"] == 2 << 30
