@@ -17,18 +17,16 @@ __all__ = ["file_server"]
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_log() -> None:
-    """Plugins that fail on purpose should not fill the report with tracebacks."""
+    """Keep tracebacks of plugins that fail on purpose out of the report."""
     configure(level="CRITICAL")
 
 
 def make_plugin(name: str = "sample", author: str = "Ada", **values: object) -> NekroPlugin:
-    """Return an empty plugin."""
     return NekroPlugin(name, name, "", "1", author, "", **values)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def plugin() -> NekroPlugin:
-    """An empty plugin."""
     return make_plugin()
 
 

@@ -1,4 +1,4 @@
-"""Wrong arguments of the public functions: an error that a plugin's author can read, never an accident."""
+"""Wrong arguments of public functions raise an error that a plugin's author can read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nekro_agent.errors import InvalidValueError, NekroError
 from nekro_agent.services.message_service import message_service
 from nekro_agent.testing import InMemoryRuntime
 
-#: Whose functions are called; the others are data, or take whatever is given.
+#: Types whose functions are called; the others are data, or accept anything.
 OWNERS = (
     "PluginStore",
     "AgentCtx",
@@ -39,7 +39,7 @@ GARBAGE = st.one_of(
 
 
 def functions(world: InMemoryRuntime, plugin: NekroPlugin) -> dict[str, tuple[Callable[..., Any], list[str]]]:
-    """Bound documented functions by name, with the parameters that they need."""
+    """Bound documented functions by name, with their required parameters."""
     ctx = world.context(plugin_key=plugin.key)
     objects: dict[str, Any] = {
         "PluginStore": plugin.store,
@@ -55,7 +55,7 @@ def functions(world: InMemoryRuntime, plugin: NekroPlugin) -> dict[str, tuple[Ca
         for call in calls:
             function, parameters = documented(call)
             if function.startswith("create_by"):
-                continue  # takes objects that the API itself has made
+                continue  # requires objects of the API itself
             bound = getattr(objects.get(name) or owner_of(owner), function)
             needed = [p for p, _, default in parameters if p != "self" and default is inspect.Parameter.empty]
             found[f"{name}.{function}"] = bound, needed
@@ -64,7 +64,7 @@ def functions(world: InMemoryRuntime, plugin: NekroPlugin) -> dict[str, tuple[Ca
 
 @given(data=st.data())
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_garbage_is_taken_or_refused_by_an_error_of_value_or_type(data: st.DataObject) -> None:
+async def test_arbitrary_values_are_accepted_or_raise_value_or_type_errors(data: st.DataObject) -> None:
     plugin = NekroPlugin("p", "p", "", "1", "Ada", "")
     async with InMemoryRuntime(plugin) as world:
         known = functions(world, plugin)
@@ -92,7 +92,7 @@ async def test_garbage_is_taken_or_refused_by_an_error_of_value_or_type(data: st
         (lambda ctx: task.start("t", "1", "c", None), "needs the NekroPlugin as its fourth argument"),
     ],
 )
-async def test_mistakes_that_authors_make_are_named(world: InMemoryRuntime, call: Any, reason: str) -> None:
+async def test_common_mistakes_are_named(world: InMemoryRuntime, call: Any, reason: str) -> None:
     with pytest.raises(InvalidValueError, match=reason):
         await call(world.context(plugin_key="Ada.sample"))
 

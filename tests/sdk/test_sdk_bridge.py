@@ -1,4 +1,4 @@
-"""Ordinary functions that wait inside a coroutine."""
+"""Ordinary functions that wait for coroutines inside a coroutine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ordinary(value: int) -> int:
     return wait(later())
 
 
-async def test_an_ordinary_function_waits_while_the_loop_goes_on() -> None:
+async def test_an_ordinary_function_waits_while_the_loop_continues() -> None:
     gate = asyncio.Event()
 
     def blocked() -> str:
@@ -58,7 +58,7 @@ async def test_results_errors_and_context_pass_through() -> None:
         await Bridged(coroutine(True))
 
 
-async def test_an_error_of_what_is_waited_for_is_raised_in_the_function() -> None:
+async def test_an_error_of_the_awaited_coroutine_is_raised_in_the_function() -> None:
     async def failing() -> None:
         await asyncio.sleep(0)
         raise ValueError("inner")
@@ -115,14 +115,14 @@ async def test_a_timeout_around_the_coroutine_works() -> None:
             await Bridged(coroutine())
 
 
-async def test_the_current_task_is_the_callers() -> None:
+async def test_the_current_task_is_that_of_the_caller() -> None:
     async def coroutine() -> asyncio.Task[None] | None:
         return asyncio.current_task()
 
     assert await Bridged(coroutine()) is asyncio.current_task()
 
 
-async def test_many_at_once_do_not_mix() -> None:
+async def test_concurrent_functions_keep_their_own_context() -> None:
     async def coroutine(value: int) -> int:
         total = 0
         for _ in range(3):
@@ -136,7 +136,7 @@ async def test_many_at_once_do_not_mix() -> None:
     assert await asyncio.gather(*(run(n) for n in range(50))) == [6 * n for n in range(50)]
 
 
-async def test_elsewhere_waiting_is_refused() -> None:
+async def test_waiting_outside_of_the_bridge_is_refused() -> None:
     assert not can_wait()
     with pytest.raises(RuntimeError, match="directly inside a plugin's coroutine"):
         wait(asyncio.get_running_loop().create_future())

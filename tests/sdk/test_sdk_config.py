@@ -34,7 +34,7 @@ def mounted(plugin: NekroPlugin) -> type[ConfigBase]:
     return Config
 
 
-async def test_the_file_is_made_with_the_defaults_when_a_runtime_starts_the_plugin(
+async def test_the_file_is_created_with_the_defaults_when_a_runtime_starts_the_plugin(
     plugin: NekroPlugin, tmp_path: Path
 ) -> None:
     cls = mounted(plugin)
@@ -82,12 +82,12 @@ def test_two_processes_see_each_others_changes(plugin: NekroPlugin) -> None:
     mine.LIMIT = 8
     plugin.save_config(mine)
     assert other.get_config() is other_config and other_config.LIMIT == 8
-    mine.LIMIT = 99  # not saved: nobody else sees it, and nothing takes it away
+    mine.LIMIT = 99  # not saved: invisible to others and not overwritten
     assert other.get_config() is other_config and other_config.LIMIT == 8
     assert plugin.get_config() is mine and mine.LIMIT == 99
 
 
-async def test_a_test_runtime_uses_its_own_configuration_and_leaves_the_operators_alone(
+async def test_a_test_runtime_uses_its_own_configuration_and_leaves_the_operators_unchanged(
     plugin: NekroPlugin, tmp_path: Path
 ) -> None:
     operators = tmp_path / "configs" / "Ada.sample.yaml"
@@ -134,7 +134,7 @@ async def test_a_configuration_that_cannot_be_written_does_not_stop_a_start(
         ("LIMIT: many", "LIMIT: Input"),
     ],
 )
-def test_a_bad_file_at_mount_is_an_error_that_names_it(
+def test_an_invalid_file_at_mount_is_an_error_that_names_it(
     plugin: NekroPlugin, tmp_path: Path, text: str, reason: str
 ) -> None:
     file = tmp_path / "configs" / "Ada.sample.yaml"
@@ -144,7 +144,7 @@ def test_a_bad_file_at_mount_is_an_error_that_names_it(
         mounted(plugin)
 
 
-def test_without_a_mounted_class_the_error_says_how(plugin: NekroPlugin) -> None:
+def test_without_a_mounted_class_the_error_explains_how_to_mount_one(plugin: NekroPlugin) -> None:
     with pytest.raises(InvalidValueError, match="mount_config"):
         plugin.get_config()
     with pytest.raises(TypeError, match="none is mounted"):
@@ -161,7 +161,9 @@ def test_module_and_author_names_are_identifiers(bad: Any) -> None:
             NekroPlugin(**{**values, field: bad})
 
 
-def test_directories_docs_and_collection_names(plugin: NekroPlugin, tmp_path: Path) -> None:
+def test_directories_docs_and_collection_names_follow_the_plugin_key(
+    plugin: NekroPlugin, tmp_path: Path
+) -> None:
     assert plugin.get_plugin_data_dir() == plugin.get_plugin_path() == tmp_path / "plugins/Ada.sample"
     assert plugin.get_plugin_data_dir().is_dir()
     assert plugin.get_vector_collection_name("x") == "Ada.sample-x"

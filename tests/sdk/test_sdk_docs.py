@@ -1,4 +1,4 @@
-"""The example of ``docs/plugins.md``, run as it stands there."""
+"""The example of ``docs/plugins.md``, run as written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection of a download: what it reads at once, how it ends, and encryption."""
+"""The connection of a download: block sizes, ends and encryption."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ async def connected() -> AsyncIterator[tuple[GatheringStream, socket.socket]]:
                 await stream.aclose()
 
 
-async def test_a_read_returns_what_is_there_and_no_more_than_asked() -> None:
+async def test_a_read_returns_available_bytes_up_to_the_limit() -> None:
     async with connected() as (stream, other):
         other.sendall(b"x" * 1000)
         assert await stream.read(600, 10) == b"x" * 600
         assert await stream.read(600, 10) == b"x" * 400
 
 
-async def test_what_is_gathered_comes_in_pieces_larger_than_asked_for() -> None:
+async def test_buffered_bytes_are_returned_in_larger_blocks_than_requested() -> None:
     async with connected() as (stream, other):
         stream.gather(len(CONTENT))
         sender = threading.Thread(target=other.sendall, args=(CONTENT,))
@@ -61,7 +61,7 @@ async def test_what_is_gathered_comes_in_pieces_larger_than_asked_for() -> None:
     assert ASKED_BYTES < max(map(len, pieces)) <= BLOCK_BYTES
 
 
-async def test_less_than_a_block_is_not_waited_for_for_long() -> None:
+async def test_an_incomplete_block_is_returned_after_a_short_wait() -> None:
     async with connected() as (stream, other):
         stream.gather(None)
         for piece in (b"some", b"more"):
@@ -69,7 +69,7 @@ async def test_less_than_a_block_is_not_waited_for_for_long() -> None:
             assert await stream.read(ASKED_BYTES, 30) == piece
 
 
-async def test_the_end_and_a_cut_are_told_while_it_gathers() -> None:
+async def test_end_and_reset_are_reported_while_buffering() -> None:
     async with connected() as (stream, other):
         stream.gather(None)
         other.sendall(b"last")
@@ -84,14 +84,14 @@ async def test_the_end_and_a_cut_are_told_while_it_gathers() -> None:
 
 
 @pytest.mark.parametrize("expected", [0, None])
-async def test_silence_is_left_after_its_time(expected: int | None) -> None:
+async def test_a_silent_connection_times_out(expected: int | None) -> None:
     async with connected() as (stream, _):
         stream.gather(expected)
         with pytest.raises(httpcore.ReadTimeout):
             await stream.read(ASKED_BYTES, 0.01)
 
 
-async def test_much_is_written_to_one_who_reads_slowly() -> None:
+async def test_large_writes_reach_a_slow_reader_completely() -> None:
     async with connected() as (stream, other):
         received = bytearray()
 
@@ -106,7 +106,7 @@ async def test_much_is_written_to_one_who_reads_slowly() -> None:
     assert bytes(received) == CONTENT
 
 
-async def test_errors_of_sockets_are_told_as_those_of_httpcore() -> None:
+async def test_socket_errors_are_mapped_to_those_of_httpcore() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(httpcore.ConnectError):
@@ -126,7 +126,7 @@ Encrypted = Callable[[bytes], str]
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of ``localhost``, its key beside it."""
+    """A certificate of ``localhost``, with its key beside it."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     path = tmp_path_factory.mktemp("tls") / "certificate.pem"
@@ -172,7 +172,7 @@ async def test_an_encrypted_download_arrives_whole(
     assert result.path.read_bytes() == CONTENT
 
 
-async def test_an_encrypted_download_that_is_cut_is_told(
+async def test_a_truncated_encrypted_download_is_an_error(
     world: InMemoryRuntime,
     encrypted: Encrypted,
     certificate: Path,
@@ -186,7 +186,7 @@ async def test_an_encrypted_download_that_is_cut_is_told(
 
 
 @pytest.mark.parametrize(("host", "trusted"), [("localhost", False), ("127.0.0.1", True)])
-async def test_a_server_that_does_not_prove_its_name_is_left(
+async def test_a_server_without_a_valid_certificate_is_refused(
     encrypted: Encrypted,
     certificate: Path,
     tmp_path: Path,
@@ -201,10 +201,10 @@ async def test_a_server_that_does_not_prove_its_name_is_left(
         await fetch(url, tmp_path / "m", allow_private=LOCAL)
 
 
-async def test_an_unfinished_file_that_somebody_cuts_is_told(
+async def test_truncation_of_an_unfinished_file_is_detected(
     encrypted: Encrypted, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bytes were hashed on their way to the disk, so nobody reads it back."""
+    """Its bytes were hashed on their way to the disk and are not read back."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
 
     def cut(done: int, whole: Any) -> None:

@@ -1,4 +1,4 @@
-"""``fetch``: complete files or none, within limits, from addresses that are allowed."""
+"""``fetch``: complete files or none, within limits, from permitted addresses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_file_arrives_whole_with_its_digest(file_server: FileServer, tmp
     assert only(tmp_path) == ["b.bin"]
 
 
-async def test_a_file_is_replaced_in_one_step_and_only_by_a_good_one(
+async def test_a_file_is_replaced_atomically_and_only_by_a_valid_one(
     file_server: FileServer, tmp_path: Path
 ) -> None:
     target = tmp_path / "f"
@@ -75,7 +75,7 @@ def cut_off(handler: BaseHTTPRequestHandler) -> None:
     handler.wfile.write(b"x" * 10)
 
 
-async def test_sizes_are_limited_announced_or_not(file_server: FileServer, tmp_path: Path) -> None:
+async def test_sizes_are_limited_whether_announced_or_not(file_server: FileServer, tmp_path: Path) -> None:
     announced = file_server.add("/announced", b"x" * 1001)
     with pytest.raises(DownloadRefusedError, match="has 1001 bytes, the limit is 1000"):
         await fetch(announced, tmp_path / "f", max_bytes=1000, allow_private=LOCAL)
@@ -97,7 +97,7 @@ async def test_sizes_are_limited_announced_or_not(file_server: FileServer, tmp_p
         (lambda handler: handler.wfile.write(b"nonsense\r\n\r\n"), "cannot be fetched"),
     ],
 )
-async def test_a_server_that_fails_leaves_no_file(
+async def test_a_failing_server_leaves_no_file(
     file_server: FileServer, world: InMemoryRuntime, tmp_path: Path, answer: Any, reason: str
 ) -> None:
     with pytest.raises(DownloadError, match=reason) as caught:
@@ -106,7 +106,7 @@ async def test_a_server_that_fails_leaves_no_file(
     assert not (tmp_path / "f").exists() and list(tmp_path.glob(".f*")) == []
 
 
-async def test_a_silent_server_is_left(tmp_path: Path) -> None:
+async def test_a_silent_server_times_out(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
         with pytest.raises(DownloadError, match="cannot be fetched"):
@@ -161,7 +161,7 @@ async def test_credentials_do_not_follow_a_redirect_to_another_host(
 @pytest.mark.parametrize(
     "url", ["ftp://x/y", "file:///etc/passwd", "http://", "//x/y", "http://[::1", "x", "", "http://a:b/c"]
 )
-async def test_what_is_no_web_address_is_refused(url: str, tmp_path: Path) -> None:
+async def test_invalid_web_addresses_are_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(DownloadRefusedError):
         await fetch(url, tmp_path / "f")
 
@@ -175,7 +175,7 @@ async def test_unicode_urls_and_user_names_reach_the_server_in_ascii(
     assert file_server.headers[0]["host"] == f"127.0.0.1:{file_server.port}"
 
 
-async def test_wrong_targets_are_named(file_server: FileServer, tmp_path: Path) -> None:
+async def test_invalid_targets_are_named(file_server: FileServer, tmp_path: Path) -> None:
     url = file_server.add("/x", b"x")
     with pytest.raises(InvalidValueError, match="is a directory"):
         await fetch(url, tmp_path, allow_private=LOCAL)
@@ -202,7 +202,7 @@ async def test_wrong_targets_are_named(file_server: FileServer, tmp_path: Path) 
         "fe80::1%eth0", "fe80::1", "fec0::1", "feff::1", "ff02::1", "ff0e::1",
     ],
 )  # fmt: skip
-def test_addresses_that_are_not_public_are_refused(address: str) -> None:
+def test_non_public_addresses_are_refused(address: str) -> None:
     assert not AddressPolicy().admits("host.example", address)
 
 
@@ -221,7 +221,7 @@ def test_public_addresses_are_admitted(address: str) -> None:
 
 
 @pytest.mark.parametrize("attribute", ["is_global", "is_private", "is_reserved", "ipv4_mapped"])
-def test_what_is_public_does_not_depend_on_the_version_of_python(
+def test_public_address_ranges_do_not_depend_on_the_python_version(
     attribute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kind in (ipaddress.IPv4Address, ipaddress.IPv6Address):
@@ -239,10 +239,10 @@ def test_hosts_and_networks_can_be_allowed() -> None:
         AddressPolicy(["10.0.0.0/99"])
 
 
-async def test_a_name_that_changes_its_address_gains_nothing(
+async def test_a_name_that_changes_its_address_is_connected_at_the_checked_one(
     file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The address that was checked is the one connected to, however the name resolves later."""
+    """The connection goes to the checked address, even if the name resolves differently later."""
     file_server.add("/x", b"x")
     answers = iter([["93.184.216.34"], ["127.0.0.1"], ["127.0.0.1"]])
     loop = asyncio.get_running_loop()

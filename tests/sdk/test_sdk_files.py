@@ -1,4 +1,4 @@
-"""``_ctx.fs`` and the files of messages: what may go in and out, and what may not."""
+"""``_ctx.fs`` and the files of messages: permitted and refused paths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fs(world: InMemoryRuntime, plugin: NekroPlugin) -> FileSystem:
     return world.context(plugin_key=plugin.key).fs
 
 
-async def test_bytes_and_data_urls_go_to_the_uploads(fs: FileSystem) -> None:
+async def test_bytes_and_data_urls_are_written_to_the_uploads(fs: FileSystem) -> None:
     assert await fs.mixed_forward_file(b"abc", file_name="x.bin") == "/app/uploads/x.bin"
     assert (fs.upload_path / "x.bin").read_bytes() == b"abc"
     digest = hashlib.md5(b"abc").hexdigest()
@@ -83,12 +83,14 @@ async def test_files_inside_an_area_are_mapped_not_copied(fs: FileSystem) -> Non
         (None, TypeError),
     ],
 )
-async def test_what_cannot_be_forwarded_is_refused(fs: FileSystem, file: Any, error: type[Exception]) -> None:
+async def test_unsupported_values_cannot_be_forwarded(
+    fs: FileSystem, file: Any, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         await fs.mixed_forward_file(file)
 
 
-async def test_files_of_the_system_and_of_others_are_refused(
+async def test_files_of_the_system_and_of_other_chats_are_refused(
     fs: FileSystem, world: InMemoryRuntime, plugin: NekroPlugin
 ) -> None:
     data = world.runtime.data_dir
@@ -124,7 +126,7 @@ def test_a_shared_file_is_read_through_a_private_copy(fs: FileSystem) -> None:
         fs.get_file("/app/shared/in.txt")
 
 
-def test_planted_objects_in_the_shared_area_are_refused(fs: FileSystem, tmp_path: Path) -> None:
+def test_planted_special_files_in_the_shared_area_are_refused(fs: FileSystem, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
     (fs.shared_path / "out").symlink_to(tmp_path)
@@ -150,7 +152,7 @@ async def test_a_delivery_replaces_a_planted_link_not_its_target(fs: FileSystem,
     assert sorted(path.name for path in fs.shared_path.iterdir()) == ["out.txt"]
 
 
-async def test_private_copies_go_away_with_the_call(world: InMemoryRuntime, plugin: NekroPlugin) -> None:
+async def test_private_copies_are_deleted_with_the_call(world: InMemoryRuntime, plugin: NekroPlugin) -> None:
     seen: list[Path] = []
 
     @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "read")
@@ -199,14 +201,14 @@ async def test_messages_carry_files_of_the_chat_and_of_the_plugin(
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/app/shared/none.png", "/app/shared", "", "../x", 7])
-async def test_a_file_that_may_not_be_sent_is_an_error(world: InMemoryRuntime, path: Any) -> None:
+async def test_a_file_that_must_not_be_sent_is_an_error(world: InMemoryRuntime, path: Any) -> None:
     ctx = world.context()
     with pytest.raises(InvalidValueError):
         await ctx.ms.send_file(ctx.chat_key, path, ctx)
     assert world.messages.sent == []
 
 
-async def test_wrong_messages_are_refused(world: InMemoryRuntime) -> None:
+async def test_invalid_messages_are_refused(world: InMemoryRuntime) -> None:
     ctx = world.context()
     with pytest.raises(InvalidValueError, match="message must be a string, not int"):
         await ctx.send_text(3)  # type: ignore[arg-type]
@@ -225,7 +227,7 @@ async def test_private_addresses_are_refused_unless_allowed(
 
 
 async def test_a_race_with_sandboxed_code_leaks_nothing(fs: FileSystem, tmp_path: Path) -> None:
-    """A file and a directory are exchanged for links all the time while they are read."""
+    """A file and a directory are continuously exchanged for links while they are read."""
     (tmp_path / "host").mkdir()
     (tmp_path / "host" / "f").write_text("host secret")
     shared, stop = fs.shared_path, threading.Event()

@@ -1,4 +1,4 @@
-"""Hooks: each in its turn, and none able to stop the others."""
+"""Hooks run in order, and none stops the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plugins(count: int) -> list[NekroPlugin]:
     return [NekroPlugin(f"p{n}", f"p{n}", "", "1", "Ada", "") for n in range(count)]
 
 
-async def test_init_and_cleanup_run_once_in_order_and_backwards(tmp_path: Path) -> None:
+async def test_init_and_cleanup_run_once_in_order_and_in_reverse(tmp_path: Path) -> None:
     events: list[str] = []
     three = plugins(3)
     for plugin in three:
@@ -77,7 +77,7 @@ async def test_a_failing_hook_stops_neither_the_others_nor_the_worker(
     assert reached == ["c Ada.p1"]
 
 
-async def test_a_hook_that_does_not_end_is_left_and_a_stopping_worker_is_not_held() -> None:
+async def test_a_hook_that_does_not_end_is_abandoned_and_does_not_block_shutdown() -> None:
     (plugin,) = plugins(1)
 
     @plugin.mount_prompt_inject_method("x")
@@ -94,7 +94,7 @@ async def test_a_hook_that_does_not_end_is_left_and_a_stopping_worker_is_not_hel
         await task
 
 
-async def test_cleanups_share_a_time_and_one_that_does_not_end_does_not_hold_a_stopping_worker() -> None:
+async def test_cleanups_share_a_time_limit_and_a_hanging_one_does_not_block_shutdown() -> None:
     first, hanging = plugins(2)
     reached: list[str] = []
 
@@ -151,7 +151,7 @@ def test_signals_are_merged_by_strength(answers: list[MsgSignal | None], merged:
 @pytest.mark.parametrize(
     ("answer", "signal"), [(2, MsgSignal.BLOCK_ALL), (True, 0), ("x", 0), (9, 0), (None, 0)]
 )
-async def test_what_is_no_signal_counts_as_continue(answer: Any, signal: int) -> None:
+async def test_an_unknown_signal_counts_as_continue(answer: Any, signal: int) -> None:
     (plugin,) = plugins(1)
 
     @plugin.mount_on_message()

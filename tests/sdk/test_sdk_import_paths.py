@@ -1,4 +1,4 @@
-"""Every import path that published plugins use leads to a thing, and related paths to the same one."""
+"""Every import path of published plugins resolves, and related paths to the same object."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ PATHS = {
     ),
 }
 
-#: Names that have no counterpart here; they import in plugins and raise at use.
+#: Names without a counterpart; they import in plugins and raise when used.
 PLACEHOLDERS = [
     "nekro_agent.api.context", "nekro_agent.api.user", "nekro_agent.api.core.get_qdrant_client",
     "nekro_agent.api.core.get_qdrant_config", "nekro_agent.services.plugin.collector.plugin_collector",
@@ -93,7 +93,7 @@ def test_every_name_is_found_at_its_path(module: str) -> None:
     assert [name for name in names if not hasattr(found, name)] == []
 
 
-def test_the_same_thing_at_every_path() -> None:
+def test_related_paths_lead_to_the_same_object() -> None:
     by_name: dict[str, set[int]] = {}
     for module, names in PATHS.items():
         for name in names.split():
@@ -102,7 +102,7 @@ def test_the_same_thing_at_every_path() -> None:
     assert {name: ids for name, ids in by_name.items() if len(ids) > 1} == {}
 
 
-def test_names_without_a_counterpart_import_in_plugins_and_say_so_at_use(tmp_path: Path) -> None:
+def test_names_without_a_counterpart_import_in_plugins_and_raise_when_used(tmp_path: Path) -> None:
     split = [name.rpartition(".") for name in PLACEHOLDERS]
     imports = "\n".join(f"from {module} import {name} as p{i}" for i, (module, _, name) in enumerate(split))
     (tmp_path / "uses_all.py").write_text(
@@ -122,7 +122,7 @@ def test_names_without_a_counterpart_import_in_plugins_and_say_so_at_use(tmp_pat
     unload_plugins(loaded)
 
 
-def test_importing_the_sdk_brings_no_server_library() -> None:
+def test_importing_the_sdk_imports_no_server_library() -> None:
     modules = " ".join(sorted(PATHS))
     code = (
         f"import importlib, sys, json\nfor m in {modules.split()!r}: importlib.import_module(m)\n"
@@ -136,7 +136,7 @@ def test_importing_the_sdk_brings_no_server_library() -> None:
     assert tops & set(OWN_PACKAGES) == {"nekro_agent"}
 
 
-def test_a_context_stays_in_its_process() -> None:
+def test_a_context_cannot_be_pickled() -> None:
     ctx = AgentCtx.for_call(chat_key="c:1", user_id="", container_key=None, call_id="x", round_id="r")
     assert (ctx.container_key, ctx.from_user_id, ctx.call_id, ctx.round_id) == (
         "sandbox_c%3A1",
@@ -152,7 +152,7 @@ def test_a_context_stays_in_its_process() -> None:
     assert (v1.chat_key, v1.from_platform_userid, v1.extra_data) == ("c", None, {"a": 1})
 
 
-def test_progress_reaches_whoever_listens() -> None:
+def test_progress_reaches_its_listener() -> None:
     seen: list[tuple[float, str]] = []
     ctx = AgentCtx.for_call(chat_key="c", on_progress=lambda percent, text: seen.append((percent, text)))
     ctx.report_progress(50, "half")
@@ -161,5 +161,5 @@ def test_progress_reaches_whoever_listens() -> None:
     assert seen == [(50.0, "half"), (100.0, "")]
 
 
-def test_method_types_compare_with_their_text() -> None:
+def test_method_types_equal_their_text() -> None:
     assert SandboxMethodType.TOOL == "tool" and SandboxMethodType("multimodal_agent").wakes_agent

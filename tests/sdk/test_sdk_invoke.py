@@ -1,4 +1,4 @@
-"""Running a method: whatever it is and however its parameters are called."""
+"""Invocation of methods of any kind and with any parameter names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_parameters_may_have_any_name(method: Callable[..., Any]) -> None:
 
 @dataclass(frozen=True)
 class Counter:
-    """A method that is an object, equal to all others."""
+    """A callable object, equal to all others."""
 
     start: int = field(compare=False)
 
@@ -48,7 +48,7 @@ class Counter:
         return self.start + more
 
 
-async def test_objects_that_are_equal_are_each_called_themselves() -> None:
+async def test_equal_callables_are_each_called_themselves() -> None:
     first, second = Counter(10), Counter(20)
     assert first == second
     assert [await returned(each, 1) for each in (first, second, first)] == [11, 21, 11]

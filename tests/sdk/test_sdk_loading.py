@@ -68,7 +68,7 @@ def test_a_named_path_may_be_a_file_a_package_or_a_repository(load: Load, folder
     assert [record.version for record in loaded.records] == ["2.0"] * 3
 
 
-def test_files_that_are_no_plugins_are_not_imported(load: Load, folder: Path) -> None:
+def test_files_without_a_plugin_are_not_imported(load: Load, folder: Path) -> None:
     (folder / "helper.py").write_text("raise RuntimeError('imported')")
     (folder / "_draft.py").write_text(source("draft"))
     (folder / "tests").mkdir()
@@ -110,7 +110,7 @@ def test_a_plugin_that_fails_is_reported_and_the_others_load(
     assert not [name for name in sys.modules if name.startswith("nekro_plugins.bad")]
 
 
-def test_a_key_is_taken_once_and_both_paths_are_named(load: Load, folder: Path) -> None:
+def test_a_duplicate_key_is_refused_and_both_paths_named(load: Load, folder: Path) -> None:
     (folder / "a_first.py").write_text(source("same"))
     (folder / "b_second.py").write_text(source("same"))
     loaded = load()
@@ -140,7 +140,7 @@ def test_a_missing_folder_is_reported(load: Load, tmp_path: Path) -> None:
     )
 
 
-def test_an_init_that_failed_is_listed(load: Load, folder: Path) -> None:
+def test_a_failed_init_is_listed(load: Load, folder: Path) -> None:
     (folder / "one.py").write_text(source("one"))
     loaded = load()
     loaded.add_error("Ada.one", "init: ValueError: no")
@@ -199,7 +199,7 @@ def test_placeholders_are_recorded_for_each_plugin_that_uses_them(load: Load, fo
     ] * 2
 
 
-def test_our_own_code_never_gets_placeholders(load: Load) -> None:
+def test_the_sdks_own_modules_never_get_placeholders(load: Load) -> None:
     load()
     with pytest.raises(ImportError):
         exec("from nekro_agent.api.core import no_such_name", {"__name__": "nekro_agent.something"})

@@ -38,7 +38,7 @@ def history(world: InMemoryRuntime) -> InMemoryRuntime:
     return world
 
 
-async def test_messages_are_queried_as_plugins_write_it(history: InMemoryRuntime) -> None:
+async def test_messages_are_queried_in_the_forms_of_plugins(history: InMemoryRuntime) -> None:
     newest = (
         await DBChatMessage.filter(chat_key="chat", is_recalled=False).order_by("-send_timestamp").limit(2)
     )
@@ -67,7 +67,7 @@ async def test_messages_are_queried_as_plugins_write_it(history: InMemoryRuntime
     assert await DBChatMessage.all().count() == 8
 
 
-async def test_wrong_queries_are_named(history: InMemoryRuntime) -> None:
+async def test_invalid_queries_are_named(history: InMemoryRuntime) -> None:
     with pytest.raises(InvalidValueError, match=r"DBChatMessage has no field .colour"):
         DBChatMessage.filter(colour=1)
     with pytest.raises(InvalidValueError, match="no comparison 'regex'"):
@@ -80,7 +80,7 @@ async def test_wrong_queries_are_named(history: InMemoryRuntime) -> None:
         await DBChatMessage.filter(id=1).delete()
 
 
-async def test_chats_users_and_presets(history: InMemoryRuntime) -> None:
+async def test_chats_users_and_presets_are_found(history: InMemoryRuntime) -> None:
     history.records.known_chats["group"] = ChatInfo(
         chat_key="group", container_key="box", adapter_key="onebot_v11", channel_type="group", channel_id="1"
     )
@@ -118,7 +118,7 @@ async def test_stored_values_are_found_and_deleted(world: InMemoryRuntime, plugi
     assert await plugin.store.get(chat_key="a", store_key="k") == "A"
 
 
-def test_messages_are_built_of_parts(tmp_path: Path) -> None:
+def test_messages_are_built_from_parts(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"jpg")
     message = (
         OpenAIChatMessage.create_empty("user")
@@ -138,7 +138,7 @@ def test_messages_are_built_of_parts(tmp_path: Path) -> None:
         ContentSegment.image_content_from_path(tmp_path / "a.txt")
 
 
-def test_an_image_is_known_by_its_content_then_by_its_suffix(tmp_path: Path) -> None:
+def test_an_image_type_is_detected_by_content_then_by_suffix(tmp_path: Path) -> None:
     signatures = {
         "png": b"\x89PNG\r\n\x1a\n",
         "jpeg": b"\xff\xd8\xff",
@@ -171,7 +171,7 @@ def endpoint(server: FileServer, answers: dict[str, Any]) -> str:
     return server.base + "/v1"
 
 
-async def test_a_plugin_asks_a_model(plugin: NekroPlugin, file_server: FileServer) -> None:
+async def test_a_plugin_calls_a_model(plugin: NekroPlugin, file_server: FileServer) -> None:
     base_url = endpoint(
         file_server,
         {
@@ -210,7 +210,7 @@ async def test_a_plugin_asks_a_model(plugin: NekroPlugin, file_server: FileServe
             await gen_openai_chat_response(model="m", messages=[], base_url=file_server.base + "/none")
 
 
-async def test_helpers_of_the_reference(
+async def test_helpers_of_the_reference_api_work(
     world: InMemoryRuntime, file_server: FileServer, tmp_path: Path
 ) -> None:
     url = file_server.add("/a", b"abc")

@@ -1,4 +1,4 @@
-"""``dynamic_import_pkg`` with real pip and wheels that are made here; no package index is asked."""
+"""``dynamic_import_pkg`` with real pip and generated wheels, without a package index."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nekro_agent.testing import InMemoryRuntime
 
 
 class Wheels:
-    """A folder of wheels that pip is pointed to."""
+    """A folder of wheels that pip installs from."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -103,7 +103,7 @@ def test_a_package_of_the_environment_is_never_replaced(wheels: Wheels, tmp_path
     assert importlib.metadata.version("pydantic").startswith("2")
 
 
-def test_a_missing_package_is_installed_once_with_what_it_needs(wheels: Wheels, tmp_path: Path) -> None:
+def test_a_missing_package_is_installed_once_with_its_dependencies(wheels: Wheels, tmp_path: Path) -> None:
     wheels.add("dep-of-it", "2.0")
     wheels.add("fresh-one", requires=("dep-of-it>=1", "pydantic>=2"), code="import dep_of_it, pydantic")
     module = dynamic_import_pkg("fresh-one")
@@ -117,7 +117,7 @@ def test_a_missing_package_is_installed_once_with_what_it_needs(wheels: Wheels, 
     assert sys.path[-1].startswith(str(layer))
 
 
-def test_versions_are_told_apart_and_one_is_used_per_process(wheels: Wheels, tmp_path: Path) -> None:
+def test_versions_are_distinguished_and_one_is_used_per_process(wheels: Wheels, tmp_path: Path) -> None:
     for version in ("1.0", "1.5", "2.0"):
         wheels.add("versioned", version)
     assert dynamic_import_pkg("versioned<2").VERSION == "1.5"
@@ -148,26 +148,26 @@ def test_the_module_may_have_another_name(wheels: Wheels) -> None:
 @pytest.mark.parametrize(
     "spec", ["", "a b", "x>>1", "git+https://x/y", "x @ https://x/y.whl", "-r file", None, 3]
 )
-def test_specs_that_are_no_specs_are_refused(spec: str) -> None:
+def test_invalid_specs_are_refused(spec: str) -> None:
     with pytest.raises(InvalidValueError, match="package spec"):
         dynamic_import_pkg(spec)
 
 
-def test_what_pip_cannot_find_is_said_without_a_trace_on_disk(wheels: Wheels, tmp_path: Path) -> None:
+def test_an_unknown_package_is_reported_and_leaves_no_files(wheels: Wheels, tmp_path: Path) -> None:
     with pytest.raises(PackageInstallError, match=r"no-such-package cannot be installed: .*No match"):
         dynamic_import_pkg("no-such-package")
     assert layers(tmp_path) == []
     assert not list((tmp_path / "data/packages").glob("*/.part-*"))
 
 
-def test_an_install_that_lasts_too_long_is_stopped(wheels: Wheels) -> None:
+def test_an_install_that_takes_too_long_is_stopped(wheels: Wheels) -> None:
     wheels.add("slow-one")
     with pytest.raises(PackageInstallError, match=r"slow-one: pip did not finish within 0\.01 s"):
         dynamic_import_pkg("slow-one", timeout=0.01)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mirror", ["file:///x", "nonsense"])
-def test_a_mirror_is_a_web_address(wheels: Wheels, mirror: str) -> None:
+def test_a_mirror_must_be_a_web_address(wheels: Wheels, mirror: str) -> None:
     with pytest.raises(InvalidValueError, match="is not an http"):
         dynamic_import_pkg("fresh-one", mirror=mirror)
     with pytest.raises(InvalidValueError, match="has no TLS"):
@@ -190,7 +190,7 @@ async def test_installing_can_be_switched_off_or_limited(
         assert dynamic_import_pkg("listed").VERSION == "1.0"
 
 
-async def test_other_calls_go_on_while_a_method_installs(
+async def test_other_calls_continue_while_a_method_installs(
     wheels: Wheels, plugin: NekroPlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheels.add("in-coroutine")

@@ -34,11 +34,11 @@ def test_different_keys_never_share_a_directory(keys: list[str]) -> None:
 
 
 @given(plain.filter(lambda key: set(key) != {"."}))
-def test_plain_keys_keep_their_name(key: str) -> None:
+def test_plain_keys_name_their_directory(key: str) -> None:
     assert layout.encode_key(key) == key
 
 
-def test_hostile_keys_stay_inside() -> None:
+def test_hostile_keys_stay_inside_the_area() -> None:
     for key in ("../../etc", "a/b", "..", ".", "a\0b", "猫", "x" * 500, "C:\\x"):
         name = layout.encode_key(key)
         assert "/" not in name and "\0" not in name and name not in (".", "..")
@@ -103,7 +103,7 @@ def test_a_shared_path_needs_a_container_key() -> None:
         paths.convert_to_host_path(Path("/app/shared/x"), CHAT)
 
 
-def test_a_link_in_the_way_is_refused(world: InMemoryRuntime, tmp_path: Path) -> None:
+def test_a_link_in_the_path_is_refused(world: InMemoryRuntime, tmp_path: Path) -> None:
     shared = world.areas.shared_dir("box")
     (shared / "out").symlink_to("/etc")
     (shared / "leaf").symlink_to("/etc/passwd")

@@ -1,4 +1,4 @@
-"""The catalogue: names, winners, lanes, and what a chat sees."""
+"""The catalogue: names, precedence, lanes, and visibility in a chat."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_method_is_found_by_full_name_function_name_and_label() -> None:
     assert len(registry) == 1 and "query" in registry and "other" not in registry
 
 
-def test_of_two_equal_names_the_first_loaded_wins_and_both_stay_callable() -> None:
+def test_of_two_equal_names_the_first_loaded_has_precedence_and_both_stay_callable() -> None:
     first, second = plugin_with("same", author="Ada"), plugin_with("same", author="Bob")
     registry = Registry([first, second])
     assert registry.find("same").plugin is first
@@ -55,7 +55,7 @@ def test_of_two_equal_names_the_first_loaded_wins_and_both_stay_callable() -> No
     assert registry.bare_names(registry.find("Bob.m_same.same")) == []
 
 
-def test_a_function_name_wins_over_a_label() -> None:
+def test_a_function_name_has_precedence_over_a_label() -> None:
     labelled = plugin_with("other", author="Ada", labels={"other": "same"})
     named = plugin_with("same", author="Bob")
     registry = Registry([labelled, named])
@@ -63,7 +63,7 @@ def test_a_function_name_wins_over_a_label() -> None:
     assert registry.bare_names(registry.find("other")) == ["other"]
 
 
-def test_labels_that_are_no_free_identifier_are_no_names() -> None:
+def test_labels_that_are_not_free_identifiers_are_not_names() -> None:
     registry = Registry([plugin_with("a", "b", labels={"a": "class", "b": "two words"})])
     assert registry.warnings == []
     for label in ("class", "two words"):
@@ -79,7 +79,7 @@ def test_an_unknown_name_comes_with_a_suggestion() -> None:
         registry.find("zzz")
 
 
-async def test_a_disabled_plugin_offers_nothing_and_keeps_no_name() -> None:
+async def test_a_disabled_plugin_offers_nothing_and_reserves_no_name() -> None:
     off, on = plugin_with("same", author="Ada"), plugin_with("same", author="Bob")
     off.set_enabled(False)
     registry = Registry([off, on])
@@ -90,7 +90,7 @@ async def test_a_disabled_plugin_offers_nothing_and_keeps_no_name() -> None:
     assert [entry.plugin for entry in await registry.available(AgentCtx.for_call(chat_key="c"))] == [on]
 
 
-def test_a_lane_comes_from_the_mark_the_argument_or_a_pattern() -> None:
+def test_a_lane_is_set_by_the_decorator_argument_or_pattern() -> None:
     plugin = NekroPlugin("n", "lanes", "", "1", "Ada", "")
 
     @long_running
@@ -116,7 +116,7 @@ def test_a_lane_comes_from_the_mark_the_argument_or_a_pattern() -> None:
     assert Registry([plugin]).find("pattern").lane is Lane.METHODS
 
 
-def test_a_mark_moves_a_method_or_pins_its_plugin_until_it_is_taken_away() -> None:
+def test_an_override_moves_a_method_or_pins_its_plugin_until_it_is_removed() -> None:
     first, second = (entry for name in ("one", "two") for entry in Registry([plugin_with(name)]))
     lanes = LaneChooser(pinned_plugins=[second.plugin.key])
     queues = [lanes.lane_of(first), lanes.lane_of(second)]
@@ -132,12 +132,12 @@ def test_a_mark_moves_a_method_or_pins_its_plugin_until_it_is_taken_away() -> No
 
 
 @pytest.mark.parametrize("arguments", [{"method_type": "tol"}, {"method_type": TOOL, "lane": "fast"}])
-def test_types_and_lanes_that_do_not_exist_are_refused(arguments: dict[str, Any]) -> None:
+def test_unknown_types_and_lanes_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidValueError, match="does not exist; choose one of"):
         NekroPlugin("n", "n", "", "1", "Ada", "").mount_sandbox_method(name="x", **arguments)
 
 
-async def test_a_chat_sees_what_the_collect_hook_chooses() -> None:
+async def test_a_chat_sees_the_methods_chosen_by_the_collect_hook() -> None:
     plugin = plugin_with("one", "two", "three")
     one, _, three = (method.func for method in plugin.sandbox_methods)
 
@@ -161,7 +161,7 @@ async def test_a_chat_sees_what_the_collect_hook_chooses() -> None:
     )
 
 
-def test_signatures_read_as_written() -> None:
+def test_signatures_are_shown_as_written() -> None:
     plugin = NekroPlugin("n", "sigs", "", "1", "Ada", "")
 
     @plugin.mount_sandbox_method(TOOL, "x")

@@ -1,4 +1,4 @@
-"""What plugins write to ``/app/shared`` during a call: it arrives, and never through a planted link."""
+"""Writes of plugins to ``/app/shared`` during a call: they arrive, and never through a planted link."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing import InMemoryRuntime
 from nekro_agent.tools.path_convertor import convert_to_host_path
 
-#: From a context and a sandbox path to a host path: both generations of the file API.
+#: Maps a context and a sandbox path to a host path, in both generations of the file API.
 GENERATIONS = {
     "fs": lambda ctx, path: ctx.fs.get_file(path),
     "path_convertor": lambda ctx, path: convert_to_host_path(
@@ -60,7 +60,7 @@ def tree(root: Path) -> dict[str, str]:
     return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
 
 
-async def test_new_changed_and_deleted_files_are_so_in_the_area_when_the_call_has_ended(
+async def test_created_changed_and_deleted_files_are_applied_to_the_area_at_the_end_of_the_call(
     run: Any, shared: Path
 ) -> None:
     for name in ("grown", "gone", "same"):
@@ -92,7 +92,7 @@ async def test_new_changed_and_deleted_files_are_so_in_the_area_when_the_call_ha
     assert (shared / "same").stat() == untouched
 
 
-async def test_a_directory_made_where_nothing_lay_is_carried_over_whole(run: Any, shared: Path) -> None:
+async def test_a_directory_created_at_a_free_name_is_transferred_completely(run: Any, shared: Path) -> None:
     async def body(ctx: AgentCtx, host: Callable[[str], Path]) -> None:
         folder = host("/app/shared/report")
         (folder / "images").mkdir(parents=True)
@@ -103,7 +103,7 @@ async def test_a_directory_made_where_nothing_lay_is_carried_over_whole(run: Any
     assert tree(shared / "report") == {"index.html": "index", "images/1.svg": "one"}
 
 
-async def test_a_link_planted_meanwhile_is_replaced_and_its_target_kept(
+async def test_a_link_planted_meanwhile_is_replaced_and_its_target_unchanged(
     run: Any, shared: Path, tmp_path: Path
 ) -> None:
     victim = tmp_path / "victim"
@@ -111,7 +111,7 @@ async def test_a_link_planted_meanwhile_is_replaced_and_its_target_kept(
 
     async def body(ctx: AgentCtx, host: Callable[[str], Path]) -> None:
         path = host("/app/shared/out")
-        (shared / "out").symlink_to(victim)  # what sandboxed code could do at this moment
+        (shared / "out").symlink_to(victim)  # as sandboxed code could do at this moment
         path.write_text("result")
 
     await run(body)
@@ -119,7 +119,7 @@ async def test_a_link_planted_meanwhile_is_replaced_and_its_target_kept(
     assert (shared / "out").read_text() == "result" and not (shared / "out").is_symlink()
 
 
-async def test_a_link_in_the_way_to_a_file_fails_the_call(run: Any, shared: Path, tmp_path: Path) -> None:
+async def test_a_link_in_the_path_of_a_file_fails_the_call(run: Any, shared: Path, tmp_path: Path) -> None:
     (shared / "folder").mkdir()
 
     async def body(ctx: AgentCtx, host: Callable[[str], Path]) -> None:
@@ -178,7 +178,7 @@ def fs(world: InMemoryRuntime, plugin: NekroPlugin) -> FileSystem:
     return world.context(plugin_key=plugin.key).fs
 
 
-async def test_a_file_can_be_handed_on_before_the_call_ends(
+async def test_a_file_can_be_forwarded_before_the_call_ends(
     run: Any, shared: Path, world: InMemoryRuntime
 ) -> None:
     async def body(ctx: AgentCtx, host: Callable[[str], Path]) -> list[str]:
@@ -187,7 +187,7 @@ async def test_a_file_can_be_handed_on_before_the_call_ends(
         path.write_text("result")
         forwarded = [ctx.fs.forward_file(path), await ctx.fs.mixed_forward_file(path)]
         forwarded.append(await ctx.fs.mixed_forward_file("/app/shared/sub/out.txt"))
-        assert tree(shared) == {"sub/out.txt": "result"}  # handing on needs it there
+        assert tree(shared) == {"sub/out.txt": "result"}  # forwarding requires it there
         await ctx.send_file(str(path))
         path.write_text("result 2")
         await ctx.send_file("/app/shared/sub/out.txt")
@@ -199,7 +199,7 @@ async def test_a_file_can_be_handed_on_before_the_call_ends(
     assert (world.context().fs.upload_path / "out.txt").read_text() == "result 2"
 
 
-async def test_a_file_that_sandboxed_code_writes_meanwhile_is_seen(run: Any, shared: Path) -> None:
+async def test_a_file_that_sandboxed_code_writes_meanwhile_is_visible(run: Any, shared: Path) -> None:
     async def body(ctx: AgentCtx, host: Callable[[str], Path]) -> list[str]:
         assert not host("/app/shared/answer").exists()
         (shared / "answer").write_text("42")
@@ -210,7 +210,7 @@ async def test_a_file_that_sandboxed_code_writes_meanwhile_is_seen(run: Any, sha
     assert await run(body) == ["42", "43"]
 
 
-async def test_a_call_that_raises_keeps_its_files_and_a_cancelled_one_does_not(
+async def test_a_failed_call_transfers_its_files_and_a_cancelled_one_does_not(
     run: Any, shared: Path, world: InMemoryRuntime
 ) -> None:
     async def fails(ctx: AgentCtx, host: Callable[[str], Path]) -> None:
@@ -235,7 +235,7 @@ async def test_a_call_that_raises_keeps_its_files_and_a_cancelled_one_does_not(
     assert list((world.runtime.data_dir / "staging").iterdir()) == []
 
 
-async def test_directories_and_code_outside_calls_work_on_the_live_area(
+async def test_directories_and_code_outside_of_calls_use_the_live_area(
     world: InMemoryRuntime, shared: Path
 ) -> None:
     (shared / "folder").mkdir()
@@ -260,7 +260,7 @@ async def test_directories_and_code_outside_calls_work_on_the_live_area(
     assert late == [shared / "late"]
 
 
-async def test_a_job_shows_its_files_with_each_report(world: InMemoryRuntime, shared: Path) -> None:
+async def test_a_job_transfers_its_files_with_each_report(world: InMemoryRuntime, shared: Path) -> None:
     from nekro_agent.api.plugin import TaskCtl, task
 
     plugin, seen = world.plugins[0], list[dict[str, str]]()

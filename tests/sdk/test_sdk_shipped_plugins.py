@@ -1,4 +1,4 @@
-"""The shipped plugins do what their docstrings say, in memory."""
+"""The shipped plugins behave as documented, in memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_sent_text_and_file_reach_the_history(tmp_path: Path) -> None:
         assert (world.context().fs.upload_path / "plot.png").read_bytes() == b"png"
 
 
-async def test_the_agent_cannot_talk_into_another_chat(tmp_path: Path) -> None:
+async def test_the_agent_cannot_send_to_another_chat(tmp_path: Path) -> None:
     async with InMemoryRuntime(*all_shipped(), data_dir=tmp_path) as world:
         with pytest.raises(ValueError, match="not the current chat"):
             await world.call("send_msg_text", "other-chat", "hello")

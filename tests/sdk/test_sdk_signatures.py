@@ -1,7 +1,7 @@
-"""What published plugins pass and read, as data: parameters by name and place, fields, enum values.
+"""The API as published plugins use it, as data: parameters by name and position, fields, enum values.
 
-The tables are facts about the API that plugins were written for. Ours may take more than they say,
-never less: a parameter that is positional there is so here, at the same place, with the same default.
+This API may accept more than the tables contain, never less: a parameter that is positional there is
+positional here, at the same position and with the same default.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ CALLS = {
     "nekro_agent.models.db_chat_channel:DBChatChannel": ["get_channel(chat_key)", "get_preset(self)"],
 }
 
-#: What plugins read of objects that they are given; ``=value`` where the default matters.
+#: Attributes that plugins read of given objects; ``=value`` where the default matters.
 FIELDS = {
     "nekro_agent.api.schemas:AgentCtx": "container_key from_chat_key webhook_request channel_id "
     "channel_name channel_type adapter_key extra_data",
@@ -246,7 +246,7 @@ def documented(call: str) -> tuple[str, list[tuple[str, bool, object]]]:
 @pytest.mark.parametrize(
     ("owner", "call"), [(owner, call) for owner, calls in CALLS.items() for call in calls]
 )
-def test_a_call_that_plugins_write_is_accepted(owner: str, call: str) -> None:
+def test_every_call_of_plugins_is_accepted(owner: str, call: str) -> None:
     name, parameters = documented(call)
     actual = inspect.signature(getattr(owner_of(owner), name)).parameters
     places = [p for p in actual.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
@@ -265,7 +265,7 @@ def test_a_call_that_plugins_write_is_accepted(owner: str, call: str) -> None:
 
 
 @pytest.mark.parametrize("owner", FIELDS)
-def test_fields_that_plugins_read_are_there(owner: str) -> None:
+def test_fields_that_plugins_read_exist(owner: str) -> None:
     model = owner_of(owner)
     assert issubclass(model, BaseModel)
     assert [name for name in FIELDS[owner].split() if name not in model.model_fields] == []

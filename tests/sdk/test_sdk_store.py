@@ -1,4 +1,4 @@
-"""``plugin.store``: what plugins see above the storage port."""
+"""``plugin.store``: the plugin API above the storage port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ keys = st.text(max_size=200)
 names = st.text(min_size=1, max_size=200)
 
 
-async def test_set_and_delete_answer_as_the_documents_say(
+async def test_set_and_delete_return_the_documented_values(
     world: InMemoryRuntime, plugin: NekroPlugin
 ) -> None:
     assert await plugin.store.set(store_key="k", value="1") == 0
@@ -50,7 +50,7 @@ async def test_any_text_is_a_key_and_a_value_and_scopes_are_exact(
 
 
 @pytest.mark.parametrize("scope", [{"user_key": None}, {"chat_key": None}])
-async def test_an_unknown_scope_is_never_the_global_one(
+async def test_an_unknown_scope_is_refused_instead_of_used_globally(
     world: InMemoryRuntime, plugin: NekroPlugin, scope: dict[str, Any]
 ) -> None:
     await plugin.store.set(store_key="k", value="global")
@@ -82,19 +82,19 @@ async def test_numbers_are_stored_as_text(
         ({"store_key": "k", "value": "あ" * 400}, "has 1200 bytes, the limit is 1000"),
     ],
 )
-async def test_wrong_arguments_are_named(arguments: dict[str, Any], reason: str) -> None:
+async def test_invalid_arguments_are_named(arguments: dict[str, Any], reason: str) -> None:
     plugin = NekroPlugin("p", "p", "", "1", "Ada", "")
     async with InMemoryRuntime(plugin, store_policy=StorePolicy(max_key_chars=100, max_value_bytes=1000)):
         with pytest.raises(InvalidValueError, match=reason):
             await plugin.store.set(**arguments)
 
 
-async def test_the_store_at_import_time_says_what_is_wrong(plugin: NekroPlugin) -> None:
+async def test_the_store_at_import_time_raises_with_the_reason(plugin: NekroPlugin) -> None:
     with pytest.raises(RuntimeNotBoundError, match="not at import time"):
         await plugin.store.get(store_key="k")
 
 
-async def test_a_large_value_is_kept_with_a_warning_and_a_larger_one_refused(
+async def test_a_large_value_is_stored_with_a_warning_and_a_larger_one_refused(
     world: InMemoryRuntime, plugin: NekroPlugin
 ) -> None:
     warnings: list[str] = []

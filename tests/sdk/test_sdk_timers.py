@@ -1,4 +1,4 @@
-"""Timers: when they fire, and what is refused."""
+"""Timers: firing times and refused arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def due(expression: str, zone: str = "UTC", mode: str = "none", after: datetime 
         ("0 0 29 2 *", "UTC", "none", "Tue 02-29 00:00"),
     ],
 )
-def test_the_next_time_is_that_of_the_zone_and_the_mode(
+def test_the_next_time_follows_the_zone_and_the_mode(
     expression: str, zone: str, mode: str, expected: str
 ) -> None:
     assert due(expression, zone, mode) == expected
@@ -56,12 +56,12 @@ def test_daylight_saving_moves_the_utc_time() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "* * * *", "* * * * * *", "61 * * * *", "x y z a b", "@daily", None])
-def test_expressions_that_are_none_are_refused(bad: Any) -> None:
+def test_invalid_expressions_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidValueError, match="cron expression"):
         recurring_timer.validate_cron_expr(bad)
 
 
-def test_a_day_that_never_comes_is_refused() -> None:
+def test_a_date_that_never_occurs_is_refused() -> None:
     with pytest.raises(InvalidValueError):
         due("0 0 30 2 *")
     assert recurring_timer.validate_cron_expr(" 0   9 * * 1-5 ") == "0 9 * * 1-5"
@@ -99,7 +99,7 @@ async def test_a_recurring_timer_is_changed_paused_resumed_and_deleted(world: In
 @pytest.mark.parametrize(
     "values", [{"chat_key": ""}, {"workday_mode": "holiday"}, {"timezone": "X"}, {"cron_expr": "x"}]
 )
-async def test_wrong_values_of_a_recurring_timer_are_refused(
+async def test_invalid_values_of_a_recurring_timer_are_refused(
     world: InMemoryRuntime, values: dict[str, Any]
 ) -> None:
     good = {"chat_key": CHAT, "cron_expr": "0 9 * * *", "event_desc": "x", "timezone": "UTC"}
@@ -108,7 +108,7 @@ async def test_wrong_values_of_a_recurring_timer_are_refused(
 
 
 @pytest.mark.parametrize("trigger_time", ["5", 1.5, True, None, 1, 2**40])
-async def test_times_that_are_none_set_no_timer(world: InMemoryRuntime, trigger_time: Any) -> None:
+async def test_invalid_times_set_no_timer(world: InMemoryRuntime, trigger_time: Any) -> None:
     assert await timer.set_timer(CHAT, trigger_time, "x") is False
     assert await timer.get_timers(CHAT) == []
 
@@ -127,7 +127,7 @@ async def test_zero_wakes_now_and_a_negative_time_clears(world: InMemoryRuntime)
     assert await timer.get_timers(CHAT) == []
 
 
-async def test_the_service_object_overrides_and_calls_back(world: InMemoryRuntime) -> None:
+async def test_the_service_object_replaces_timers_and_calls_back(world: InMemoryRuntime) -> None:
     soon = int(time.time()) + 60
     await timer_service.set_timer(CHAT, soon, "a")
     await timer_service.set_timer(CHAT, soon, "b", override=True)
@@ -144,7 +144,7 @@ async def test_the_service_object_overrides_and_calls_back(world: InMemoryRuntim
 
 
 async def test_timers_are_a_list_with_and_without_await(world: InMemoryRuntime, plugin: NekroPlugin) -> None:
-    """The reference's function is no coroutine."""
+    """In the reference API the function is no coroutine."""
 
     @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "list")
     async def listed(ctx: AgentCtx) -> list[object]:

@@ -1,4 +1,4 @@
-"""What a plugin author's strict type checker says about the public API."""
+"""Results of a plugin author's strict type checker for the public API."""
 
 from __future__ import annotations
 

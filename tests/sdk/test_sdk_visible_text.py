@@ -1,4 +1,4 @@
-"""Text of unknown origin is spelled out, never dropped, and readable text stays as it is."""
+"""Foreign text is escaped, never dropped, and readable text is unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from nekro_agent.tools.visible_text import shortened, visible, visible_json, visible_lines, visible_text
 
-#: Signs of Arabic, Syriac and Kaithi that Unicode calls formats and that are seen.
+#: Visible characters of Arabic, Syriac and Kaithi in Unicode's category of format characters.
 SEEN_FORMATS = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
 EVERY_CHARACTER = [chr(code) for code in range(0x110000)]
 
@@ -23,7 +23,7 @@ def test_every_control_format_surrogate_and_separator_is_escaped() -> None:
     assert wrong == []
 
 
-def test_what_has_no_glyph_and_is_no_format_is_escaped_too() -> None:
+def test_invisible_characters_of_other_categories_are_escaped_too() -> None:
     for code in (0x034F, 0x115F, 0x17B4, 0x3164, 0xFFA0, 0xE0100, 0xE01EF, 0xFFFE, 0x2065):
         assert chr(code) not in visible(f"a{chr(code)}b")
 
@@ -46,7 +46,7 @@ def test_an_escape_names_the_character() -> None:
         "[red]x[/red] {0} <b>",
     ],
 )
-def test_readable_text_of_every_script_stays_as_it_is(text: str) -> None:
+def test_readable_text_of_every_script_is_unchanged(text: str) -> None:
     assert visible(text) == text
     assert visible_lines(text) == [text]
 
@@ -58,7 +58,7 @@ def test_joiners_and_selectors_that_hide_data_are_escaped(text: str) -> None:
     assert visible(text).isascii() or not set(visible(text)) & set("\u200c\u200d\ufe00\ufe01\ufe0f")
 
 
-def test_escaping_twice_is_escaping_once() -> None:
+def test_escaping_is_idempotent() -> None:
     text = "".join(EVERY_CHARACTER)
     assert visible(visible(text)) == visible(text)
 
@@ -78,7 +78,7 @@ def test_json_keeps_its_values_and_shows_no_control() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 50, 51, 100_000])
-def test_a_cut_says_how_much_is_left_out(size: int) -> None:
+def test_a_shortened_text_names_the_omitted_length(size: int) -> None:
     shown = visible("x" * size, limit=50)
     assert shown == ("x" * size if size <= 50 else f"{'x' * 50}… ({size - 50} more characters)")
     assert len(visible("\U000e0041" * size, limit=50)) <= 90
