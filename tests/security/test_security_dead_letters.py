@@ -1,4 +1,4 @@
-"""Another writer on the broker puts entries of its own on the list of dead letters, or alters those there."""
+"""Another writer on the broker adds entries to the list of dead letters, or alters existing ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def set_aside(client: Any, settings: Settings, letters: DeadLetters) -> Callable
 
 
 def a_call(app: NekroApp, *, seconds: float = 60, key: str = "test-signing-key") -> dict[str, Any]:
-    """A signed call as a worker set it aside."""
+    """A signed call as a worker stores it among the dead letters."""
     now = datetime.now(UTC)
     invocation = Invocation(
         call_id=new_id(),
@@ -63,14 +63,14 @@ def a_call(app: NekroApp, *, seconds: float = 60, key: str = "test-signing-key")
 
 
 def changed_body(message: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """A copy whose invocation has other fields, its signature left as it is."""
+    """A copy whose invocation has other fields but the same signature."""
     body = json.loads(message["body"])
     body[0][0]["invocation"].update(fields)
     return {**message, "body": json.dumps(body)}
 
 
 def alterations(app: NekroApp) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Entries that must not run, each with what is wrong."""
+    """Entries that must not run, each with its fault."""
     call = a_call(app)
     yield "another user", changed_body(call, user_id="admin")
     yield "another chat", changed_body(call, chat_key="victim")
@@ -118,7 +118,7 @@ def test_an_altered_entry_is_not_sent_again(
 
 
 def queued(client: Any, settings: Settings) -> Any:
-    """The one message of queue ``methods``, as its consumer sees it."""
+    """The only message of queue ``methods``, as its consumer receives it."""
     (raw,) = client.lrange(f"{settings.broker.key_prefix}methods", 0, -1)
     message = json.loads(raw)
     return SimpleNamespace(
@@ -131,7 +131,7 @@ def queued(client: Any, settings: Settings) -> Any:
     )
 
 
-def test_a_call_within_its_deadline_is_sent_again_as_it_was_signed(
+def test_a_call_within_its_deadline_is_sent_again_with_its_signature(
     app: NekroApp,
     letters: DeadLetters,
     client: Any,
@@ -148,7 +148,7 @@ def test_a_call_within_its_deadline_is_sent_again_as_it_was_signed(
     assert letters.newest(limit=5) == []
 
 
-def test_a_call_past_its_deadline_wants_a_new_one_by_name(
+def test_a_call_past_its_deadline_requires_a_new_one(
     app: NekroApp,
     letters: DeadLetters,
     client: Any,

@@ -1,4 +1,4 @@
-"""Sandboxed code exchanges a file for a link at the worst moment: between the check and the copy."""
+"""Sandboxed code exchanges a file for a link between the check and the copy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def secret(tmp_path: Path) -> Path:
 
 
 def swap_before_copy(monkeypatch: pytest.MonkeyPatch, victim: Path, target: Path) -> list[str]:
-    """Let ``victim`` become a link to ``target`` right before the host copies; returns what happened."""
+    """Replace ``victim`` by a link to ``target`` right before the host copies; returns the result."""
     swaps: list[str] = []
     put = UploadArea.put
 
@@ -58,7 +58,7 @@ def swap_before_copy(monkeypatch: pytest.MonkeyPatch, victim: Path, target: Path
 
 
 def delivered(fs: FileSystem) -> list[str]:
-    """Texts of all ordinary files that the code or the chat can read now."""
+    """Texts of all regular files that the code or the chat can read."""
     areas = (fs.shared_path, fs.upload_path)
     return [
         path.read_text()
@@ -69,10 +69,10 @@ def delivered(fs: FileSystem) -> list[str]:
 
 
 @pytest.mark.parametrize("deliver", ["bring_to_uploads", "mixed_forward_file"])
-async def test_file_named_by_its_host_path_is_not_exchanged(
+async def test_file_given_by_its_host_path_cannot_be_exchanged(
     fs: FileSystem, secret: Path, monkeypatch: pytest.MonkeyPatch, deliver: str
 ) -> None:
-    """The host path of the shared area is no secret: mountinfo shows it."""
+    """The host path of the shared area is visible in mountinfo."""
     live = fs.shared_path / "note.txt"
     live.write_text("mine")
     swaps = swap_before_copy(monkeypatch, live, secret)
@@ -82,7 +82,7 @@ async def test_file_named_by_its_host_path_is_not_exchanged(
 
 
 @pytest.mark.parametrize("deliver", ["bring_to_uploads", "mixed_forward_file"])
-async def test_file_named_by_a_way_up_through_an_own_directory_is_not_exchanged(
+async def test_file_given_with_parent_references_cannot_be_exchanged(
     fs: FileSystem, secret: Path, monkeypatch: pytest.MonkeyPatch, deliver: str
 ) -> None:
     (fs.shared_path / "note.txt").write_text("mine")
@@ -94,7 +94,7 @@ async def test_file_named_by_a_way_up_through_an_own_directory_is_not_exchanged(
     assert SECRET not in delivered(fs)
 
 
-async def test_file_that_a_plugins_own_link_leads_to_is_not_exchanged(
+async def test_target_of_a_plugins_own_link_cannot_be_exchanged(
     fs: FileSystem, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plugin may keep a link into the shared area; the path is resolved once and opened without links."""
@@ -115,7 +115,7 @@ async def test_file_that_a_plugins_own_link_leads_to_is_not_exchanged(
     assert SECRET not in delivered(fs)
 
 
-async def test_data_directory_behind_a_link_protects_as_much(
+async def test_data_directory_behind_a_link_is_protected_equally(
     tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "real").mkdir()

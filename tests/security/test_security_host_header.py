@@ -1,4 +1,4 @@
-"""Servers without a password answer no web site whose name was made to resolve to this machine."""
+"""Servers without a password refuse web sites whose name was made to resolve to this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHERS = (
 
 
 def ask(port: int, host: str | tuple[str, ...], path: str = "/", *, method: str = "GET") -> tuple[int, str]:
-    """Send one request with these Host headers and nothing that corrects them."""
+    """Send one request with exactly these Host headers."""
     hosts = (host,) if isinstance(host, str) else host
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS)
     try:
@@ -52,7 +52,7 @@ def pages() -> Iterator[PageServer]:
 
 
 @pytest.mark.parametrize("host", OUR_NAMES)
-def test_pages_on_loopback_answer_to_its_names(pages: PageServer, host: str) -> None:
+def test_pages_on_loopback_answer_to_names_of_loopback(pages: PageServer, host: str) -> None:
     assert ask(pages.port, host, "/metrics") == (HTTPStatus.OK, "figures")
 
 
@@ -74,7 +74,7 @@ def test_pages_for_a_network_answer_to_every_host() -> None:
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "metrics.internal", "")))
 
 
-def test_a_request_without_a_host_is_no_browser_and_is_answered(pages: PageServer) -> None:
+def test_a_request_without_a_host_header_is_answered(pages: PageServer) -> None:
     assert ask(pages.port, (), "/metrics")[0] == HTTPStatus.OK
     assert AllowedHosts().admits([])
 
@@ -161,13 +161,13 @@ def test_flower_without_a_password_refuses_every_other_host(open_flower: int, ho
     assert ask(open_flower, host, "/api/task/revoke/x", method="POST")[0] >= 400
 
 
-def test_the_refusal_says_what_to_do(open_flower: int) -> None:
+def test_the_refusal_names_the_fix(open_flower: int) -> None:
     status, text = ask(open_flower, "evil.example", "/")
     assert status == HTTPStatus.MISDIRECTED_REQUEST
     assert "FLOWER_BASIC_AUTH" in text and "--allow-host" in text
 
 
-def test_flower_behind_a_password_answers_to_every_name(start_flower: Callable[..., int]) -> None:
+def test_flower_with_a_password_answers_to_every_name(start_flower: Callable[..., int]) -> None:
     port = start_flower(FLOWER_BASIC_AUTH="ada:secret")
     assert ask(port, "flower.example", "/workers")[0] == HTTPStatus.UNAUTHORIZED
 

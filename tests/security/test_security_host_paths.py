@@ -1,7 +1,7 @@
-"""What sandboxed code learns of the host's paths: the kernel names the root of every bound directory.
+"""Host paths that sandboxed code can learn: the kernel names the root of every bound directory.
 
-No user or root mode changes that: ``/proc/self/mountinfo`` shows where in its file system a bound
-directory lies. So nothing there may tell whose it is, and the whole list is pinned here.
+No user or root mode changes that: ``/proc/self/mountinfo`` shows the place of a bound directory in its file
+system. Nothing there may identify its owner, so the complete list is fixed here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from storage.files.upload_areas import UploadAreas
 from storage.migrate import upgrade
 
 CHAT = "onebot_v11-group_4711"
-#: Everything that /proc says of this process and of pid 1 that may hold a path.
+#: Everything in /proc about this process and pid 1 that may contain a path.
 LOOK = """
 import os
 for pid in ("self", "1"):
@@ -42,13 +42,13 @@ for pid in ("self", "1"):
             continue
 """
 _MOUNT = re.compile(r"^\d+ \d+ \d+:\d+ (?P<root>\S+) (?P<point>/\S*) .* - (?P<kind>\S+) ", re.MULTILINE)
-#: File systems that are made for the one sandbox or bear no host path.
+#: File systems that exist for one sandbox only or contain no host path.
 _OWN = {"tmpfs", "proc", "devtmpfs"}
 
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    """A data directory of which only its own path is known, closed to other users like a real one."""
+    """A data directory with a recognisable path, closed to other users like a real one."""
     with tempfile.TemporaryDirectory(prefix="nekro-paths-") as name:
         (Path(name) / "data").mkdir(mode=0o700)
         yield Path(name) / "data"
@@ -86,36 +86,36 @@ async def refuse(call: StubCall) -> StubResult:
 
 
 def bound(text: str) -> dict[str, str]:
-    """Return mount point to the path within its file system, for what lies on the host's disks."""
+    """Map mount points to the path within their file system, for mounts of the host's disks."""
     mounts = _MOUNT.finditer(text.partition("== self mountinfo")[2].partition("==")[0])
     return {mount["point"]: mount["root"] for mount in mounts if mount["kind"] not in _OWN}
 
 
 def within_its_file_system(path: Path) -> str:
-    """Say a host path the way the kernel does: from the root of the file system that it lies on."""
+    """Convert a host path to the kernel's form: relative to the root of its file system."""
     mount = path
     while not os.path.ismount(mount):
         mount = mount.parent
     return str(Path("/") / path.relative_to(mount))
 
 
-async def test_code_learns_two_random_ids_and_where_they_lie_and_nothing_else(data_dir: Path) -> None:
+async def test_code_learns_only_two_random_ids_and_their_location(data_dir: Path) -> None:
     text = await seen(data_dir)
     assert CHAT not in text and "4711" not in text
     paths = bound(text)
     lies_at = within_its_file_system(data_dir)
     assert re.fullmatch(re.escape(lies_at) + "/sandboxes/sandbox_[0-9a-f]{32}", paths.pop("/app/shared"))
     assert re.fullmatch(re.escape(lies_at) + "/uploads/~[0-9a-f]{32}", paths.pop("/app/uploads"))
-    # What is left is the system's own, under its own name; an interpreter elsewhere shows where.
+    # The rest are paths of the system under their own names; an interpreter elsewhere shows its location.
     paths.pop("/opt/python", None)
     assert all(root == within_its_file_system(Path(point)) for point, root in paths.items()), paths
     assert {Path(point).parts[1] for point in paths} <= {"usr", "bin", "sbin", "lib", "lib32", "lib64", "etc"}
-    # Nor does anything else in /proc say more than the list of mounts.
+    # Nothing else in /proc contains more than the list of mounts.
     rest = re.sub(re.escape(lies_at) + r"/(sandboxes/sandbox_|uploads/~)[0-9a-f]{32}", "", text)
     assert str(data_dir) not in rest and "nekro-paths-" not in rest
 
 
-async def test_data_directory_with_a_file_system_of_its_own_has_no_path_to_show(data_dir: Path) -> None:
+async def test_data_directory_with_its_own_file_system_shows_no_path(data_dir: Path) -> None:
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "nosuid,nodev,size=64m", "tmpfs", str(data_dir)],
         capture_output=True,

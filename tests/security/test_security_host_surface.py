@@ -1,4 +1,4 @@
-"""What other users of the host, other writers on the broker and the operator's terminal meet."""
+"""Exposure to other users of the host, other writers on the broker, and the operator's terminal."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from nekro_agent.errors import MessageRefusedError
 
 
 class Terminal(io.StringIO):
-    """A stream that a person reads."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-#: Seven- and eight-bit control sequences, a bell, DEL and a turn of the reading direction.
+#: Seven- and eight-bit control sequences, a bell, DEL and a change of the reading direction.
 HOSTILE = "\x1b]0;owned\x07 \x9b2J \x7f \u202egnp.exe"
 OBEYED = ("\x1b]", "\x07", "\x9b", "\x7f", "\u202e")
 
@@ -49,13 +49,13 @@ def test_existing_data_directory_is_closed_to_other_users(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("signature", ["é" * 64, "\ud800", "", "0" * 63 + "\u0660"])
-def test_signature_of_any_characters_is_refused_as_a_wrong_one(signature: str) -> None:
+def test_malformed_signature_is_refused_like_a_wrong_one(signature: str) -> None:
     body = {"invocation": {"version": 1}, "signature": signature}
     with pytest.raises(MessageRefusedError, match="signature does not match"):
         Signer(SecretBytes(b"k" * 32)).verify(body)
 
 
-def test_nothing_that_is_printed_steers_the_terminal() -> None:
+def test_printed_text_cannot_control_the_terminal() -> None:
     out, err = Terminal(), Terminal()
     output = Output(stdout=out, stderr=err)
     output.data(HOSTILE)
@@ -66,7 +66,7 @@ def test_nothing_that_is_printed_steers_the_terminal() -> None:
     assert not [mark for mark in OBEYED if mark in out.getvalue() + err.getvalue()]
 
 
-def test_json_means_the_same_on_a_terminal() -> None:
+def test_json_is_equivalent_on_a_terminal() -> None:
     out = Terminal()
     Output(stdout=out, stderr=Terminal()).json({"text": HOSTILE, "more": "\U000e0001 ü 日"})
     assert json.loads(out.getvalue()) == {"text": HOSTILE, "more": "\U000e0001 ü 日"}

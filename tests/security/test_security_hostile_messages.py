@@ -1,4 +1,4 @@
-"""Another writer on the broker sends messages that are built to end a worker or to starve its queue."""
+"""Another writer on the broker sends messages that are built to end a worker or to block its queue."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def worker(settings: Settings, tmp_path: Path) -> Iterator[Callable[[], WorkerPr
 
 def message(body: str = '[[0], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]',
             **headers: Any) -> str:  # fmt: skip
-    """A task as it lies in the queue."""
+    """A queued task message."""
     known = {"lang": "py", "task": "t.wait", "id": "x", "root_id": "x", "parent_id": None, "group": None}
     return json.dumps(
         {
@@ -100,7 +100,7 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def test_no_message_ends_a_worker_or_keeps_it_from_the_next(
+def test_no_message_ends_a_worker_or_blocks_the_next_one(
     settings: Settings, worker: Callable[[], WorkerProcess]
 ) -> None:
     app = create_app(settings)

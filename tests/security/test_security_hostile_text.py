@@ -1,6 +1,6 @@
-"""Text of others in logs, terminals, pages and events: it is shown and obeyed nowhere.
+"""Foreign text in logs, terminals, pages and events is shown and never interpreted.
 
-One hostile string goes through real commands, a real worker and real events. ``PLACES`` lists the commands
+One hostile string passes through real commands, a real worker and real events. ``PLACES`` lists the commands
 that show it; each runs at a pseudo-terminal and in a pipe.
 """
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.timeout(240)
 
 CHAT = "hostile-chat"
 SECONDS = 60
-#: A line that reads like a record of another chat's call.
+#: A line in the form of a log record of another chat's call.
 FORGED = "2026-01-01 00:00:00.000 INFO     nekro call_ended outcome=ok chat_key=victim"
 FORGED_JSON = '{"time": "2026-01-01", "level": "INFO", "event": "call_ended", "chat_key": "victim"}'
 #: Title, clipboard, link (OSC 0, 52, 8), clearing, other screen (DECSET), 8-bit CSI, backspace.
@@ -51,11 +51,11 @@ STEERING = (
     "\x1b]0;title\x07\x1b]52;c;aGk=\x07\x1b]8;;http://evil.example\x1b\\x\x1b]8;;\x1b\\"
     "\x1b[2J\x1b[?1049h\x9b2J\b\x7f"
 )
-#: A name that reads backwards, isolates, marks, blanks without width, tags.
+#: A name with reversed text, isolates, marks, zero-width spaces and tags.
 HIDING = "\u202egnp.exe\u2066\u200e\u061c\u200b\u2060\ufeff\U000e0041\x85\u2028\u2029"
 MARKUP = "[red]r[/red][link=http://evil.example]l[/link]<red>t</red>{0}{x.__class__}%s$(id)"
 HOSTILE = f"A{STEERING}{HIDING}{MARKUP}\r{FORGED}\n{FORGED}\n{FORGED_JSON}\nerror: forged\n"
-#: What no terminal may get, however it is spelled between our own sequences.
+#: Characters that no terminal may receive, in any spelling between our own sequences.
 OBEYED = (
     "\x1b]", "\x1b[2J", "\x1b[?1049h", "\x07", "\x08", "\x7f", "\x85", "\x9b", "\u2028", "\u2029", "\u202e",
     "\u2066", "\u200e", "\u061c", "\u200b", "\u2060", "\ufeff", "\U000e0041",
@@ -110,7 +110,7 @@ plugin.mount_command(name="say", description=HOSTILE, usage=HOSTILE)(say)
 """
 BROKEN = f"raise ValueError({HOSTILE!r})"
 
-#: Commands that show text of others; True where the data itself is asked for, which stays exact in a pipe.
+#: Commands that show foreign text; True where the data itself is requested, which stays exact in a pipe.
 PLACES: dict[str, tuple[tuple[str, ...], bool]] = {
     "history": (("history", CHAT), False),
     "history of rounds": (("history", CHAT, "--trace"), False),
@@ -170,7 +170,7 @@ async def seed(settings: Settings) -> None:
 
 
 def set_aside(settings: Settings) -> None:
-    """Put a call on the list of dead letters, as a worker does that it would end."""
+    """Add a call to the dead letters, as a worker does with one that would kill it."""
     now = datetime.now(UTC)
     invocation = Invocation(
         call_id=CALL,
@@ -193,7 +193,7 @@ def set_aside(settings: Settings) -> None:
 
 
 def finish_rows(path: Path) -> None:
-    """Write what a whole run would have: results of others in every column that a command shows."""
+    """Write the rows of a whole run, with foreign text in every column that a command shows."""
     with sqlite3.connect(path) as connection:
         connection.execute(
             "UPDATE jobs SET message = ?, worker = ?, state = 'failed', finished_at = created_at",
@@ -208,7 +208,7 @@ def finish_rows(path: Path) -> None:
 
 
 def at_terminal(settings: Settings, directory: Path, *arguments: str) -> str:
-    """Run a command whose three streams are a terminal; returns what it got."""
+    """Run a command whose three streams are a terminal; returns its output."""
     ours, theirs = pty.openpty()
     environ = environment_of(settings) | {"TERM": "xterm", "COLUMNS": "400"}
     process = ForkedProcess(
@@ -230,17 +230,17 @@ def at_terminal(settings: Settings, directory: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_command_lets_text_of_others_steer_the_terminal(fleet: Fleet, place: str) -> None:
+def test_no_command_lets_foreign_text_control_the_terminal(fleet: Fleet, place: str) -> None:
     arguments, _ = PLACES[place]
     shown = at_terminal(fleet.settings, fleet._directory, *arguments)
     assert shown, "the command showed nothing"
     assert [spelling for spelling in OBEYED if spelling in shown] == []
-    # Returns only at the end of lines, and where rich draws its bars anew.
+    # Carriage returns only at line ends, and where rich redraws its bars.
     assert not re.search(r"\r+[^\r\n\x1b]", shown), shown
 
 
 @pytest.mark.parametrize("place", [place for place, (_, exact) in PLACES.items() if not exact])
-def test_a_report_to_a_pipe_holds_no_forged_line(fleet: Fleet, place: str) -> None:
+def test_a_report_to_a_pipe_contains_no_forged_line(fleet: Fleet, place: str) -> None:
     arguments, _ = PLACES[place]
     done = fleet.run(*arguments, cwd=fleet._directory)
     assert done.stdout or done.stderr
@@ -251,9 +251,9 @@ def test_a_report_to_a_pipe_holds_no_forged_line(fleet: Fleet, place: str) -> No
         ]
 
 
-def test_a_value_to_a_pipe_and_json_are_exact(fleet: Fleet) -> None:
+def test_values_in_a_pipe_and_in_json_are_exact(fleet: Fleet) -> None:
     call = ("call", "speak", "--args", json.dumps([HOSTILE]))
-    # As bytes: Python would take the carriage return for a line end.
+    # As bytes: Python would convert the carriage return to a line end.
     nekro = [sys.executable, "-P", "-m", "cli.main", *call]
     piped = subprocess.run(nekro, env=environment_of(fleet.settings), capture_output=True, timeout=SECONDS)
     assert piped.stdout.decode() == f"{HOSTILE}\n"
@@ -270,7 +270,7 @@ RECORD = re.compile(
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
-def test_a_log_of_text_has_one_line_for_a_record_and_indented_tracebacks(fleet: Fleet) -> None:
+def test_a_text_log_has_one_line_per_record_and_indented_tracebacks(fleet: Fleet) -> None:
     (worker,) = fleet.workers
     assert fleet.run("call", "write_logs", "--args", json.dumps([HOSTILE])).returncode == 0
     assert fleet.run("call", "fail", "--args", json.dumps([HOSTILE])).returncode != 0
@@ -282,12 +282,12 @@ def test_a_log_of_text_has_one_line_for_a_record_and_indented_tracebacks(fleet: 
     assert wrong == []
     records = [line for line in log.split("\n") if RECORD.match(line)]
     assert any(r"A\x1b]0;title\x07" in line for line in records)
-    # Outside of quotes, where fields are, nothing names the victim.
+    # Outside of quoted fields, nothing names the victim.
     assert [line for line in records if "chat_key=victim" in QUOTED.sub("", line)] == []
     assert not [line for line in records if line.startswith("2026-01-01")]
 
 
-def test_a_log_of_json_has_one_object_a_line_and_no_forged_one(
+def test_a_json_log_has_one_object_per_line_and_no_forged_one(
     fleet: Fleet, redis_server: Any, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path / 'nekro.db'}"
@@ -306,7 +306,7 @@ def test_a_log_of_json_has_one_object_a_line_and_no_forged_one(
     finally:
         own.stop()
     assert [spelling for spelling in (*OBEYED, "\r", "\x1b") if spelling in log] == []
-    # Root is warned by the command itself, before there is a log.
+    # The command itself warns about root before logging starts.
     lines = [line for line in log.splitlines() if not line.startswith("warning: workers started by root")]
     records = [json.loads(line) for line in lines]
     assert [record for record in records if record.get("chat_key") == "victim"] == []
@@ -314,9 +314,9 @@ def test_a_log_of_json_has_one_object_a_line_and_no_forged_one(
     assert FORGED_JSON in [record["event"] for record in records if record["logger"] == "stderr"]
 
 
-def test_nekro_up_passes_on_what_workers_write_line_by_line_and_escaped(tmp_path: Path) -> None:
+def test_nekro_up_forwards_the_output_of_workers_line_by_line_and_escaped(tmp_path: Path) -> None:
     (tmp_path / "plugins").mkdir()
-    # Past Python's streams, as a program that a plugin starts writes.
+    # Not through Python's streams, like a program that a plugin starts.
     loud = PLUGIN + f"\nimport os\nos.write(2, {HOSTILE!r}.encode())\nos.write(1, b'\\xff\\x1b[2J\\n')\n"
     (tmp_path / "plugins" / "odd.py").write_text(loud, "utf-8")
     environment = {

@@ -1,4 +1,4 @@
-"""Trees that sandboxed code shapes so that the host cannot see, measure or remove them."""
+"""Trees that sandboxed code shapes so that the host cannot list, measure or remove them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sandbox.limits.quota import Quota
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMITS = SandboxSettings(shared_bytes=1 << 20, shared_files=5000)
-#: Deeper than Python's recursion, and than the descriptors that a process usually may open.
+#: Deeper than Python's recursion limit and the usual limit of open descriptors.
 BOTTOMLESS = 600
 
 
@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
     directory = tmp_path / "areas" / "box"
     directory.mkdir(parents=True)
     yield directory
-    if directory.exists():  # pytest's own removal would fail where ours had to work
+    if directory.exists():  # pytest's own removal would fail if ours did
         safe_files.empty_directory(directory)
 
 
@@ -65,12 +65,12 @@ def test_long_paths_hide_nothing_from_the_quota(root: Path) -> None:
     assert not quota.exceeded()
 
 
-def test_what_was_dug_before_a_run_does_not_raise_its_limits(root: Path) -> None:
+def test_files_from_before_a_run_do_not_raise_its_limits(root: Path) -> None:
     dig(root, 40)
     assert Quota.at_start(root, LIMITS).exceeded()
 
 
-def test_ordinary_files_stay_when_hidden_ones_go(root: Path) -> None:
+def test_ordinary_files_are_kept_when_hidden_ones_are_removed(root: Path) -> None:
     (root / "notes").mkdir()
     (root / "notes" / "kept.txt").write_text("kept")
     dig(root, 40)
@@ -82,7 +82,7 @@ def test_ordinary_files_stay_when_hidden_ones_go(root: Path) -> None:
 def test_bottomless_tree_is_removed_with_few_descriptors(root: Path) -> None:
     dig(root, BOTTOMLESS)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Room for some more than this process of many tests has open already.
+    # Only a few more descriptors than this process already uses.
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, highest + 100), hard))
     try:
@@ -92,9 +92,7 @@ def test_bottomless_tree_is_removed_with_few_descriptors(root: Path) -> None:
     assert list(root.iterdir()) == []
 
 
-def test_descriptor_that_is_gone_does_not_hide_the_next_one(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vanished_descriptor_does_not_hide_the_next_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open(root / "nameless", "wb") as file:
         file.write(b"x" * (1 << 20))
         file.flush()
@@ -135,8 +133,10 @@ print(json.dumps([exceeded, open_again, removed]))
 
 
 @pytest.mark.parametrize("mode", ["300", "400", "000", "500"])
-def test_closed_directories_hide_nothing_from_a_service_of_the_same_user(tmp_path: Path, mode: str) -> None:
-    """Where code runs as the service's own user it can close directories, its root among them."""
+def test_inaccessible_directories_hide_nothing_from_a_service_of_the_same_user(
+    tmp_path: Path, mode: str
+) -> None:
+    """Code that runs as the service's user can remove permissions of its directories, including the root."""
     command = [sys.executable]
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None or not Path("/usr/bin/python3").exists():

@@ -1,4 +1,4 @@
-"""Where nothing hides the host's processes, code must not reach them by the rights of its user."""
+"""Without hidden host processes, code must not use its user's permissions on them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ needs_landlock = pytest.mark.skipif(
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A directory whose parents any user may enter, as code needs it that sees the host's paths."""
+    """A directory whose parents any user may enter, for code that sees host paths."""
     path = Path("/tmp", f"nekro-landlock-{os.getpid()}")
     path.mkdir(mode=0o755)
     yield path
@@ -81,7 +81,7 @@ def outcome(root: Path, code: str, **settings: int) -> RunResult:
 
 @needs_landlock
 def test_code_cannot_change_another_process_of_its_user(root: Path) -> None:
-    # The code's own second process stands for one of the same user outside: a filter cannot tell them.
+    # The code's own second process represents one of the same user outside: a filter cannot distinguish them.
     second = "import os, time\nother = os.fork()\nif other == 0:\n    time.sleep(20)\n    os._exit(0)\n"
     result = outcome(root, second + ATTACK + "\nos.kill(other, 9)\n")
     assert result.stop_type is StopType.NORMAL, result
@@ -92,8 +92,8 @@ def test_code_cannot_change_another_process_of_its_user(root: Path) -> None:
 
 
 @needs_landlock
-def test_tmp_is_bounded_and_goes_with_the_run(root: Path) -> None:
-    """There it is a directory of the host's disk, not a file system with a size."""
+def test_tmp_is_limited_and_deleted_with_the_run(root: Path) -> None:
+    """With landlock it is a directory on the host's disk, not a file system with a size."""
     code = """
 import os, tempfile, time
 os.chdir(tempfile.gettempdir())
@@ -110,7 +110,7 @@ time.sleep(20)
     assert not Path(result.output.strip()).parent.exists()
 
 
-def test_process_that_cannot_be_read_is_charged_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_an_unreadable_process_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """``PR_SET_DUMPABLE`` closes ``smaps_rollup`` to a service of the same user, but not ``statm``."""
     readable = proc_files.read
 

@@ -1,4 +1,4 @@
-"""A text, which a model may have written, names files of its own call and no others."""
+"""A path in text, possibly written by a model, refers only to files of its own call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def _as_image(ctx: AgentCtx, path: str) -> object:
     return ContentSegment.image_content_from_path(path)
 
 
-#: Every way on which a text that names a file leads to its content.
+#: Every API by which a path in text leads to the file's content.
 READERS: dict[str, Callable[[AgentCtx, str], Awaitable[object]]] = {
     "send_file": lambda ctx, path: ctx.ms.send_file(ctx.chat_key, path, ctx),
     "send_file_path": lambda ctx, path: ctx.ms.send_file(ctx.chat_key, Path(path), ctx),
@@ -42,7 +42,7 @@ READERS: dict[str, Callable[[AgentCtx, str], Awaitable[object]]] = {
 
 
 class Lab:
-    """A plugin whose one method does what a test asks, served by a runtime."""
+    """A plugin whose one method runs the test's code, served by a runtime."""
 
     def __init__(self, world: InMemoryRuntime, plugin: NekroPlugin, tmp_path: Path) -> None:
         self.world = world
@@ -70,7 +70,7 @@ class Lab:
 
 @pytest.fixture
 def host_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The host's temporary directory, which does not hold the data directory."""
+    """A temporary directory of the host that does not contain the data directory."""
     directory = tmp_path / "tmp"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
@@ -145,8 +145,8 @@ async def test_a_temporary_file_of_the_call_itself_is_read(lab: Lab, read: Any) 
         await lab.call(work)
 
 
-async def test_a_temporary_file_of_a_call_that_runs_beside_it_is_refused(lab: Lab, read: Any) -> None:
-    """Same process, same plugin, same user, created later than this call began."""
+async def test_a_temporary_file_of_a_concurrent_call_is_refused(lab: Lab, read: Any) -> None:
+    """Same process, same plugin, same user, created after this call started."""
     made: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     over = asyncio.Event()
 
@@ -165,7 +165,7 @@ async def test_a_temporary_file_of_a_call_that_runs_beside_it_is_refused(lab: La
         await running
 
 
-async def test_a_task_that_the_call_left_running_sends_its_own_temporary_file(lab: Lab) -> None:
+async def test_a_background_task_of_the_call_sends_its_own_temporary_file(lab: Lab) -> None:
     ended = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []
 
@@ -185,7 +185,7 @@ async def test_a_task_that_the_call_left_running_sends_its_own_temporary_file(la
 
 @pytest.mark.parametrize("deliver", ["bring_to_uploads", "mixed_forward_file"])
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
-async def test_a_temporary_file_that_becomes_a_link_before_it_is_opened_is_refused(
+async def test_a_temporary_file_replaced_by_a_link_before_it_is_opened_is_refused(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, deliver: str, kind: str
 ) -> None:
     open_file = safe_files.open_file
@@ -208,7 +208,7 @@ async def test_a_temporary_file_that_becomes_a_link_before_it_is_opened_is_refus
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-async def test_a_temporary_file_of_another_user_under_the_calls_name_is_refused(lab: Lab) -> None:
+async def test_a_temporary_file_of_another_user_with_the_calls_name_is_refused(lab: Lab) -> None:
     async def work(ctx: AgentCtx) -> None:
         descriptor, name = tempfile.mkstemp()
         os.close(descriptor)
@@ -238,14 +238,14 @@ def descriptor(lab: Lab) -> Iterator[int]:
 
 @pytest.fixture
 def neighbour() -> Iterator[int]:
-    """A process whose root and working directory are the host's, as seen by ``/proc``."""
+    """A process with the host's root and working directory, as seen by ``/proc``."""
     process = subprocess.Popen(["sleep", "600"])
     yield process.pid
     process.kill()
     process.wait()
 
 
-async def test_spellings_that_the_kernel_resolves_are_refused(
+async def test_kernel_resolved_spellings_are_refused(
     lab: Lab, read: Any, descriptor: int, neighbour: int
 ) -> None:
     loop = lab.etc / "loop"
@@ -282,7 +282,7 @@ async def test_names_of_255_bytes_are_sent(lab: Lab) -> None:
     assert await lab.call(work) == f"/app/uploads/{name}"
 
 
-async def test_a_text_names_no_place_outside_to_write_to(lab: Lab, host_tmp: Path) -> None:
+async def test_a_path_in_text_cannot_name_an_outside_place_to_write_to(lab: Lab, host_tmp: Path) -> None:
     outside = [str(lab.etc / "cron"), str(host_tmp / "x"), f"{lab.world.runtime.data_dir}/configs/a.yaml"]
     for target in outside:
         for work in (

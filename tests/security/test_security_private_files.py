@@ -1,4 +1,4 @@
-"""Nothing of a data directory is readable for other users of the host, whoever created it."""
+"""No file of a data directory is readable for other users of the host, whoever created it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Config(ConfigBase):
 """
 OTHERS = 0o077
 
-#: Paths below a data directory that other users' permission bits may name, by the two first parts,
+#: Paths below a data directory with permission bits for other users, by their first two parts,
 #: with the reason. Each lies below a directory that only this user can enter.
 EXCEPTIONS = {
     "uploads": "root mode: sandboxed code of another host user reads them through its bind mount",
@@ -61,7 +61,7 @@ def run(*arguments: str, cwd: Path, umask: int, **environment: str) -> subproces
 
 
 def wide_open(root: Path) -> list[str]:
-    """Everything that has permission bits for others, but sockets: their directory decides."""
+    """Everything with permission bits for others, except sockets, which their directory protects."""
     return sorted(
         str(path.relative_to(root))
         for path in root.rglob("*")
@@ -79,7 +79,7 @@ def test_the_tour_with_umask_0_leaves_nothing_readable_for_others(tmp_path: Path
     assert mode_of(root) == 0o700
     unexplained = [path for path in wide_open(root) if path.partition("/")[0] not in EXCEPTIONS]
     assert unexplained == []
-    # What the exceptions hold is closed by their own top directory, also where the root were open.
+    # The top directory of each exception is closed, even if the root were open.
     assert [name for name in EXCEPTIONS if (root / name).exists() and mode_of(root / name) & OTHERS] == []
 
 
@@ -105,7 +105,7 @@ def test_a_data_directory_of_an_older_version_is_closed_at_start(tmp_path: Path)
     assert mode_of(Path("/etc")) == 0o755
 
 
-def test_a_directory_that_everybody_shares_is_not_taken_away_from_them(tmp_path: Path) -> None:
+def test_permissions_of_a_directory_shared_by_all_users_are_unchanged(tmp_path: Path) -> None:
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -114,7 +114,7 @@ def test_a_directory_that_everybody_shares_is_not_taken_away_from_them(tmp_path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="as an ordinary user all code has the service's user")
-def test_code_with_a_user_of_its_own_passes_through_where_there_are_no_mounts(
+def test_code_with_its_own_user_can_traverse_the_directory_without_mounts(
     tmp_path: Path, open_umask: None
 ) -> None:
     root = tmp_path / "data"
@@ -129,7 +129,7 @@ def test_code_with_a_user_of_its_own_passes_through_where_there_are_no_mounts(
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077, 0o277])
-def test_helpers_do_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
+def test_file_helpers_do_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         private_files.make_directory(tmp_path / "a" / "b")
@@ -144,7 +144,7 @@ def test_helpers_do_not_depend_on_the_umask(tmp_path: Path, umask: int) -> None:
     assert mode_of(tmp_path / "c" / "f") & 0o400 and (tmp_path / "a" / "d" / "e" / "f").read_bytes() == b"x"
 
 
-def test_a_file_that_is_open_to_others_is_closed_when_it_is_written_again(tmp_path: Path) -> None:
+def test_a_file_open_to_others_is_closed_when_it_is_rewritten(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("old\n")
     (tmp_path / "log").chmod(0o666)
     with private_files.open_private(tmp_path / "log", "a", encoding="utf-8") as file:
@@ -152,7 +152,7 @@ def test_a_file_that_is_open_to_others_is_closed_when_it_is_written_again(tmp_pa
     assert mode_of(tmp_path / "log") == 0o600 and (tmp_path / "log").read_text() == "old\nnew\n"
 
 
-def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("keep")
     (tmp_path / "log").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
@@ -161,8 +161,8 @@ def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "keep" and not (tmp_path / "log").is_symlink()
 
 
-def test_new_entries_are_as_readable_as_the_directory_they_are_in(tmp_path: Path, open_umask: None) -> None:
-    """In root mode the uploads are open for the code; what a call delivers during a run must be too."""
+def test_new_entries_are_as_readable_as_their_directory(tmp_path: Path, open_umask: None) -> None:
+    """In root mode the uploads are readable for the code, including files that a call adds during a run."""
     (tmp_path / "uploads").mkdir()
     (tmp_path / "uploads").chmod(0o755)
     safe_files.replace_file(tmp_path / "uploads", "d/f", b"x")

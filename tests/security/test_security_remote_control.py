@@ -1,4 +1,4 @@
-"""Another writer on the broker sends control commands; a worker carries out signed ones, each once."""
+"""Another writer on the broker sends control commands; a worker executes signed ones only, each once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BOMB_BYTES = 256 << 20
 def start_worker(
     settings: Settings, app: NekroApp, tmp_path: Path
 ) -> Iterator[Callable[[str], WorkerProcess]]:
-    """Start a worker by its name; returns when it hears commands, which is after it is ready."""
+    """Start a worker by its name; returns when it receives commands, which is after it is ready."""
     started: list[WorkerProcess] = []
 
     def start(name: str) -> WorkerProcess:
@@ -52,7 +52,7 @@ def worker(start_worker: Callable[[str], WorkerProcess]) -> WorkerProcess:
 
 @pytest.fixture
 def stranger(settings: Settings) -> Iterator[Celery]:
-    """Celery as it comes, on the same broker and prefix: what a writer without the key has."""
+    """Unmodified Celery on the same broker and prefix: the tools of a writer without the key."""
     app = Celery(broker=client_url(str(settings.broker.url)), set_as_current=False)
     app.conf.broker_transport_options = {"global_keyprefix": settings.broker.key_prefix}
     yield app
@@ -60,7 +60,7 @@ def stranger(settings: Settings) -> Iterator[Celery]:
 
 
 def concurrency(app: NekroApp) -> int:
-    """Slots of the worker, as it tells holders of the key."""
+    """The worker's concurrency, as reported to holders of the key."""
     ((stats,),) = [
         list(found.values()) for found in [app.control.inspect(limit=1, timeout=WAIT_SECONDS).stats() or {}]
     ]
@@ -68,12 +68,12 @@ def concurrency(app: NekroApp) -> int:
 
 
 def refused(worker: WorkerProcess) -> int:
-    """How many commands it refused."""
+    """Number of commands that it refused."""
     return worker.log.read_text().count("refused control command")
 
 
 def peak_bytes(worker: WorkerProcess) -> int:
-    """Most memory that it had so far."""
+    """Its peak memory so far."""
     status = Path(f"/proc/{worker.process.pid}/status").read_bytes()
     (line,) = [line for line in status.split(b"\n") if line.startswith(b"VmHWM:")]
     return int(line.split()[1]) << 10
@@ -98,7 +98,7 @@ UNSIGNED: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def test_unsigned_commands_change_nothing_and_get_no_answer(
+def test_unsigned_commands_have_no_effect_and_no_answer(
     worker: WorkerProcess, app: NekroApp, stranger: Celery
 ) -> None:
     for command, arguments in UNSIGNED:
@@ -114,7 +114,7 @@ def test_unsigned_commands_change_nothing_and_get_no_answer(
     assert worker.process.poll() is None
 
 
-def test_commands_that_are_not_on_the_list_do_not_exist_for_holders_of_the_key_either(
+def test_unlisted_commands_do_not_exist_even_for_holders_of_the_key(
     worker: WorkerProcess, app: NekroApp
 ) -> None:
     others = [command for command, _ in UNSIGNED if command not in COMMANDS]
@@ -126,7 +126,7 @@ def test_commands_that_are_not_on_the_list_do_not_exist_for_holders_of_the_key_e
     assert worker.process.poll() is None
 
 
-def test_a_recorded_command_is_carried_out_once_and_not_altered(
+def test_a_recorded_command_is_executed_once_and_not_altered(
     worker: WorkerProcess, app: NekroApp, client: Any, settings: Settings
 ) -> None:
     with client.pubsub(ignore_subscribe_messages=True) as heard:
@@ -156,14 +156,14 @@ def test_a_recorded_command_is_carried_out_once_and_not_altered(
     assert not client.keys(f"{settings.broker.key_prefix}*elsewhere*")
 
 
-def test_attack_R22_a_recorded_command_is_not_carried_out_by_a_worker_that_starts_later(
+def test_attack_R22_a_recorded_command_is_not_executed_by_a_worker_that_starts_later(
     worker: WorkerProcess,
     app: NekroApp,
     client: Any,
     settings: Settings,
     start_worker: Callable[[str], WorkerProcess],
 ) -> None:
-    """What the worker before it has taken, its successor does not remember."""
+    """The successor has no record of the commands that its predecessor received."""
     with client.pubsub(ignore_subscribe_messages=True) as heard:
         heard.psubscribe(f"{settings.broker.key_prefix}*pidbox*")
         heard.get_message(timeout=5)
@@ -176,7 +176,7 @@ def test_attack_R22_a_recorded_command_is_not_carried_out_by_a_worker_that_start
     wait_until(lambda: refused(successor) == 1, what=lambda: successor.log.read_text()[-3000:])
 
 
-def test_a_signed_command_gets_old(
+def test_a_signed_command_expires(
     worker: WorkerProcess, app: NekroApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
@@ -189,7 +189,7 @@ def test_a_signed_command_gets_old(
 
 
 class Harmful:
-    """Would write a file if somebody unpickled it."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -198,7 +198,7 @@ class Harmful:
         return Path.touch, (self._path,)
 
 
-def test_broadcasts_in_other_forms_are_neither_read_nor_unpacked(
+def test_broadcasts_in_other_formats_are_not_decoded(
     worker: WorkerProcess, app: NekroApp, client: Any, settings: Settings, tmp_path: Path
 ) -> None:
     assert app.control.ping(timeout=WAIT_SECONDS, limit=1)

@@ -1,4 +1,4 @@
-"""Another writer on the broker asks workers for what only holders of the signing key may ask."""
+"""Another writer on the broker sends workers requests that only holders of the signing key may make."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Queue:
         self.key = f"{self.prefix}{name}"
 
     def message(self, task: str, *args: Any, **options: Any) -> dict[str, Any]:
-        """A message of the application's own, as it lies in the queue."""
+        """A message of the application itself, as it is queued."""
         task_id = options.pop("task_id", None) or new_id()
         queue = self._app.amqp.queues[self.name]
         made = self._app.amqp.create_task_message(task_id, task, args, {}, queue=queue, **options)
@@ -80,7 +80,7 @@ class Queue:
             self._client.lpush(self.key, json.dumps(message))
 
     def result(self, message: dict[str, Any]) -> Any:
-        """What is stored for a message; None: nothing."""
+        """The stored result of a message; None: nothing."""
         raw = self._client.get(f"{self.prefix}celery-task-meta-{message['headers']['id']}")
         return None if raw is None else json.loads(raw)
 
@@ -91,12 +91,12 @@ class Queue:
         wait_until(self._is_empty, what=f"queue {self.name} to be empty")
 
     def ran(self) -> list[str]:
-        """Ids of ``f.run`` that started, and all that ``t.note`` wrote."""
+        """Ids of ``f.run`` that started, and everything that ``t.note`` recorded."""
         entries = [json.loads(raw) for raw in self._client.lrange(f"{self.prefix}ledger", 0, -1)]
         return [entry[0] if entry[1] == "started" else "noted" for entry in entries]
 
     def refused(self) -> list[dict[str, Any]]:
-        """What was refused, the oldest first."""
+        """Refused messages, oldest first."""
         raws = self._client.lrange(Keys(prefix=self.prefix).refused, 0, -1)
         return [json.loads(raw) for raw in reversed(raws)]
 
@@ -111,7 +111,7 @@ def queue(app: NekroApp, client: Any, settings: Settings) -> Callable[..., Queue
 
 
 def changed(message: dict[str, Any], *path: str, value: Any) -> dict[str, Any]:
-    """A copy with one field that is another."""
+    """A copy with one other field."""
     copy: dict[str, Any] = json.loads(json.dumps(message))
     part = copy
     for name in path[:-1]:
@@ -121,12 +121,12 @@ def changed(message: dict[str, Any], *path: str, value: Any) -> dict[str, Any]:
 
 
 def followed(message: dict[str, Any], **embed: Any) -> dict[str, Any]:
-    """A copy of a message that asks for something to follow its task."""
+    """A copy of a message that requests a follow-up of its task."""
     args, kwargs, _ = json.loads(message["body"])
     return changed(message, "body", value=json.dumps([args, kwargs, embed]))
 
 
-def test_no_app_has_the_tasks_that_celery_brings(app: NekroApp) -> None:
+def test_no_app_has_celerys_built_in_tasks(app: NekroApp) -> None:
     assert [name for name in app.tasks if name.startswith("celery.")] == []
 
 
@@ -151,7 +151,7 @@ def test_celerys_own_tasks_run_on_no_lane(
     assert running.process.poll() is None
 
 
-def test_what_follows_a_task_is_refused_with_the_signed_task_that_it_was_added_to(
+def test_unsigned_follow_ups_are_refused_with_the_signed_task_they_were_added_to(
     worker: Callable[..., WorkerProcess], queue: Callable[..., Queue]
 ) -> None:
     worker()
@@ -173,7 +173,7 @@ def test_what_follows_a_task_is_refused_with_the_signed_task_that_it_was_added_t
     assert len(target.refused()) == 9
 
 
-def test_headers_that_are_not_signed_have_no_effect(
+def test_unsigned_headers_have_no_effect(
     worker: Callable[..., WorkerProcess], queue: Callable[..., Queue]
 ) -> None:
     running = worker()
@@ -230,7 +230,7 @@ def test_a_signed_message_cannot_be_altered_renamed_or_moved(
     assert reply <= 1 and not target._client.exists(f"{target.prefix}reply:x:{caller}")
 
 
-def test_a_body_is_read_in_one_way_only(
+def test_bodies_in_other_encodings_are_refused(
     worker: Callable[..., WorkerProcess], queue: Callable[..., Queue]
 ) -> None:
     worker()
@@ -253,7 +253,7 @@ def test_a_body_is_read_in_one_way_only(
     assert all(len(entry["message"]) <= 16_384 for entry in target.refused())
 
 
-def test_a_flood_of_refused_messages_is_bounded_and_pushes_out_no_call(
+def test_a_flood_of_refused_messages_is_bounded_and_displaces_no_call(
     worker: Callable[..., WorkerProcess], queue: Callable[..., Queue]
 ) -> None:
     target = queue()

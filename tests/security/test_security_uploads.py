@@ -1,4 +1,4 @@
-"""A chat's uploads stay within their quota, whoever writes there, and do not stay for ever."""
+"""A chat's uploads stay within their quota, whoever writes them, and are deleted after their retention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sizes(area: Path) -> dict[str, int]:
 
 
 def chunked(size: int) -> Callable[[BaseHTTPRequestHandler], None]:
-    """An answer that does not tell its size."""
+    """An answer that does not announce its size."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.protocol_version = "HTTP/1.0"
@@ -81,7 +81,7 @@ async def test_a_sparse_file_that_is_renamed_and_sent_again_ends_at_the_quota(
     assert (caught.value.name, caught.value.size_bytes, caught.value.used_bytes) == ("f4", MIB, 4 * MIB)
     assert sizes(fs.upload_path) == {f"f{number}": MIB for number in range(4)}
     assert len(world.messages.sent) == 4
-    # It counts as what it may become, and takes no more disk than it did.
+    # It counts by its apparent size, and takes no more disk than before.
     assert sum(path.stat().st_blocks * 512 for path in fs.upload_path.iterdir()) < MIB
 
 
@@ -136,11 +136,11 @@ WRITERS: dict[str, Write] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-async def test_every_writer_keeps_the_quota_and_leaves_nothing_when_it_is_refused(
+async def test_every_writer_respects_the_quota_and_leaves_nothing_when_refused(
     world: InMemoryRuntime, file_server: FileServer, tmp_path: Path, writer: str
 ) -> None:
     area = world.context().fs.upload_path
-    # What plugin code writes by itself counts for the next one.
+    # Files that plugin code writes directly count for the next writer.
     (area / "own").write_bytes(b"z" * (2 * MIB + 1))
     with pytest.raises(UploadQuotaError):
         await WRITERS[writer](world, file_server, tmp_path)
@@ -150,13 +150,13 @@ async def test_every_writer_keeps_the_quota_and_leaves_nothing_when_it_is_refuse
     assert sorted(sizes(area).values()) == [MIB, 2 * MIB]
 
 
-async def test_a_file_may_be_replaced_where_there_is_no_room_for_another(fs: FileSystem) -> None:
+async def test_a_file_may_be_replaced_without_room_for_another(fs: FileSystem) -> None:
     for content in (b"a", b"b"):
         await fs.mixed_forward_file(content * (3 * MIB), file_name="f")
     assert (fs.upload_path / "f").read_bytes()[:1] == b"b" and list(sizes(fs.upload_path)) == ["f"]
 
 
-async def test_many_small_names_end_at_the_quota(fs: FileSystem) -> None:
+async def test_many_small_files_end_at_the_quota(fs: FileSystem) -> None:
     (fs.upload_path / "d").mkdir()
     for number in range(POLICY.chat_names - 1):
         await fs.mixed_forward_file(b"x", file_name=str(number))
@@ -197,7 +197,7 @@ print(len(stored))
 """
 
 
-def test_writers_of_two_processes_fill_the_quota_exactly(fs: FileSystem) -> None:
+def test_concurrent_writers_of_two_processes_fill_the_quota_exactly(fs: FileSystem) -> None:
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", _WRITE_FROM_ANOTHER_PROCESS, str(fs.upload_path), name],
@@ -213,7 +213,7 @@ def test_writers_of_two_processes_fill_the_quota_exactly(fs: FileSystem) -> None
     assert stored == 8 and sum(sizes(fs.upload_path).values()) == 4 * MIB
 
 
-def test_a_file_that_grows_while_it_is_copied_does_not_outgrow_its_room(
+def test_a_file_that_grows_during_its_copy_does_not_exceed_its_reservation(
     fs: FileSystem, tmp_path: Path
 ) -> None:
     source, stop = tmp_path / "log", threading.Event()
@@ -239,7 +239,7 @@ def test_a_file_that_grows_while_it_is_copied_does_not_outgrow_its_room(
         writer.join()
 
 
-def test_a_lock_that_sandboxed_code_can_take_holds_nobody_up(fs: FileSystem) -> None:
+def test_a_lock_held_by_sandboxed_code_blocks_no_writer(fs: FileSystem) -> None:
     """``flock`` works on a read-only bind mount."""
     fd = os.open(fs.upload_path, os.O_RDONLY)
     try:
@@ -249,7 +249,7 @@ def test_a_lock_that_sandboxed_code_can_take_holds_nobody_up(fs: FileSystem) -> 
         os.close(fd)
 
 
-def test_the_error_survives_the_way_through_celery() -> None:
+def test_the_error_survives_its_transfer_through_celery() -> None:
     data = {"size_bytes": 1, "used_bytes": 2, "limit_bytes": 3, "used_names": 4, "limit_names": 5}
     error = UploadQuotaError(name="f", **data)
     copy = pickle.loads(pickle.dumps(error))
@@ -270,7 +270,7 @@ def test_a_private_copy_of_a_sparse_file_takes_no_more_disk_than_the_file(fs: Fi
 
 
 def younger_than(path: Path) -> Callable[[Path], None]:
-    """Write files whose time of change is later than that of ``path``; the kernel's clock ticks."""
+    """Write files whose change time is later than that of ``path``; the kernel's clock advances in ticks."""
 
     def write(other: Path) -> None:
         while not other.exists() or other.stat().st_ctime <= path.lstat().st_ctime:
@@ -279,7 +279,7 @@ def younger_than(path: Path) -> Callable[[Path], None]:
     return write
 
 
-def test_what_is_old_goes_and_links_are_not_followed(world: InMemoryRuntime, tmp_path: Path) -> None:
+def test_old_files_are_deleted_and_links_not_followed(world: InMemoryRuntime, tmp_path: Path) -> None:
     root, area = world.runtime.data_dir, world.areas.uploads_dir(CHAT)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -301,7 +301,7 @@ def test_what_is_old_goes_and_links_are_not_followed(world: InMemoryRuntime, tmp
     assert (outside / "keep").is_file()
 
 
-def test_what_a_killed_writer_left_goes_also_where_files_are_kept(world: InMemoryRuntime) -> None:
+def test_leftovers_of_a_killed_writer_are_deleted_even_where_files_are_kept(world: InMemoryRuntime) -> None:
     area = world.areas.uploads_dir(CHAT)
     left = [area / f".{'0a' * 8}.part", area / f".{'0b' * 8}.download"]
     for path in (area / ".hidden.part", *left):
@@ -313,7 +313,7 @@ def test_what_a_killed_writer_left_goes_also_where_files_are_kept(world: InMemor
 
 
 @pytest.mark.parametrize(("days", "left"), [(0, ["f"]), (30, ["f"]), (1e-12, [])])
-async def test_the_sweep_keeps_files_as_long_as_the_setting_says(
+async def test_the_sweep_keeps_files_for_the_configured_time(
     world: InMemoryRuntime, days: float, left: list[str]
 ) -> None:
     area = world.areas.uploads_dir(CHAT)
@@ -328,6 +328,6 @@ async def test_the_sweep_keeps_files_as_long_as_the_setting_says(
     assert (area / "later").exists()  # not due again
 
 
-async def test_no_directory_of_uploads_is_no_error(tmp_path: Path) -> None:
+async def test_a_missing_uploads_directory_is_no_error(tmp_path: Path) -> None:
     settings: Any = RetentionSettings(uploads_days=1)
     assert await UploadSweep(settings, data_dir=tmp_path / "none").sweep()

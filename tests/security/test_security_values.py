@@ -1,4 +1,4 @@
-"""Values between sandboxed code and a worker: what hostile arguments and careless results come to."""
+"""Values between sandboxed code and a worker: hostile arguments and careless results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sandbox_lab import Lab, lab, method
 MOST_BYTES = SandboxSettings().argument_bytes
 SECRET = "sk-very-secret"
 
-#: Sends each payload as the arguments of a call of its own and tells what came back.
+#: Sends each payload as the arguments of a call of its own and reports the outcome.
 SEND_EACH = """
 import json, os, socket, struct
 # Without the time limit that the channel gives its reads.
@@ -82,7 +82,7 @@ async def test_attack_R4_hostile_texts_raise_inside_and_do_nothing_outside(box: 
 
 
 def is_harmless(data: bytes) -> bool:
-    """Whether the decoder takes it: its own tests say of which payloads that may be true."""
+    """Whether the decoder accepts it; the decoder's own tests determine which payloads that is."""
     try:
         decode_arguments(data, max_bytes=MOST_BYTES)
     except ArgumentError:
