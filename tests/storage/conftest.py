@@ -29,7 +29,7 @@ async def database(migrated_settings: DatabaseSettings, tmp_path: Path) -> Async
 
 @pytest.fixture
 def let_leases_run_out(database: Database) -> Callable[[], Awaitable[None]]:
-    """Make every lease end as if its holder had given no sign of life: no test waits for the clock."""
+    """Expire every lease, as if its holder had stopped renewing it; no test waits for the clock."""
 
     async def run_out() -> None:
         async with database.begin() as tx:

@@ -1,4 +1,4 @@
-"""What a caller is told of a recorded call when the database or the broker fails around it."""
+"""Outcomes of recorded calls as callers see them, when the database or the broker fails meanwhile."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ METHOD = "a.m.f"
 
 
 class Storage:
-    """A database that can be away, and an undisturbed way to look at it."""
+    """A database that can be made unreachable, with a second connection past the outage."""
 
     def __init__(self, settings: DatabaseSettings, tmp_path: Path, proxy: CutProxy | None) -> None:
         self._proxy, self._url = proxy, str(settings.url)
@@ -55,12 +55,12 @@ class Storage:
 
     @property
     def proxy(self) -> CutProxy:
-        """That of PostgreSQL."""
+        """The same for PostgreSQL."""
         assert self._proxy is not None
         return self._proxy
 
     def go_away(self) -> None:
-        """Hold SQLite's write lock, or cut PostgreSQL off."""
+        """Hold SQLite's write lock, or cut off PostgreSQL."""
         if self._proxy is not None:
             self._proxy.go_away()
             return
@@ -73,7 +73,7 @@ class Storage:
         self.come_back()
 
     async def lose_confirmations(self) -> None:
-        """Let PostgreSQL execute what it is asked from now on, and lose what it replies."""
+        """Let PostgreSQL execute statements from now on, and drop its replies."""
         await self.call("connect")
         self.proxy.is_deaf = True
 
@@ -92,7 +92,7 @@ class Storage:
         await eventually(is_reached, what=f"the call to be {state}")
 
     def come_back(self) -> None:
-        """End the outage; nothing happens when there is none."""
+        """End the outage; a no-op without one."""
         if self._proxy is not None:
             self._proxy.come_back()
         if self._lock is not None:
@@ -133,12 +133,12 @@ async def storage(
         await proxy.stop()
 
 
-#: For what happens between processes only: SQLite confirms inside the caller's.
+#: For effects between processes only: SQLite confirms inside the caller's process.
 on_postgres = pytest.mark.parametrize("storage", ["postgres"], indirect=True)
 
 
 class Caller:
-    """The calling side, behind a relay to its broker; answers come by another way."""
+    """The calling side, behind a relay to its broker; answers arrive on another connection."""
 
     def __init__(self, settings: Settings, relay: RedisRelay, database: Database) -> None:
         self.relay = relay
@@ -151,7 +151,7 @@ class Caller:
         self.queue = f"{settings.broker.key_prefix}methods"
 
     def begin(self, made: Invocation) -> asyncio.Task[Envelope]:
-        """Begin a call; what it raises is of a class that callers know."""
+        """Start a call; its errors are of classes that callers can catch."""
         return asyncio.create_task(self._call(made))
 
     async def _call(self, made: Invocation) -> Envelope:
@@ -162,12 +162,12 @@ class Caller:
             raise
 
     async def sent(self, made: Invocation) -> tuple[asyncio.Task[Envelope], dict[str, Any]]:
-        """Begin a call and take its message."""
+        """Start a call and take its message."""
         calling = self.begin(made)
         return calling, await self.taken()
 
     async def lose_replies(self) -> None:
-        """Let the broker execute what it is asked from now on, and lose what it replies."""
+        """Let the broker execute commands from now on, and drop its replies."""
         assert self.caller._publisher is not None
         await self.caller._publisher.epoch()  # connects
         await self.client.script_load(PUSH.text)
@@ -175,7 +175,7 @@ class Caller:
         self.relay.is_mute = True
 
     def cut_off(self) -> None:
-        """Break the connections whose replies are lost; new ones work."""
+        """Break the connections whose replies are dropped; new ones work."""
         self.relay.is_mute = False
         self.relay.reset()
 
@@ -187,18 +187,18 @@ class Caller:
         return message
 
     async def answer(self, message: dict[str, Any], record: dict[str, Any]) -> None:
-        """Store a result and tell the caller, as a worker does."""
+        """Store a result and publish it to the caller, as a worker does."""
         call_id = message["headers"]["id"]
         raw = plain_json.dump({"task_id": call_id, **record})
         await self.client.set(self.app.backend.get_key_for_task(call_id), raw, ex=60)
         await self.client.rpush(self.caller._reply_key, raw)
 
     async def succeed(self, message: dict[str, Any], made: Invocation) -> None:
-        """Answer as a worker whose method returned."""
+        """Answer like a worker whose method returned."""
         await self.answer(message, {"status": "SUCCESS", "result": envelope(made).model_dump(mode="json")})
 
     async def refuse(self, message: dict[str, Any], error: type[Exception] = StorageUnavailableError) -> None:
-        """Answer as a worker that did not start the call; by default because it could not claim it."""
+        """Answer like a worker that did not start the call; by default because it could not claim it."""
         result = {
             "exc_type": error.__name__,
             "exc_module": "nekro_agent.errors",
@@ -268,7 +268,7 @@ async def finish(storage: Storage, made: Invocation, fence: int) -> None:
 # --- a worker could not claim ------------------------------------------------------------------------------
 
 
-async def test_a_refused_call_is_withdrawn_before_its_caller_hears_of_it(
+async def test_a_refused_call_is_withdrawn_before_its_caller_gets_the_error(
     world: Caller, storage: Storage
 ) -> None:
     made = invocation()
@@ -294,7 +294,7 @@ async def test_a_refused_call_that_cannot_be_withdrawn_has_an_unknown_outcome(
         await calling
 
 
-async def test_a_call_whose_deadline_passed_in_the_queue_has_timed_out_also_when_the_database_is_away(
+async def test_a_call_that_expired_in_the_queue_times_out_while_the_database_is_down(
     world: Caller, storage: Storage
 ) -> None:
     made = invocation(seconds=3)
@@ -305,7 +305,7 @@ async def test_a_call_whose_deadline_passed_in_the_queue_has_timed_out_also_when
         await calling
 
 
-async def test_a_caller_hears_the_outcome_that_is_recorded_whatever_the_worker_answered(
+async def test_a_caller_gets_the_recorded_outcome_whatever_the_worker_answered(
     world: Caller, storage: Storage
 ) -> None:
     made = invocation()
@@ -318,7 +318,7 @@ async def test_a_caller_hears_the_outcome_that_is_recorded_whatever_the_worker_a
 # --- the broker's reply is lost ----------------------------------------------------------------------------
 
 
-async def test_a_call_whose_publish_was_not_confirmed_gives_its_recorded_outcome(
+async def test_a_call_with_an_unconfirmed_publish_returns_its_recorded_outcome(
     world: Caller, storage: Storage
 ) -> None:
     made = invocation()
@@ -328,7 +328,7 @@ async def test_a_call_whose_publish_was_not_confirmed_gives_its_recorded_outcome
     assert (await calling).text == "done"
 
 
-async def test_a_call_whose_publish_was_not_confirmed_is_waited_for_while_it_runs(
+async def test_a_call_with_an_unconfirmed_publish_is_waited_for_while_it_runs(
     world: Caller, storage: Storage
 ) -> None:
     made = invocation()
@@ -341,7 +341,7 @@ async def test_a_call_whose_publish_was_not_confirmed_is_waited_for_while_it_run
     assert (await calling).text == "done"
 
 
-async def test_a_call_that_runs_to_its_deadline_unheard_has_an_unknown_outcome(
+async def test_a_call_that_runs_to_its_deadline_without_an_answer_has_an_unknown_outcome(
     world: Caller, storage: Storage
 ) -> None:
     made = invocation(seconds=4)
@@ -352,7 +352,7 @@ async def test_a_call_that_runs_to_its_deadline_unheard_has_an_unknown_outcome(
         await calling
 
 
-async def test_a_call_whose_publish_was_not_confirmed_is_withdrawn_when_nothing_claimed_it(
+async def test_an_unclaimed_call_with_an_unconfirmed_publish_is_withdrawn(
     world: Caller, storage: Storage
 ) -> None:
     made = invocation()
@@ -388,7 +388,7 @@ async def test_a_tool_call_whose_reply_was_cut_off_is_sent_once_and_its_answer_w
     assert await world.client.llen(world.queue) == 0  # type: ignore[misc]  # redis-py's types
 
 
-async def test_a_tool_call_that_does_not_answer_after_a_lost_reply_has_an_unknown_outcome(
+async def test_a_tool_call_without_an_answer_after_a_lost_reply_has_an_unknown_outcome(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("messaging.calls.PUBLISH_SECONDS", 1)
@@ -400,7 +400,7 @@ async def test_a_tool_call_that_does_not_answer_after_a_lost_reply_has_an_unknow
         await calling
 
 
-async def test_a_refused_connection_is_tried_again(
+async def test_a_refused_connection_is_retried(
     make_settings: Callable[..., Settings], own_redis: Any, relay: RedisRelay, storage: Storage
 ) -> None:
     settings = make_settings(broker={"url": own_redis.url}, results={"url": own_redis.url})
@@ -420,7 +420,7 @@ async def test_a_refused_connection_is_tried_again(
 
 
 @on_postgres
-async def test_a_record_whose_confirmation_was_lost_is_written_once_and_sent(
+async def test_a_record_with_a_lost_confirmation_is_written_once_and_sent(
     world: Caller, storage: Storage
 ) -> None:
     await storage.lose_confirmations()
@@ -444,7 +444,7 @@ async def test_a_record_in_doubt_is_an_unknown_outcome(
 
 
 @on_postgres
-async def test_a_record_in_doubt_is_withdrawn_before_its_caller_hears_that_the_call_will_not_run(
+async def test_a_record_in_doubt_is_withdrawn_before_its_caller_gets_an_error(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.calls.records.RECORD_SECONDS", 0.2)
@@ -460,7 +460,7 @@ async def test_a_record_in_doubt_is_withdrawn_before_its_caller_hears_that_the_c
     assert await storage.states() == ["cancelled"]
 
 
-async def test_a_call_that_the_database_refused_to_record_fails_at_once(
+async def test_a_call_that_the_database_refuses_to_record_fails_at_once(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.calls.records.RECORD_SECONDS", 0.2)
@@ -473,7 +473,7 @@ async def test_a_call_that_the_database_refused_to_record_fails_at_once(
     assert await storage.call(made.call_id) is None
 
 
-async def test_a_call_that_was_withdrawn_cannot_be_recorded_later(world: Caller, storage: Storage) -> None:
+async def test_a_withdrawn_call_cannot_be_recorded_later(world: Caller, storage: Storage) -> None:
     made = invocation()
     ledger: Any = world.caller._ledger
     message = world.caller._message(made, "methods")
@@ -487,7 +487,7 @@ async def test_a_call_that_was_withdrawn_cannot_be_recorded_later(world: Caller,
 
 
 class NoHooks:
-    """No plugin judges a text."""
+    """A host without plugins: no hook blocks a text."""
 
     async def on_system_message(self, _chat_key: str, _text: str) -> bool:
         return False
@@ -511,7 +511,9 @@ async def claimed(claims: CallClaims, made: Invocation) -> HeldClaim:
     return await claims.claim(SUBJECT, made, worker="methods@host:7")
 
 
-async def test_a_worker_claims_again_when_the_database_is_back(storage: Storage, claims: CallClaims) -> None:
+async def test_a_worker_claims_again_when_the_database_is_available(
+    storage: Storage, claims: CallClaims
+) -> None:
     storage.go_away()
     claiming = asyncio.create_task(claimed(claims, invocation()))
     await asyncio.wait([claiming], timeout=1.5)
@@ -529,7 +531,7 @@ async def test_a_call_that_could_not_be_claimed_before_its_deadline_does_not_sta
 
 
 @on_postgres
-async def test_a_claim_whose_confirmation_was_lost_is_granted_again(
+async def test_a_claim_with_a_lost_confirmation_is_granted_again(
     storage: Storage, claims: CallClaims
 ) -> None:
     await storage.lose_confirmations()
@@ -556,7 +558,7 @@ async def test_a_call_that_ran_here_unrecorded_is_not_run_again_after_an_outage(
 
 
 @on_postgres
-async def test_an_outcome_whose_confirmation_was_lost_is_the_answer(
+async def test_an_outcome_with_a_lost_confirmation_is_the_answer(
     storage: Storage, claims: CallClaims
 ) -> None:
     made = invocation()

@@ -14,7 +14,7 @@ from nekro_agent.ports import FileAreas
 from storage.files.areas import DataAreas
 
 
-def test_areas_lie_where_plugins_expect_them(tmp_path: Path) -> None:
+def test_areas_are_at_the_paths_that_plugins_expect(tmp_path: Path) -> None:
     areas: FileAreas = DataAreas(tmp_path)
     assert areas.uploads_dir("chat-1") == tmp_path / "uploads" / "chat-1"
     assert areas.shared_dir("sandbox_1") == tmp_path / "sandboxes" / "sandbox_1"
@@ -24,7 +24,7 @@ def test_areas_lie_where_plugins_expect_them(tmp_path: Path) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(keys=st.sets(st.text(min_size=1), min_size=2, max_size=4))
-def test_every_chat_has_a_directory_of_its_own_below_uploads(tmp_path: Path, keys: set[str]) -> None:
+def test_every_chat_has_its_own_directory_below_uploads(tmp_path: Path, keys: set[str]) -> None:
     areas = DataAreas(tmp_path)
     directories = {areas.uploads_dir(key) for key in keys}
     assert len(directories) == len(keys)
@@ -40,7 +40,7 @@ def test_container_key_that_is_no_plain_name_gets_no_directory(tmp_path: Path, k
     assert not (tmp_path / "sandboxes").exists()
 
 
-def test_container_key_of_a_chat_without_a_row_is_taken(tmp_path: Path) -> None:
+def test_container_key_of_a_chat_without_a_row_is_accepted(tmp_path: Path) -> None:
     key = default_container_key("onebot_v11-group:1/2")
     assert DataAreas(tmp_path).shared_dir(key).parent == tmp_path / "sandboxes"
 

@@ -1,4 +1,4 @@
-"""A statement that takes rows up to a limit takes no more of them, whatever plan the database chooses."""
+"""A statement with a row limit takes no more rows, whatever plan the database chooses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATEMENTS: dict[str, Callable[[Transaction], Awaitable[Sized]]] = {
     "failed jobs": lambda tx: tx.jobs.fail_orphans(limit=LIMIT),
 }
 
-#: What keeps PostgreSQL from anything but nested loops that run their inner side again for each row.
+#: Restricts PostgreSQL to nested loops that run their inner side again for each row.
 SWITCHED_OFF = ("hashagg", "hashjoin", "mergejoin", "material", "sort", "indexscan", "bitmapscan")
 
 
@@ -74,7 +74,7 @@ async def test_statement_takes_no_more_rows_than_its_limit(
         assert len(await STATEMENTS[name](tx)) == LIMIT
 
 
-async def test_no_firing_is_lost_when_the_statistics_know_of_one_timer(database: Database) -> None:
+async def test_no_firing_is_lost_when_the_statistics_estimate_one_timer(database: Database) -> None:
     async with database.begin() as tx:
         await tx.chats.ensure("chat")
         await tx.timers.add("chat", fire_at=PAST, description="0")

@@ -1,4 +1,4 @@
-"""Calls: at most one effect, an answer for every delivery, nothing that waits for ever."""
+"""Calls: at most one effect, an answer for every delivery, and no call without an end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def _get(database: Database, call_id: str = "c1") -> Call:
         return await tx.calls.get(call_id)
 
 
-async def test_one_of_many_deliveries_runs_and_the_others_leave_it_alone(database: Database) -> None:
+async def test_one_of_many_deliveries_runs_and_the_others_are_dropped(database: Database) -> None:
     claims = await asyncio.gather(*(_claim(database, _request(), f"w{n}") for n in range(20)))
     verdicts = [claim.verdict for claim in claims]
     assert verdicts.count(ClaimVerdict.GRANTED) == 1
@@ -112,7 +112,7 @@ async def test_frozen_worker_s_effects_are_rolled_back_with_its_claim(
         assert await tx.chats.newest(limit=9) == []
 
 
-async def test_renewal_keeps_claims_alive_and_names_the_lost_ones(
+async def test_renewal_extends_claims_and_names_the_lost_ones(
     database: Database, let_leases_run_out: RunOut
 ) -> None:
     fences = {name: (await _claim(database, _request(name))).fence for name in ("a", "b", "c")}
@@ -159,7 +159,7 @@ async def test_repeatable_call_whose_worker_died_is_published_again(
     assert [(call.id, call.state) for call in lost] == [("once", CallState.UNKNOWN)]
 
 
-async def test_call_that_nobody_claimed_in_time_ends_and_does_not_start(database: Database) -> None:
+async def test_call_that_was_not_claimed_in_time_ends_and_does_not_start(database: Database) -> None:
     past = datetime.now(UTC) - timedelta(seconds=5)
     async with database.begin() as tx:
         await tx.calls.enqueue(_request(deadline=past, invocation={"i": 1}))
@@ -171,9 +171,7 @@ async def test_call_that_nobody_claimed_in_time_ends_and_does_not_start(database
 
 
 @pytest.mark.parametrize("detaches_first", [True, False])
-async def test_result_goes_to_the_caller_or_to_the_chat_and_never_to_neither(
-    database: Database, detaches_first: bool
-) -> None:
+async def test_result_goes_to_either_the_caller_or_the_chat(database: Database, detaches_first: bool) -> None:
     claim = await _claim(database, _request())
 
     async def detach() -> Call:

@@ -1,4 +1,4 @@
-"""Cancelled calls of a database: whatever is cancelled, how often and when, others are not disturbed."""
+"""Cancelled calls of a database do not disturb others, whenever and however often they are cancelled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from storage.repositories.calls import CallRequest
 from storage.states import CallState
 from workers.pools.jobs import Interruptible, Job, StopReason
 
-#: How many calls are under way at once.
+#: Concurrent calls.
 AT_ONCE = 40
 
 
@@ -50,7 +50,7 @@ def delivery() -> Job:
 
 
 async def claim_and_finish(database: Database, call_id: str) -> None:
-    """Do with a call what a worker does, and write a text beside its record."""
+    """Do what a worker does with a call, and write a text beside its record."""
     request = CallRequest(id=call_id, method="a.m.f", type=SandboxMethodType.BEHAVIOR, chat_key="chat")
     async with database.autocommit() as tx:
         claim = await tx.calls.claim(request, worker="w", lease_seconds=60)
@@ -60,7 +60,7 @@ async def claim_and_finish(database: Database, call_id: str) -> None:
 
 
 class Load:
-    """Calls at random, some of which are cancelled once, twice or three times, a moment apart."""
+    """Random calls, some of which are cancelled once, twice or three times, a moment apart."""
 
     def __init__(self, database: Database, *, calls: int, cancels: int, seed: int) -> None:
         self._database, self._random = database, random.Random(seed)
@@ -71,7 +71,6 @@ class Load:
         self.incidents: list[str] = []
 
     async def run(self) -> None:
-        """Run all of it."""
         numbers = iter(range(self._calls))
         await asyncio.gather(*(self._work(numbers) for _ in range(AT_ONCE)))
 
@@ -101,7 +100,7 @@ class Load:
             await asyncio.sleep(pause)
 
     async def check(self) -> None:
-        """Compare the rows with what their callers were told."""
+        """Compare the rows with the outcomes that callers saw."""
         async with self._database.read() as tx:
             rows = await tx.connection.execute(text("SELECT id, state FROM calls"))
             done = {row.id for row in rows if row.state == CallState.DONE}
@@ -110,7 +109,7 @@ class Load:
         assert len(self.recorded) >= self._calls - len(self._cancelled)
 
     def p99_seconds(self) -> float:
-        """Of the calls that nobody cancelled."""
+        """Calls that were not cancelled."""
         return sorted(self.seconds)[int(len(self.seconds) * 0.99)]
 
 
@@ -161,7 +160,7 @@ def cancelled_at(work: Coroutine[Any, Any, None], wait: int, *, again: bool) -> 
 async def test_a_cancellation_at_any_wait_leaves_no_connection_open(
     database: Database, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    # psycopg waits for the loop, even where it need not wait for the server, when the loop is busy.
+    # psycopg yields to a busy loop even where it need not wait for the server.
     monkeypatch.setattr(psycopg.waiting, "MAX_BUSY_TIME", 0)
     values = SqlKeyValueStore(database, StoreSettings())
 
@@ -185,7 +184,7 @@ async def test_a_cancellation_at_any_wait_leaves_no_connection_open(
 
 
 async def turns(count: int = 20) -> None:
-    """Let the loop do what it can do without waiting."""
+    """Run the loop until it would have to wait."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -278,7 +277,7 @@ async def test_a_job_that_is_terminated_often_is_cancelled_once() -> None:
     assert task.cancelling() == 0
 
 
-async def test_the_hard_limit_ends_what_a_job_does_after_its_soft_limit() -> None:
+async def test_the_hard_limit_ends_the_clean_up_of_a_job_after_its_soft_limit() -> None:
     job, caught = delivery(), []
 
     async def body() -> None:

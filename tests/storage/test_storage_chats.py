@@ -18,7 +18,7 @@ from storage.files.areas import DataAreas
 RunOut = Callable[[], Awaitable[None]]
 CHAT = "onebot_v11-group:1/2"
 
-#: Takes one chat's lease and one named lease in turns, and counts in a row without atomic increments.
+#: Acquires one chat's lease and one named lease alternately, and counts without atomic increments.
 CONTENDER = """
 import asyncio, sys
 from pathlib import Path
@@ -78,7 +78,7 @@ async def test_concurrent_callers_agree_on_the_container_key(database: Database)
     assert len(set(await asyncio.gather(*(ensure() for _ in range(20))))) == 1
 
 
-async def test_known_fields_are_replaced_by_new_ones_and_kept_by_none(database: Database) -> None:
+async def test_given_fields_are_replaced_and_none_keeps_the_known_ones(database: Database) -> None:
     async with database.begin() as tx:
         before = await tx.chats.ensure(CHAT, adapter_key="a", channel_name="old")
         after = await tx.chats.ensure(CHAT, channel_name="new")
@@ -93,7 +93,7 @@ async def test_any_platform_s_chat_key_works(database: Database, chat_key: str) 
         assert (await tx.chats.get(chat_key)).chat_key == chat_key
 
 
-async def test_endless_chat_key_is_refused_with_its_size(database: Database) -> None:
+async def test_overlong_chat_key_is_refused_with_its_size(database: Database) -> None:
     with pytest.raises(InvalidValueError, match="5000 bytes; the limit is 1250"):
         async with database.begin() as tx:
             await tx.chats.ensure("k" * 5000)
@@ -133,7 +133,7 @@ async def test_holder_that_lost_its_lease_cannot_act_on_it(
     assert old is not None
     await let_leases_run_out()
     async with database.begin() as tx:
-        await tx.chats.hold(CHAT, fence=old)  # ran out, but nobody else began
+        await tx.chats.hold(CHAT, fence=old)  # expired, but not taken by another holder
         new = await tx.chats.acquire_lease(CHAT, owner="next", lease_seconds=30)
         assert new == old + 1
         with pytest.raises(FencedError, match=f"lease {old}"):
@@ -143,7 +143,7 @@ async def test_holder_that_lost_its_lease_cannot_act_on_it(
         await tx.chats.hold(CHAT, fence=new)
 
 
-async def test_lease_that_ran_out_can_be_renewed_while_nobody_took_it(
+async def test_expired_lease_can_be_renewed_while_it_is_free(
     database: Database, let_leases_run_out: RunOut
 ) -> None:
     async with database.begin() as tx:
@@ -176,7 +176,7 @@ async def test_named_lease_has_one_holder_at_a_time(database: Database, let_leas
         assert await tx.leases.acquire("sweeper", owner="third", lease_seconds=30) == 3
 
 
-async def test_processes_that_contend_for_a_lease_never_hold_it_together(
+async def test_competing_processes_never_hold_a_lease_together(
     database: Database, migrated_settings: DatabaseSettings
 ) -> None:
     assert migrated_settings.url is not None

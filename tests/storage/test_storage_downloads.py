@@ -1,4 +1,4 @@
-"""Downloads as rows: one claim per target, fenced, and what the others see."""
+"""Downloads as rows: one fenced claim per target, visible to other workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_one_download_per_target_until_it_ends(database: Database) -> None
     assert running is not None and running.report is None
 
 
-async def test_a_claim_that_ran_out_passes_on_and_its_writes_are_refused(database: Database) -> None:
+async def test_an_expired_claim_is_taken_over_and_its_writes_are_refused(database: Database) -> None:
     assert await claim(database, lease_seconds=-1) == 1
     assert await claim(database) == 2
     async with database.autocommit() as tx:
@@ -44,7 +44,7 @@ async def test_a_claim_that_ran_out_passes_on_and_its_writes_are_refused(databas
             await tx.downloads.end("a/b", fence=1, report=None)
 
 
-async def test_what_nobody_works_on_can_be_forgotten(database: Database) -> None:
+async def test_a_download_without_a_worker_can_be_deleted(database: Database) -> None:
     await claim(database)
     async with database.begin() as tx:
         assert await tx.downloads.idle(idle_seconds=-5, limit=9) == []

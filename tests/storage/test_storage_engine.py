@@ -1,4 +1,4 @@
-"""Transactions, many loops, many waiting callers, and databases that go away."""
+"""Transactions, several loops, many waiting callers, and databases that fail."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def leases(request: pytest.FixtureRequest) -> Leases:
 
 
 class Leases:
-    """Rows of a table, by statements that SQLAlchemy runs or that the driver itself does."""
+    """Rows of a table, by statements that SQLAlchemy or the driver itself runs."""
 
     def __init__(self, *, by_driver: bool) -> None:
         self._by_driver = by_driver
@@ -87,7 +87,7 @@ async def test_cancelled_block_is_rolled_back_and_the_database_stays_usable(
             inserted.set()
             await asyncio.Event().wait()
 
-    for _ in range(12):  # more than there are connections: a leaked one would be missed
+    for _ in range(12):  # more than there are connections: a leak would be noticed
         task = asyncio.create_task(write_for_ever())
         await inserted.wait()
         inserted.clear()
@@ -115,7 +115,7 @@ async def test_statement_cancelled_at_any_point_leaves_the_database_usable(
     assert "last" in await leases.names(database)
 
 
-async def test_callbacks_run_in_order_after_the_commit_only(leases: Leases, database: Database) -> None:
+async def test_callbacks_run_in_order_and_after_the_commit_only(leases: Leases, database: Database) -> None:
     seen: list[object] = []
 
     async def look(number: int) -> None:
@@ -134,7 +134,9 @@ async def test_callbacks_run_in_order_after_the_commit_only(leases: Leases, data
     assert len(seen) == 2
 
 
-async def test_failing_callback_undoes_nothing_and_stops_no_other(leases: Leases, database: Database) -> None:
+async def test_failing_callback_undoes_nothing_and_does_not_stop_the_others(
+    leases: Leases, database: Database
+) -> None:
     ran = asyncio.Event()
 
     async def fail() -> None:
@@ -151,7 +153,7 @@ async def test_failing_callback_undoes_nothing_and_stops_no_other(leases: Leases
     assert await leases.names(database) == ["a"]
 
 
-async def test_write_transaction_inside_one_is_refused_instead_of_waiting_for_itself(
+async def test_write_transaction_inside_another_is_refused_instead_of_deadlocking(
     database: Database,
 ) -> None:
     async with database.begin():
@@ -177,7 +179,7 @@ async def test_thousand_callers_at_once_share_the_connections(leases: Leases, da
     assert len(await leases.names(database)) == 500
 
 
-def test_every_loop_and_thread_has_connections_of_its_own(
+def test_every_loop_and_thread_has_its_own_connections(
     leases: Leases, migrated_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
     database = Database(migrated_settings, tmp_path)
@@ -229,9 +231,7 @@ async def test_dispose_closes_the_connections_of_other_running_loops(
 
 
 @pytest.mark.parametrize("how", ["the database is disposed", "the loop is collected"])
-def test_the_connection_of_a_loop_that_has_ended_is_closed_when(
-    how: str, migrated_copy: Any, tmp_path: Path
-) -> None:
+def test_the_connection_of_an_ended_loop_is_closed(how: str, migrated_copy: Any, tmp_path: Path) -> None:
     database = Database(migrated_copy("postgres"), tmp_path)
 
     async def use() -> Any:
@@ -250,7 +250,7 @@ def test_the_connection_of_a_loop_that_has_ended_is_closed_when(
     assert connection.closed
 
 
-async def test_a_connection_in_use_while_its_database_is_disposed_is_closed_when_given_back(
+async def test_a_connection_in_use_during_dispose_is_closed_when_returned(
     database: Database,
 ) -> None:
     async with database.read() as tx:
@@ -260,7 +260,7 @@ async def test_a_connection_in_use_while_its_database_is_disposed_is_closed_when
     assert connection._is_stopped if database.is_sqlite else connection.closed
 
 
-async def test_dispose_leaves_a_connection_behind_that_cannot_be_closed(
+async def test_dispose_continues_after_a_connection_that_cannot_be_closed(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("storage.driver.loop_pool.ENDING_SECONDS", 0.2)
@@ -275,7 +275,9 @@ async def test_dispose_leaves_a_connection_behind_that_cannot_be_closed(
     assert "(1 still closing) were not closed" in caplog.text
 
 
-async def test_writer_that_waits_too_long_for_sqlite_is_told_so(tmp_path: Path, migrated_copy: Any) -> None:
+async def test_writer_that_waits_too_long_for_sqlite_gets_an_error(
+    tmp_path: Path, migrated_copy: Any
+) -> None:
     settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05})
     database, other_process = Database(settings, tmp_path), Database(settings, tmp_path)
     async with database.begin() as holder:
@@ -312,7 +314,7 @@ async def test_full_disk_fails_one_transaction_and_not_the_next(
     await database.dispose()
 
 
-def test_sqlite_file_is_its_owner_s_alone(leases: Leases, tmp_path: Path) -> None:
+def test_sqlite_file_is_private_to_its_owner(leases: Leases, tmp_path: Path) -> None:
     asyncio.run(_names_and_dispose(leases, _fresh(tmp_path)))
     modes = {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "private").iterdir()}
     assert "nekro.db" in modes and set(modes.values()) == {0}
@@ -323,10 +325,10 @@ def _fresh(tmp_path: Path) -> Database:
     return Database(DatabaseSettings(), tmp_path / "private")
 
 
-async def test_another_engine_of_the_process_leaves_the_locks_of_the_first_alone(
+async def test_another_engine_of_the_process_does_not_release_the_locks_of_the_first(
     leases: Leases, tmp_path: Path, migrated_copy: Any
 ) -> None:
-    """Else the last process to leave takes the log away from under connections that still write to it."""
+    """Otherwise the last process to close would delete the log of connections that still write to it."""
     settings = migrated_copy("sqlite")
     file = settings.url.removeprefix("sqlite:///")
     first, second = Database(settings, tmp_path), Database(settings, tmp_path)
@@ -356,7 +358,7 @@ async def test_transaction_that_takes_too_long_is_ended(
     await database.dispose()
 
 
-async def test_schema_that_is_not_there_names_the_mend(
+async def test_missing_schema_is_an_error_that_names_the_fix(
     leases: Leases, database_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
     database = Database(database_settings, tmp_path)
@@ -365,9 +367,7 @@ async def test_schema_that_is_not_there_names_the_mend(
     await database.dispose()
 
 
-async def test_broken_constraint_is_a_conflict_inside_the_block_already(
-    leases: Leases, database: Database
-) -> None:
+async def test_violated_constraint_is_a_conflict_inside_the_block(leases: Leases, database: Database) -> None:
     async with database.begin() as tx:
         await leases.insert(tx, "a")
     with pytest.raises(ConflictError) as caught:
@@ -391,7 +391,7 @@ async def proxied(migrated_copy: Any, tmp_path: Path) -> AsyncIterator[tuple[Dat
     await proxy.stop()
 
 
-async def test_frozen_server_costs_the_time_limit_and_no_connection(
+async def test_frozen_server_is_an_error_after_the_time_limit_and_leaks_no_connection(
     leases: Leases,
     proxied: tuple[Database, CutProxy],
 ) -> None:
@@ -404,13 +404,13 @@ async def test_frozen_server_costs_the_time_limit_and_no_connection(
     )
     assert {type(failure) for failure in failures} == {StorageUnavailableError}
     proxy.frozen.clear()
-    # Each failure gave its place in the pool back.
+    # Each failure returned its place in the pool.
     assert (
         await asyncio.gather(*(leases.names(database) for _ in range(2 * pool_size))) == [[]] * 2 * pool_size
     )
 
 
-async def test_connections_cut_at_rest_are_replaced_without_an_error(
+async def test_idle_connections_that_were_cut_are_replaced_without_an_error(
     leases: Leases, proxied: tuple[Database, CutProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, proxy = proxied
@@ -420,7 +420,7 @@ async def test_connections_cut_at_rest_are_replaced_without_an_error(
     assert await asyncio.gather(*(leases.names(database) for _ in range(20))) == [[]] * 20
 
 
-async def test_a_connection_that_the_server_ends_says_nothing_about_its_statement(
+async def test_a_connection_ended_by_the_server_leaves_the_outcome_of_its_statement_unknown(
     migrated_copy: Any, tmp_path: Path
 ) -> None:
     database = Database(migrated_copy("postgres"), tmp_path)
@@ -432,7 +432,7 @@ async def test_a_connection_that_the_server_ends_says_nothing_about_its_statemen
     assert not is_refusal(caught.value)
 
 
-async def test_one_connection_that_broke_makes_the_others_suspect(
+async def test_after_one_broken_connection_the_others_are_checked(
     leases: Leases, proxied: tuple[Database, CutProxy]
 ) -> None:
     database, proxy = proxied
@@ -460,7 +460,7 @@ def _subclasses(root: type[BaseException]) -> Iterator[type[BaseException]]:
 
 
 @pytest.mark.parametrize("driver_root", [sqlite3.Error, psycopg.Error])
-def test_every_driver_error_becomes_one_of_ours(driver_root: type[BaseException]) -> None:
+def test_every_driver_error_is_mapped(driver_root: type[BaseException]) -> None:
     for driver_error in _subclasses(driver_root):
         names = {base.__name__ for base in driver_error.__mro__}
         # As SQLAlchemy does: the class of the same name, else the nearest base's.
@@ -484,7 +484,7 @@ def test_every_driver_error_becomes_one_of_ours(driver_root: type[BaseException]
 
 
 @pytest.mark.parametrize("ends", ["well", "badly"])
-async def test_a_transaction_without_a_statement_begins_nothing(
+async def test_a_transaction_without_a_statement_sends_no_begin(
     tmp_path: Path, migrated_copy: Any, ends: str
 ) -> None:
     settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05, "pool_size": 1})
@@ -503,9 +503,7 @@ async def test_a_transaction_without_a_statement_begins_nothing(
     await other_process.dispose()
 
 
-async def test_a_transaction_that_could_not_begin_leaves_its_connection_as_it_was(
-    tmp_path: Path, migrated_copy: Any
-) -> None:
+async def test_a_failed_begin_leaves_its_connection_unchanged(tmp_path: Path, migrated_copy: Any) -> None:
     settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05, "pool_size": 1})
     database, other_process = Database(settings, tmp_path), Database(settings, tmp_path)
     async with other_process.begin() as other:

@@ -1,4 +1,4 @@
-"""What runs all the time finds its rows by an index, whatever the tables' sizes."""
+"""Frequent queries use an index, whatever the sizes of the tables."""
 
 from __future__ import annotations
 

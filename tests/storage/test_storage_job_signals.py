@@ -1,4 +1,4 @@
-"""Signals of jobs are kept until they are taken, and waits can be seen and cancelled by anybody."""
+"""Signals of jobs are stored until they are taken, and waits are visible and can be cancelled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def job_id(database: Database) -> str:
         return (await tx.jobs.add(NewJob(type="t", task_id="1", plugin_key="a.b", chat_key="c"))).id
 
 
-async def test_signal_that_comes_early_is_kept_and_taken_once(database: Database, job_id: str) -> None:
+async def test_early_signal_is_stored_and_taken_once(database: Database, job_id: str) -> None:
     async with database.begin() as tx:
         await tx.job_signals.signal(job_id, key="answer", data={"n": 1})
         await tx.job_signals.signal(job_id, key="answer", data={"n": 2})
@@ -38,7 +38,7 @@ async def test_signal_without_data_is_a_signal(database: Database, job_id: str) 
         assert (taken.state, taken.data) == (WaitState.READY, None)
 
 
-async def test_second_wait_displaces_the_first_and_gets_the_signal(database: Database, job_id: str) -> None:
+async def test_second_wait_replaces_the_first_and_gets_the_signal(database: Database, job_id: str) -> None:
     async with database.begin() as tx:
         await tx.job_signals.begin(job_id, key="k", waiter="first")
         await tx.job_signals.begin(job_id, key="k", waiter="second")
@@ -63,7 +63,7 @@ async def test_cancelling_counts_waits_and_keeps_signals(database: Database, job
         assert (await tx.job_signals.take(job_id, key="z", waiter="w")).data == 1
 
 
-async def test_end_of_a_job_takes_its_signals_and_waits_along(database: Database, job_id: str) -> None:
+async def test_end_of_a_job_deletes_its_signals_and_waits(database: Database, job_id: str) -> None:
     async with database.begin() as tx:
         await tx.job_signals.begin(job_id, key="k", waiter="w")
         await tx.job_signals.signal(job_id, key="early", data=1)

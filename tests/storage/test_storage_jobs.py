@@ -1,4 +1,4 @@
-"""Background jobs: once at a time, taken over after a crash, signals that are not lost."""
+"""Background jobs: one run at a time, taken over after a crash."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ async def test_job_that_must_not_restart_fails_when_its_worker_dies(
     assert failed.state is JobState.FAILED and "worker died" in failed.message
 
 
-async def test_job_that_nobody_claimed_is_published_again(database: Database) -> None:
+async def test_unclaimed_job_is_published_again(database: Database) -> None:
     job = await _add(database, _new())
     async with database.begin() as tx:
         assert await tx.jobs.take_orphans(waiting_seconds=60, limit=9) == []
         assert [o.id for o in await tx.jobs.take_orphans(waiting_seconds=-1, limit=9)] == [job.id]
 
 
-async def test_running_job_is_asked_to_stop_and_ends_as_it_chooses(database: Database) -> None:
+async def test_running_job_is_requested_to_stop_and_chooses_its_end(database: Database) -> None:
     job = await _add(database, _new())
     await _claim(database, job.id)
     async with database.begin() as tx:
@@ -124,7 +124,7 @@ async def test_running_job_is_asked_to_stop_and_ends_as_it_chooses(database: Dat
             await tx.jobs.finish(job.id, fence=1, state=JobState.SUCCEEDED, message="no")
 
 
-async def test_job_does_not_finish_as_open_and_missing_jobs_are_named(database: Database) -> None:
+async def test_job_cannot_finish_as_open_and_missing_jobs_are_named(database: Database) -> None:
     async with database.begin() as tx:
         with pytest.raises(ValueError, match="running"):
             await tx.jobs.finish("j", fence=1, state=JobState.RUNNING, message="")

@@ -1,4 +1,4 @@
-"""What only the SQL store promises: durability, processes, limits. The rest is in the contract tests."""
+"""Promises of the SQL store alone: durability, processes, limits. The contract tests contain the others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ sys.stdin.readline()
 asyncio.run(main(*sys.argv[1:]))
 """
 
-#: Sets values for ever and says each key only after its `set` returned.
+#: Sets values without end and prints each key only after its `set` returned.
 ENDLESS_WRITER = """
 import asyncio, sys
 from pathlib import Path
@@ -67,7 +67,7 @@ async def _count(database: Database) -> int:
         return (await tx.connection.execute(select(func.count()).select_from(PluginValueRow))).scalar_one()
 
 
-async def test_processes_that_set_one_key_report_one_creation(
+async def test_concurrent_processes_that_set_one_key_report_one_creation(
     database: Database, migrated_settings: DatabaseSettings
 ) -> None:
     assert migrated_settings.url is not None
@@ -120,14 +120,14 @@ async def test_value_limit_counts_bytes_and_names_size_limit_and_setting(databas
     assert await store.get("a.b", **SCOPE) == "é" * 512
 
 
-async def test_value_of_sixteen_mebibytes_is_kept(database: Database) -> None:
+async def test_value_of_sixteen_mebibytes_is_stored(database: Database) -> None:
     store = SqlKeyValueStore(database, StoreSettings())
     value = "0123456789abcdef" * (1 << 20)
     await store.set("a.b", **SCOPE, value=value)
     assert await store.get("a.b", **SCOPE) == value
 
 
-async def test_lone_surrogates_are_kept_as_they_are(database: Database) -> None:
+async def test_lone_surrogates_are_stored_unchanged(database: Database) -> None:
     store = SqlKeyValueStore(database, StoreSettings())
     scope = {"chat_key": "\ud800", "user_key": "\udfff", "store_key": "\ufdd0d800"}
     await store.set("a.b", **scope, value="\udc80\0")

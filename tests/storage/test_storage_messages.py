@@ -1,4 +1,4 @@
-"""A chat's messages: in order, once where it matters, and what the LLM is shown of them."""
+"""A chat's messages: order, once-keys, and the part that the LLM is shown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def _append(database: Database, *messages: NewMessage) -> list[Message]:
         return [await tx.messages.append(message) for message in messages]
 
 
-async def test_message_comes_back_whole(database: Database, chat: str) -> None:
+async def test_message_is_read_back_equal(database: Database, chat: str) -> None:
     new = _message(
         "a\0\ud800",
         sender_id="7",
@@ -51,7 +51,9 @@ async def test_message_comes_back_whole(database: Database, chat: str) -> None:
         assert await tx.messages.find("no") is None
 
 
-async def test_newest_messages_come_in_order_and_page_backwards(database: Database, chat: str) -> None:
+async def test_newest_messages_are_returned_in_order_and_page_backwards(
+    database: Database, chat: str
+) -> None:
     await _append(database, *(_message(str(n)) for n in range(6)), _message("x", chat_key="other"))
     async with database.read() as tx:
         page = await tx.messages.newest(chat, limit=4)
@@ -62,7 +64,7 @@ async def test_newest_messages_come_in_order_and_page_backwards(database: Databa
         assert await tx.messages.last_sequence("nobody") == 0
 
 
-async def test_reset_hides_the_past_and_keeps_it(database: Database, chat: str) -> None:
+async def test_reset_hides_earlier_messages_without_deleting_them(database: Database, chat: str) -> None:
     await _append(database, _message("before"), _message("elsewhere", chat_key="other"))
     async with database.begin() as tx:
         await tx.chats.reset(chat)
@@ -109,7 +111,7 @@ async def test_message_of_a_chat_without_a_row_is_refused(database: Database) ->
         await _append(database, _message(chat_key="nobody"))
 
 
-async def test_reader_that_follows_sequences_misses_nothing_of_concurrent_writers(
+async def test_reader_that_follows_sequences_misses_no_concurrent_message(
     database: Database, chat: str
 ) -> None:
     seen: list[Message] = []

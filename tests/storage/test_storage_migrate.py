@@ -1,4 +1,4 @@
-"""The schema comes from migrations alone, once, and equals the models."""
+"""The schema is created by migrations only, once, and equals the models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ print(json.dumps([name for name in sys.modules if name.partition(".")[0] == "ale
 """
 
 
-async def test_migrations_build_what_the_models_say(
+async def test_migrations_build_the_schema_of_the_models(
     database_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
     await upgrade(database_settings, tmp_path)
@@ -62,7 +62,9 @@ async def test_downgrade_leaves_nothing_behind(database_settings: DatabaseSettin
         assert inspect(connection).get_table_names() == ["alembic_version"]
 
 
-async def test_status_tells_empty_from_migrated(database_settings: DatabaseSettings, tmp_path: Path) -> None:
+async def test_status_distinguishes_empty_from_migrated(
+    database_settings: DatabaseSettings, tmp_path: Path
+) -> None:
     before = await check(database_settings, tmp_path)
     assert (before.reachable, before.revision, before.migrated) == (True, None, False)
     with pytest.raises(StorageUnavailableError, match="nekro db upgrade"):
@@ -75,7 +77,7 @@ async def test_status_tells_empty_from_migrated(database_settings: DatabaseSetti
     await require_migrated(database_settings, tmp_path)
 
 
-async def test_status_names_what_is_wrong_and_no_password(tmp_path: Path) -> None:
+async def test_status_names_the_error_and_no_password(tmp_path: Path) -> None:
     settings = DatabaseSettings(url="postgresql://me:hunter2@127.0.0.1:1/x")
     status = await check(settings, tmp_path)
     assert not status.reachable and "refused" in (status.problem or "")
@@ -97,13 +99,13 @@ async def test_a_migrated_database_is_recognised_without_alembic(
     assert json.loads(found.stdout) == []
 
 
-async def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+async def test_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     settings = DatabaseSettings(url=f"sqlite:///{tmp_path}/file/x.db")
     assert "file" in ((await check(settings, tmp_path)).problem or "")
 
 
-async def test_schema_of_a_newer_version_is_left_alone(
+async def test_schema_of_a_newer_version_is_unchanged(
     database_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
     await upgrade(database_settings, tmp_path)
@@ -136,13 +138,13 @@ async def test_a_worker_refuses_a_schema_that_is_missing_or_older(
         await asked_by_a_worker(database_settings, tmp_path)
 
 
-def test_files_of_revisions_are_named_by_them(tmp_path: Path) -> None:
+def test_files_of_revisions_are_named_after_them(tmp_path: Path) -> None:
     scripts = ScriptDirectory(str(Path(storage.__file__).parent / "migrations"))
     assert [script.revision for script in scripts.walk_revisions()][::-1] == list(known_revisions())
     assert known_revisions()[-1] == scripts.get_current_head()
 
 
-#: Each takes away what the version before may still use: for a release after the one that uses it no more.
+#: Each removes what the previous version may still use; permitted one release after its last use.
 REMOVES = ("drop_column", "drop_table", "drop_constraint", "rename_table", "alter_column")
 
 
@@ -157,7 +159,7 @@ def test_upgrades_only_add(path: Path) -> None:
     assert not columns or "nullable=True" in text or "server_default" in text
 
 
-async def test_processes_that_start_at_once_migrate_once(
+async def test_processes_that_start_concurrently_migrate_once(
     database_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
     assert database_settings.url is not None

@@ -8,7 +8,7 @@ from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
 
 
-async def test_open_work_counts_what_is_due_and_what_runs(database: Database) -> None:
+async def test_open_work_counts_due_and_running_items(database: Database) -> None:
     async with database.begin() as transaction:
         nothing = await OverviewRepository(transaction.connection).rounds()
         assert nothing == OpenWork(waiting=0, running=0, oldest_seconds=0)

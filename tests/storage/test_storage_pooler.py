@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not inst
 def pooled(
     migrated_copy: Callable[[str], DatabaseSettings], tmp_path: Path, unused_tcp_port: int
 ) -> Iterator[Callable[[str], DatabaseSettings]]:
-    """Settings that lead through a pgbouncer of a pool mode."""
+    """Settings that lead through a pgbouncer with a given pool mode."""
     assert PGBOUNCER is not None
     direct, started = migrated_copy("postgres"), list[subprocess.Popen[bytes]]()
     directory = Path(tempfile.mkdtemp(prefix="pgbouncer"))  # other users cannot read below tmp_path

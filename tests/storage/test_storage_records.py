@@ -11,7 +11,7 @@ from storage.kv import SqlKeyValueStore
 from storage.repositories.messages import NewMessage
 
 
-async def test_messages_of_one_or_all_chats_come_newest_first(database: Database) -> None:
+async def test_messages_of_one_or_all_chats_are_newest_first(database: Database) -> None:
     async with database.begin() as tx:
         await tx.chats.ensure("a", adapter_key="onebot_v11")
         await tx.chats.ensure("b")
@@ -31,7 +31,7 @@ async def test_messages_of_one_or_all_chats_come_newest_first(database: Database
         assert await tx.records.chats(chat_key="c", limit=9) == []
 
 
-async def test_plugin_values_are_narrowed_by_what_is_given(database: Database) -> None:
+async def test_plugin_values_are_filtered_by_the_given_fields(database: Database) -> None:
     store = SqlKeyValueStore(database, StoreSettings())
     for plugin, chat, key in [("a.b", "", "k"), ("a.b", "c", "k"), ("a.b", "c", "l"), ("a.c", "c", "k\0")]:
         await store.set(plugin, chat_key=chat, user_key="", store_key=key, value=f"{plugin}{chat}{key}")

@@ -1,4 +1,4 @@
-"""What ended long ago goes; everything else stays."""
+"""Old ended rows are deleted; all other rows are kept."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def _fill(database: Database, *, prefix: str) -> None:
         )
 
 
-async def test_old_ended_rows_go_and_open_or_young_ones_stay(database: Database) -> None:
+async def test_old_ended_rows_are_deleted_and_open_or_recent_ones_kept(database: Database) -> None:
     await _fill(database, prefix="old")
     async with database.begin() as tx:
         for table, columns in AGES.items():
@@ -62,7 +62,7 @@ async def test_old_ended_rows_go_and_open_or_young_ones_stay(database: Database)
                 )
     await _fill(database, prefix="young")
     keep = RetentionSettings(messages_days=0)
-    # Timers are as old as their time; four of the six have fired.
+    # The age of a timer is that of its time; four of the six have fired.
     assert await delete_expired(database, keep, batch=2) == {"calls": 2, "rounds": 3, "jobs": 2, "timers": 4}
     assert set((await delete_expired(database, keep)).values()) == {0}
     assert (await delete_expired(database, RetentionSettings(messages_days=1)))["messages"] == 3

@@ -1,4 +1,4 @@
-"""Rounds: one per trigger, in order, one at a time, whatever dies."""
+"""Rounds: one per trigger, in order, one at a time, after any failure."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_round_of_a_chat_without_a_row_is_refused(database: Database) -> N
         await _ask(database, _request("x", chat_key="nobody"))
 
 
-async def test_oldest_round_runs_and_the_others_go_along_in_order(database: Database, fence: int) -> None:
+async def test_oldest_round_runs_and_the_others_are_merged_in_order(database: Database, fence: int) -> None:
     requests = [_request(str(n), user_id=f"u{n}") for n in range(4)]
     await _ask(database, *requests, _request("x", chat_key="other"))
     claimed = await _claim(database, fence)
@@ -91,7 +91,7 @@ async def test_oldest_round_runs_and_the_others_go_along_in_order(database: Data
     assert await _claim(database, fence) is None
 
 
-async def test_trigger_that_comes_while_a_round_runs_waits_for_the_next(
+async def test_trigger_that_arrives_while_a_round_runs_waits_for_the_next(
     database: Database, fence: int
 ) -> None:
     await _ask(database, _request("1"))
@@ -104,7 +104,7 @@ async def test_trigger_that_comes_while_a_round_runs_waits_for_the_next(
     assert [item.trigger_id for item in second.triggers] == ["2", "3"]
 
 
-async def test_second_round_at_once_is_refused_by_the_database(database: Database, fence: int) -> None:
+async def test_second_running_round_is_refused_by_the_database(database: Database, fence: int) -> None:
     await _ask(database, _request("1"))
     await _claim(database, fence)
     await _ask(database, _request("2"))
@@ -112,9 +112,7 @@ async def test_second_round_at_once_is_refused_by_the_database(database: Databas
         await _claim(database, fence)
 
 
-async def test_delayed_round_waits_and_goes_along_with_one_that_is_due(
-    database: Database, fence: int
-) -> None:
+async def test_delayed_round_waits_and_is_merged_with_a_due_one(database: Database, fence: int) -> None:
     await _ask(database, _request("1", delay_seconds=60))
     assert await _claim(database, fence) is None
     async with database.read() as tx:
@@ -129,7 +127,7 @@ async def test_delayed_round_waits_and_goes_along_with_one_that_is_due(
     assert claimed.user_id == "u2"
 
 
-async def test_what_is_known_is_recorded_piece_by_piece(database: Database, fence: int) -> None:
+async def test_fields_are_recorded_as_they_become_known(database: Database, fence: int) -> None:
     await _ask(database, _request("1", observation="seen", segments=[{"type": "text", "text": "x"}]))
     claimed = await _claim(database, fence)
     assert claimed is not None
@@ -180,7 +178,7 @@ async def _take_over(database: Database, fence: int, max_attempts: int = 3) -> l
         return await tx.rounds.take_over("chat", fence=fence, max_attempts=max_attempts)
 
 
-async def test_round_that_is_started_again_keeps_what_it_took_along(
+async def test_restarted_round_keeps_its_merged_rounds(
     database: Database, fence: int, let_leases_run_out: RunOut
 ) -> None:
     await _ask(database, _request("1"), _request("2"))
@@ -194,7 +192,7 @@ async def test_round_that_is_started_again_keeps_what_it_took_along(
     assert [item.trigger_id for item in again.triggers] == ["1", "2", "3"]
 
 
-async def test_round_that_kills_its_workers_fails_in_the_end(
+async def test_round_that_kills_its_workers_fails_after_its_last_attempt(
     database: Database, fence: int, let_leases_run_out: RunOut
 ) -> None:
     await _ask(database, _request("1"))
@@ -208,7 +206,7 @@ async def test_round_that_kills_its_workers_fails_in_the_end(
     assert await _claim(database, fence) is None
 
 
-async def test_round_that_was_answered_is_handed_over_instead_of_started_again(
+async def test_answered_round_is_handed_over_instead_of_restarted(
     database: Database, fence: int, let_leases_run_out: RunOut
 ) -> None:
     await _ask(database, _request("1"))
@@ -249,7 +247,9 @@ async def test_own_running_round_is_no_orphan(database: Database, fence: int) ->
     assert await _take_over(database, fence) == []
 
 
-async def test_cancel_ends_what_waits_and_tells_what_runs(database: Database, fence: int) -> None:
+async def test_cancel_ends_waiting_rounds_and_requests_running_ones_to_stop(
+    database: Database, fence: int
+) -> None:
     await _ask(database, _request("1"))
     running = await _claim(database, fence)
     await _ask(database, _request("2"))
@@ -270,14 +270,14 @@ async def test_cancel_ends_what_waits_and_tells_what_runs(database: Database, fe
     assert await _claim(database, fence) is None
 
 
-async def test_round_does_not_finish_as_open_or_merged(database: Database, fence: int) -> None:
+async def test_round_cannot_finish_as_open_or_merged(database: Database, fence: int) -> None:
     for state in (RoundState.RUNNING, RoundState.MERGED):
         with pytest.raises(ValueError, match=state.value):
             async with database.begin() as tx:
                 await tx.rounds.finish("r", fence=fence, state=state, report=RoundReport())
 
 
-async def test_sweep_finds_chats_that_nobody_works_on_longest_waiting_first(
+async def test_sweep_finds_chats_without_a_worker_longest_waiting_first(
     database: Database, fence: int, let_leases_run_out: RunOut
 ) -> None:
     await _ask(database, _request("1", chat_key="other"), _request("2"))
@@ -291,13 +291,13 @@ async def test_sweep_finds_chats_that_nobody_works_on_longest_waiting_first(
     await _claim(database, fence)
     await let_leases_run_out()
     assert await due() == ["other", "chat"]
-    assert await due(waiting_seconds=60) == ["chat"]  # its worker is gone: no reason to wait
+    assert await due(waiting_seconds=60) == ["chat"]  # its worker is dead: no reason to wait
     async with database.read() as tx:
         assert await tx.rounds.due_chats(limit=1) == ["other"]
 
 
 async def _drain(database: Database, chat: str, worker: str, log: list[str]) -> None:
-    """Run what waits in a chat, unless another worker does; two at once would garble the log."""
+    """Run a chat's waiting rounds, unless another worker does; concurrent runs would garble the log."""
     async with database.begin() as tx:
         fence = await tx.chats.acquire_lease(chat, owner=worker, lease_seconds=60)
         if fence is None:

@@ -1,4 +1,4 @@
-"""Single statements past SQLAlchemy: connections, cancellation, errors, databases that go away."""
+"""Single statements without SQLAlchemy: connections, cancellation, errors, databases that fail."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def lane_threads() -> set[threading.Thread]:
 # --- connections -----------------------------------------------------------------------------------
 
 
-async def test_thousand_at_once_and_transactions_among_them_stay_within_the_pool(
+async def test_a_thousand_statements_and_transactions_at_once_stay_within_the_pool(
     tmp_path: Path, migrated_settings: DatabaseSettings
 ) -> None:
     database = Database(migrated_settings.model_copy(update={"pool_size": 3}), tmp_path)
@@ -83,7 +83,7 @@ async def test_thousand_at_once_and_transactions_among_them_stay_within_the_pool
 
 
 def _connections(settings: DatabaseSettings) -> int:
-    """How many the database's server counts; a file has no server."""
+    """Number of connections according to the database server; 0 for a file."""
     url = str(settings.url)
     if url.startswith("sqlite"):
         return 0
@@ -96,10 +96,10 @@ def _connections(settings: DatabaseSettings) -> int:
     return int(row[0])
 
 
-async def test_one_connection_serves_statements_and_transactions_in_turn(
+async def test_one_connection_serves_statements_and_transactions_alternately(
     tmp_path: Path, migrated_settings: DatabaseSettings
 ) -> None:
-    """One that is kept for the next statement goes back when a transaction needs it."""
+    """A connection that is cached for the next statement is returned when a transaction needs it."""
     limits = {"pool_size": 1, "pool_timeout_seconds": 5}
     database = Database(migrated_settings.model_copy(update=limits), tmp_path)
     store = Store(database)
@@ -111,7 +111,9 @@ async def test_one_connection_serves_statements_and_transactions_in_turn(
     await database.dispose()
 
 
-async def test_no_connection_in_time_is_said(tmp_path: Path, migrated_copy: Any) -> None:
+async def test_missing_connection_is_an_error_after_the_time_limit(
+    tmp_path: Path, migrated_copy: Any
+) -> None:
     limits = {"pool_size": 1, "pool_timeout_seconds": 0.05}
     database = Database(migrated_copy("postgres").model_copy(update=limits), tmp_path)
     async with database.read():
@@ -121,7 +123,7 @@ async def test_no_connection_in_time_is_said(tmp_path: Path, migrated_copy: Any)
     await database.dispose()
 
 
-def test_every_loop_has_connections_of_its_own_and_leaves_none(
+def test_every_loop_has_its_own_connections_and_leaves_none(
     migrated_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
     before = lane_threads()
@@ -142,7 +144,7 @@ def test_every_loop_has_connections_of_its_own_and_leaves_none(
     assert lane_threads() == before
 
 
-async def test_dispose_closes_what_other_loops_keep(database: Database) -> None:
+async def test_dispose_closes_the_cached_connections_of_other_loops(database: Database) -> None:
     before = lane_threads()
     started, stop = threading.Event(), threading.Event()
 
@@ -173,10 +175,10 @@ def test_loop_that_ended_without_dispose_leaves_no_thread(migrated_copy: Any, tm
     asyncio.run(database.dispose())
 
 
-# --- what is promised of a statement ------------------------------------------------------------------
+# --- guarantees of a statement ------------------------------------------------------------------------
 
 
-async def test_digest_of_a_scope_is_that_of_rows_written_by_older_versions(database: Database) -> None:
+async def test_digest_of_a_scope_equals_that_of_older_versions(database: Database) -> None:
     scope = {"chat_key": "c\0", "user_key": "\ud800", "store_key": "ключ"}
     await SqlKeyValueStore(database, StoreSettings()).set("a.b", **scope, value="v")
     expected = hashlib.sha256()
@@ -188,7 +190,7 @@ async def test_digest_of_a_scope_is_that_of_rows_written_by_older_versions(datab
     assert found == expected.digest()
 
 
-async def test_write_inside_a_transaction_is_refused_instead_of_waiting_for_itself(
+async def test_write_inside_a_transaction_is_refused_instead_of_deadlocking(
     database: Database, store: Store
 ) -> None:
     async with database.begin():
@@ -211,14 +213,14 @@ async def test_statement_cancelled_at_any_point_leaves_the_database_usable(store
     assert await asyncio.gather(*(store.get("last") for _ in range(20))) == ["v"] * 20
 
 
-async def test_broken_constraint_is_a_conflict_and_costs_no_connection(database: Database) -> None:
+async def test_violated_constraint_is_a_conflict_and_leaks_no_connection(database: Database) -> None:
     assert await database.run(ADD_LEASE, {}) == 0
     for _ in range(12):  # more than there are connections
         with pytest.raises(ConflictError):
             await database.run(ADD_LEASE, {})
 
 
-async def test_schema_that_is_not_there_names_the_mend(
+async def test_missing_schema_is_an_error_that_names_the_fix(
     database_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
     database = Database(database_settings, tmp_path)
@@ -229,7 +231,7 @@ async def test_schema_that_is_not_there_names_the_mend(
     await database.dispose()
 
 
-async def test_value_that_a_column_refuses_reaches_no_connection(database: Database) -> None:
+async def test_value_refused_by_a_column_reaches_no_connection(database: Database) -> None:
     store = SqlKeyValueStore(database, StoreSettings(max_key_chars=2048))
     with pytest.raises(InvalidValueError, match="1250"):
         await store.set("p" * 1251, chat_key="", user_key="", store_key="k", value="v")
@@ -278,13 +280,13 @@ async def test_values_are_read_without_a_thread(migrated_copy: Any, tmp_path: Pa
     assert lane_threads() == before
 
 
-async def test_a_reader_that_is_kept_waiting_waits_on_a_thread(migrated_copy: Any, tmp_path: Path) -> None:
+async def test_a_blocked_reader_waits_on_a_thread(migrated_copy: Any, tmp_path: Path) -> None:
     database = Database(migrated_copy("sqlite"), tmp_path)
     store = Store(database)
     await store.set("k", "v")
     before = lane_threads()
-    # With a write-ahead log readers wait while one recovers it. This one is kept waiting in earnest, by a
-    # database without a log that somebody writes to.
+    # With a write-ahead log readers wait for its recovery only. This one waits for long, on a database
+    # without a log, for a writer.
     path = tmp_path / "locked.db"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("CREATE TABLE plugin_values (digest, value)")
@@ -296,7 +298,7 @@ async def test_a_reader_that_is_kept_waiting_waits_on_a_thread(migrated_copy: An
     await database.dispose()
 
 
-async def test_a_database_that_somebody_has_alone_is_waited_for_beside_the_loop(
+async def test_an_exclusively_locked_database_is_waited_for_without_blocking_the_loop(
     migrated_copy: Any, tmp_path: Path
 ) -> None:
     settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.5})
@@ -311,13 +313,13 @@ async def test_a_database_that_somebody_has_alone_is_waited_for_beside_the_loop(
             turns += 1
         with pytest.raises(StorageUnavailableError, match="database is locked"):
             await reading
-        assert turns > 5  # the loop went on
+        assert turns > 5  # the loop was not blocked
         other.execute("ROLLBACK")
     assert await Store(database).get("k") is None
     await database.dispose()
 
 
-async def test_write_that_waits_too_long_is_told_so(migrated_copy: Any, tmp_path: Path) -> None:
+async def test_write_that_waits_too_long_gets_an_error(migrated_copy: Any, tmp_path: Path) -> None:
     settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05})
     database = Database(settings, tmp_path)
     with locked(settings), pytest.raises(StorageUnavailableError, match="database is locked"):
@@ -329,7 +331,7 @@ async def test_write_that_waits_too_long_is_told_so(migrated_copy: Any, tmp_path
     await database.dispose()
 
 
-async def test_statement_that_takes_too_long_is_given_up(migrated_copy: Any, tmp_path: Path) -> None:
+async def test_statement_that_takes_too_long_is_cancelled(migrated_copy: Any, tmp_path: Path) -> None:
     settings = migrated_copy("sqlite").model_copy(update={"transaction_timeout_seconds": 0.05})
     database = Database(settings, tmp_path)
     with locked(settings), pytest.raises(StorageUnavailableError, match="TRANSACTION_TIMEOUT_SECONDS"):
@@ -337,9 +339,7 @@ async def test_statement_that_takes_too_long_is_given_up(migrated_copy: Any, tmp
     await database.dispose()
 
 
-async def test_queued_write_that_nobody_waits_for_any_more_is_not_begun(
-    migrated_copy: Any, tmp_path: Path
-) -> None:
+async def test_queued_write_of_a_cancelled_caller_is_not_started(migrated_copy: Any, tmp_path: Path) -> None:
     settings = migrated_copy("sqlite")
     database = Database(settings, tmp_path)
     store = Store(database)
@@ -355,7 +355,7 @@ async def test_queued_write_that_nobody_waits_for_any_more_is_not_begun(
     await database.dispose()
 
 
-async def test_transaction_gets_its_turn_among_single_writes() -> None:
+async def test_transaction_is_not_starved_by_single_writes() -> None:
     gate = WriteGate(DatabaseSettings())
     entered: list[str] = []
 
@@ -393,7 +393,7 @@ async def proxied(migrated_copy: Any, tmp_path: Path) -> AsyncIterator[tuple[Dat
     await proxy.stop()
 
 
-async def test_frozen_server_costs_the_time_limit_and_no_connection(
+async def test_frozen_server_is_an_error_after_the_time_limit_and_leaks_no_connection(
     proxied: tuple[Database, CutProxy],
 ) -> None:
     database, proxy = proxied
@@ -407,7 +407,7 @@ async def test_frozen_server_costs_the_time_limit_and_no_connection(
     assert await asyncio.gather(*(store.get("k") for _ in range(50))) == [None] * 50
 
 
-async def test_connections_cut_at_rest_are_replaced_without_an_error(
+async def test_idle_connections_that_were_cut_are_replaced_without_an_error(
     proxied: tuple[Database, CutProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, proxy = proxied
@@ -418,7 +418,7 @@ async def test_connections_cut_at_rest_are_replaced_without_an_error(
     assert await asyncio.gather(*(store.get(str(number)) for number in range(20))) == ["v"] * 20
 
 
-async def test_one_connection_that_breaks_makes_all_of_its_age_suspect(
+async def test_after_one_broken_connection_all_of_its_age_are_checked(
     proxied: tuple[Database, CutProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, proxy = proxied
@@ -431,7 +431,7 @@ async def test_one_connection_that_breaks_makes_all_of_its_age_suspect(
     assert await asyncio.gather(*(store.get(str(number)) for number in range(20))) == ["v"] * 20
 
 
-async def test_transaction_that_finds_a_broken_connection_makes_kept_ones_suspect(
+async def test_transaction_on_a_broken_connection_makes_cached_ones_be_checked(
     proxied: tuple[Database, CutProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, proxy = proxied

@@ -1,4 +1,4 @@
-"""The driver that hands each statement to SQLite's thread once."""
+"""The driver that passes each statement to SQLite's thread once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def connection(tmp_path: Path) -> AsyncIterator[StepConnection]:
 
 @pytest.fixture
 def steps(connection: StepConnection, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What the connection's thread was asked to do since."""
+    """Requests to the connection's thread so far."""
     asked: list[object] = []
     execute = connection._execute
 
@@ -45,7 +45,7 @@ async def test_a_statement_is_one_step_with_its_rows(connection: StepConnection,
     assert len(steps) == 1
 
 
-async def test_what_precedes_a_statement_is_run_with_it_and_once(
+async def test_preceding_statements_run_with_a_statement_and_once(
     connection: StepConnection, tmp_path: Path
 ) -> None:
     connection.precede = "BEGIN IMMEDIATE"
@@ -66,7 +66,7 @@ async def test_what_precedes_a_statement_is_run_with_it_and_once(
     other.close()
 
 
-async def test_little_work_needs_no_thread_and_commits_do(
+async def test_small_statements_need_no_thread_and_commits_do(
     connection: StepConnection, steps: list[object]
 ) -> None:
     connection.precede = "BEGIN IMMEDIATE"
@@ -85,7 +85,7 @@ async def test_little_work_needs_no_thread_and_commits_do(
 
 
 @pytest.mark.parametrize("lock", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
-async def test_a_writer_that_another_keeps_waiting_keeps_the_loop_going(
+async def test_a_blocked_writer_does_not_block_the_loop(
     connection: StepConnection, tmp_path: Path, steps: list[object], lock: str
 ) -> None:
     await connection.cursor().execute("PRAGMA busy_timeout = 20000")
@@ -95,7 +95,7 @@ async def test_a_writer_that_another_keeps_waiting_keeps_the_loop_going(
     writing = asyncio.create_task(connection.execute("INSERT INTO words (word) VALUES ('a')"))
     while len(steps) < 2:
         await asyncio.sleep(0)
-    await asyncio.sleep(0.2)  # the loop goes on, and the thread waits
+    await asyncio.sleep(0.2)  # the loop runs, and the thread waits
     assert not writing.done()
     other.execute("COMMIT")
     await writing
@@ -105,7 +105,7 @@ async def test_a_writer_that_another_keeps_waiting_keeps_the_loop_going(
     other.close()
 
 
-async def test_a_reader_that_another_keeps_waiting_keeps_the_loop_going(
+async def test_a_blocked_reader_does_not_block_the_loop(
     connection: StepConnection, tmp_path: Path, steps: list[object]
 ) -> None:
     """Without a write-ahead log readers wait for writers, and with one for its recovery."""
@@ -122,7 +122,7 @@ async def test_a_reader_that_another_keeps_waiting_keeps_the_loop_going(
     other.close()
 
 
-async def test_a_refused_statement_is_refused_here_too_and_leaves_the_limit_as_it_was(
+async def test_a_refused_statement_leaves_the_limit_unchanged(
     connection: StepConnection, steps: list[object]
 ) -> None:
     await connection.cursor().execute("PRAGMA busy_timeout = 777")
@@ -139,7 +139,7 @@ async def test_a_refused_statement_is_refused_here_too_and_leaves_the_limit_as_i
     await connection.rollback()
 
 
-async def test_rows_that_changed_are_counted(connection: StepConnection) -> None:
+async def test_changed_rows_are_counted(connection: StepConnection) -> None:
     cursor = connection.cursor()
     await cursor.executemany("INSERT INTO words (word) VALUES (?)", [("a",), ("b",), ("c",)])
     assert cursor.rowcount == 3
@@ -149,13 +149,11 @@ async def test_rows_that_changed_are_counted(connection: StepConnection) -> None
     assert cursor.lastrowid == 4
 
 
-async def test_an_error_leaves_no_statement_behind_that_holds_a_lock(
-    connection: StepConnection, tmp_path: Path
-) -> None:
+async def test_a_failed_statement_holds_no_lock(connection: StepConnection, tmp_path: Path) -> None:
     cursor = connection.cursor()
     with pytest.raises(sqlite3.IntegrityError):
         await cursor.execute("INSERT INTO words (word) VALUES ('a'), ('a') RETURNING id")
-    # A statement that was not closed would still read, and keep others from writing.
+    # An unclosed statement would still read, and keep others from writing.
     other = sqlite3.connect(tmp_path / "test.db", timeout=0)
     other.execute("INSERT INTO words (word) VALUES ('a')")
     other.commit()
@@ -173,7 +171,7 @@ async def test_a_cancelled_statement_does_not_disturb_the_next_one(connection: S
     assert await cursor.fetchall() == [(7,)]
 
 
-async def test_a_connection_that_two_close_at_once_is_closed_for_both(connection: StepConnection) -> None:
+async def test_a_connection_closed_twice_concurrently_is_closed_for_both(connection: StepConnection) -> None:
     closing = [asyncio.create_task(connection.close()) for _ in range(2)]
     _, waiting = await asyncio.wait(closing, timeout=WAIT_SECONDS)
     assert not waiting

@@ -1,4 +1,4 @@
-"""Timers, recurring timers and marks: rows that the sweep and the routing read."""
+"""Timers, recurring timers and lane overrides: rows that the sweep and the routing read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_timer_fires_once_in_the_whole_fleet(database: Database, chat: str
         assert len(await tx.rounds.newest(chat, limit=50)) == 20
 
 
-async def test_sweep_that_dies_leaves_its_timers_to_the_next(database: Database, chat: str) -> None:
+async def test_timers_of_a_sweep_that_dies_are_fired_by_the_next(database: Database, chat: str) -> None:
     async with database.begin() as tx:
         await tx.timers.add(chat, fire_at=PAST, description="x")
     with pytest.raises(ZeroDivisionError):
@@ -96,7 +96,9 @@ def _cron(job_id: str = "job1", **changes: Any) -> CronJob:
     return dataclasses.replace(job, **changes)
 
 
-async def test_recurring_timer_is_kept_whole_and_its_id_is_taken_then(database: Database, chat: str) -> None:
+async def test_recurring_timer_is_read_back_equal_and_its_id_is_reserved(
+    database: Database, chat: str
+) -> None:
     async with database.begin() as tx:
         assert await tx.cron_jobs.add(_cron())
         assert not await tx.cron_jobs.add(_cron(event_desc="another"))
@@ -106,7 +108,7 @@ async def test_recurring_timer_is_kept_whole_and_its_id_is_taken_then(database: 
             await tx.cron_jobs.add(_cron("job2", chat_key="nobody"))
 
 
-async def test_every_firing_is_handed_out_once_with_its_effects(database: Database, chat: str) -> None:
+async def test_every_firing_is_claimed_once_with_its_effects(database: Database, chat: str) -> None:
     async with database.begin() as tx:
         for number in range(6):
             await tx.timers.add(chat, fire_at=PAST, description=f"t{number}")
@@ -150,14 +152,14 @@ async def test_firing_that_fails_is_fired_again(database: Database, chat: str) -
     assert fired[0] == fired[1] == f"job1:{PAST.isoformat()}"
 
 
-async def test_time_that_was_recorded_already_is_not_recorded_again(database: Database, chat: str) -> None:
+async def test_an_already_recorded_time_is_not_recorded_again(database: Database, chat: str) -> None:
     async with database.begin() as tx:
         await tx.cron_jobs.add(_cron())
         assert await tx.cron_jobs.advance(_cron(), next_fire_at=FUTURE)
         assert not await tx.cron_jobs.advance(_cron(), next_fire_at=FUTURE)
 
 
-async def test_operator_s_mark_stands_against_the_watchdog(database: Database) -> None:
+async def test_override_of_an_operator_has_precedence_over_the_watchdog(database: Database) -> None:
     async with database.begin() as tx:
         assert await tx.marks.mark_blocking("a.b.m", lane=Lane.LONG, reason="blocked 3 s")
         assert await tx.marks.mark_blocking("a.b.m", lane=Lane.LONG, reason="blocked 4 s")

@@ -47,12 +47,12 @@ async def _round_trip(database: Database, **values: Any) -> Any:
 @pytest.mark.parametrize(
     "text", ["", "plain", "a\0b", "\ud800", "\udfff\ufdd0", "\ufdd00000", "😀\r\n", "\ufdd0" * 3 + "\0"]
 )
-async def test_text_comes_back_as_it_was(scratch: Database, text: str) -> None:
+async def test_text_is_read_back_equal(scratch: Database, text: str) -> None:
     assert await _round_trip(scratch, text=text) == text
 
 
 @given(st.text(st.characters(exclude_categories=())), st.text(st.characters(exclude_categories=())))
-def test_escape_is_undone_and_never_makes_two_texts_one(one: str, other: str) -> None:
+def test_escaping_is_reversible_and_unambiguous(one: str, other: str) -> None:
     column, dialect = FaithfulText(), SQLiteDialect()
     unescape = column.result_processor(dialect, None)
     escaped = column.process_bind_param(one, dialect)
@@ -63,7 +63,7 @@ def test_escape_is_undone_and_never_makes_two_texts_one(one: str, other: str) ->
     assert (escaped == column.process_bind_param(other, dialect)) == (one == other)
 
 
-async def test_key_at_the_limit_is_kept_and_one_above_is_refused(scratch: Database) -> None:
+async def test_key_at_the_limit_is_stored_and_a_longer_one_refused(scratch: Database) -> None:
     key = "é" * (MAX_KEY_BYTES // 2)
     assert await _round_trip(scratch, key=key) == key
     with pytest.raises(InvalidValueError, match=f"{MAX_KEY_BYTES + 1} bytes; the limit is {MAX_KEY_BYTES}"):
@@ -71,22 +71,22 @@ async def test_key_at_the_limit_is_kept_and_one_above_is_refused(scratch: Databa
 
 
 @pytest.mark.parametrize("value", [{"a": [1, None, "\0\ud800"]}, [], 0, False, "x", {"big": 2**70}])
-async def test_json_comes_back_as_it_was(scratch: Database, value: Any) -> None:
+async def test_json_is_read_back_equal(scratch: Database, value: Any) -> None:
     assert await _round_trip(scratch, json=value) == value
 
 
-async def test_json_keeps_not_a_number(scratch: Database) -> None:
+async def test_json_preserves_nan(scratch: Database) -> None:
     assert math.isnan(await _round_trip(scratch, json=math.nan))
 
 
-async def test_what_is_no_json_is_refused_by_name(scratch: Database) -> None:
+async def test_invalid_json_is_refused_by_name(scratch: Database) -> None:
     with pytest.raises(InvalidValueError, match=r"cannot be stored as JSON: .*bytes"):
         await _round_trip(scratch, json={"raw": b"x"})
 
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(at=st.datetimes(min_value=datetime(1971, 1, 1), max_value=datetime(2900, 1, 1)))
-async def test_times_come_back_in_utc(scratch: Database, at: datetime) -> None:
+async def test_times_are_read_back_in_utc(scratch: Database, at: datetime) -> None:
     aware = at.replace(tzinfo=timezone(timedelta(hours=5, minutes=45)))
     stored = await _round_trip(scratch, at=aware)
     assert stored == aware
@@ -98,7 +98,7 @@ async def test_naive_time_is_refused(scratch: Database) -> None:
         await _round_trip(scratch, at=datetime(2030, 1, 1))
 
 
-async def test_state_comes_back_as_its_member(scratch: Database) -> None:
+async def test_state_is_read_back_as_its_member(scratch: Database) -> None:
     assert await _round_trip(scratch, state=JobState.RUNNING) is JobState.RUNNING
 
 

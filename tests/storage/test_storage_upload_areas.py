@@ -1,4 +1,4 @@
-"""Whose uploads lie in which directory: ids mapped in SQL, asked for by functions that cannot await."""
+"""Directories of chats' uploads: ids mapped in SQL, read by functions that cannot await."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from storage.files.upload_areas import UploadAreas
 KEY = "k" * 64
 CHAT = "onebot_v11-group:1/2"
 
-#: Prints the names that one process of the fleet finds.
+#: Prints the names that one process of the fleet reads.
 ASKER = """
 import sys
 from pathlib import Path
@@ -51,7 +51,7 @@ async def rows(database: Database) -> dict[str, str]:
         return {chat_name: directory for chat_name, directory in found}
 
 
-async def test_directory_of_uploads_bears_an_id_that_sql_maps_to_its_chat(
+async def test_directory_of_uploads_is_named_by_an_id_that_sql_maps_to_its_chat(
     names: UploadAreas, database: Database, tmp_path: Path
 ) -> None:
     directory = DataAreas(tmp_path, uploads=names).uploads_dir(CHAT)
@@ -61,7 +61,7 @@ async def test_directory_of_uploads_bears_an_id_that_sql_maps_to_its_chat(
 
 
 @pytest.mark.slow
-async def test_processes_that_ask_at_once_agree(
+async def test_concurrent_processes_agree_on_a_name(
     migrated_settings: DatabaseSettings, database: Database, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", ASKER, str(migrated_settings.url), str(tmp_path)]
@@ -79,7 +79,7 @@ async def test_processes_that_ask_at_once_agree(
     assert sorted((await rows(database)).values()) == sorted(answers[0])
 
 
-async def test_threads_that_ask_at_once_agree(names: UploadAreas) -> None:
+async def test_concurrent_threads_agree_on_a_name(names: UploadAreas) -> None:
     with ThreadPoolExecutor(8) as threads:
         assert len(set(threads.map(lambda _: names.name(CHAT), range(64)))) == 1
 
@@ -94,7 +94,7 @@ async def test_directory_of_an_older_version_keeps_its_name_and_its_files(
     assert await rows(database) == {encode_key(CHAT): old.name}
 
 
-async def test_name_outlives_a_change_of_the_key(
+async def test_name_survives_a_change_of_the_signing_key(
     names: UploadAreas, migrated_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
     before = names.name(CHAT)
@@ -104,17 +104,17 @@ async def test_name_outlives_a_change_of_the_key(
     changed.dispose()
 
 
-async def test_without_the_key_nobody_knows_the_name(tmp_path: Path) -> None:
+async def test_name_cannot_be_derived_without_the_key(tmp_path: Path) -> None:
     ours, theirs = (UploadAreas(DatabaseSettings(), tmp_path, key=key) for key in ("ours", "theirs"))
     assert ours._id("chat") != theirs._id("chat")
 
 
-async def test_asking_inside_a_write_transaction_of_the_same_loop_does_not_wait_for_it(
+async def test_a_read_inside_a_write_transaction_of_the_same_loop_does_not_deadlock(
     names: UploadAreas, database: Database
 ) -> None:
     async with database.begin() as tx:
         await tx.chats.ensure("another")
-        # The loop stands still in this call: what holds the write lock cannot go on meanwhile.
+        # This call blocks the loop: the holder of the write lock cannot continue meanwhile.
         inside = names.name(CHAT)
     assert names.name(CHAT) == inside
     assert (await rows(database))[encode_key(CHAT)] == inside
@@ -132,7 +132,7 @@ async def test_claim_waits_for_no_other_transaction_that_claims_the_same_chat(
     assert names.name(CHAT) == "elsewhere", "once it is committed, the row is what counts"
 
 
-async def test_two_chats_never_get_one_directory(names: UploadAreas, database: Database) -> None:
+async def test_two_chats_never_share_a_directory(names: UploadAreas, database: Database) -> None:
     async with database.begin() as tx:
         row = {"chat": "another", "directory": names._id(encode_key(CHAT))}
         await tx.connection.execute(
@@ -144,11 +144,11 @@ async def test_two_chats_never_get_one_directory(names: UploadAreas, database: D
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.text(min_size=1))
-def test_no_chat_can_be_called_like_the_directory_of_another(key: str) -> None:
+def test_no_chat_key_can_name_the_directory_of_another(key: str) -> None:
     assert not encode_key(key).startswith("~")
 
 
-async def test_chat_called_like_the_directory_of_another_gets_its_own(
+async def test_chat_named_like_the_directory_of_another_gets_its_own(
     names: UploadAreas, tmp_path: Path
 ) -> None:
     areas = DataAreas(tmp_path, uploads=names)
@@ -157,7 +157,7 @@ async def test_chat_called_like_the_directory_of_another_gets_its_own(
     assert areas.uploads_dir(f"../uploads/{victim.name}").parent == victim.parent
 
 
-async def test_what_was_read_once_is_answered_without_the_database(names: UploadAreas) -> None:
+async def test_cached_names_are_returned_without_the_database(names: UploadAreas) -> None:
     name = names.name(CHAT)
     names.dispose()
     names._settings = DatabaseSettings(url="postgresql://127.0.0.1:1/x")
@@ -168,7 +168,7 @@ async def test_what_was_read_once_is_answered_without_the_database(names: Upload
 
 
 async def test_container_keys_are_random_ids_that_sql_maps(database: Database, tmp_path: Path) -> None:
-    """What ``/app/shared`` has had from the start: the chat's key is in no path of it."""
+    """As with ``/app/shared`` from the start, no path contains the chat's key."""
     async with database.begin() as tx:
         chats = [await tx.chats.ensure(f"{CHAT}-{number}") for number in range(3)]
     directories = [DataAreas(tmp_path).shared_dir(chat.container_key).name for chat in chats]

@@ -1,4 +1,4 @@
-"""Which database URLs are taken, and what is said about the others."""
+"""Accepted database URLs, and the errors for all others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_postgresql_is_opened_with_psycopg(scheme: str) -> None:
     )
 
 
-def test_several_servers_are_named_as_libpq_does_or_by_parameters() -> None:
+def test_several_servers_are_given_in_libpqs_form_or_by_parameters() -> None:
     names = ["me:p%40w@a:1,b:2/x?sslmode=require", "me:p%40w@/x?host=a:1&host=b:2&sslmode=require"]
     for url in (async_url(DatabaseSettings(url=f"postgresql://{name}"), Path("/d")) for name in names):
         assert url.password == "p@w" and url.database == "x"
@@ -55,14 +55,14 @@ def test_relative_sqlite_path_becomes_absolute() -> None:
         ("sqlite:///x.db?mode=ro", "takes no URL parameters, got mode"),
     ],
 )
-def test_other_urls_are_refused_with_the_mend_and_without_the_password(url: str, words: str) -> None:
+def test_other_urls_are_refused_with_the_fix_and_without_the_password(url: str, words: str) -> None:
     with pytest.raises(SettingsError, match="NEKRO_DATABASE__URL") as caught:
         _url(url)
     assert words in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
-def test_migrations_use_the_synchronous_twin_of_the_url() -> None:
+def test_migrations_use_the_synchronous_form_of_the_url() -> None:
     assert sync_url(async_url(DatabaseSettings(), Path("/d"))).drivername == "sqlite"
     postgres = async_url(DatabaseSettings(url="postgresql://h/d"), Path("/d"))
     assert sync_url(postgres).drivername == "postgresql+psycopg"
