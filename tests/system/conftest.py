@@ -42,5 +42,5 @@ def make_fleet(
 
 @pytest.fixture(autouse=True)
 def patient_reads_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin's look at a job holds its loop up for a second at most; a busy machine takes longer."""
+    """A plugin's query of a job blocks its loop for a second at most; a busy machine takes longer."""
     monkeypatch.setattr("workers.jobs.service.ANSWER_SECONDS", WAIT_SECONDS)

@@ -77,7 +77,7 @@ async def test_three_workers_share_a_thousand_calls_none_lost_none_twice(fleet: 
     assert len(set(pids)) == 3
 
 
-async def test_the_context_is_the_hosts_and_not_the_callers(fleet: Any) -> None:
+async def test_the_context_is_set_by_the_host_and_not_by_the_caller(fleet: Any) -> None:
     async with opened(fleet) as services:
         told = value(await call(services, "who"))
         chat = await services.chat(CHAT)
@@ -88,7 +88,7 @@ async def test_the_context_is_the_hosts_and_not_the_callers(fleet: Any) -> None:
             await call(services, "who", chat_key="other")
 
 
-async def test_a_wrong_call_is_told_what_is_wrong(fleet: Any) -> None:
+async def test_an_invalid_call_is_answered_with_the_reason(fleet: Any) -> None:
     async with opened(fleet) as services:
         with pytest.raises(MethodNotFoundError, match=r"did you mean .*remember"):
             await call(services, "rememver", "x")
@@ -112,7 +112,7 @@ async def test_arguments_beyond_the_limit_are_refused_with_both_sizes(fleet: Any
             await call(services, "length", b"x" * (2 << 20))
 
 
-async def test_a_call_that_comes_out_of_the_queue_too_late_is_answered_and_not_run(fleet: Any) -> None:
+async def test_a_call_that_leaves_the_queue_too_late_is_answered_and_not_run(fleet: Any) -> None:
     async with opened(fleet) as services:
         await check_refusal(services, chat_key=CHAT, deadline=datetime.now(UTC))
 
@@ -125,7 +125,7 @@ async def test_a_secret_in_an_error_stays_on_the_host(fleet: Any) -> None:
     assert "[secret]" in str(raised.value)
 
 
-async def test_a_behavior_leaves_its_text_in_the_history(fleet: Any) -> None:
+async def test_a_behavior_records_its_text_in_the_history(fleet: Any) -> None:
     async with opened(fleet) as services:
         envelope = await call(services, "remember", "milk")
         async with services.database.read() as transaction:
@@ -177,7 +177,7 @@ async def test_an_agent_call_ends_the_code_and_requests_one_round(fleet: Any) ->
     assert [message.text for message in messages] == ["all about tea"]
 
 
-async def test_files_go_into_the_sandbox_and_out_of_it(fleet: Any) -> None:
+async def test_files_are_exchanged_with_the_sandbox_in_both_directions(fleet: Any) -> None:
     code = """
 open('shared/made.txt', 'w').write('made in the sandbox')
 print(read_text('/app/shared/made.txt'))

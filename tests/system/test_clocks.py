@@ -1,6 +1,6 @@
-"""Hosts whose clocks are wrong: processes that believe to be an hour ahead or behind work as the others do.
+"""Hosts with wrong clocks: processes with a clock an hour ahead or behind behave like the others.
 
-On PostgreSQL: with SQLite every process is on the host of the database and has its clock.
+On PostgreSQL: with SQLite every process is on the database's host and shares its clock.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Shifted:
         (self.worker,) = self.fleet.start("methods", variables=shifted_clock(seconds))
 
     def offset(self, peer: str) -> float | None:
-        """What the worker's metrics say of its clock; None: nothing yet."""
+        """The clock's deviation according to the worker's metrics; None: not measured yet."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=WAIT_SECONDS) as page:
             found = re.search(
                 rf'^nekro_clock_offset_seconds{{peer="{peer}"}} (\S+)$', page.read().decode(), re.M
@@ -103,12 +103,12 @@ async def test_a_worker_with_a_wrong_clock_starts_no_late_call(services: Service
     await check_refusal(services, chat_key=CHAT, deadline=datetime.now(UTC) - timedelta(seconds=1))
 
 
-async def test_a_worker_with_a_wrong_clock_hears_signed_commands(services: Services) -> None:
+async def test_a_worker_with_a_wrong_clock_accepts_signed_commands(services: Services) -> None:
     control = services.app.control
     assert await asyncio.to_thread(lambda: control.ping(timeout=WAIT_SECONDS, limit=1))
 
 
-async def test_a_worker_with_a_wrong_clock_says_so_in_its_metrics_and_log(shifted: Shifted) -> None:
+async def test_a_worker_with_a_wrong_clock_reports_it_in_its_metrics_and_log(shifted: Shifted) -> None:
     for peer in ("database", "broker"):
         offset = wait_until(lambda peer=peer: shifted.offset(peer), what=f"the offset to the {peer}")
         assert offset == pytest.approx(shifted.seconds, abs=WAIT_SECONDS)
@@ -116,7 +116,7 @@ async def test_a_worker_with_a_wrong_clock_says_so_in_its_metrics_and_log(shifte
 
 
 @both_ways
-async def test_a_call_of_a_caller_with_a_wrong_clock_has_its_time_and_no_more(
+async def test_a_call_of_a_caller_with_a_wrong_clock_has_exactly_its_time_limit(
     fleet: Any, shift_seconds: int
 ) -> None:
     ended = await asyncio.to_thread(
@@ -132,7 +132,7 @@ async def test_a_call_of_a_caller_with_a_wrong_clock_has_its_time_and_no_more(
     assert 0 < (row.deadline - row.requested_at).total_seconds() <= WAIT_SECONDS + 1
 
 
-async def test_a_command_of_a_host_with_a_wrong_clock_finds_the_workers(fleet: Any) -> None:
+async def test_a_command_of_a_host_with_a_wrong_clock_reaches_the_workers(fleet: Any) -> None:
     ended = await asyncio.to_thread(fleet.run, "doctor", "--json", variables=shifted_clock(HOUR))
     checks = {check["name"]: check for check in json.loads(ended.stdout)}
     assert "methods" in checks["workers"]["detail"], ended.stdout
@@ -148,7 +148,7 @@ def rounds_fleet(request: pytest.FixtureRequest, make_fleet: Callable[..., Any],
     return system
 
 
-async def test_a_rounds_worker_with_a_wrong_clock_gives_a_turn_its_time(rounds_fleet: Any) -> None:
+async def test_a_rounds_worker_with_a_wrong_clock_applies_the_time_limit_of_a_turn(rounds_fleet: Any) -> None:
     services = rounds_fleet.services()
     await services.start()
 

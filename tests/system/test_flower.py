@@ -1,4 +1,4 @@
-"""What operators see and do in Flower, through its own API and on a running fleet."""
+"""Flower on a running fleet, through its own API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PASSWORD = "operator:of the house"
 
 
 class Flower:
-    """A Flower behind a password, and its API."""
+    """A Flower with a password, and its API."""
 
     def __init__(self, settings: Settings) -> None:
         with socket.socket() as probe:
@@ -44,7 +44,7 @@ class Flower:
         )
 
     def ask(self, path: str, form: dict[str, str] | None = None, *, password: str = PASSWORD) -> Any:
-        """Ask the API; a form is posted. Raises ``HTTPError`` for what Flower refuses."""
+        """Request the API; a form is posted. Raises ``HTTPError`` for requests that Flower refuses."""
         data = None if form is None else urllib.parse.urlencode(form).encode()
         token = base64.b64encode(password.encode()).decode()
         request = urllib.request.Request(
@@ -54,7 +54,7 @@ class Flower:
             return json.load(answer)
 
     async def until(self, path: str, condition: Callable[[Any], bool]) -> Any:
-        """Ask again and again until the answer is as wished."""
+        """Poll until the answer meets the condition."""
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 with contextlib.suppress(urllib.error.URLError, ConnectionError):
@@ -66,7 +66,7 @@ class Flower:
 
 @pytest.fixture(scope="module")
 def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One kind of database is enough here: nothing of this touches it."""
+    """One kind of database suffices: nothing here depends on it."""
     return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
 
 
@@ -78,7 +78,7 @@ def fleet(make_fleet: Callable[..., Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def flower(fleet: Any) -> Iterator[Flower]:
-    """Flower first: it knows what it has seen happen, workers' starts included."""
+    """Flower starts first: it only shows events that it has received, including workers' starts."""
     served = Flower(fleet.settings)
     try:
         fleet.start("methods", "long")
@@ -104,7 +104,7 @@ async def call(services: Services, method: str, *args: Any, seconds: float = 20)
     return str(envelope.call_id)
 
 
-async def test_flower_lets_nobody_in_without_the_password(flower: Flower) -> None:
+async def test_flower_requires_the_password(flower: Flower) -> None:
     await flower.until("/api/workers", lambda _: True)
     with pytest.raises(urllib.error.HTTPError) as refused:
         await asyncio.to_thread(flower.ask, "/api/workers", password="operator:guess")
@@ -179,7 +179,7 @@ async def test_a_rate_limit_set_in_flower_holds(fleet: Any, flower: Flower) -> N
 
 
 def test_flower_sends_no_command_that_workers_refuse() -> None:
-    """It had asked every worker to publish events, each 5 seconds: an error in every log each time."""
+    """It had requested events from every worker every 5 seconds: an error in every log each time."""
     import flower.options  # noqa: F401 - declares the options
     from tornado.options import options
 

@@ -32,7 +32,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 @pytest.fixture(scope="module")
 def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One kind of database is enough here."""
+    """One kind of database suffices here."""
     return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
 
 
@@ -109,7 +109,7 @@ async def test_flower_shows_a_busy_system_in_a_browser(fleet: Any, flower_url: s
         page = await context.new_page()
         await shows(page, f"{flower_url}/workers", "methods-0", "methods-1", "long-2")
         await page.screenshot(path=ARTIFACTS / "workers.png")
-        await page.close()  # it goes on asking for news
+        await page.close()  # it keeps polling
         page = await context.new_page()
         await shows(page, f"{flower_url}/tasks", "tests.probe.journal", "fail_with")
         await page.screenshot(path=ARTIFACTS / "tasks.png")
@@ -132,10 +132,10 @@ async def test_flower_shows_a_busy_system_in_a_browser(fleet: Any, flower_url: s
 
 
 async def shows(page: Any, url: str, *texts: str) -> None:
-    """Open a page again and again until it shows every text."""
+    """Reload a page until it shows every text."""
     content = ""
     for _ in range(12):
-        with contextlib.suppress(Exception):  # Flower starts: the browser has errors of its own for that
+        with contextlib.suppress(Exception):  # Flower is starting: the browser raises its own errors for that
             await page.goto(url, wait_until="domcontentloaded", timeout=15_000)
             # Its tables fetch their rows after the page.
             await asyncio.sleep(1.5)

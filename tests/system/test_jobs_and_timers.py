@@ -19,7 +19,7 @@ from storage.states import RoundState
 from workers.composition import Services
 
 PLUGINS = Path(__file__).parent / "job_plugins"
-#: Shorter than some of the jobs here: their messages are delivered again while they run.
+#: Shorter than some of the jobs here, whose messages are therefore redelivered while they run.
 VISIBILITY_SECONDS = 3
 SCRIPT = """
 - when: '.'
@@ -32,7 +32,7 @@ SCRIPT = """
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def database_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A database of each kind; the same promises are held to both in ``tests/runtime``."""
+    """A database of each kind; ``tests/runtime`` checks the same promises on both."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
     url: str = request.getfixturevalue("postgres_server").create_database()
@@ -68,7 +68,7 @@ def plugin_of(services: Services) -> NekroPlugin:
 
 
 def journal(services: Services, name: str) -> list[list[str]]:
-    """What jobs of that name wrote down: words of each line, without the name."""
+    """Journal lines of jobs with that name: the words of each, without the name."""
     path = plugin_of(services).get_plugin_data_dir() / "journal.txt"
     lines = path.read_text().splitlines() if path.exists() else []
     return [line.split()[1:] for line in lines if line.split()[0] == name]
@@ -82,7 +82,7 @@ async def newest(services: Services, type_: str, name: str) -> Job:
 
 
 async def worker_of(fleet: Any, services: Services, name: str) -> Any:
-    """Wait until the job's first step; returns the worker that took it."""
+    """Wait until the job's first step; returns its worker."""
 
     async def first_step() -> list[list[str]]:
         return journal(services, name)
@@ -93,14 +93,12 @@ async def worker_of(fleet: Any, services: Services, name: str) -> Any:
 
 
 async def kill_worker_of(fleet: Any, services: Services, name: str) -> None:
-    """Wait until the job's first step, then kill the worker that took it and start another."""
+    """Wait until the job's first step, then kill its worker and start another."""
     (await worker_of(fleet, services, name)).kill()
     fleet.start("long", concurrency=2)
 
 
-async def test_job_whose_worker_is_killed_is_started_again_and_ends_once(
-    fleet: Any, services: Services
-) -> None:
+async def test_job_whose_worker_is_killed_is_restarted_and_ends_once(fleet: Any, services: Services) -> None:
     heard: list[TaskCtl] = []
     handle = await task.start("walk", "killed", "jobs", plugin_of(services), 2, on_terminal=heard.append)
     await kill_worker_of(fleet, services, "killed")
@@ -126,7 +124,7 @@ async def test_job_whose_worker_is_killed_is_started_again_and_ends_once(
 
 
 @pytest.mark.slow
-async def test_job_that_outlives_its_message_by_far_runs_once(fleet: Any, services: Services) -> None:
+async def test_job_much_longer_than_the_visibility_timeout_runs_once(fleet: Any, services: Services) -> None:
     handle = await task.start("walk", "long", "jobs", plugin_of(services), 1)
     await worker_of(fleet, services, "long")
     await asyncio.sleep(4 * VISIBILITY_SECONDS)
@@ -140,7 +138,7 @@ async def test_job_that_outlives_its_message_by_far_runs_once(fleet: Any, servic
     assert (await newest(services, "walk", "long")).attempt == 1
 
 
-async def test_job_of_a_worker_that_is_stopped_goes_on_elsewhere(fleet: Any, services: Services) -> None:
+async def test_job_of_a_stopped_worker_continues_on_another(fleet: Any, services: Services) -> None:
     handle = await task.start("walk", "moved", "jobs", plugin_of(services), 1)
     worker = await worker_of(fleet, services, "moved")
     assert await asyncio.to_thread(worker.stop) == 0
@@ -177,7 +175,7 @@ async def test_job_that_must_not_restart_fails_with_its_worker_and_wakes_the_age
     assert len(journal(services, "once")) == 1
 
 
-async def test_job_is_started_by_a_method_shown_by_celery_and_cancelled_from_elsewhere(
+async def test_job_is_started_by_a_method_shown_by_celery_and_cancelled_by_another_process(
     fleet: Any, services: Services
 ) -> None:
     await services.invoke(

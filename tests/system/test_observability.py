@@ -1,4 +1,4 @@
-"""What operators see of real workers: logs, figures, probes."""
+"""Real workers as operators see them: logs, metrics, probes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Observed:
         return sum(s.value for s in samples if s.name == name and wanted <= s.labels.items())
 
     async def ended(self, call_id: str) -> list[dict[str, Any]]:
-        """Lines of a call, once it has ended: its caller hears of that a moment earlier."""
+        """Lines of a call after its end, which its caller learns of a moment earlier."""
 
         def has_ended() -> list[dict[str, Any]]:
             lines = [line for line in self.lines() if line.get("call_id") == call_id]
@@ -64,14 +64,14 @@ class Observed:
         return found
 
     def lines(self) -> list[dict[str, Any]]:
-        """What the worker logged; a last line that it is still writing is left out."""
+        """The worker's log, without an incomplete last line."""
         text, _, _ = self.worker.log.read_text().rpartition("\n")
         return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture(scope="module")
 def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One kind of database is enough here: the repositories have tests on both."""
+    """One kind of database suffices here: the repositories have tests on both."""
     return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
 
 
@@ -114,7 +114,7 @@ async def test_a_failure_shows_its_traceback_under_its_call_and_no_secret(observ
     def lines() -> list[dict[str, Any]]:
         return [line for line in observed.lines() if line.get("method") == "tests.probe.fail_with"]
 
-    # The caller hears of the failure before the worker has written it down.
+    # The caller gets the error before the worker has logged it.
     (first, *_) = await eventually(lines, what=observed.fleet.waiting_for("the failure in the log"))
     failed = await observed.ended(first["call_id"])
     assert [line["logger"] for line in failed] == ["celery.app.trace", "nekro"]
@@ -124,7 +124,7 @@ async def test_a_failure_shows_its_traceback_under_its_call_and_no_secret(observ
     assert "test-signing-key" not in observed.worker.log.read_text()
 
 
-async def test_figures_count_calls_by_method_and_outcome(observed: Observed) -> None:
+async def test_metrics_count_calls_by_method_and_outcome(observed: Observed) -> None:
     before = observed.figure("nekro_calls_total", method="tests.probe.add", outcome="ok")
     await observed.ended(await call(observed, "add", 1, 2))
     assert observed.figure("nekro_calls_total", method="tests.probe.add", outcome="ok") == before + 1
@@ -135,16 +135,14 @@ async def test_figures_count_calls_by_method_and_outcome(observed: Observed) -> 
     assert observed.figure("process_resident_memory_bytes") > 1 << 20
 
 
-def test_a_worker_that_is_ready_says_so_and_one_that_stops_no_longer(observed: Observed) -> None:
+def test_a_ready_worker_reports_ready_and_a_stopping_one_does_not(observed: Observed) -> None:
     assert observed.get("/livez")[0] == 200
     status, body = observed.get("/readyz")
     assert (status, json.loads(body)["faults"]) == (200, [])
     assert observed.get("/elsewhere")[0] == 404
 
 
-def test_the_check_of_the_command_line_is_the_probe_of_a_container(
-    observed: Observed, tmp_path: Path
-) -> None:
+def test_the_check_of_the_command_line_equals_the_container_probe(observed: Observed, tmp_path: Path) -> None:
     def check(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-P", "-m", "cli.main", "worker", "--check", *arguments],
@@ -167,7 +165,7 @@ def test_the_check_of_the_command_line_is_the_probe_of_a_container(
     assert nobody.returncode == 13 and "no worker runs on this host" in nobody.stderr
 
 
-async def test_the_fleet_tells_what_waits_in_lanes_that_nobody_serves(observed: Observed) -> None:
+async def test_fleet_metrics_count_messages_in_lanes_without_workers(observed: Observed) -> None:
     settings = observed.fleet.settings
     services = observed.fleet.services()
     await services.start()
@@ -201,7 +199,7 @@ async def test_the_fleet_tells_what_waits_in_lanes_that_nobody_serves(observed: 
     assert found["nekro_queue_messages", "rounds"] >= 1 and found["nekro_dead_messages", ""] == 0
 
 
-async def test_the_fleet_says_which_part_is_away(observed: Observed) -> None:
+async def test_fleet_metrics_name_the_component_that_is_down(observed: Observed) -> None:
     broker = observed.fleet.settings.broker.model_copy(update={"url": f"redis://127.0.0.1:{free_port()}/0"})
     database = DatabaseSettings(url="sqlite:////nowhere/at/all.db")
     figures = FleetFigures(
@@ -215,7 +213,7 @@ async def test_the_fleet_says_which_part_is_away(observed: Observed) -> None:
 
 
 def samples(text: bytes) -> dict[tuple[str, str], float]:
-    """Figures by name and the value of their one label."""
+    """Metrics by name and the value of their one label."""
     families = text_string_to_metric_families(text.decode())
     return {
         (sample.name, next(iter(sample.labels.values()), "")): sample.value
@@ -225,7 +223,7 @@ def samples(text: bytes) -> dict[tuple[str, str], float]:
 
 
 def invocation_of(task: str, chat: ChatInfo, arguments: str) -> Invocation:
-    """A call of a method, on a lane of the test's choice."""
+    """A call of a method on a given lane."""
     moment = datetime.now(UTC)
     return Invocation(
         call_id=new_id(),

@@ -1,4 +1,4 @@
-"""Restarting every worker, one after another, while calls, rounds and a job keep going."""
+"""Restarts of every worker, one after another, while calls, rounds and a job run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCRIPT = [
     {"when": r"woke (\S+)", "answer": "```python\nsend_msg_text(_ck, 'heard of ${1}')\n```"},
     {"when": r"please wake (\S+)", "answer": "```python\nwork(0, 0.2)\nwake('${1}')\n```"},
 ]
-#: What each caller asks for, over and over, and with what beside a number of its own.
+#: Requests of each caller in a loop, and their arguments beside a unique number.
 CALLERS: dict[str, list[tuple[Any, ...]]] = {
     "work": [(0.0,)] * 10 + [(1.5,)] * 4,
     "keep": [()] * 4,
@@ -42,12 +42,11 @@ CALLERS: dict[str, list[tuple[Any, ...]]] = {
 
 @pytest.fixture(scope="module")
 def database_url() -> str:
-    """Each fleet here names one of its own."""
     return "sqlite:///unused.db"
 
 
 class Load:
-    """Calls and messages without a pause, until told to stop."""
+    """Calls and messages without a pause, until ``stop``."""
 
     def __init__(self, services: Services, callers: dict[str, list[tuple[Any, ...]]], *chats: str) -> None:
         self._services, self._callers, self._chats = services, callers, chats
@@ -58,7 +57,6 @@ class Load:
         self.messages = 0
 
     async def run(self) -> None:
-        """Keep the fleet busy."""
         async with asyncio.TaskGroup() as group:
             for method, arguments in self._callers.items():
                 for more in arguments:
@@ -67,16 +65,16 @@ class Load:
                 group.create_task(self._write(chat_key))
 
     def stop(self) -> None:
-        """Ask nothing more; what was asked still ends."""
+        """Stop sending; open calls still end."""
         self._stopped.set()
 
     @property
     def done(self) -> int:
-        """Calls that were answered."""
+        """Answered calls."""
         return sum(map(len, self.values.values()))
 
     async def go_on(self, count: int) -> None:
-        """Wait until so many more calls are done, of every kind one at least."""
+        """Wait until that many more calls are done, at least one of every kind."""
         before = {method: len(self.values[method]) for method in self._callers}
         total, end = self.done, time.monotonic() + GO_ON_SECONDS
         while still := [method for method, known in before.items() if len(self.values[method]) == known] or (
@@ -93,7 +91,7 @@ class Load:
                     method, (number, *more), {}, chat_key="load", user_id="u", timeout_seconds=40
                 )
                 self.values[method].append(decode_value(envelope.value_bytes(), max_bytes=1 << 20))
-            except Exception as exc:  # counted: the test is about their number
+            except Exception as exc:  # counted: the test checks their number
                 self.failures.append(f"{method} {number}: {type(exc).__name__}: {exc}")
 
     async def _write(self, chat_key: str) -> None:
@@ -107,7 +105,7 @@ class Load:
 
 @pytest.fixture
 def fleet(make_fleet: Callable[..., Any], tmp_path: Path, postgres_server: Any) -> Any:
-    """A fleet whose model is a script, on a database of its own: owners of pinned plugins compete there."""
+    """A fleet with a scripted model and its own database, as owners of pinned plugins compete there."""
     script = tmp_path / "script.yaml"
     script.write_text(yaml.safe_dump(SCRIPT))
     return make_fleet(
@@ -123,23 +121,23 @@ async def replace(fleet: Any, old: Worker) -> None:
     """SIGTERM a worker and start its successor; they overlap while the first drains."""
     old.process.terminate()
     (successor,) = await asyncio.to_thread(fleet.start, old.lane)
-    # Not ``stop``: a second signal would end it cold.
+    # Not ``stop``: a second signal would end it immediately.
     assert await asyncio.to_thread(old.process.wait, 60) == 0, old.log.read_text()[-2000:]
     assert successor.process.poll() is None
 
 
 def begun(services: Services) -> Counter[str]:
-    """How often each call and each job began."""
+    """Number of starts of each call and each job."""
     journal = (services.areas.plugin_dir("tests.rolling") / "journal.txt").read_text()
     return Counter(line.rpartition(" ")[0] for line in journal.splitlines())
 
 
 def account(load: Load, services: Services, fleet: Any) -> None:
-    """Every call was answered with the value that is its own, and none ran twice."""
+    """Every call was answered with its own value, and none ran twice."""
     assert load.failures == [], f"{len(load.failures)} of {load.done}: {load.failures[:3]}\n{fleet.logs()}"
     counts = begun(services)
     repeated = {name: count for name, count in counts.items() if count > 1 and not name.startswith("trek")}
-    repeated.pop("work 0", None)  # the number that rounds use
+    repeated.pop("work 0", None)  # the number of the rounds
     assert repeated == {}, fleet.logs()
     for method in ("work", "dig"):
         assert {f"{method} {number}" for number in load.values[method]} <= counts.keys()
@@ -147,7 +145,7 @@ def account(load: Load, services: Services, fleet: Any) -> None:
     assert sorted(load.values["tick"]) == list(range(1, len(load.values["tick"]) + 1))
 
 
-async def test_a_worker_replaced_under_load_fails_no_call_and_repeats_none(
+async def test_replacing_a_worker_under_load_fails_no_call_and_repeats_none(
     make_fleet: Callable[..., Any], tmp_path: Path
 ) -> None:
     fleet = await asyncio.to_thread(
@@ -206,7 +204,7 @@ async def test_a_rolling_restart_of_every_worker_fails_no_call_and_repeats_none(
 
 
 async def account_of_rounds(load: Load, rounds: list[Round], services: Services, fleet: Any) -> None:
-    """Every round ended well, and every AGENT call had one effect, one line and one round."""
+    """Every round ended normally, and every AGENT call had one effect, one line and one round."""
     assert load.messages == sum(item.trigger_kind is TriggerKind.MESSAGE for item in rounds)
     wrong = [
         (item.state.value, item.trigger_kind.value, item.stop_type, item.error, item.output, item.calls)
@@ -226,7 +224,7 @@ async def account_of_rounds(load: Load, rounds: list[Round], services: Services,
 
 
 async def end_of_job(services: Services) -> None:
-    """See the job end as it should: once, on the last of its workers."""
+    """Check the end of the job: once, on the last of its workers."""
     async with asyncio.timeout(60):
         while True:
             async with services.database.read() as transaction:

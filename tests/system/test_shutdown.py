@@ -9,14 +9,14 @@ import pytest
 from worker_fleet import Fleet
 
 STUCK = Path(__file__).parent / "stuck_plugins"
-#: Workers with variables of their own are not forked: how an interpreter ends is what is tested.
+#: Workers with their own variables are not forked: the test is about the end of an interpreter.
 OWN_INTERPRETER = {"PYTHONUNBUFFERED": "1"}
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
 def fleet(make_fleet: Callable[..., Fleet]) -> Fleet:
-    """With little time for calls and cleanup hooks."""
+    """With short time limits for calls and cleanup hooks."""
     workers = {"drain_seconds": 1, "cleanup_seconds": 1}
     return make_fleet(plugins={"dirs": (STUCK,)}, workers=workers)
 
@@ -27,7 +27,7 @@ def call(fleet: Fleet, method: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_thread_that_never_ends_does_not_keep_a_stopping_worker(fleet: Fleet) -> None:
+def test_a_thread_that_never_ends_does_not_block_the_shutdown(fleet: Fleet) -> None:
     (worker,) = fleet.start("methods", variables=OWN_INTERPRETER)
     call(fleet, "leave_thread")
     assert worker.stop() == 0
@@ -36,7 +36,7 @@ def test_a_thread_that_never_ends_does_not_keep_a_stopping_worker(fleet: Fleet) 
     assert "_0: threading.py" in log, "the log names the thread"
 
 
-def test_a_cleanup_hook_that_blocks_the_loop_cuts_the_shutdown_short(fleet: Fleet) -> None:
+def test_a_cleanup_hook_that_blocks_the_loop_shortens_the_shutdown(fleet: Fleet) -> None:
     (worker,) = fleet.start("methods", variables=OWN_INTERPRETER)
     call(fleet, "block_cleanup")
     assert worker.stop() == 1

@@ -1,4 +1,4 @@
-"""One call is one trace: spans of two workers, as a collector on loopback gets them."""
+"""One call is one trace: spans of two workers, received by a collector on loopback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = [
 
 
 class Collector:
-    """Takes OTLP over HTTP, as an OpenTelemetry collector does."""
+    """Receives OTLP over HTTP, as an OpenTelemetry collector does."""
 
     def __init__(self) -> None:
         self.spans: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ class Collector:
         self._thread.join()
 
     async def named(self, name: str, count: int = 1) -> list[dict[str, Any]]:
-        """Spans of a name, once there are so many."""
+        """Spans with a name, once there are enough."""
 
         def enough() -> list[dict[str, Any]]:
             found = [span for span in self.spans if span["name"] == name]
@@ -88,7 +88,7 @@ class Collector:
 
 @pytest.fixture(scope="module")
 def database_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One kind of database is enough here."""
+    """One kind of database suffices here."""
     return f"sqlite:///{tmp_path_factory.mktemp('db') / 'nekro.db'}"
 
 
@@ -111,7 +111,7 @@ def fleet(
         system = make_fleet(llm={"script": script}, tracing={"enabled": True}, agent={"debounce_seconds": 0})
         system.start("methods", "rounds")
         yield system
-        system.stop()  # before the collector
+        system.stop()  # stops before the collector
 
 
 async def say(fleet: Any, chat_key: str, text: str) -> None:
@@ -148,7 +148,7 @@ async def test_a_call_of_a_round_is_one_trace_from_the_round_to_the_worker(
     assert {span["service"] for span in collector.spans} == {"nekro-workers"}
 
 
-async def test_failures_are_told_by_their_kind_and_nothing_tells_arguments(
+async def test_failures_are_recorded_by_their_class_and_no_span_contains_arguments(
     fleet: Any, collector: Collector
 ) -> None:
     await say(fleet, "failing", "fail please")

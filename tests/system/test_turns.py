@@ -1,4 +1,4 @@
-"""Turns through real rounds workers, with a model that plays a script."""
+"""Turns through real rounds workers, with a scripted model."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
 
 
 async def quiet(services: Services, chat_key: str, *, rounds: int) -> list[Round]:
-    """Wait until a chat has that many ended rounds and none that waits."""
+    """Wait until a chat has that many ended rounds and no waiting one."""
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
             async with services.database.read() as transaction:
@@ -127,33 +127,33 @@ async def test_agent_results_wake_the_model_once_each_and_in_order(fleet: Any) -
     assert not any("never" in m.text for m in messages)
 
 
-async def test_methods_know_the_user_whose_message_began_the_turn(fleet: Any) -> None:
+async def test_methods_get_the_user_whose_message_started_the_turn(fleet: Any) -> None:
     _, messages = await turn(fleet, "asking", "who am I", rounds=1)
     assert [m.text for m in messages if m.kind is MessageKind.ASSISTANT] == ["you are u1"]
 
 
-async def test_an_error_comes_back_to_the_model_with_its_output(fleet: Any) -> None:
+async def test_an_error_is_shown_to_the_model_with_its_output(fleet: Any) -> None:
     rounds, messages = await turn(fleet, "breaking", "break it", rounds=2)
     assert [r.stop_type for r in rounds] == [StopType.ERROR, StopType.NORMAL]
     assert "before the fault" in requests_of(fleet, rounds[1].id)
     assert messages[-1].text == "mended"
 
 
-async def test_a_turn_ends_at_its_limit_and_the_chat_is_told(fleet: Any) -> None:
+async def test_a_turn_ends_at_its_limit_and_the_chat_is_notified(fleet: Any) -> None:
     rounds, messages = await turn(fleet, "looping", "never end", rounds=4)
     assert [r.number for r in rounds] == [1, 2, 3, 4]
     assert "4 rounds" in messages[-1].text
     assert messages[-1].kind is MessageKind.ASSISTANT
 
 
-async def test_chats_of_any_key_run_side_by_side_each_in_order(fleet: Any) -> None:
+async def test_chats_run_concurrently_and_each_in_order(fleet: Any) -> None:
     keys = [f"qq:group/{n} #*.键" + "長" * 60 for n in range(6)]
     turns = await asyncio.gather(*(turn(fleet, key, "please count to 3", rounds=3) for key in keys))
     for rounds, _ in turns:
         assert [r.number for r in rounds] == [1, 2, 3]
 
 
-async def test_a_model_that_cannot_answer_fails_the_round_and_tells_the_chat(fleet: Any) -> None:
+async def test_a_failing_model_fails_the_round_and_notifies_the_chat(fleet: Any) -> None:
     rounds, messages = await turn(fleet, "unscripted", "nobody wrote an answer for this", rounds=1)
     assert rounds[0].state is RoundState.FAILED
     assert "could not answer" in messages[-1].text

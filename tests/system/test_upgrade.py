@@ -1,4 +1,4 @@
-"""Two versions side by side on one broker and one database: an older commit, and a next version."""
+"""Two versions on one broker and one database: an older commit, and a next version."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from storage.migrate import check, upgrade
 from storage.schema import known_revisions
 
 ROOT = Path(__file__).parents[2]
-#: A version before, whose schema is older and whose messages have form 1: arguments as pickles.
+#: A previous version, whose schema is older and whose messages have form 1: arguments as pickles.
 BEFORE = os.environ.get("NEKRO_TEST_COMMIT_BEFORE", "475b351")
 PACKAGES = (*OWN_PACKAGES, "plugin_pkgs")
-#: What a next version may do within the rules: a revision that adds, and fields with defaults.
+#: Permitted changes of a next version: a revision that only adds, and fields with defaults.
 NEXT_REVISION = """
 import sqlalchemy as sa
 from alembic import op
@@ -46,7 +46,7 @@ NEXT_FIELD = """
 
 @pytest.fixture(scope="module")
 def database_url(postgres_server: Any) -> str:
-    """As a fleet has it."""
+    """Settings of a fleet."""
     url: str = postgres_server.create_database()
     return url
 
@@ -71,7 +71,7 @@ def copied(tree: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def foreign_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This code with a form of messages that is two releases away: neither side reads the other's."""
+    """This code with a message form of two releases later: neither side can read the other's."""
     tree = copied(tmp_path_factory.mktemp("foreign"))
     wire = tree / "codec/wire.py"
     text, count = re.subn(r"range\(2, 3\)", "range(3, 4)", wire.read_text())
@@ -82,7 +82,7 @@ def foreign_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def next_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This code with what a next version may add: a revision, and fields of messages and results."""
+    """This code with permitted additions: a revision, and fields of messages and results."""
     tree = copied(tmp_path_factory.mktemp("next"))
     revision = NEXT_REVISION.format(head=known_revisions()[-1])
     (tree / "storage/migrations/versions/9999_next.py").write_text(revision)
@@ -94,7 +94,7 @@ def next_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment_of_tree(settings: Settings, tree: Path) -> dict[str, str]:
-    """What an operator has set whatever the version, and the code of a tree before ours."""
+    """Environment of any version, with the code of a tree before ours."""
     key = settings.security.signing_key
     assert settings.broker.url and settings.database.url and key is not None
     return {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")} | {
@@ -126,7 +126,7 @@ def start_of(fleet: Fleet, environment: dict[str, str], lane: str, *, log: Path)
 
 
 async def call_until_each_answered(fleet: Fleet, workers: list[Worker]) -> None:
-    """Call methods of each type until each of the workers has run some; every call must succeed."""
+    """Call methods of each type until each worker has run some; every call must succeed."""
     services = fleet.services()
     await services.start()
     pids: set[int] = set()
@@ -148,7 +148,7 @@ async def call_until_each_answered(fleet: Fleet, workers: list[Worker]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_a_version_of_another_message_form_refuses_and_is_refused_before_and_after_the_migration(
+async def test_versions_with_different_message_forms_refuse_each_other_before_and_after_the_migration(
     make_fleet: Callable[..., Fleet], older_tree: Path, tmp_path: Path
 ) -> None:
     fleet = await asyncio.to_thread(make_fleet, is_migrated=False)
@@ -163,7 +163,7 @@ async def test_a_version_of_another_message_form_refuses_and_is_refused_before_a
     first = await asyncio.to_thread(nekro_of, environment, "call", "journal", "--args", "[0]", "--json")
     assert first.returncode == 0, first.stderr
 
-    await upgrade(fleet.settings.database, fleet.settings.data_dir)  # under the worker that runs
+    await upgrade(fleet.settings.database, fleet.settings.data_dir)  # while the worker runs
     again = await asyncio.to_thread(nekro_of, environment, "call", "remember", "--args", '["z"]')
     assert again.returncode == 0, again.stderr
     ours = await asyncio.to_thread(fleet.run, "call", "journal", "--args", "[1]")
@@ -180,7 +180,7 @@ async def test_a_version_of_another_message_form_refuses_and_is_refused_before_a
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_workers_serve_on_while_a_next_version_migrates_and_starts_beside_them(
+async def test_workers_continue_while_a_next_version_migrates_and_starts(
     make_fleet: Callable[..., Fleet], next_tree: Path, tmp_path: Path, postgres_server: Any
 ) -> None:
     fleet = await asyncio.to_thread(make_fleet, database={"url": postgres_server.create_database()})
@@ -204,7 +204,7 @@ async def test_workers_serve_on_while_a_next_version_migrates_and_starts_beside_
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-async def test_versions_that_cannot_read_each_other_say_so_to_the_caller(
+async def test_a_caller_gets_an_error_when_versions_cannot_read_each_other(
     make_fleet: Callable[..., Fleet], foreign_tree: Path, tmp_path: Path, postgres_server: Any
 ) -> None:
     fleet = await asyncio.to_thread(make_fleet, database={"url": postgres_server.create_database()})

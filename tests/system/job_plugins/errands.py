@@ -1,4 +1,4 @@
-"""Background jobs that a test paces by signals, and that write down what they did."""
+"""Background jobs that a test controls by signals, and that record their steps."""
 
 import asyncio
 import os

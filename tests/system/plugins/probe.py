@@ -1,4 +1,4 @@
-"""Methods that tell the tests what happened to them."""
+"""Methods that report their executions to the tests."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Methods and a job of every kind, each of which writes down when it begins; for restarts under load."""
+"""Methods and a job of every kind, each of which records its start; for restarts under load."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ async def wake(_ctx: AgentCtx, name: str) -> str:
 
 @plugin.mount_async_task("trek")
 async def trek(handle: AsyncTaskHandle) -> AsyncIterator[TaskCtl]:
-    """Walk until told to stop; goes on elsewhere when its worker stops."""
+    """Walk until told to stop; continues elsewhere when its worker stops."""
     note(f"trek {handle.task_id}")
     yield TaskCtl.report_progress("under way", 10)
     await handle.wait("enough")

@@ -1,4 +1,4 @@
-"""A plugin that lives in one process, and counts there."""
+"""A pinned plugin with a counter."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ async def init() -> None:
 @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "tick", "Counts")
 async def tick(_ctx: AgentCtx, _number: int) -> int:
     """Count one more."""
-    async with turn:  # two stores under way at once may arrive in either order
+    async with turn:  # two concurrent stores may arrive in either order
         state["count"] += 1
         await plugin.store.set(store_key="count", value=str(state["count"]))
         return state["count"]

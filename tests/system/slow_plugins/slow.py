@@ -1,4 +1,4 @@
-"""Methods that take their time."""
+"""Methods that run for a given time."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What does not end when its worker stops: a thread, and a cleanup hook."""
+"""A thread and a cleanup hook that do not end when their worker stops."""
 
 import asyncio
 import threading
