@@ -1,4 +1,4 @@
-"""Large calls of a chat wait beside other chats' calls; long messages are verified off the loop."""
+"""A chat's large calls do not delay other chats' calls; long messages are verified off the loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONG = "x" * (256 << 10)
 
 
 class NotingSigner(Signer):
-    """Notes which thread verified."""
+    """Records which thread verified."""
 
     threads: tuple[str, ...] = ()
 
@@ -81,10 +81,10 @@ async def call(executor: MethodExecutor, text: object, chat_key: str) -> object:
     return decode_value(answer["value"], max_bytes=100)
 
 
-async def test_a_large_call_waits_for_its_chats_last_ones_and_no_other_call_does(
+async def test_a_large_call_is_delayed_by_its_chats_last_ones_and_other_calls_are_not(
     executor: MethodExecutor,
 ) -> None:
-    for _ in range(100):  # far more than this test takes
+    for _ in range(100):  # far longer than this test takes
         executor._pace.spent("heavy", 60)
     await call(executor, "light", "light")
     waiting = asyncio.create_task(call(executor, LARGE, "heavy"))
@@ -103,7 +103,7 @@ async def test_costly_calls_are_charged_to_their_chat_and_small_ones_are_not(
     assert set(executor._pace._free_at) == {"heavy"}
 
 
-async def test_long_messages_are_verified_beside_the_loop(
+async def test_long_messages_are_verified_off_the_loop(
     executor: MethodExecutor, signer: NotingSigner
 ) -> None:
     here = threading.current_thread().name

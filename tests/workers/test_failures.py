@@ -1,4 +1,4 @@
-"""What a plugin's exception becomes on its way out."""
+"""Conversion of a plugin's exception into an error for the caller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def entry() -> MethodEntry:
     return Registry([plugin]).find("f")
 
 
-def test_an_ordinary_exception_stays_itself() -> None:
+def test_an_ordinary_exception_is_unchanged() -> None:
     error = ValueError("no such city")
     assert redacted(error, REDACTOR) is error
 
@@ -37,7 +37,7 @@ def test_a_secret_in_the_text_is_replaced_and_the_type_kept() -> None:
 
 
 @pytest.mark.parametrize("explicit", [True, False])
-def test_a_secret_in_a_cause_counts_because_tracebacks_show_it(explicit: bool) -> None:
+def test_a_secret_in_a_cause_is_replaced_because_tracebacks_show_it(explicit: bool) -> None:
     try:
         try:
             raise KeyError("hunter22")
@@ -51,7 +51,7 @@ def test_a_secret_in_a_cause_counts_because_tracebacks_show_it(explicit: bool) -
     assert shown.__cause__ is None and shown.__context__ is None
 
 
-def test_a_type_error_names_the_arguments_of_another_type(entry: MethodEntry) -> None:
+def test_a_type_error_names_the_arguments_of_unexpected_types(entry: MethodEntry) -> None:
     shown = explained(TypeError("unsupported operand"), entry, ["3"], {"name": 7})
     assert str(shown) == (
         "TypeError: unsupported operand (argument count is str, the signature says int; "
@@ -59,7 +59,7 @@ def test_a_type_error_names_the_arguments_of_another_type(entry: MethodEntry) ->
     )
 
 
-def test_fitting_arguments_and_other_errors_get_no_hint(entry: MethodEntry) -> None:
+def test_matching_arguments_and_other_errors_get_no_hint(entry: MethodEntry) -> None:
     own = TypeError("inside")
     assert explained(own, entry, [3], {"ratio": 2}) is own
     key = KeyError("x")

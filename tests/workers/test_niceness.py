@@ -1,4 +1,4 @@
-"""How lane ``long`` gives way: the share of its session, lower while jobs run."""
+"""Priority of lane ``long``: its session's share of processor time is lower while jobs run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sessions are gr
 
 
 class Share:
-    """A share whose kernel is a file; the process leads its session unless told otherwise."""
+    """A share whose kernel file is a regular one; the process leads its session by default."""
 
     def __init__(self, path: Path, *, niceness: int = 5) -> None:
         path.touch()
@@ -51,7 +51,7 @@ def leads_session(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("leads_session")
-async def test_the_share_sinks_while_jobs_run_and_rises_again(tmp_path: Path) -> None:
+async def test_the_share_is_lower_while_jobs_run_and_restored_afterwards(tmp_path: Path) -> None:
     share = Share(tmp_path / "autogroup")
     share.set(is_busy=True)
     await share.becomes("5")
@@ -60,7 +60,7 @@ async def test_the_share_sinks_while_jobs_run_and_rises_again(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("leads_session")
-async def test_a_job_that_ends_at_once_changes_nothing(tmp_path: Path) -> None:
+async def test_a_short_job_does_not_change_the_share(tmp_path: Path) -> None:
     share = Share(tmp_path / "autogroup")
     share.set(is_busy=True)
     share.set(is_busy=False)
@@ -69,7 +69,7 @@ async def test_a_job_that_ends_at_once_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("leads_session")
-async def test_a_write_that_comes_too_soon_is_tried_again(
+async def test_a_write_that_comes_too_soon_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, refused = os.write, [BlockingIOError(), BlockingIOError()]
@@ -87,7 +87,7 @@ async def test_a_write_that_comes_too_soon_is_tried_again(
 
 
 @pytest.mark.usefixtures("leads_session")
-async def test_where_sessions_are_not_grouped_it_is_tried_once(tmp_path: Path) -> None:
+async def test_without_session_groups_it_is_tried_once(tmp_path: Path) -> None:
     share = Share(tmp_path / "autogroup")
     share.path.unlink()
     for _ in range(2):
@@ -96,7 +96,9 @@ async def test_where_sessions_are_not_grouped_it_is_tried_once(tmp_path: Path) -
     assert share.asked == 1 and not share.path.exists()
 
 
-async def test_a_session_of_others_keeps_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_share_of_a_foreign_session_is_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "getsid", lambda pid: os.getpid() + 1)
     share = Share(tmp_path / "autogroup")
     share.set(is_busy=True)
