@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks the OpenAI chat protocol, well or badly, as a test wants it."""
+"""A real HTTP server with the OpenAI chat protocol whose behaviour tests choose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SeenRequest:
-    """One request as it arrived."""
+    """One received request."""
 
     path: str
     headers: dict[str, str]
@@ -94,7 +94,7 @@ def refuse(status: int, message: str = "no", **headers: str) -> Behaviour:
 
 
 def complete(text: str | None, finish_reason: str = "stop") -> Behaviour:
-    """Answer at once, as a whole."""
+    """Answer at once, without streaming."""
 
     async def behave(writer: asyncio.StreamWriter, request: SeenRequest) -> None:
         message = {"role": "assistant", "content": text}
@@ -111,7 +111,7 @@ def complete(text: str | None, finish_reason: str = "stop") -> Behaviour:
 def stream(
     *pieces: str, finish_reason: str | None = "stop", cut: bool = False, usage: bool = True
 ) -> Behaviour:
-    """Answer piece by piece; ``cut`` drops the connection in the middle of a chunk."""
+    """Answer in chunks; ``cut`` drops the connection in the middle of a chunk."""
 
     async def behave(writer: asyncio.StreamWriter, request: SeenRequest) -> None:
         await start_stream(writer)

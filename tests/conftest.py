@@ -31,18 +31,18 @@ from storage.migrate import upgrade
 from storage.models import Base
 from storage.transaction import Transaction
 
-# One variable chooses the server of the whole suite: a path of a redis-server, instead of the one on PATH
-# or in the wheel. The commands under test look it up on PATH.
+# This variable chooses the redis-server of the whole suite by its path, instead of the one on PATH or in
+# the wheel. The commands under test find it on PATH.
 if os.environ.get("NEKRO_TEST_REDIS_SERVER"):
     use_server(Path(os.environ["NEKRO_TEST_REDIS_SERVER"]))
 
-# A shell that runs the tests in the background makes them ignore Ctrl-C, and with them whatever they start.
+# A shell that runs the tests in the background makes them ignore SIGINT, which child processes inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Collection makes half a gigabyte that stays: it is searched for garbage neither now nor later.
+# Collection allocates half a gigabyte that stays; the garbage collector need not scan it.
 gc.disable()
 
-#: Directories whose files take long, mostly by waiting. They come first, so that no process is left
+#: Directories whose files take long, mostly by waiting. They run first, so that no process is left
 #: alone with one of them at the end.
 LONG_FIRST = (
     *("pool", "docs", "plugins", "rounds", "system", "security", "storage"),
@@ -51,13 +51,13 @@ LONG_FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order directories by `LONG_FIRST`; the order within them stays."""
+    """Order directories by `LONG_FIRST`; the order within them is kept."""
     ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONG_FIRST)}
     items.sort(key=lambda item: ranks.get(item.path.parent, len(ranks)))
 
 
 def pytest_collection_finish() -> None:
-    """Keep what collection made out of every later garbage collection."""
+    """Exclude the objects of the collection from every later garbage collection."""
     gc.freeze()
     gc.enable()
 
@@ -73,7 +73,6 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def redis_url(redis_server: RedisServer) -> str:
-    """URL of the session's Redis."""
     return redis_server.url
 
 
@@ -103,13 +102,13 @@ def sentinel_group(tmp_path: Path) -> Iterator[SentinelGroup]:
 
 
 def patient_database(url: str) -> DatabaseSettings:
-    """Settings whose callers wait for a connection as long as a busy machine takes."""
+    """Settings whose callers wait for a connection as long as a busy machine needs."""
     return DatabaseSettings(url=url, pool_timeout_seconds=WAIT_SECONDS)
 
 
 @pytest.fixture
 def make_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], DatabaseSettings]:
-    """Make a fresh, empty database of a kind, ``sqlite`` or ``postgres``."""
+    """Create a fresh, empty database of a kind, ``sqlite`` or ``postgres``."""
 
     def make(kind: str) -> DatabaseSettings:
         if kind == "sqlite":
@@ -132,13 +131,13 @@ def database_settings(
 def migrated_copy(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Callable[[str], DatabaseSettings]:
-    """Make an empty, migrated database of a kind; migrations run once per kind and session."""
+    """Create an empty, migrated database of a kind; migrations run once per kind and session."""
     templates: dict[str, DatabaseSettings] = {}
 
     def template(kind: str, url: Callable[[], str]) -> DatabaseSettings:
         if kind not in templates:
             templates[kind] = patient_database(url())
-            # In a thread, as the test that asks may have a loop running in this one.
+            # In a thread, as the requesting test may have a running loop in this one.
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(asyncio.run, upgrade(templates[kind], Path())).result()
         return templates[kind]
@@ -151,7 +150,7 @@ def migrated_copy(
         return made.model_copy(update={"url": f"sqlite:///{target}"})
 
     def postgres() -> DatabaseSettings:
-        # One database, emptied: to create one takes PostgreSQL longer than most tests take.
+        # One database that is emptied: creating one takes PostgreSQL longer than most tests take.
         made = template("postgres", request.getfixturevalue("postgres_server").create_database)
         with psycopg.connect(str(made.url), autocommit=True) as connection:
             for table in reversed(Base.metadata.sorted_tables):
@@ -187,7 +186,7 @@ def settings(make_settings: Callable[..., Settings]) -> Settings:
 
 @pytest.fixture
 def app(settings: Settings) -> Iterator[NekroApp]:
-    """The calling side on the test's settings."""
+    """Publisher and caller services with the test's settings."""
     app = create_app(settings)
     yield app
     app.backend.result_consumer.stop()
@@ -203,7 +202,7 @@ def client(settings: Settings) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def watch_statements(monkeypatch: pytest.MonkeyPatch) -> Callable[[Transaction], list[tuple[str, Any]]]:
-    """Return what a transaction gives the driver from now on, as it does: SQL and parameters."""
+    """Record the SQL and parameters that a transaction passes to the driver from now on."""
 
     def watch(transaction: Transaction) -> list[tuple[str, Any]]:
         connection, statements = transaction.connection, []

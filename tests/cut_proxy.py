@@ -12,7 +12,7 @@ from broker_config.settings import DatabaseSettings
 
 
 class CutProxy:
-    """A TCP proxy before the server's Unix socket, which can freeze and cut what goes through it."""
+    """A TCP proxy in front of the server's Unix socket that can freeze and cut its connections."""
 
     def __init__(self, settings: DatabaseSettings) -> None:
         parts = psycopg.conninfo.conninfo_to_dict(str(settings.url))
@@ -20,14 +20,14 @@ class CutProxy:
         self._settings = settings
         self._names = f"{parts['user']}@127.0.0.1", parts["dbname"]
         self.frozen = asyncio.Event()
-        #: Whether what the server answers is lost; it still gets what is sent.
+        #: Whether the server's answers are dropped; it still receives requests.
         self.is_deaf = False
         self._is_away = False
         self.writers: set[asyncio.StreamWriter] = set()
         self.server: asyncio.Server | None = None
 
     async def start(self) -> DatabaseSettings:
-        """Listen; returns settings that lead through here."""
+        """Listen; returns settings that lead through the proxy."""
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         sock: socket.socket = self.server.sockets[0]
         user, name = self._names
@@ -40,7 +40,7 @@ class CutProxy:
             return
         try:
             server_reader, server_writer = await asyncio.open_unix_connection(self._target)
-        except OSError:  # the server does not run at the moment
+        except OSError:  # the server is not running at the moment
             writer.close()
             return
         self.writers |= {writer, server_writer}
@@ -56,7 +56,7 @@ class CutProxy:
             while data := await reader.read(65536):
                 if not (self.frozen.is_set() or (is_answer and self.is_deaf)):
                     writer.write(data)
-        finally:  # also after a reset: the server would keep the connection
+        finally:  # also after a reset, otherwise the server would keep the connection
             writer.close()
 
     def cut(self) -> None:
@@ -66,17 +66,17 @@ class CutProxy:
         self.writers.clear()
 
     def go_away(self) -> None:
-        """Cut every connection and take no more, until ``come_back``."""
+        """Cut every connection and refuse new ones until ``come_back``."""
         self._is_away = True
         self.cut()
 
     def come_back(self) -> None:
-        """Take connections and pass everything on."""
+        """Accept connections and forward everything."""
         self._is_away = self.is_deaf = False
         self.frozen.clear()
 
     async def stop(self) -> None:
-        """Take no more connections and cut those there are."""
+        """Stop listening and cut the open connections."""
         assert self.server is not None
         self.server.close()
         self.cut()

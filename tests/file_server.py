@@ -14,7 +14,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class FileServer:
-    """Serves what a test adds, on a loopback port, and remembers what was asked for."""
+    """Serves files that a test adds, on a loopback port, and records the requests."""
 
     policy = DownloadPolicy(allow_private=("127.0.0.0/8",), timeout_seconds=5, tries=2, retry_seconds=0.01)
 
@@ -71,7 +71,7 @@ class FileServer:
         return self.answer_with(path, answer)
 
     def answer_with(self, path: str, answer: Answer) -> str:
-        """Answer by a function; returns the URL."""
+        """Answer with a function; returns the URL."""
         self._answers[path] = answer
         return self.base + path
 

@@ -1,4 +1,4 @@
-"""What tests look up in the Redis and the database of a fleet."""
+"""Reads of a fleet's Redis and database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def key(fleet: Fleet, name: str) -> str:
 
 
 def left_in_lane(fleet: Fleet, client: Any, lane: str) -> dict[str, Any]:
-    """What waits in a lane and what its workers hold; empty when nothing does."""
+    """Queued messages of a lane and those its workers hold; empty when there are none."""
     found = {
         "waiting": client.lrange(key(fleet, lane), 0, -1),
         "held": client.hgetall(key(fleet, f"unacked.{lane}")),
@@ -33,12 +33,12 @@ def left_in_lane(fleet: Fleet, client: Any, lane: str) -> dict[str, Any]:
 
 
 async def ask(database: Database, query: str, **values: Any) -> Sequence[Any]:
-    """Ask the database."""
+    """Run a query on the database."""
     async with database.read() as transaction:
         return (await transaction.connection.execute(text(query), values)).all()
 
 
-#: Each finds what must not be once every round has ended, by what it would be.
+#: Queries that must find nothing once every round has ended, by the violation that they find.
 ROUND_FAULTS = {
     "two rounds of one trigger": """
         SELECT trigger_kind, trigger_id FROM rounds GROUP BY 1, 2 HAVING count(*) > 1""",
@@ -56,7 +56,7 @@ ROUND_FAULTS = {
         SELECT r.id FROM rounds r LEFT JOIN rounds into_
         ON into_.id = r.merged_into AND into_.state IN ('done', 'failed')
         WHERE r.state = 'merged' AND into_.id IS NULL""",
-    # A later round of a chat began before an earlier one had ended: out of order, or two at once.
+    # A later round of a chat started before an earlier one had ended: out of order, or concurrent.
     "two rounds of a chat at once or out of order": """
         SELECT a.id, b.id FROM rounds a JOIN rounds b ON a.chat_key = b.chat_key AND a.sequence < b.sequence
         WHERE a.state = 'done' AND b.state = 'done' AND b.started_at < a.finished_at""",

@@ -1,8 +1,8 @@
 """Python processes that start fast: forked from a server that has imported what workers import.
 
-The server is the standard library's, one for each test process, started at the first use. What such a
-process runs is what ``python -m MODULE ARGUMENTS`` runs; tests about the start of an interpreter
-itself, its flags or its search path start one with `subprocess`.
+The server is the standard library's, one per test process, started at the first use. A forked process runs
+what ``python -m MODULE ARGUMENTS`` runs; tests of an interpreter's start, flags or search path start one
+with `subprocess`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from waiting import WAIT_SECONDS
 import cli.commands
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# What workers and commands have imported by the time they work, but for plugins and their main module.
+# Imports of running workers and commands, except for plugins and their main module.
 _CONTEXT.set_forkserver_preload(
     [
         "aiosqlite",
@@ -74,7 +74,7 @@ _STARTED: list[ForkedProcess] = []
 
 @atexit.register
 def _kill_what_is_left() -> None:
-    """Before `multiprocessing` waits for it: a test that failed may have left a worker."""
+    """Runs before `multiprocessing` waits for the server: a failed test may have left a worker."""
     for process in _STARTED:
         process.kill()
 
@@ -94,7 +94,7 @@ def _received(passed: Any) -> Descriptor:
 
 
 class ForkedProcess:
-    """One process in a session of its own; its interface is the part of `subprocess.Popen` that tests use."""
+    """One process in a session of its own; implements the part of `subprocess.Popen` that tests use."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class ForkedProcess:
         return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens after the end."""
-        with suppress(ProcessLookupError):  # it has ended, and its exit code is on the way
+        """Send a signal; a no-op after the end."""
+        with suppress(ProcessLookupError):  # it has ended, and its exit code is about to arrive
             if self.returncode is None:
                 os.kill(self.pid, number)
 
@@ -202,7 +202,7 @@ def _run(
         passed = os.open(os.devnull, os.O_RDONLY) if stream is None else stream.number
         os.dup2(passed, number)
         os.close(passed)
-    # As an interpreter opens them: by lines where a person reads along.
+    # As an interpreter opens them: line-buffered at a terminal.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - open as long as the process
     sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115 - open as long as the process
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - open as long as the process

@@ -1,4 +1,4 @@
-"""What this machine could not run: by name and reason, and counted in one line at the end of a run."""
+"""Skipped tests by name and reason, with their number, at the end of a run."""
 
 from __future__ import annotations
 

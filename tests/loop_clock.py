@@ -1,4 +1,4 @@
-"""An event loop's clock that a test puts forward, where a sleep would depend on how busy the machine is."""
+"""Moves an event loop's clock forward, where a sleep would depend on the load of the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class LoopClock:
-    """Time of the running loop, which goes on as always and jumps at will."""
+    """Clock of the running loop; it continues normally and can jump."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -14,7 +14,7 @@ class LoopClock:
         loop.time = lambda: real_time() + self._ahead_seconds  # type: ignore[method-assign]
 
     async def forward(self, seconds: float) -> None:
-        """Jump, and let every timer run that is due then."""
+        """Jump, and run every timer that is due then."""
         self._ahead_seconds += seconds
         timers_have_run = asyncio.Event()
         asyncio.get_running_loop().call_later(0, timers_have_run.set)

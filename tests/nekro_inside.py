@@ -1,4 +1,4 @@
-"""`nekro` in the test's own process, which spares the imports."""
+"""`nekro` in the test's own process, which saves the imports."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A worker process for tests: ``python pool_worker.py SETTINGS_JSON LANE POOL CONCURRENCY [celery options]``.
 
-Its tasks say what they do in the Redis list ``<prefix>ledger``, so that a test can wait for it.
+Its tasks record their steps in the Redis list ``<prefix>ledger``, so that a test can wait for them.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ FAILURES: dict[str, type[BaseException]] = ABORTS | {
 
 
 class Ledger:
-    """Where tasks write down what they did."""
+    """Where tasks record their steps."""
 
     def __init__(self, settings: Settings) -> None:
         self.key = f"{settings.broker.key_prefix}ledger"
         endpoint = RedisEndpoint(settings.broker, settings.broker.url)
         pool = redis.ConnectionPool(connection_class=endpoint.connection_class, **endpoint.parameters())
-        self.client = redis.Redis.from_pool(pool)  # tries again by itself
+        self.client = redis.Redis.from_pool(pool)  # retries by itself
 
     def write(self, task_id: str, *entry: object) -> None:
         """Append one entry: the task's id, then what happened."""
@@ -65,7 +65,7 @@ class Ledger:
 
 
 def own_id() -> str:
-    """The id of the task whose synchronous body asks; its coroutines run outside of its greenlet."""
+    """Id of the task whose synchronous body is running; its coroutines run outside of its greenlet."""
     return str(current_task.request.id)
 
 
@@ -102,7 +102,7 @@ def register_plain(app: NekroApp, ledger: Ledger) -> None:
 
 
 def register_hostile(app: NekroApp, ledger: Ledger) -> None:
-    """Add tasks that abort, block or refuse to stop."""
+    """Add tasks that abort, block or ignore cancellation."""
 
     @app.task(name="t.abort")
     def abort(name: str, how: str) -> None:
@@ -210,13 +210,13 @@ def register_methods(app: NekroApp, ledger: Ledger) -> None:
 
 
 class Methods:
-    """What ``f.run`` does, as its body says under ``how``; stands where the executor of methods does."""
+    """Result of ``f.run``, chosen by ``how`` in its body; replaces the executor of methods."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     async def execute(self, body: dict[str, Any], *, task_name: str) -> Any:
-        """Write down that the method runs and on which path, then do as told."""
+        """Record the execution and its path, then behave as the body says."""
         job = current_job()
         assert job is not None
         self._ledger.write(job.task_id, "started", "tracer" if job.observation is None else "fast")
@@ -261,7 +261,7 @@ class Methods:
         return "done"
 
     async def odd(self, body: dict[str, Any]) -> Any:
-        """Return what nobody writes as JSON."""
+        """Return a value that JSON cannot hold."""
         return object()
 
     async def deep(self, body: dict[str, Any]) -> Any:
@@ -272,19 +272,19 @@ class Methods:
 
 
 def _listener(**_: Any) -> None:
-    """Listen to a signal, as somebody who extends Celery does."""
+    """Connect a signal receiver, as an extension of Celery does."""
 
 
 class _NoCleanups:
     def ensure(self) -> None:
-        """Do nothing; there are no connections."""
+        """Do nothing, as there are no connections."""
 
 
 def register_fast(app: NekroApp, ledger: Ledger, *, is_traced: bool) -> None:
-    """Add a task made as those of methods are, and tasks that report on it.
+    """Add a task made like those of methods, and tasks that report on it.
 
     Args:
-        is_traced: leave it to Celery's tracer, which must end calls in the same way.
+        is_traced: use Celery's tracer, which must end calls in the same way.
     """
     run, execute = _method_body("f.run", Methods(ledger), _NoCleanups())  # type: ignore[arg-type]
     task = app.task(name="f.run", bind=True, typing=False)(run)
@@ -332,7 +332,7 @@ def register_fast(app: NekroApp, ledger: Ledger, *, is_traced: bool) -> None:
 
 
 def main() -> None:
-    """Run a worker until it is told to stop."""
+    """Run a worker until it receives a stop signal."""
     raw, lane, pool, concurrency, *options = sys.argv[1:]
     settings = Settings.load(env_file=None, **json.loads(raw))
     app = create_app(settings, lane=lane)
@@ -341,7 +341,7 @@ def main() -> None:
     register_fast(app, Ledger(settings), is_traced=TRACED in options)
     custom = os.environ.get("CELERY_CUSTOM_WORKER_POOL")
     if custom:
-        ALIASES["custom"] = custom  # as Celery does when it is imported, which here was before the variable
+        ALIASES["custom"] = custom  # as Celery does at import, which happened before the variable was set
     celery_pool = "custom" if custom else pool
     with observe_tasks():
         app.worker_main(

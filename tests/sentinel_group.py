@@ -18,9 +18,9 @@ from waiting import wait_until
 from broker_config.embedded import redis_binary
 
 MASTER = "calls"
-#: How long a primary may be silent before the Sentinels replace it.
+#: Seconds of silence after which the Sentinels replace a primary.
 DOWN_SECONDS = 1
-#: A port on which nothing listens.
+#: A port without a listener.
 NOWHERE = 1
 
 
@@ -38,10 +38,10 @@ class SentinelGroup:
         """Start nothing yet.
 
         Args:
-            tls_options: with which every server and Sentinel takes TLS too, on a port of its own.
+            tls_options: options with which every server and Sentinel also listens with TLS, on a second port.
         """
         self._tls_options = tls_options
-        #: Ports over TLS of the servers and of the Sentinels; empty without.
+        #: TLS ports of the servers and of the Sentinels; empty without TLS.
         self.tls_ports = [free_port() for _ in range(3)] if tls_options else []
         self.sentinel_tls_ports = [free_port() for _ in range(3)] if tls_options else []
         self._directory, self._password, self._sentinel_password = directory, password, sentinel_password
@@ -70,7 +70,7 @@ class SentinelGroup:
 
     @property
     def url(self) -> str:
-        """URL of the list of Sentinels, over TLS where they take it."""
+        """URL of the list of Sentinels, with TLS where they have it."""
         if self.sentinel_tls_ports:
             return ";".join(f"sentinels://127.0.0.1:{port}/0" for port in self.sentinel_tls_ports)
         userinfo = f":{quote(self._password, safe='')}@" if self._password else ""
@@ -85,18 +85,18 @@ class SentinelGroup:
         }
 
     def primary(self) -> RedisServer:
-        """The server that the Sentinels name now."""
+        """The primary according to the Sentinels."""
         port = int(self.state()["port"])
         return next(server for number, server in enumerate(self.servers) if self._port_of(number) == port)
 
     def state(self) -> dict[str, Any]:
-        """What the first Sentinel knows of the primary."""
+        """The first Sentinel's state of the primary."""
         with self._client(self.sentinel_ports[0], self._sentinel_password) as client:
             found: dict[str, Any] = client.sentinel_master(MASTER)
             return found
 
     def is_complete(self) -> bool:
-        """Whether every Sentinel knows the others and two replicas that follow."""
+        """Whether every Sentinel knows the others and two connected replicas."""
         for port in self.sentinel_ports:
             with self._client(port, self._sentinel_password) as client:
                 try:
@@ -111,9 +111,9 @@ class SentinelGroup:
         return True
 
     def cut_off(self) -> RedisServer:
-        """Have the replicas lack what is written from now on; returns the primary.
+        """Stop the replication of later writes; returns the primary.
 
-        The Sentinels connect them again after some 8 s.
+        The Sentinels reconnect the replicas after some 8 s.
         """
         primary = self.primary()
         for server in self.servers:
@@ -123,7 +123,7 @@ class SentinelGroup:
         return primary
 
     def wait_for_failover(self, old: RedisServer, *, seconds: float = 30) -> RedisServer:
-        """Wait until the Sentinels name another primary, which takes writes."""
+        """Wait until the Sentinels name another primary, which accepts writes."""
 
         def promoted() -> RedisServer | None:
             found = self.primary()
@@ -136,7 +136,7 @@ class SentinelGroup:
         return server
 
     def freeze(self, server: RedisServer) -> None:
-        """SIGSTOP a server: its host is gone, its connections are not."""
+        """SIGSTOP a server: its host is unreachable, its connections stay open."""
         assert server.process is not None
         server.process.send_signal(signal.SIGSTOP)
 
@@ -146,7 +146,7 @@ class SentinelGroup:
         server.process.send_signal(signal.SIGCONT)
 
     def _port_of(self, number: int) -> int:
-        """The port by which servers and Sentinels know a server."""
+        """The port by which servers and Sentinels identify a server."""
         return self.tls_ports[number] if self.tls_ports else self.servers[number].port
 
     def _start_server(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Processes that believe in another time: their host's clock is wrong, that of everybody else is right."""
+"""Processes with a shifted clock, as on a host whose clock is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCE = Path(__file__).with_name("shifted_clock.c")
 
 
 def shifted_clock(seconds: int) -> dict[str, str]:
-    """Variables for the environment of a process whose clock is ahead by ``seconds``; negative: behind."""
+    """Environment variables of a process whose clock is ahead by ``seconds``; negative: behind."""
     return {"LD_PRELOAD": str(_library()), "NEKRO_TEST_CLOCK_SHIFT": str(seconds)}
 
 

@@ -1,7 +1,7 @@
-"""Text of others is divided where its format says, never where ``str.splitlines`` does.
+"""Foreign text is split where its format says, never by ``str.splitlines``.
 
-That method also divides at U+2028, U+0085, ``\\x0b``, ``\\x0c`` and ``\\x1c``-``\\x1e``, which whoever
-writes a name, an error or a message can put there.
+That method also splits at U+2028, U+0085, ``\\x0b``, ``\\x0c`` and ``\\x1c``-``\\x1e``, which the author of a
+name, an error or a message can insert.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PACKAGES = (
     "agent", "benchmarks", "broker_config", "cli", "codec", "messaging", "nekro_agent", "plugin_pkgs",
     "runtime", "sandbox", "scripts", "storage", "workers",
 )  # fmt: skip
-#: Where dividing at more characters than the format has is what is wanted.
+#: Where splitting at more characters than the format has is intended.
 ALLOWED: dict[str, str] = {}
 #: Text files that the host writes itself; everything else in ``sandbox`` is read as bytes.
 READ_AS_TEXT = {
@@ -25,7 +25,7 @@ READ_AS_TEXT = {
 
 
 def calls_of(name: str, packages: tuple[str, ...]) -> set[str]:
-    """Files that use an attribute of that name, with or without calling it."""
+    """Files that use an attribute of that name, called or not."""
     found = set()
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -35,11 +35,11 @@ def calls_of(name: str, packages: tuple[str, ...]) -> set[str]:
     return found
 
 
-def test_no_text_is_divided_by_splitlines() -> None:
+def test_no_text_is_split_by_splitlines() -> None:
     assert calls_of("splitlines", PACKAGES) - ALLOWED.keys() == set(), 'use split("\\n"), or proc_files'
 
 
-def test_the_sandbox_reads_no_file_of_the_kernel_as_text() -> None:
+def test_the_sandbox_reads_no_kernel_file_as_text() -> None:
     assert calls_of("read_text", ("sandbox",)) - READ_AS_TEXT.keys() == set(), "use sandbox.limits.proc_files"
 
 

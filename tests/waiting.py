@@ -1,4 +1,4 @@
-"""How tests wait: one bound for all, which only a hang reaches, and a failure that reports what was seen."""
+"""Waits of the tests: one limit, which only a hang reaches, and failures that report the last value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-#: No machine is so busy that a test that works waits this long; the limit of a test is larger still.
+#: Longer than a passing test waits on the busiest machine; the time limit of a test is longer still.
 WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.02
 
-#: What is waited for; a function is called when the wait has failed, to show logs as they are then.
+#: Describes the condition; a function is called after a failure, to show logs as they are then.
 What = str | Callable[[], str]
 
 
@@ -25,7 +25,7 @@ def wait_until(
 ) -> Any:
     """Poll ``condition`` until it returns something true, and return that.
 
-    Fail with ``what`` and the value seen last after ``seconds``.
+    Fail with ``what`` and the last value after ``seconds``.
     """
     end = time.monotonic() + seconds
     while not (value := condition()):
@@ -57,7 +57,7 @@ async def eventually(
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Fail what takes more processor time: an algorithm's cost, however long it waits for a processor."""
+    """Fail when the block uses more processor time; waiting for a processor does not count."""
 
     def stop(*_: object) -> None:
         pytest.fail(f"it took more than {seconds:g} s of processor time")

@@ -1,4 +1,4 @@
-"""Workers of several lanes that tests kill, stop and freeze, and that are replaced."""
+"""Workers of several lanes that tests kill, stop, freeze and replace."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from worker_fleet import Worker
 from broker_config.settings import Settings
 from cli.environment import environment_of
 
-#: How often a worker is started that ends before it is ready: it may meet a database that is away.
+#: Attempts to start a worker that ends before it is ready, as the database may be down.
 STARTS = 6
 
 
 class Crew:
-    """Worker processes; those that were taken are not touched until they come back or are replaced."""
+    """Worker processes; a taken one is not touched until it is returned or replaced."""
 
     def __init__(
         self, settings: Settings, directory: Path, *, concurrency: int | None = None, least_running: int = 1
     ) -> None:
-        """Prepare.
+        """Start nothing yet.
 
         Args:
-            least_running: with fewer than this none can be taken.
+            least_running: with fewer running workers none can be taken.
         """
         self._settings, self._directory = settings, directory
         self._concurrency, self._least_running = concurrency, least_running
@@ -31,14 +31,14 @@ class Crew:
         self._started = 0
         self._is_over = False
         self.running: list[Worker] = []
-        #: Workers that ended although nothing ended them, and how.
+        #: Workers that ended by themselves, and their exit.
         self.deserters: list[str] = []
 
     async def start(self, lane: str) -> None:
         """Start one worker; returns when it consumes, or when the crew has been stopped.
 
         Raises:
-            AssertionError: it ended before it was ready, again and again.
+            AssertionError: it ended before it was ready in every attempt.
         """
         for attempt in range(1, STARTS + 1):
             self._started += 1
@@ -66,7 +66,7 @@ class Crew:
             return
 
     def take(self, choice: float) -> Worker | None:
-        """Take a worker out of those that run; None while there are too few.
+        """Take a worker out of the running ones; None while there are too few.
 
         Args:
             choice: which one, from 0 to 1.
@@ -76,7 +76,7 @@ class Crew:
         return self.running.pop(min(int(choice * len(self.running)), len(self.running) - 1))
 
     def collect_deserters(self) -> list[str]:
-        """Take out those that have ended by themselves, and note them; returns their lanes."""
+        """Remove and record workers that have ended by themselves; returns their lanes."""
         ended = [worker for worker in self.running if worker.process.poll() is not None]
         for worker in ended:
             self.running.remove(worker)

@@ -73,15 +73,12 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self.process.pid
 
     def freeze(self) -> None:
-        """SIGSTOP."""
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -137,7 +134,7 @@ class Fleet:
         return started
 
     def services(self) -> Services:
-        """Services of this test's process, as a command would have them; start and close them."""
+        """Services of this test's process, like those of a command; start and close them."""
         return Services.load(self.settings, role="cli")
 
     def worker_of(self, node: str | None) -> Worker:
@@ -172,11 +169,11 @@ class Fleet:
             pytest.fail(f"nekro {' '.join(arguments)} did not end\n{self.logs()}")
 
     def waiting_for(self, what: str) -> Callable[[], str]:
-        """The message of a failed wait: what was waited for, and what the workers wrote by then."""
+        """The message of a failed wait: its description, and the workers' output so far."""
         return lambda: f"{what}\n{self.logs()}"
 
     def logs(self) -> str:
-        """Everything that the workers wrote, for messages of failures."""
+        """Output of all workers, for failure messages."""
         return "\n".join(f"--- {w.log.stem}\n{w.log.read_text()[-3000:]}" for w in self.workers)
 
     def stop(self) -> None:

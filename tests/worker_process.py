@@ -1,4 +1,4 @@
-"""Start and stop the worker of ``pool_worker.py`` and watch what its tasks do."""
+"""Start and stop the worker of ``pool_worker.py`` and read its journal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WorkerProcess:
         return self
 
     def wait_log(self, text: str, *, seconds: float = WAIT_SECONDS) -> None:
-        """Wait until it has logged a text."""
+        """Wait until its log contains a text."""
         wait_until(
             lambda: text in self.log.read_text() or self.process.poll() is not None,
             seconds=seconds,
@@ -67,17 +67,17 @@ class WorkerProcess:
     def kill(self) -> None:
         """SIGKILL and reap."""
         if self.process.poll() is None:
-            with suppress(ProcessLookupError):  # it has not begun its session yet
+            with suppress(ProcessLookupError):  # its session does not exist yet
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.kill()
         self.process.wait(WAIT_SECONDS)
 
     def ledger(self) -> list[list[Any]]:
-        """What tasks wrote down so far."""
+        """Journal entries of its tasks so far."""
         return read_ledger(self.settings)
 
 
 def read_ledger(settings: Settings) -> list[list[Any]]:
-    """What tasks of all workers under a key prefix wrote down so far."""
+    """Journal entries of all workers' tasks under a key prefix so far."""
     with RedisEndpoint(settings.broker, settings.broker.url).client() as client:
         return [json.loads(raw) for raw in client.lrange(f"{settings.broker.key_prefix}ledger", 0, -1)]
