@@ -406,13 +406,13 @@ async def test_a_program_stopped_by_an_operator_is_not_run_again(sandbox: Sandbo
 
 
 async def test_the_answer_is_recorded_before_its_code_runs(play: Any) -> None:
-    calls, told = Calls(), []
+    calls, recorded = Calls(), []
 
     async def on_answer(answer: RoundAnswer) -> None:
-        told.append((answer.code, answer.prompt_chars > 0, answer.llm.model, list(calls.seen)))
+        recorded.append((answer.code, answer.prompt_chars > 0, answer.llm.model, list(calls.seen)))
 
     await play(code("add(2, 3)"), dispatch=calls, on_answer=on_answer)
-    assert told == [("add(2, 3)", True, "scripted", [])]
+    assert recorded == [("add(2, 3)", True, "scripted", [])]
     assert len(calls.seen) == 1
 
 

@@ -27,43 +27,43 @@ def test_a_deadline_never_fires_early_and_its_delay_is_proportional(now: float, 
 
 
 async def test_entries_of_about_the_same_time_share_a_timer_and_each_fires_once() -> None:
-    told: list[int] = []
+    fired: list[int] = []
     clock = LoopClock()
-    deadlines = Deadlines[int](asyncio.get_running_loop(), told.append)
+    deadlines = Deadlines[int](asyncio.get_running_loop(), fired.append)
     ticks = {number: deadlines.add(number, 0.8 + number / 100_000) for number in range(100)}
     for number in range(0, 100, 2):
         deadlines.discard(number, ticks[number])
     assert len(set(ticks.values())) <= 2
     await clock.forward(1)
-    assert sorted(told) == list(range(1, 100, 2))
+    assert sorted(fired) == list(range(1, 100, 2))
     deadlines.discard(1, ticks[1])  # already in the past
-    assert len(told) == 50
+    assert len(fired) == 50
 
 
 async def test_a_failing_deadline_callback_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[int] = []
+    fired: list[int] = []
 
     def tell(entry: int) -> None:
         if entry == 0:
             raise ValueError("no")
-        told.append(entry)
+        fired.append(entry)
 
     deadlines = Deadlines[int](asyncio.get_running_loop(), tell)
     for number in range(3):
         deadlines.add(number, 0.01)
     with caplog.at_level(logging.ERROR):
         await asyncio.sleep(0.2)
-    assert sorted(told) == [1, 2]
+    assert sorted(fired) == [1, 2]
     assert "deadline callback failed" in caplog.text
 
 
 async def test_closed_deadlines_do_not_fire() -> None:
-    told: list[int] = []
-    deadlines = Deadlines[int](asyncio.get_running_loop(), told.append)
+    fired: list[int] = []
+    deadlines = Deadlines[int](asyncio.get_running_loop(), fired.append)
     deadlines.add(1, 60)
     deadlines.close()
     await LoopClock().forward(100)
-    assert told == []
+    assert fired == []
 
 
 async def test_a_limit_cancels_only_what_is_awaited_inside_it() -> None:

@@ -101,12 +101,12 @@ def resigned(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("version", "mend"),
+    ("version", "hint"),
     [(3, "upgrade this worker"), (1, "upgrade its sender"), (None, "sender"), (True, "sender")],
 )
-def test_another_version_is_refused_and_the_side_to_upgrade_named(version: object, mend: str) -> None:
+def test_another_version_is_refused_and_the_side_to_upgrade_named(version: object, hint: str) -> None:
     payload = sent(SIGNER.sign(invocation()))["invocation"] | {"version": version}
-    with pytest.raises(MessageRefusedError, match=rf"version {version!r}, .+ supports 2; .*{mend}"):
+    with pytest.raises(MessageRefusedError, match=rf"version {version!r}, .+ supports 2; .*{hint}"):
         SIGNER.verify(resigned(payload))
 
 

@@ -150,13 +150,13 @@ class Account:
     async def doubled_and_missing(self, services: Services, fleet: Fleet) -> tuple[list[str], list[str]]:
         """Effects that happened more than once, and confirmed effects that are missing."""
         starts = times(fleet, "start")
-        told = Counter(
+        written = Counter(
             str(row[0]).rpartition(" ")[2]
             for row in await rows(
                 services, "SELECT text FROM messages WHERE text LIKE 'effect %' OR text LIKE 'wake %'"
             )
         )
         effects = [name for name in starts if name[0] in "EA"]
-        doubled = [name for name in effects if starts[name] > 1 or told[name] > 1]
-        missing = [name for name in self.ok if (told[name] if name[0] in "EA" else starts[name]) < 1]
+        doubled = [name for name in effects if starts[name] > 1 or written[name] > 1]
+        missing = [name for name in self.ok if (written[name] if name[0] in "EA" else starts[name]) < 1]
         return doubled, missing

@@ -69,10 +69,10 @@ async def test_19_message_delivered_twice_has_one_effect(make_chaos: MakeChaos, 
         envelopes = await asyncio.gather(*tasks)
         await until_quiet(fleet, what="the second copies")
         made = await rows(services, "SELECT id FROM rounds")
-        told = await rows(services, "SELECT id FROM messages")
+        written = await rows(services, "SELECT id FROM messages")
     assert set(times(fleet, "start").values()) == {1}
     assert {row[0] for row in made} == {envelope.round_id for envelope in envelopes}
-    assert (len(made), len(told)) == (50, 50)
+    assert (len(made), len(written)) == (50, 50)
 
 
 @pytest.mark.parametrize("how", ["kill", "segfault", "exit"])

@@ -184,15 +184,15 @@ async def test_15_frozen_redis_is_reported_within_seconds_and_recovers(
         begin = time.monotonic()
         with pytest.raises(OutcomeUnknownError):  # Redis reads the message when it resumes
             await call(services, "work", "T1")
-        told = time.monotonic() - begin
+        reported_after = time.monotonic() - begin
         await asyncio.sleep(15)
         os.kill(own_redis.process.pid, signal.SIGCONT)
         back = time.monotonic()
         await running
         await probe_every(fleet, services, 2, seconds=60)
-        print(f"told after {told:.1f} s; both workers serve {time.monotonic() - back:.1f} s after the return")
+        print(f"error after {reported_after:.1f} s; both workers serve {time.monotonic() - back:.1f} s later")
     assert account.ok == ["E0"], (account.errors, account.wild)
-    assert told < 7
+    assert reported_after < 7
     assert times(fleet, "start")["E0"] == 1
 
 
@@ -205,7 +205,7 @@ async def test_16_workers_wait_for_a_redis_that_is_down_at_start(
         begin = time.monotonic()
         with pytest.raises(BrokerUnavailableError):
             await call(services, "work", "T1")
-        print(f"told after {time.monotonic() - begin:.1f} s")
+        print(f"error after {time.monotonic() - begin:.1f} s")
         starting = asyncio.create_task(asyncio.to_thread(fleet.start, "methods"))
         await asyncio.sleep(2)
         await asyncio.to_thread(own_redis.start)

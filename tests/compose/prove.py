@@ -235,9 +235,9 @@ def prove_scale(system: System) -> None:
         "from concurrent.futures import ThreadPoolExecutor\n"
         "with ThreadPoolExecutor(8) as pool:\n    list(pool.map(lambda _: list_notes(), range(120)))\n"
     )
-    told = json.loads(system.nekro("exec", "-", "--user-id", "ada", "--json", given=code))
-    workers = {call["worker"] for call in told["calls"]}
-    assert len(told["calls"]) == 120 and len(workers) == 3, (told["output"], workers)
+    result = json.loads(system.nekro("exec", "-", "--user-id", "ada", "--json", given=code))
+    workers = {call["worker"] for call in result["calls"]}
+    assert len(result["calls"]) == 120 and len(workers) == 3, (result["output"], workers)
 
 
 def prove_redis_restart(system: System) -> None:
@@ -252,14 +252,14 @@ def prove_redis_restart(system: System) -> None:
 
 def prove_sandbox_options() -> None:
     """A sandbox starts under exactly the security options that compose.yaml gives lane rounds."""
-    told = subprocess.run(
+    result = subprocess.run(
         ["docker", "run", "--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL",
          "--security-opt", "no-new-privileges:true", "--security-opt", f"seccomp={ROOT}/deploy/seccomp.json",
          "--security-opt", "systempaths=unconfined", "--security-opt", "apparmor=unconfined",
          "nekro-test/workers", "doctor", "--json"],
         capture_output=True, text=True,
     )  # fmt: skip
-    checks = {check["name"]: check for check in json.loads(told.stdout)}
+    checks = {check["name"]: check for check in json.loads(result.stdout)}
     assert checks["sandbox"]["verdict"] != "failed", checks["sandbox"]
     say(f"sandbox: {checks['sandbox']['detail'][:160]}")
     without = subprocess.run(
@@ -296,8 +296,8 @@ def prove(secrets: Path) -> None:
         system.compose("up", "-d", "--no-build")
         system.wait_healthy(redis=1, postgres=1, methods=1, long=1, rounds=1, pinned=1, flower=1)
         assert system.compose("exec", "-T", "rounds", "id", "-u").strip() == "10001"
-        told = system.compose("exec", "-T", "rounds", "nekro", "doctor")
-        assert "redis: " in told and "database: " in told, told
+        result = system.compose("exec", "-T", "rounds", "nekro", "doctor")
+        assert "redis: " in result and "database: " in result, result
         assert system.compose("logs", "methods").strip()
         say("all healthy; a turn")
         prove_turn(system)

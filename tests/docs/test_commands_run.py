@@ -417,7 +417,7 @@ DEAD = "5f0c…"
 HEX = r"[0-9a-f]{32}"
 
 
-def set_aside_garbage(scene: Scene) -> Changes:
+def add_dead_garbage(scene: Scene) -> Changes:
     """Send a message that workers cannot decode."""
     with scene.world.redis() as client:
         client.lpush(f"{PREFIX}methods", b"garbage")
@@ -425,7 +425,7 @@ def set_aside_garbage(scene: Scene) -> Changes:
     return {}
 
 
-def set_aside_call(scene: Scene) -> Changes:
+def add_dead_call(scene: Scene) -> Changes:
     """Send a call with the delivery count of three crashes, to a queue without workers."""
     thing, prefix = scene.directory.name, f"t{uuid.uuid4().hex}:"
     apart = {"NEKRO_BROKER__URL": scene.world.broker_url, "NEKRO_BROKER__KEY_PREFIX": prefix}
@@ -680,12 +680,12 @@ EXPECTED = {
     "nekro doctor": Expected(out=r"^✓ redis: (?s:.*)^✓ database: (?s:.*)^✓ workers: "),
     "nekro doctor --settings": Expected(out=r"^\* NEKRO_LLM__SCRIPT +/"),
     "nekro doctor --json": Expected(out='"name": "redis"'),
-    "nekro dead": Expected(before=set_aside_garbage, out="^raw-.* no worker can read it$"),
-    f"nekro dead show {DEAD}": Expected(before=set_aside_call, out=r"^task: Ada\.weather\.describe$"),
+    "nekro dead": Expected(before=add_dead_garbage, out="^raw-.* no worker can read it$"),
+    f"nekro dead show {DEAD}": Expected(before=add_dead_call, out=r"^task: Ada\.weather\.describe$"),
     f"nekro dead retry {DEAD} --timeout 60": Expected(
-        before=set_aside_call, err="^sent .* to lane methods again$", after=the_call_runs
+        before=add_dead_call, err="^sent .* to lane methods again$", after=the_call_runs
     ),
-    "nekro dead drop all": Expected(before=set_aside_garbage, err="^dropped raw-", after=nothing_is_dead),
+    "nekro dead drop all": Expected(before=add_dead_garbage, err="^dropped raw-", after=nothing_is_dead),
     "nekro db upgrade": Expected(err="^the database schema is up to date$", without=ALONE),
     "nekro flower": Expected(err="^Flower listens on http://127", beside=flower_answers, stop=CTRL_C),
     "FLOWER_BASIC_AUTH=ada:secret nekro flower --address 0.0.0.0 --port 5555": Expected(
@@ -727,8 +727,8 @@ def changes(scene: Scene) -> dict[str, str]:
 
 
 def changed(text: str, what: Mapping[str, str]) -> str:
-    for told, real in what.items():
-        text = text.replace(told, real)
+    for placeholder, real in what.items():
+        text = text.replace(placeholder, real)
     return text
 
 
@@ -788,7 +788,7 @@ def test_each_compose_line_is_run_by_the_compose_proof() -> None:
     shown = [plain(shlex.split(line)[2:]) for line in sorted(lines) if line.startswith("docker compose ")]
     assert ["exec", "rounds", "nekro", "doctor"] in shown
     unproved = [
-        told for told in shown if not any(call[:1] == told[:1] and set(told) <= set(call) for call in calls)
+        line for line in shown if not any(call[:1] == line[:1] and set(line) <= set(call) for call in calls)
     ]
     assert unproved == []
 
@@ -811,10 +811,10 @@ def test_documented_options_of_benchmarks_exist() -> None:
         assert f"-m benchmarks.{module} $({chore.upper()}_ARGS)" in (ROOT / "Makefile").read_text()
     text = "\n".join(page.read_text("utf-8") for page in PAGES)
     by_chore = re.findall(r"make (\w+) [A-Z]+_ARGS=(?:'([^']*)'|([^\s']+))", text)
-    told = [(chores[chore], quoted or bare) for chore, quoted, bare in by_chore]
-    told += re.findall(r"python -m benchmarks\.(\w+)(?: ([^`\n]+))?`", text)
+    options_by_module = [(chores[chore], quoted or bare) for chore, quoted, bare in by_chore]
+    options_by_module += re.findall(r"python -m benchmarks\.(\w+)(?: ([^`\n]+))?`", text)
     scaling = (ROOT / "docs" / "scaling.md").read_text("utf-8")
-    told += [("scale", option) for option in re.findall(r"`(--[a-z-]+(?: [A-Z]+)?)`", scaling)]
-    assert {module for module, _ in told} == set(parsers)
-    for module, options in told:
+    options_by_module += [("scale", option) for option in re.findall(r"`(--[a-z-]+(?: [A-Z]+)?)`", scaling)]
+    assert {module for module, _ in options_by_module} == set(parsers)
+    for module, options in options_by_module:
         parsers[module](shlex.split(options))

@@ -25,7 +25,7 @@ TEST = re.compile(r"(?:tests/[\w/]+/)?test_\w+\.py(?:::(test_\w+))?(…)?")
 VARIABLE = re.compile(r"\bNEKRO_[A-Z_]+[A-Z]\b")
 
 
-def told(page: Path) -> list[str]:
+def code_texts(page: Path) -> list[str]:
     """Code spans and block lines of a page."""
     text = page.read_text("utf-8")
     lines = [
@@ -37,7 +37,7 @@ def told(page: Path) -> list[str]:
 def commands(page: Path) -> list[list[str]]:
     """Command lines of `nekro` on a page, without shell syntax."""
     found = []
-    for words in told(page):
+    for words in code_texts(page):
         line = re.sub(r"^\S*/nekro ", "nekro ", words.strip())
         if line.startswith("nekro ") and "…" not in line:
             found.append(shlex.split(re.split(r"\s[|>&]|\s#", line)[0])[1:])
@@ -63,7 +63,7 @@ def test_each_command_on_a_page_is_valid(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_each_make_target_on_a_page_exists(page: Path) -> None:
     chores = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    asked = {match[1] for words in told(page) if (match := re.match(r"make ([a-z-]+)", words.strip()))}
+    asked = {match[1] for words in code_texts(page) if (match := re.match(r"make ([a-z-]+)", words.strip()))}
     assert asked <= chores
 
 
@@ -73,7 +73,7 @@ def test_each_setting_on_a_page_exists(page: Path) -> None:
     known |= {f"{name}_FILE" for name in known}
     named = {
         name
-        for words in told(page)
+        for words in code_texts(page)
         for name in VARIABLE.findall(words)
         if not name.startswith("NEKRO_TEST_") and f"{name}__…" not in words and f"{name}_…" not in words
     }

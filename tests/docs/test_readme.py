@@ -71,12 +71,12 @@ def run(block: str, folder: Path, environment: dict[str, str], **options: Any) -
 
 def test_every_block_is_tested() -> None:
     """A new block of the README must be run here."""
-    told = {block for block in blocks("bash") if block not in TWO_COMMANDS}
+    documented = {block for block in blocks("bash") if block not in TWO_COMMANDS}
     run_here = {
         block_with(text)
         for text in ("nekro methods", "shopping.py", "my_plugins", "nekro chat", "nekro worker")
     }
-    assert told == run_here
+    assert documented == run_here
     assert set(blocks("bash")) >= TWO_COMMANDS
 
 
@@ -119,9 +119,9 @@ def test_the_documented_fleet_starts(
     folder: Path, environment: dict[str, str], fleet_services: dict[str, str]
 ) -> None:
     block = block_with("nekro worker")
-    for told, real in fleet_services.items():
-        assert told in block
-        block = block.replace(told, real)
+    for documented, real in fleet_services.items():
+        assert documented in block
+        block = block.replace(documented, real)
     # The block's workers run until they are stopped: all at once, and until a call was answered.
     lines = [
         f"{line} >{n}.log 2>&1 &" if "nekro worker" in line else line

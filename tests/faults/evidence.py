@@ -38,7 +38,7 @@ class Call:
     sent_at: float
     deadline: float
     #: Seconds since the epoch; None: the caller recorded no end.
-    told_at: float | None = None
+    answered_at: float | None = None
     #: ``ok``, ``cancelled``, ``none`` when no answer came in time, or the class of an error.
     outcome: str | None = None
     #: The value, or the error's text.
@@ -143,9 +143,9 @@ def read_calls(logs: dict[Path, bool]) -> dict[str, Call]:
                 plan = CallPlan(**{name: line[name] for name in names} | {"kind": CallKind(line["kind"])})
                 call = Call(plan=plan, sent_at=line["at"], deadline=line["deadline"], is_orphan=was_killed)
                 calls[plan.call_id] = call
-            elif line["event"] == "told":
+            elif line["event"] == "answered":
                 call = calls[line["call_id"]]
-                call.told_at, call.outcome, call.detail = line["at"], line["outcome"], line["detail"]
+                call.answered_at, call.outcome, call.detail = line["at"], line["outcome"], line["detail"]
     return calls
 
 

@@ -67,7 +67,7 @@ class Caller:
             task.cancel()
         await asyncio.wait({task}, timeout=plan.limit_seconds + HANG_SECONDS)
         if not task.done():
-            self.write("told", call_id=plan.call_id, outcome="none", detail="")
+            self.write("answered", call_id=plan.call_id, outcome="none", detail="")
             task.cancel()
             return
         outcome, detail = "ok", ""
@@ -77,7 +77,7 @@ class Caller:
             outcome = "cancelled"
         except Exception as exc:
             outcome, detail = _public_name(exc), str(exc)
-        self.write("told", call_id=plan.call_id, outcome=outcome, detail=detail[:300])
+        self.write("answered", call_id=plan.call_id, outcome=outcome, detail=detail[:300])
 
     async def _perform(self, plan: CallPlan, deadline: datetime) -> object:
         if plan.kind is CallKind.PERSON:

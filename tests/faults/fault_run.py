@@ -59,9 +59,9 @@ def figures_of(evidence: Evidence) -> dict[str, object]:
     given_up = [call.plan.call_id for call in calls if call.outcome == "cancelled"]
     stopped = [name for name in given_up if evidence.times(name, "start") and not evidence.times(name, "end")]
     seconds = sorted(
-        call.told_at - call.sent_at - call.plan.work_seconds
+        call.answered_at - call.sent_at - call.plan.work_seconds
         for call in calls
-        if call.told_at is not None and call.plan.cancel_after_seconds is None
+        if call.answered_at is not None and call.plan.cancel_after_seconds is None
         and call.plan.limit_seconds == LIMIT_SECONDS and call.plan.kind is not CallKind.PERSON
     )  # fmt: skip
     waited = [
@@ -71,7 +71,7 @@ def figures_of(evidence: Evidence) -> dict[str, object]:
     repeated = [name for name in evidence.effects if len(evidence.times(name, "start")) > 1]
     return {
         "calls": len(evidence.calls),
-        "told": dict(Counter(str(call.outcome) for call in calls).most_common()),
+        "outcomes": dict(Counter(str(call.outcome) for call in calls).most_common()),
         "given up": f"{len(given_up)}, of which {len(stopped)} while their method ran",
         "faults": dict(Counter(span.kind.value for span in evidence.faults).most_common()),
         "methods begun": sum(len(evidence.times(name, "start")) for name in evidence.effects),

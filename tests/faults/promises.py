@@ -13,7 +13,7 @@ DID_NOT_RUN: Final = {"BrokerUnavailableError", "StorageUnavailableError", "Over
 #: Other errors that the engine may raise around a fault.
 IN_DOUBT: Final = {"OutcomeUnknownError"}
 #: Seconds after its deadline by which a caller must have an answer.
-TOLD_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 10.0
 #: Seconds after its deadline by which a method may still start: from the check to its first line.
 START_SECONDS: Final = 2.0
 #: Seconds that a worker may take to stop a cancelled call.
@@ -56,7 +56,7 @@ def overlaps(
 
 def is_calm(evidence: Evidence, call: Call) -> bool:
     """Whether no fault was near while a call was open."""
-    ended = call.told_at or call.deadline
+    ended = call.answered_at or call.deadline
     return not any(began <= ended and over >= call.sent_at for began, over in evidence.disturbed)
 
 
@@ -104,7 +104,7 @@ def denied_effects(evidence: Evidence) -> Found:
     for call_id, call in methods(evidence):
         starts = evidence.times(call_id, "start")
         if call.outcome in DID_NOT_RUN and starts:
-            yield call_id, f"told {call.outcome} ({call.detail[:120]}) and began at {starts[0]:.2f}"
+            yield call_id, f"answered {call.outcome} ({call.detail[:120]}) and began at {starts[0]:.2f}"
 
 
 def missing_effects(evidence: Evidence) -> Found:
@@ -132,7 +132,7 @@ def wrong_errors(evidence: Evidence) -> Found:
         if call.outcome in (None, "none") or call.outcome in _expected(evidence, call):
             continue
         near = "near a fault" if not is_calm(evidence, call) else "without a fault"
-        yield call_id, f"told {call.outcome} {near}: {call.detail[:200]}"
+        yield call_id, f"answered {call.outcome} {near}: {call.detail[:200]}"
 
 
 def _expected(evidence: Evidence, call: Call) -> set[str]:
@@ -153,11 +153,14 @@ def _expected(evidence: Evidence, call: Call) -> set[str]:
 def late_answers(evidence: Evidence) -> Found:
     """Each call is answered soon after its deadline at the latest."""
     for call_id, call in evidence.calls.items():
-        if call.told_at is None or call.outcome == "none":
+        if call.answered_at is None or call.outcome == "none":
             if not call.is_orphan:
-                yield call_id, f"was told nothing until {TOLD_SECONDS:g} s after its deadline"
-        elif call.told_at > call.deadline + TOLD_SECONDS:
-            yield call_id, f"was told {call.outcome} {call.told_at - call.deadline:.1f} s after its deadline"
+                yield call_id, f"no answer within {ANSWER_SECONDS:g} s after its deadline"
+        elif call.answered_at > call.deadline + ANSWER_SECONDS:
+            yield (
+                call_id,
+                f"answered {call.outcome} {call.answered_at - call.deadline:.1f} s after its deadline",
+            )
 
 
 def late_starts(evidence: Evidence) -> Found:
@@ -174,11 +177,11 @@ def late_starts(evidence: Evidence) -> Found:
 def runs_on(evidence: Evidence) -> Found:
     """A cancelled call does not start any more, and stops."""
     for call_id, call in methods(evidence):
-        if call.outcome != "cancelled" or call.told_at is None or not is_calm(evidence, call):
+        if call.outcome != "cancelled" or call.answered_at is None or not is_calm(evidence, call):
             continue
         events = evidence.times(call_id, "start") + evidence.times(call_id, "end")
-        if events and max(events) > call.told_at + STOP_SECONDS:
-            yield call_id, f"went on {max(events) - call.told_at:.1f} s after it was given up"
+        if events and max(events) > call.answered_at + STOP_SECONDS:
+            yield call_id, f"went on {max(events) - call.answered_at:.1f} s after it was given up"
 
 
 def wrong_rows(evidence: Evidence) -> Found:

@@ -11,7 +11,7 @@ from evidence import Call, Effect, Evidence, Row, Span, Violation
 from fault_plan import CallKind, CallPlan, FaultKind
 from promises import violations
 
-SENT, TOLD, DEADLINE = 1000.0, 1001.0, 1030.0
+SENT, ANSWERED, DEADLINE = 1000.0, 1001.0, 1030.0
 
 
 def call(call_id: str, kind: CallKind, outcome: str | None = "ok", **changes: Any) -> Call:
@@ -20,7 +20,7 @@ def call(call_id: str, kind: CallKind, outcome: str | None = "ok", **changes: An
         call_id=call_id, kind=kind, chat_key="chat", work_seconds=0, limit_seconds=30,
         cancel_after_seconds=changes.pop("cancel_after_seconds", None),
     )  # fmt: skip
-    values = {"told_at": TOLD, "detail": call_id, **changes}
+    values = {"answered_at": ANSWERED, "detail": call_id, **changes}
     return Call(plan=plan, sent_at=SENT, deadline=DEADLINE, outcome=outcome, **values)
 
 
@@ -103,11 +103,11 @@ BROKEN: list[tuple[str, str, list[Callable[[Evidence], Any]]]] = [
     ("wrong-error", "T", [tell("T", "cancelled"), fault(FaultKind.KILL)]),
     ("wrong-error", "F", [tell("F", "ok", detail="F")]),
     ("wrong-error", "P", [tell("P", "OperationalError"), fault(FaultKind.KILL)]),
-    ("late-answer", "T", [tell("T", None, told_at=None)]),
-    ("late-answer", "T", [tell("T", "none", told_at=DEADLINE + 20)]),
-    ("late-answer", "T", [tell("T", "CallTimeoutError", told_at=DEADLINE + 11), fault(FaultKind.CUT)]),
+    ("late-answer", "T", [tell("T", None, answered_at=None)]),
+    ("late-answer", "T", [tell("T", "none", answered_at=DEADLINE + 20)]),
+    ("late-answer", "T", [tell("T", "CallTimeoutError", answered_at=DEADLINE + 11), fault(FaultKind.CUT)]),
     ("late-start", "T", [add("T", "start", DEADLINE + 3), fault(FaultKind.KILL)]),
-    ("runs-on", "C", [add("C", "end", TOLD + 4)]),
+    ("runs-on", "C", [add("C", "end", ANSWERED + 4)]),
     ("wrong-row", "C", [row("C", state="done", observations=1), lambda evidence: evidence.effects.pop("C")]),
     ("wrong-row", "E", [row("E", observations=0)]),
     ("wrong-row", "E", [row("E", observations=2)]),
@@ -149,7 +149,7 @@ KEPT: list[list[Callable[[Evidence], Any]]] = [
     [tell("T", "BrokerUnavailableError"), fault(FaultKind.CUT), lambda evidence: evidence.effects.pop("T")],
     [tell("E", "OutcomeUnknownError"), fault(FaultKind.KILL), row("E", state="unknown", observations=0)],
     [tell("E", "OutcomeUnknownError"), fault(FaultKind.DB_AWAY)],
-    [tell("T", None, told_at=None, is_orphan=True)],
+    [tell("T", None, answered_at=None, is_orphan=True)],
     [add("T", "start", DEADLINE + 3), fault(FaultKind.FREEZE, SENT, DEADLINE + 2.9)],
     [tell("K", "MethodFailedError", detail="StorageUnavailableError"), fault(FaultKind.DB_AWAY)],
 ]

@@ -126,9 +126,9 @@ async def test_a_failure_of_a_detached_behavior_reaches_the_chat_and_wakes_the_a
     await let_go(services, "glass")
     call = await ended(fleet, services, "failure")
     rounds = await rounds_done(fleet, services, "failure", 1)
-    told = f"haul (job {call.id}) failed: ValueError: the rope broke"
-    assert [round_.observation for round_ in rounds] == [told]
-    assert await texts(services, "failure") == [told, "seen"]
+    announced = f"haul (job {call.id}) failed: ValueError: the rope broke"
+    assert [round_.observation for round_ in rounds] == [announced]
+    assert await texts(services, "failure") == [announced, "seen"]
     assert (await job_of(services, "failure")).state is JobState.FAILED
 
 
@@ -152,9 +152,9 @@ async def test_a_tool_that_runs_longer_than_its_caller_waits_is_detached_and_its
     assert f"StillRunning: weigh has no value yet: it continues as job {job.id}" in report.output
     await let_go(services, "gold")
     rounds = await rounds_done(fleet, services, "tool", 1)
-    told = f"weigh (job {job.id}) returned: 42"
-    assert [round_.observation for round_ in rounds] == [told]
-    assert await texts(services, "tool") == [told, "seen"]
+    announced = f"weigh (job {job.id}) returned: 42"
+    assert [round_.observation for round_ in rounds] == [announced]
+    assert await texts(services, "tool") == [announced, "seen"]
     assert (await job_of(services, "tool")).state is JobState.SUCCEEDED
 
 

@@ -71,12 +71,12 @@ async def test_a_call_of_nine_visibility_timeouts_runs_once(fleet: Any) -> None:
         async with asyncio.timeout(60):
             while True:
                 async with services.database.read() as tx:
-                    told = [message.text for message in await tx.messages.newest("vt", limit=9)]
-                if told:
+                    delivered = [message.text for message in await tx.messages.newest("vt", limit=9)]
+                if delivered:
                     break
                 await asyncio.sleep(0.1)
         journal = (plugin.get_plugin_data_dir() / "journal.txt").read_text().splitlines()
     finally:
         await services.close()
-    assert told == ["hauled slowly"]
+    assert delivered == ["hauled slowly"]
     assert len([line for line in journal if line.startswith("haul slowly ")]) == 1

@@ -14,7 +14,7 @@ from sandbox.models import StopType
 OpenBench = Callable[..., Awaitable[Bench]]
 
 
-async def last_words(bench: Bench, chat_key: str) -> str:
+async def last_text(bench: Bench, chat_key: str) -> str:
     last = (await bench.messages(chat_key))[-1]
     assert last.kind is MessageKind.ASSISTANT
     return last.text
@@ -24,14 +24,14 @@ async def test_the_rounds_of_a_turn_are_limited(kind: str, open_bench: OpenBench
     bench = await open_bench(kind, agent={"rounds_per_turn": 3})
     rounds = await _play(bench, Model("1 / 0"))
     assert [(item.number, item.stop_type) for item in rounds] == [(n, StopType.ERROR) for n in (1, 2, 3)]
-    assert "3 rounds" in await last_words(bench, "chat")
+    assert "3 rounds" in await last_text(bench, "chat")
 
 
 async def test_rounds_caused_by_results_count_as_well(kind: str, open_bench: OpenBench) -> None:
     bench = await open_bench(kind, agent={"rounds_per_turn": 2})
     rounds = await _play(bench, Model('look("tea")'))
     assert [item.stop_type for item in rounds] == [StopType.AGENT, StopType.AGENT]
-    assert "2 rounds" in await last_words(bench, "chat")
+    assert "2 rounds" in await last_text(bench, "chat")
     assert bench.journal().count("look tea") == 2
 
 
@@ -43,7 +43,7 @@ async def test_a_plugin_that_wakes_the_agent_each_time_reaches_the_limit(
     rounds = await _play(bench, model)
     assert states(rounds) == ["done"] * 3 and len({item.turn_id for item in rounds}) == 1
     assert len(model.prompts) == 2
-    assert "2 rounds" in await last_words(bench, "chat")
+    assert "2 rounds" in await last_text(bench, "chat")
 
 
 async def test_the_calls_of_a_round_are_limited(open_bench: OpenBench) -> None:
@@ -51,7 +51,7 @@ async def test_the_calls_of_a_round_are_limited(open_bench: OpenBench) -> None:
     stubborn = "for n in range(9):\n    try:\n        tick(str(n))\n    except Exception:\n        pass"
     rounds = await _play(bench, Model(stubborn))
     assert [(item.state.value, item.stop_type) for item in rounds] == [("done", StopType.NORMAL)]
-    assert "3 method calls" in await last_words(bench, "chat")
+    assert "3 method calls" in await last_text(bench, "chat")
     assert len(rounds[0].calls or []) == 3
 
 
@@ -64,14 +64,14 @@ async def test_the_time_of_a_turn_includes_that_of_the_model(open_bench: OpenBen
 
     rounds = await _play(bench, Model(think))
     assert [(item.state.value, item.stop_type) for item in rounds] == [("done", None)]
-    assert "1.5 seconds" in await last_words(bench, "chat")
+    assert "1.5 seconds" in await last_text(bench, "chat")
 
 
 async def test_the_time_of_a_turn_includes_that_of_its_programs(open_bench: OpenBench) -> None:
     bench = await open_bench("postgres", agent={"turn_seconds": 2.5})
     rounds = await _play(bench, Model("import time\ntime.sleep(60)"))
     assert rounds[0].stop_type == StopType.TIMEOUT
-    assert "2.5 seconds" in await last_words(bench, "chat")
+    assert "2.5 seconds" in await last_text(bench, "chat")
     assert states(rounds) == ["done"] * len(rounds) and len(rounds) <= 3
 
 

@@ -330,8 +330,8 @@ async def test_history_shows_the_course_of_a_turn(fleet: Fleet, model: SceneMode
     model.scenes["story"] = ['tick("story")\nlook("tea")', SAY]
     done = await asyncio.to_thread(fleet.run, "send", "story", "scene:story", "--user-id", "ada", "--wait")
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-    told = await asyncio.to_thread(fleet.run, "history", "story", "--trace", "--json")
-    rounds = json.loads(told.stdout)["rounds"]
+    shown = await asyncio.to_thread(fleet.run, "history", "story", "--trace", "--json")
+    rounds = json.loads(shown.stdout)["rounds"]
     assert [item["stop_type"] for item in rounds] == ["AGENT", "NORMAL"]
     first = rounds[0]
     assert (first["user"], first["model"], first["prompt_tokens"]) == ("ada", "tests-1-real", 1000)

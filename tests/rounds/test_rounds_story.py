@@ -22,20 +22,20 @@ async def test_a_rounds_row_contains_its_whole_course(bench: Bench) -> None:
     await bench.say("chat", "hello")
     rounds = await bench.play("chat", bench.drain(Model(CODE, "")))
     calls = await calls_of(bench.database, rounds)
-    told = describe_round(rounds[0], calls[rounds[0].id])
-    assert (told["state"], told["stop_type"], told["worker"]) == ("done", "AGENT", "w1")
-    assert (told["model"], told["prompt_tokens"], told["completion_tokens"], told["cost"]) == (
+    shown = describe_round(rounds[0], calls[rounds[0].id])
+    assert (shown["state"], shown["stop_type"], shown["worker"]) == ("done", "AGENT", "w1")
+    assert (shown["model"], shown["prompt_tokens"], shown["completion_tokens"], shown["cost"]) == (
         "tests-1", 100, 7, 0.25,
     )  # fmt: skip
-    assert told["prompt_chars"] > 1000 and told["code"] == CODE and told["output"] == "so far\n"
-    assert told["requested_at"] <= told["started_at"] <= told["answered_at"] <= told["finished_at"]
-    assert [(call["method"], call["type"], call["lane"]) for call in told["calls"]] == [
+    assert shown["prompt_chars"] > 1000 and shown["code"] == CODE and shown["output"] == "so far\n"
+    assert shown["requested_at"] <= shown["started_at"] <= shown["answered_at"] <= shown["finished_at"]
+    assert [(call["method"], call["type"], call["lane"]) for call in shown["calls"]] == [
         ("tests.scene.tick", "tool", "methods"),
         ("tests.scene.keep", "behavior", "methods"),
         ("tests.scene.break_down", "tool", "methods"),
         ("tests.scene.look", "agent", "methods"),
     ]
-    tick, _, failed, look = told["calls"]
+    tick, _, failed, look = shown["calls"]
     assert tick["worker"] and tick["error"] is None and tick["duration_ms"] > 0
     assert failed["error"] == "ValueError: oh"
     assert look["follow_up"] == rounds[1].id

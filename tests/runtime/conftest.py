@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from runtime_bench import Bench, Road, emptied
+from runtime_bench import Bench, RecordingPublisher, emptied
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings
@@ -64,11 +64,11 @@ async def background(database: Database) -> AsyncIterator[BackgroundLoop]:
 
 
 @pytest.fixture
-async def road() -> AsyncIterator[Road]:
+async def recorder() -> AsyncIterator[RecordingPublisher]:
     """A publisher without a broker."""
-    road = Road()
-    yield road
-    await road.stop()
+    recorder = RecordingPublisher()
+    yield recorder
+    await recorder.stop()
 
 
 @pytest.fixture

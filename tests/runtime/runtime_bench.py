@@ -21,7 +21,7 @@ from workers.pools.background import BackgroundLoop
 LEASE_SECONDS = 30.0
 
 
-class Road(EventPublisher):
+class RecordingPublisher(EventPublisher):
     """Records what would be published; starts jobs with ``run_job`` when one is given."""
 
     def __init__(self) -> None:

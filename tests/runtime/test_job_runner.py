@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from runtime_bench import Bench, Road, shutdown
+from runtime_bench import Bench, RecordingPublisher, shutdown
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import AgentSettings
@@ -31,13 +31,13 @@ def plugin() -> NekroPlugin:
 
 
 @pytest.fixture
-def jobs(database: Database, background: BackgroundLoop, road: Road) -> SqlJobs:
-    return SqlJobs(database, background, road)
+def jobs(database: Database, background: BackgroundLoop, recorder: RecordingPublisher) -> SqlJobs:
+    return SqlJobs(database, background, recorder)
 
 
 @pytest.fixture
-def sweep(database: Database, road: Road) -> JobSweep:
-    return JobSweep(database, road, AgentSettings(lease_seconds=1))
+def sweep(database: Database, recorder: RecordingPublisher) -> JobSweep:
+    return JobSweep(database, recorder, AgentSettings(lease_seconds=1))
 
 
 async def start(jobs: SqlJobs, *, restarts: bool = True, args: tuple[Any, ...] = ()) -> str:
@@ -84,7 +84,12 @@ async def test_second_delivery_runs_nothing(
 
 
 async def test_job_of_a_dead_worker_is_published_again_and_the_frozen_one_cannot_write(
-    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin, sweep: JobSweep, road: Road
+    database: Database,
+    bench: Bench,
+    jobs: SqlJobs,
+    plugin: NekroPlugin,
+    sweep: JobSweep,
+    recorder: RecordingPublisher,
 ) -> None:
     thaws, finished = asyncio.Event(), []
 
@@ -105,7 +110,7 @@ async def test_job_of_a_dead_worker_is_published_again_and_the_frozen_one_cannot
     await eventually(lambda: await_starts, what="the first start")
     await worker_dies(database, job_id)
     await sweep.sweep()
-    assert road.jobs == [job_id, job_id]
+    assert recorder.jobs == [job_id, job_id]
     result = await bench.runner(plugin, name="w2").run(job_id, interruption=shutdown)
     assert result.state is JobState.SUCCEEDED
     with pytest.raises(DuplicateDelivery):
@@ -118,12 +123,12 @@ async def test_job_of_a_dead_worker_is_published_again_and_the_frozen_one_cannot
 async def test_job_that_blocks_its_thread_keeps_its_claim(
     database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
 ) -> None:
-    started, goes_on = threading.Event(), threading.Event()
+    started, released = threading.Event(), threading.Event()
 
     @plugin.mount_async_task("work")
     async def work(handle: AsyncTaskHandle) -> None:
         started.set()
-        goes_on.wait(WAIT_SECONDS)
+        released.wait(WAIT_SECONDS)
 
     job_id = await start(jobs)
     runner = bench.runner(plugin, lease_seconds=1.5)
@@ -146,13 +151,13 @@ async def test_job_that_blocks_its_thread_keeps_its_claim(
     await eventually(renewed_twice, what="two renewals")
     with pytest.raises(DuplicateDelivery):
         await bench.runner(plugin, name="w2").run(job_id, interruption=shutdown)
-    goes_on.set()
+    released.set()
     assert (await thread).state is JobState.SUCCEEDED
     assert (await row(database, job_id)).attempt == 1
 
 
 async def test_job_that_must_not_restart_fails_and_wakes_the_agent_once(
-    database: Database, jobs: SqlJobs, sweep: JobSweep, road: Road
+    database: Database, jobs: SqlJobs, sweep: JobSweep, recorder: RecordingPublisher
 ) -> None:
     job_id = await start(jobs, restarts=False)
     async with database.begin() as tx:
@@ -166,7 +171,7 @@ async def test_job_that_must_not_restart_fails_and_wakes_the_agent_once(
         rounds = await tx.rounds.newest("c", limit=9)
     assert [message.text for message in messages] == [f"Background task work '1' ended: {ended.message}"]
     assert [round_.trigger_id for round_ in rounds] == [job_id]
-    assert (road.rounds, road.jobs) == (["c"], [job_id])
+    assert (recorder.rounds, recorder.jobs) == (["c"], [job_id])
 
 
 async def test_job_that_kills_its_workers_is_given_up(
@@ -185,7 +190,7 @@ async def test_job_that_kills_its_workers_is_given_up(
 
 
 async def test_job_of_a_dead_worker_that_was_asked_to_stop_is_not_restarted(
-    database: Database, jobs: SqlJobs, sweep: JobSweep, road: Road
+    database: Database, jobs: SqlJobs, sweep: JobSweep, recorder: RecordingPublisher
 ) -> None:
     job_id = await start(jobs)
     async with database.begin() as tx:
@@ -194,19 +199,19 @@ async def test_job_of_a_dead_worker_that_was_asked_to_stop_is_not_restarted(
     await worker_dies(database, job_id)
     await sweep.sweep()
     assert (await row(database, job_id)).state is JobState.CANCELLED
-    assert road.jobs == [job_id]
+    assert recorder.jobs == [job_id]
 
 
 async def test_lost_message_is_published_again_and_a_young_one_is_not(
-    database: Database, jobs: SqlJobs, sweep: JobSweep, road: Road
+    database: Database, jobs: SqlJobs, sweep: JobSweep, recorder: RecordingPublisher
 ) -> None:
     job_id = await start(jobs)
     await sweep.sweep()
-    assert road.jobs == [job_id]
+    assert recorder.jobs == [job_id]
     await worker_dies(database, job_id)
     await sweep.sweep()
     await sweep.sweep()
-    assert road.jobs == [job_id, job_id]
+    assert recorder.jobs == [job_id, job_id]
 
 
 async def test_job_cancelled_in_the_queue_does_not_run(
@@ -294,13 +299,13 @@ async def test_failure_is_redacted_and_aborts_are_failures(
 async def test_of_frequent_reports_the_newest_is_stored(
     database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
 ) -> None:
-    goes_on = asyncio.Event()
+    released = asyncio.Event()
 
     @plugin.mount_async_task("work")
     async def work(handle: AsyncTaskHandle) -> AsyncIterator[TaskCtl]:
         for percent in range(100):
             yield TaskCtl.report_progress(f"at {percent}", percent)
-        await goes_on.wait()
+        await released.wait()
         yield TaskCtl.success("done", data=object())
 
     job_id = await start(jobs)
@@ -311,7 +316,7 @@ async def test_of_frequent_reports_the_newest_is_stored(
 
     await eventually(is_at_99, what="99 percent")
     assert (await row(database, job_id)).percent == 99
-    goes_on.set()
+    released.set()
     await running
     assert bench.announced[-1] == (job_id, 99, "at 99") and len(bench.announced) < 50
     assert str((await row(database, job_id)).data).startswith("<object object")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_bench import Bench, Road, emptied, shutdown
+from runtime_bench import Bench, RecordingPublisher, emptied, shutdown
 from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import StoreSettings
@@ -35,7 +35,7 @@ class World:
     """A plugin whose jobs run, and what its jobs reported to the test."""
 
     plugin: NekroPlugin
-    told: list[Any] = field(default_factory=list)
+    reported: list[Any] = field(default_factory=list)
     went_on: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self, task_type: str, *args: Any, name: str = "one", **kwargs: Any) -> AsyncTaskHandle:
@@ -64,20 +64,20 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             yield world
         return
     database = await emptied(request.getfixturevalue("migrated")(request.param), tmp_path)
-    background, road = BackgroundLoop(database), Road()
+    background, recorder = BackgroundLoop(database), RecordingPublisher()
     runner = Bench(database, background).runner(plugin)
-    road.run_job = lambda job_id: runner.run(job_id, interruption=shutdown)
+    recorder.run_job = lambda job_id: runner.run(job_id, interruption=shutdown)
     services = Runtime(
         data_dir=tmp_path,
         store=SqlKeyValueStore(database, StoreSettings()),
-        messages=SqlMessages(database, road),
+        messages=SqlMessages(database, recorder),
         areas=DataAreas(tmp_path),
-        jobs=SqlJobs(database, background, road),
+        jobs=SqlJobs(database, background, recorder),
         records=SqlRecords(database),
     )
     with runtime.bound(services):
         yield world
-        await road.stop()
+        await recorder.stop()
     await asyncio.to_thread(background.close)
     await database.dispose()
 
@@ -87,7 +87,7 @@ def mount(world: World) -> None:
 
     @plugin.mount_async_task("echo")
     async def echo(handle: AsyncTaskHandle, *args: Any, **kwargs: Any) -> Any:
-        world.told.append((handle.task_id, handle.chat_key, args, kwargs))
+        world.reported.append((handle.task_id, handle.chat_key, args, kwargs))
         return {"args": len(args)}
 
     @plugin.mount_async_task("steps")
@@ -118,13 +118,13 @@ def mount(world: World) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            world.told.append("cleaned up")
+            world.reported.append("cleaned up")
 
 
 async def test_coroutine_succeeds_by_returning(world: World) -> None:
     handle = await world.start("echo", 1, b"\0", key=("a", {1}))
     assert (await world.ended("echo")) == TaskCtl.success(data={"args": 2})
-    assert world.told == [("one", "chat", (1, b"\0"), {"key": ("a", {1})})]
+    assert world.reported == [("one", "chat", (1, b"\0"), {"key": ("a", {1})})]
     assert not task.is_running("echo", "one") and task.get_handle("echo", "one") is None
     assert handle.notify("late") is False
 
@@ -134,7 +134,7 @@ async def test_plain_values_of_every_kind_arrive(world: World) -> None:
     moment = datetime(2031, 2, 3, 4, 5, tzinfo=UTC)
     await world.start("echo", *values, moment=moment)
     await world.ended("echo")
-    assert world.told[0][2:] == (values, {"moment": moment})
+    assert world.reported[0][2:] == (values, {"moment": moment})
 
 
 async def test_progress_shows_before_the_end(world: World) -> None:
@@ -230,10 +230,10 @@ async def test_cancelled_wait_ends_its_job(world: World) -> None:
 
 
 async def test_starter_gets_a_callback_at_the_end(world: World) -> None:
-    heard = asyncio.get_running_loop().create_future()
-    await world.start("echo", on_terminal=heard.set_result)
+    terminal = asyncio.get_running_loop().create_future()
+    await world.start("echo", on_terminal=terminal.set_result)
     async with asyncio.timeout(WAIT_SECONDS):
-        assert await heard == TaskCtl.success(data={"args": 0})
+        assert await terminal == TaskCtl.success(data={"args": 0})
 
 
 async def test_job_sends_its_result_to_its_chat(world: World) -> None:

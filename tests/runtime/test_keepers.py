@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_bench import Road
+from runtime_bench import RecordingPublisher
 
 from broker_config.settings import AgentSettings
 from nekro_agent.execution.hooks import PluginHost
@@ -161,7 +161,7 @@ async def test_pinned_plugins_are_acquired_after_an_unexpected_error(
 
 
 async def test_sweeps_continue_after_an_unexpected_error(
-    database: Database, road: Road, fault: Fault
+    database: Database, recorder: RecordingPublisher, fault: Fault
 ) -> None:
     swept = asyncio.Event()
 
@@ -169,7 +169,7 @@ async def test_sweeps_continue_after_an_unexpected_error(
         swept.set()
 
     fault.inject(LeaseRepository, "acquire")
-    sweeper = Sweeper(database, road, AgentSettings(sweep_seconds=0.2), owner="w", sweeps=(sweep,))
+    sweeper = Sweeper(database, recorder, AgentSettings(sweep_seconds=0.2), owner="w", sweeps=(sweep,))
     sweeper.start()
     async with asyncio.timeout(SECONDS):
         await swept.wait()

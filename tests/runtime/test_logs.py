@@ -83,9 +83,9 @@ def test_standard_library_logging_uses_the_same_sink_without_arguments(
     logging.getLogger("celery.worker.strategy").debug("TaskPool: Apply %(name)s %(args)s", data)
     logging.getLogger("celery.worker").warning("lost %s", "redis://:test-signing-key@h", extra={"data": data})
     logging.getLogger("odd").log(15, "between the levels {}")
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [(line["logger"], line["event"], line["level"]) for line in told] == [
+    records = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line["logger"], line["event"], line["level"]) for line in records] == [
         ("celery.worker", "lost redis://:[secret]@h", "WARNING"),
         ("odd", "between the levels {}", "Level 15"),
     ]
-    assert told[0]["lane"] == "methods" and told[0]["worker"] == "m@host"
+    assert records[0]["lane"] == "methods" and records[0]["worker"] == "m@host"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from runtime_bench import Road, emptied
+from runtime_bench import RecordingPublisher, emptied
 
 from nekro_agent.ports import MessageKind, Messages, OutgoingMessage, Records
 from nekro_agent.testing import InMemoryRuntime
@@ -40,9 +40,9 @@ async def port(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             yield Port(world.messages, world.records, lambda: world.messages.triggered)
         return
     database = await emptied(request.getfixturevalue("migrated")(request.param), tmp_path)
-    road = Road()
-    yield Port(SqlMessages(database, road), SqlRecords(database), lambda: road.rounds)
-    road.close()
+    recorder = RecordingPublisher()
+    yield Port(SqlMessages(database, recorder), SqlRecords(database), lambda: recorder.rounds)
+    recorder.close()
     await database.dispose()
 
 
@@ -82,10 +82,10 @@ async def test_concurrent_messages_are_all_recorded_in_one_order(port: Port) -> 
 
 
 async def test_subscriber_that_reads_at_each_event_gets_everything_in_order(
-    database: Database, road: Road
+    database: Database, recorder: RecordingPublisher
 ) -> None:
     """The event follows the row, so a reader finds the message at its event."""
-    messages, seen = SqlMessages(database, road), list[str]()
+    messages, seen = SqlMessages(database, recorder), list[str]()
     last = 0
 
     async def read_on(name: str, chat_key: str, body: object, *, later: bool = False) -> None:
@@ -95,14 +95,16 @@ async def test_subscriber_that_reads_at_each_event_gets_everything_in_order(
                 last = row.sequence
                 seen.append(row.text)
 
-    road.event = read_on  # type: ignore[method-assign]
+    recorder.event = read_on  # type: ignore[method-assign]
     for number in range(10):
         await messages.send(OutgoingMessage(chat_key="a", text=f"{number}"))
         assert seen == [f"{earlier}" for earlier in range(number + 1)]
 
 
-async def test_model_does_not_see_unrecorded_messages(database: Database, road: Road) -> None:
-    messages = SqlMessages(database, road)
+async def test_model_does_not_see_unrecorded_messages(
+    database: Database, recorder: RecordingPublisher
+) -> None:
+    messages = SqlMessages(database, recorder)
     await messages.send(OutgoingMessage(chat_key="a", text="for people", record=False))
     await messages.send(OutgoingMessage(chat_key="a", text="for both"))
     async with database.read() as tx:

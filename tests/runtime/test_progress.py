@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from celery.events.state import State
-from runtime_bench import Road
+from runtime_bench import RecordingPublisher
 from waiting import WAIT_SECONDS
 
 from broker_config.app import create_app
@@ -114,16 +114,20 @@ async def test_failed_call_ends_as_failed_and_calls_without_reports_have_no_row(
 
 
 async def test_row_of_a_call_is_not_a_job_of_the_plugin_and_is_cancelled_by_revoking_the_call(
-    database: Database, background: BackgroundLoop, reports: CallReports, entry: MethodEntry, road: Road
+    database: Database,
+    background: BackgroundLoop,
+    reports: CallReports,
+    entry: MethodEntry,
+    recorder: RecordingPublisher,
 ) -> None:
-    jobs, call = SqlJobs(database, background, road), invocation()
+    jobs, call = SqlJobs(database, background, recorder), invocation()
     with reports.following(entry, call) as on_progress:
         on_progress(1, "")
         await row(database, call.call_id, lambda _: True)
         assert jobs.running() == []
         assert jobs.peek("tests.p", "fetch", call.call_id) is None
         assert await jobs.cancel(call.call_id)
-    assert road.events == [f"revoke {call.call_id}"]
+    assert recorder.events == [f"revoke {call.call_id}"]
     await row(database, call.call_id, lambda job: job.state.is_final)
 
 

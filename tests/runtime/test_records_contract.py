@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from runtime_bench import Road, emptied
+from runtime_bench import RecordingPublisher, emptied
 
 from broker_config.settings import StoreSettings
 from nekro_agent.ports import KeyValueStore, MessageKind, Messages, OutgoingMessage, Records
@@ -32,11 +32,11 @@ async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
             yield Services(world.records, world.messages, world.store)
         return
     database = await emptied(request.getfixturevalue("migrated")(request.param), tmp_path)
-    road = Road()
+    recorder = RecordingPublisher()
     yield Services(
-        SqlRecords(database), SqlMessages(database, road), SqlKeyValueStore(database, StoreSettings())
+        SqlRecords(database), SqlMessages(database, recorder), SqlKeyValueStore(database, StoreSettings())
     )
-    road.close()
+    recorder.close()
     await database.dispose()
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from runtime_bench import Road
+from runtime_bench import RecordingPublisher
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import AgentSettings, DatabaseSettings, RetentionSettings
@@ -49,13 +49,13 @@ async def history(database: Database, chat_key: str = "c") -> list[str]:
 
 
 async def test_two_sweepers_fire_each_timer_once(
-    database: Database, kind_settings: DatabaseSettings, tmp_path: Path, road: Road
+    database: Database, kind_settings: DatabaseSettings, tmp_path: Path, recorder: RecordingPublisher
 ) -> None:
     timers = SqlTimers(database)
     for number in range(12):
         await timers.add(f"c{number % 3}", fire_at=LONG_AGO, description=str(number), temporary=False)
     other = Database(kind_settings, tmp_path)
-    sweeps = [TimerSweep(each, TimerFirings(road)) for each in (database, other)]
+    sweeps = [TimerSweep(each, TimerFirings(recorder)) for each in (database, other)]
     await asyncio.gather(*(sweep.sweep() for sweep in sweeps))
     await other.dispose()
     texts = [text for number in range(3) for text in await history(database, f"c{number}")]
@@ -63,13 +63,13 @@ async def test_two_sweepers_fire_each_timer_once(
     async with database.read() as tx:
         rounds = await tx.rounds.newest("c0", limit=99)
     assert [round_.trigger_kind for round_ in rounds] == [TriggerKind.TIMER] * 4
-    assert sorted(road.rounds) == sorted([f"c{number}" for number in range(3)] * 4)
-    assert road.events == ["message.added"] * 12
+    assert sorted(recorder.rounds) == sorted([f"c{number}" for number in range(3)] * 4)
+    assert recorder.events == ["message.added"] * 12
 
 
-async def test_missed_times_fire_once_and_late(database: Database, road: Road) -> None:
-    await SqlCronJobs(database, on_fire=TimerFirings(road).fire).add(cron_job())
-    sweep = TimerSweep(database, TimerFirings(road))
+async def test_missed_times_fire_once_and_late(database: Database, recorder: RecordingPublisher) -> None:
+    await SqlCronJobs(database, on_fire=TimerFirings(recorder).fire).add(cron_job())
+    sweep = TimerSweep(database, TimerFirings(recorder))
     pause = await sweep.sweep()
     await sweep.sweep()
     assert await history(database) == ["drink tea"]
@@ -82,7 +82,7 @@ async def test_missed_times_fire_once_and_late(database: Database, road: Road) -
 
 
 async def test_a_recurring_timer_continues_from_the_shared_time(
-    database: Database, road: Road, monkeypatch: pytest.MonkeyPatch
+    database: Database, recorder: RecordingPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host whose clock is behind must not set the next firing to a past time."""
     clock, behind_seconds = SharedClock(), 7200
@@ -96,8 +96,8 @@ async def test_a_recurring_timer_continues_from_the_shared_time(
         )
     )
     monkeypatch.setattr(shared_clock, "_clock", clock)
-    await SqlCronJobs(database, on_fire=TimerFirings(road).fire).add(cron_job(cron_expr="* * * * *"))
-    await TimerSweep(database, TimerFirings(road)).sweep()
+    await SqlCronJobs(database, on_fire=TimerFirings(recorder).fire).add(cron_job(cron_expr="* * * * *"))
+    await TimerSweep(database, TimerFirings(recorder)).sweep()
     async with database.read() as tx:
         job = await tx.cron_jobs.find("abcd")
     assert job is not None and job.next_fire_at is not None
@@ -105,37 +105,41 @@ async def test_a_recurring_timer_continues_from_the_shared_time(
 
 
 async def test_recurring_timer_with_an_unknown_zone_fires_and_is_paused(
-    database: Database, road: Road
+    database: Database, recorder: RecordingPublisher
 ) -> None:
-    jobs = SqlCronJobs(database, on_fire=TimerFirings(road).fire)
+    jobs = SqlCronJobs(database, on_fire=TimerFirings(recorder).fire)
     await jobs.add(cron_job(timezone="Atlantis/Capital"))
-    assert await TimerSweep(database, TimerFirings(road)).sweep() is None
+    assert await TimerSweep(database, TimerFirings(recorder)).sweep() is None
     assert await history(database) == ["drink tea"]
     job = await jobs.get("abcd")
     assert job is not None and job.status == "paused"
 
 
-async def test_recurring_timer_fired_by_hand_keeps_its_schedule(database: Database, road: Road) -> None:
-    jobs = SqlCronJobs(database, on_fire=TimerFirings(road).fire)
+async def test_recurring_timer_fired_by_hand_keeps_its_schedule(
+    database: Database, recorder: RecordingPublisher
+) -> None:
+    jobs = SqlCronJobs(database, on_fire=TimerFirings(recorder).fire)
     later = datetime.now(UTC) + timedelta(days=1)
     await jobs.add(cron_job(next_fire_at=later))
     assert await jobs.run_now("abcd") and await jobs.run_now("abcd")
     assert await history(database) == ["drink tea", "drink tea"]
     job = await jobs.get("abcd")
     assert job is not None and job.next_fire_at == later
-    assert road.rounds == ["c", "c"]
+    assert recorder.rounds == ["c", "c"]
 
 
-async def test_sweeper_wakes_for_a_timer_and_survives_a_failing_sweep(database: Database, road: Road) -> None:
+async def test_sweeper_wakes_for_a_timer_and_survives_a_failing_sweep(
+    database: Database, recorder: RecordingPublisher
+) -> None:
     async def broken() -> float | None:
         raise StorageUnavailableError("gone")
 
-    firings = TimerFirings(road)
+    firings = TimerFirings(recorder)
     soon = datetime.now(UTC) + timedelta(seconds=0.3)
     await SqlTimers(database).add("c", fire_at=soon, description="soon", temporary=True)
     sweeper = Sweeper(
         database,
-        road,
+        recorder,
         AgentSettings(sweep_seconds=600),
         owner="w1",
         sweeps=(broken, TimerSweep(database, firings).sweep),
@@ -147,8 +151,10 @@ async def test_sweeper_wakes_for_a_timer_and_survives_a_failing_sweep(database: 
     await sweeper.close()
 
 
-async def test_temporary_timer_may_be_replaced_while_it_fires(database: Database, road: Road) -> None:
-    timers, sweep = SqlTimers(database), TimerSweep(database, TimerFirings(road))
+async def test_temporary_timer_may_be_replaced_while_it_fires(
+    database: Database, recorder: RecordingPublisher
+) -> None:
+    timers, sweep = SqlTimers(database), TimerSweep(database, TimerFirings(recorder))
     for number in range(5):
         await timers.add("c", fire_at=LONG_AGO, description=f"old {number}", temporary=True)
         later = datetime.now(UTC) + timedelta(days=1)
@@ -160,12 +166,14 @@ async def test_temporary_timer_may_be_replaced_while_it_fires(database: Database
 
 
 @pytest.mark.parametrize("count", [0, 1])
-async def test_the_pause_ends_at_the_next_timer(database: Database, road: Road, count: int) -> None:
+async def test_the_pause_ends_at_the_next_timer(
+    database: Database, recorder: RecordingPublisher, count: int
+) -> None:
     for _ in range(count):
         await SqlTimers(database).add(
             "c", fire_at=datetime.now(UTC) + timedelta(hours=1), description="", temporary=False
         )
-    pause = await TimerSweep(database, TimerFirings(road)).sweep()
+    pause = await TimerSweep(database, TimerFirings(recorder)).sweep()
     assert (pause is None) is (count == 0) and (pause is None or 3500 < pause <= 3600)
 
 

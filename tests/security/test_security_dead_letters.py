@@ -33,7 +33,7 @@ def letters(app: NekroApp) -> Iterator[DeadLetters]:
 
 
 @pytest.fixture
-def set_aside(client: Any, settings: Settings, letters: DeadLetters) -> Callable[..., DeadMessage]:
+def add_dead_letter(client: Any, settings: Settings, letters: DeadLetters) -> Callable[..., DeadMessage]:
     def put(message: dict[str, Any]) -> DeadMessage:
         client.delete(Keys(prefix=settings.broker.key_prefix).dead)
         client.lpush(Keys(prefix=settings.broker.key_prefix).dead, json.dumps(message))
@@ -106,11 +106,11 @@ def test_an_altered_entry_is_not_sent_again(
     letters: DeadLetters,
     client: Any,
     settings: Settings,
-    set_aside: Callable[..., DeadMessage],
+    add_dead_letter: Callable[..., DeadMessage],
 ) -> None:
     prefix = settings.broker.key_prefix
     for name, message in alterations(app):
-        dead = set_aside(message)
+        dead = add_dead_letter(message)
         with pytest.raises(MessageRefusedError, match=r"cannot be sent again.*nekro dead drop"):
             letters.verify(dead)
         assert client.llen(f"{prefix}dead") == 1, name
@@ -136,10 +136,10 @@ def test_a_call_within_its_deadline_is_sent_again_with_its_signature(
     letters: DeadLetters,
     client: Any,
     settings: Settings,
-    set_aside: Callable[..., DeadMessage],
+    add_dead_letter: Callable[..., DeadMessage],
 ) -> None:
     message = a_call(app)
-    letters.retry(letters.verify(set_aside(message)), timeout_seconds=None)
+    letters.retry(letters.verify(add_dead_letter(message)), timeout_seconds=None)
     again = queued(client, settings)
     admit(again, app.task_seal)
     assert again.payload[0] == json.loads(message["body"])[0]
@@ -153,9 +153,9 @@ def test_a_call_past_its_deadline_requires_a_new_one(
     letters: DeadLetters,
     client: Any,
     settings: Settings,
-    set_aside: Callable[..., DeadMessage],
+    add_dead_letter: Callable[..., DeadMessage],
 ) -> None:
-    verified = letters.verify(set_aside(a_call(app, seconds=-1)))
+    verified = letters.verify(add_dead_letter(a_call(app, seconds=-1)))
     with pytest.raises(UsageError, match="--timeout SECONDS"):
         letters.retry(verified, timeout_seconds=None)
     assert not client.exists(f"{settings.broker.key_prefix}methods")

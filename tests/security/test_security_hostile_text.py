@@ -166,10 +166,10 @@ async def seed(settings: Settings) -> None:
             NewJob(id=JOB, type=HOSTILE, task_id=HOSTILE, plugin_key=HOSTILE, chat_key=CHAT)
         )
     await database.dispose()
-    set_aside(settings)
+    add_dead_letter(settings)
 
 
-def set_aside(settings: Settings) -> None:
+def add_dead_letter(settings: Settings) -> None:
     """Add a call to the dead letters, as a worker does with one that would kill it."""
     now = datetime.now(UTC)
     invocation = Invocation(

@@ -129,11 +129,11 @@ def test_unlisted_commands_do_not_exist_even_for_holders_of_the_key(
 def test_a_recorded_command_is_executed_once_and_not_altered(
     worker: WorkerProcess, app: NekroApp, client: Any, settings: Settings
 ) -> None:
-    with client.pubsub(ignore_subscribe_messages=True) as heard:
-        heard.psubscribe(f"{settings.broker.key_prefix}*pidbox*")
-        heard.get_message(timeout=WAIT_SECONDS)
+    with client.pubsub(ignore_subscribe_messages=True) as listener:
+        listener.psubscribe(f"{settings.broker.key_prefix}*pidbox*")
+        listener.get_message(timeout=WAIT_SECONDS)
         assert app.control.pool_grow(1, reply=True, limit=1, timeout=WAIT_SECONDS)
-        record = wait_until(lambda: heard.get_message(timeout=WAIT_SECONDS), what="the broadcast")
+        record = wait_until(lambda: listener.get_message(timeout=WAIT_SECONDS), what="the broadcast")
     channel, raw = record["channel"], record["data"]
     message = json.loads(raw)
     body = json.loads(b64decode(message["body"]))
@@ -164,11 +164,11 @@ def test_attack_R22_a_recorded_command_is_not_executed_by_a_worker_that_starts_l
     start_worker: Callable[[str], WorkerProcess],
 ) -> None:
     """The successor has no record of the commands that its predecessor received."""
-    with client.pubsub(ignore_subscribe_messages=True) as heard:
-        heard.psubscribe(f"{settings.broker.key_prefix}*pidbox*")
-        heard.get_message(timeout=5)
+    with client.pubsub(ignore_subscribe_messages=True) as listener:
+        listener.psubscribe(f"{settings.broker.key_prefix}*pidbox*")
+        listener.get_message(timeout=5)
         assert app.control.pool_grow(1, reply=True, limit=1, timeout=WAIT_SECONDS)
-        record = wait_until(lambda: heard.get_message(timeout=5), what="the broadcast")
+        record = wait_until(lambda: listener.get_message(timeout=5), what="the broadcast")
     worker.kill()
     successor = start_worker("successor")
     client.publish(record["channel"], record["data"])

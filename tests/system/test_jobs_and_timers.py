@@ -99,8 +99,8 @@ async def kill_worker_of(fleet: Any, services: Services, name: str) -> None:
 
 
 async def test_job_whose_worker_is_killed_is_restarted_and_ends_once(fleet: Any, services: Services) -> None:
-    heard: list[TaskCtl] = []
-    handle = await task.start("walk", "killed", "jobs", plugin_of(services), 2, on_terminal=heard.append)
+    terminals: list[TaskCtl] = []
+    handle = await task.start("walk", "killed", "jobs", plugin_of(services), 2, on_terminal=terminals.append)
     await kill_worker_of(fleet, services, "killed")
 
     async def second_start() -> bool:
@@ -110,7 +110,7 @@ async def test_job_whose_worker_is_killed_is_restarted_and_ends_once(fleet: Any,
     assert handle.notify("go 0") and handle.notify("go 1")
 
     async def told() -> list[TaskCtl]:
-        return heard
+        return terminals
 
     (last,) = await eventually(told, what=fleet.waiting_for("the end"))
     assert last == TaskCtl.success("arrived", data={"steps": 2})
@@ -119,8 +119,8 @@ async def test_job_whose_worker_is_killed_is_restarted_and_ends_once(fleet: Any,
     job = await newest(services, "walk", "killed")
     assert (job.state, job.attempt, job.percent) == (JobState.SUCCEEDED, 2, 100)
     async with services.database.read() as tx:
-        told_chat = [message.text for message in await tx.messages.newest("jobs", limit=9)]
-    assert told_chat == ["killed walked"]
+        chat_texts = [message.text for message in await tx.messages.newest("jobs", limit=9)]
+    assert chat_texts == ["killed walked"]
 
 
 @pytest.mark.slow

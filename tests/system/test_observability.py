@@ -155,14 +155,14 @@ def test_the_check_of_the_command_line_equals_the_container_probe(observed: Obse
     mine = [a for a in json.loads(ready.stdout) if a["pid"] == observed.worker.process.pid]
     assert [(a["ok"], a["lane"], a["faults"]) for a in mine] == [(True, "methods", [])]
     assert check("live", "--lane", "methods").returncode == 0
-    nobody = subprocess.run(
+    no_worker = subprocess.run(
         [sys.executable, "-P", "-m", "cli.main", "worker", "--check"],
         env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert nobody.returncode == 13 and "no worker runs on this host" in nobody.stderr
+    assert no_worker.returncode == 13 and "no worker runs on this host" in no_worker.stderr
 
 
 async def test_fleet_metrics_count_messages_in_lanes_without_workers(observed: Observed) -> None:
