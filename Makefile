@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # For Python 3.11 and newer on all platforms, without registry addresses in the output.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate $(UPGRADE)
-IMAGE ?= nekro-workers:0.1.0
+IMAGE ?= nekro-workers:local
 PYTEST_ARGS ?=
 # More processes than the 2 cores of a small machine, as many tests mostly wait.
 TEST_PROCESSES ?= 4

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
+from runtime.release import release
+
 if TYPE_CHECKING:
     from broker_config.settings import Settings
     from cli.command import CommandModule
@@ -101,7 +103,7 @@ def build_parser() -> LazyParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"nekro-workers {_version()}")
+    parser.add_argument("--version", action="version", version=f"nekro-workers {release()}")
     _add_global_options(parser, default=None)
     # Not `required`: a bare `nekro` prints the help instead of an error.
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=LazyParser)
@@ -199,15 +201,6 @@ def _refuse(command: Command | None, message: str) -> NoReturn:
 
     sys.stderr.write(f"error: {visible(message)}\n")
     sys.exit(_usage_code(command))
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("nekro-workers")
-    except PackageNotFoundError:
-        return "(source tree)"
 
 
 if __name__ == "__main__":

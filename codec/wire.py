@@ -14,7 +14,6 @@ old one, the second one writes the new version.
 from __future__ import annotations
 
 import hmac
-import importlib.metadata
 import json
 from datetime import datetime
 from os import urandom
@@ -26,6 +25,7 @@ from codec import plain_json
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.shared_clock import shared_now
+from runtime.release import release
 
 __all__ = [
     "READABLE_VERSIONS",
@@ -87,15 +87,8 @@ def refuse_version(message: object, *, what: str) -> None:
     fix = "upgrade this worker or command" if is_newer else "upgrade its sender"
     spoken = str(oldest) if oldest == newest else f"{oldest} to {newest}"
     raise MessageRefusedError(
-        f"{what} refused: version {version!r}, nekro-workers {_release()} supports {spoken}; {fix}"
+        f"{what} refused: version {version!r}, nekro-workers {release()} supports {spoken}; {fix}"
     )
-
-
-def _release() -> str:
-    try:
-        return importlib.metadata.version("nekro-workers")
-    except importlib.metadata.PackageNotFoundError:
-        return "(source tree)"
 
 
 class _Wire(BaseModel):
