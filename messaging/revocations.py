@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import redis
 from celery import Celery, bootsteps
-from celery.worker import state
 
 from broker_config.keys import Keys
+from messaging.celery.worker_state import add_revoked
 from nekro_agent.shared_clock import shared_now
 
 __all__ = ["RevocationStep", "revoke"]
@@ -62,8 +62,7 @@ class RevocationStep(bootsteps.StartStopStep):  # type: ignore[misc]
             # Broadcasts still work, and a call's deadline is checked anyway.
             logger.warning("revoked calls cannot be read: %s", exc)
             return
-        for raw in found:
-            state.revoked.add(raw.decode(errors="replace"))
+        add_revoked(raw.decode(errors="replace") for raw in found)
 
 
 def _key(app: Celery) -> str:

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any, Final
 
 from celery import bootsteps
-from celery.worker import state
 from loguru import logger
 
 from broker_config.settings import Settings
+from messaging.celery.worker_state import consume_queue, is_stopping, why_it_consumes_nothing
 from messaging.tracing import traced
 from nekro_agent.errors import NekroError, SettingsError
 from nekro_agent.methods import Lane
@@ -138,7 +138,7 @@ class _Home:
         except NekroError as exc:
             self.failure = exc
             raise
-        self._health.started(loop, consumes=lambda: _why_it_consumes_nothing(worker))
+        self._health.started(loop, consumes=lambda: why_it_consumes_nothing(worker))
 
     def drain(self) -> Any:
         """The drain of lane ``rounds``; set before any task runs."""
@@ -158,14 +158,14 @@ class _Home:
         sweeper.start()
         at_loop_close(sweeper.close)
         if self._services.role in (Lane.METHODS.value, Lane.PINNED.value):
-            owner = self._services.pinned_owner(consume=partial(_consume, worker))
+            owner = self._services.pinned_owner(consume=partial(consume_queue, worker))
             owner.start()
             at_loop_close(owner.close, seconds=owner.close_seconds)
         if self._services.role == Lane.ROUNDS.value:
             from workers.rounds_service import RoundsService
 
             service = await RoundsService.start(
-                self._services, slots=worker.concurrency, is_stopping=_is_stopping
+                self._services, slots=worker.concurrency, is_stopping=is_stopping
             )
             at_loop_close(service.close)
             self._drain = service.drain
@@ -198,24 +198,6 @@ def _step(home: _Home) -> type[bootsteps.StartStopStep]:
                 raise SystemExit(1) from exc
 
     return ServicesStep
-
-
-def _consume(worker: Any, queue: str) -> None:
-    """Serve one more queue, also after reconnects; executed by the hub once it runs."""
-    worker.consumer.call_soon(worker.consumer.add_task_queue, queue)
-
-
-def _is_stopping() -> bool:
-    return state.should_stop is not None or state.should_terminate is not None
-
-
-def _why_it_consumes_nothing(worker: Any) -> str | None:
-    if _is_stopping():
-        return "the worker is stopping"
-    consumer = worker.consumer
-    if consumer is None or consumer.connection is None or consumer.task_consumer is None:
-        return "the worker has no connection to its broker"
-    return None
 
 
 def _wait(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:

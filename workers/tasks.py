@@ -10,10 +10,10 @@ from weakref import WeakSet
 
 from celery import Celery, Task
 from celery.exceptions import Ignore
-from celery.worker.state import revoked
 
 from broker_config.app import checked_task_options
 from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK
+from messaging.celery.worker_state import is_revoked
 from messaging.tracing import trace_headers
 from runtime.greenlet_bridge import at_loop_close
 from workers.calls.claims import DuplicateDelivery
@@ -118,7 +118,7 @@ def _interruption(job_id: str) -> Interruption:
     delivery = current_job()
     if delivery is not None and delivery.stop_reason in (StopReason.SOFT_LIMIT, StopReason.HARD_LIMIT):
         return Interruption.TIME_LIMIT
-    return Interruption.REVOKED if job_id in revoked else Interruption.SHUTDOWN
+    return Interruption.REVOKED if is_revoked(job_id) else Interruption.SHUTDOWN
 
 
 def _method_body(

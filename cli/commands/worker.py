@@ -87,18 +87,11 @@ def run(args: Args, deps: Deps) -> int:
         warn_of_root(deps.output)
     # Celery's own warning is about pickled messages, which our workers do not accept.
     warnings.filterwarnings("ignore", category=SecurityWarning)
+    from messaging.celery.worker_state import was_interrupted
     from workers.process import run_worker
 
     code = int(run_worker(settings, lane=args.lane, concurrency=args.concurrency, name=args.name))
-    return ExitCode.OK if _was_interrupted() else code
-
-
-def _was_interrupted() -> bool:
-    """Whether Ctrl-C stopped the worker gracefully; Celery reports that as a failure, unlike SIGTERM."""
-    from celery.platforms import EX_FAILURE
-    from celery.worker import state
-
-    return bool(state.should_stop == EX_FAILURE and not state.should_terminate)
+    return ExitCode.OK if was_interrupted() else code
 
 
 def _check(probe: Probe, args: Args, deps: Deps) -> int:

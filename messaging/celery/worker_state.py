@@ -1,0 +1,54 @@
+"""What Celery knows about the worker of this process, and what can be asked of its consumer (private API)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from celery.platforms import EX_FAILURE
+from celery.worker import state
+
+__all__ = [
+    "add_revoked",
+    "consume_queue",
+    "is_revoked",
+    "is_stopping",
+    "was_interrupted",
+    "why_it_consumes_nothing",
+]
+
+
+def is_stopping() -> bool:
+    """Whether the worker of this process shuts down."""
+    return state.should_stop is not None or state.should_terminate is not None
+
+
+def was_interrupted() -> bool:
+    """Whether Ctrl-C stopped the worker gracefully; Celery reports that as a failure, unlike SIGTERM."""
+    return bool(state.should_stop == EX_FAILURE and not state.should_terminate)
+
+
+def is_revoked(task_id: str) -> bool:
+    """Whether a task was revoked, as far as this worker knows."""
+    return task_id in state.revoked
+
+
+def add_revoked(task_ids: Iterable[str]) -> None:
+    """Let the worker of this process drop these tasks."""
+    for task_id in task_ids:
+        state.revoked.add(task_id)
+
+
+def consume_queue(worker: Any, queue: str) -> None:
+    """Serve one more queue, also after reconnects; executed by the hub once it runs."""
+    worker.consumer.call_soon(worker.consumer.add_task_queue, queue)
+
+
+def why_it_consumes_nothing(worker: Any) -> str | None:
+    """Return why a worker takes no messages at present; None when it takes them."""
+    if is_stopping():
+        return "the worker is stopping"
+    consumer = worker.consumer
+    if consumer is None or consumer.connection is None or consumer.task_consumer is None:
+        return "the worker has no connection to its broker"
+    return None
