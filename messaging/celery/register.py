@@ -63,7 +63,7 @@ FORMATS: Final = (
     Format(
         what="message of kombu's virtual transports: JSON of body, headers, properties and delivery_info",
         modules=("messaging.publishing", "messaging.delivery.transport"),
-        tests=("tests/pool/test_method_calls.py::test_pipelined_message_is_the_one_that_kombu_sends",),
+        tests=("tests/pool/test_method_calls.py::test_pipelined_message_equals_that_of_kombu",),
     ),
     Format(
         what="held message in the hash of unacknowledged ones: [message, exchange, routing key]",
@@ -76,20 +76,17 @@ FORMATS: Final = (
         what="task message of Celery's protocol 2: names of its headers, body [args, kwargs, embed]",
         modules=("messaging.celery.admission", "workers.pools.fast_path"),
         tests=(
-            (
-                "tests/security/test_security_unsigned_messages.py::"
-                "test_headers_that_are_not_signed_have_no_effect"
-            ),
+            ("tests/security/test_security_unsigned_messages.py::test_unsigned_headers_have_no_effect"),
             (
                 "tests/pool/test_fast_path.py::"
-                "test_every_end_is_the_same_on_both_paths_and_every_method_runs_once"
+                "test_every_outcome_is_the_same_on_both_paths_and_every_method_runs_once"
             ),
         ),
     ),
     Format(
         what="record of a result: status, result with exc_type, exc_message and exc_module, traceback",
         modules=("messaging.failures", "messaging.celery.result_backend"),
-        tests=("tests/pool/test_fast_path.py::test_what_a_success_leaves_in_redis_is_what_celery_leaves",),
+        tests=("tests/pool/test_fast_path.py::test_a_success_leaves_the_same_keys_in_redis_as_celery",),
     ),
 )
 
@@ -98,8 +95,8 @@ USES: Final = (
         module="broker_config.app",
         why="Removes Celery's own tasks once the app is final; knows the names of Celery's settings.",
         tests=(
-            "tests/security/test_security_unsigned_messages.py::test_no_app_has_the_tasks_that_celery_brings",
-            "tests/broker/test_broker_app.py::test_every_setting_of_ours_is_known_to_celery",
+            "tests/security/test_security_unsigned_messages.py::test_no_app_has_celerys_built_in_tasks",
+            "tests/broker/test_broker_app.py::test_every_setting_of_the_app_is_known_to_celery",
         ),
         imports="celery.app.defaults:SETTING_KEYS",
         classes=(
@@ -116,8 +113,8 @@ USES: Final = (
         module="messaging.celery.consumer",
         why="Admits messages before Celery reads them, answers refused ones, acknowledges on task threads.",
         tests=(
-            "tests/pool/test_deliveries.py::test_malformed_messages_stop_no_worker_and_delay_nobody",
-            "tests/pool/test_loop_intake.py::test_unusual_messages_are_the_hubs_and_end_as_ever",
+            "tests/pool/test_deliveries.py::test_malformed_messages_stop_no_worker_and_delay_no_others",
+            "tests/pool/test_loop_intake.py::test_unusual_messages_are_handled_by_the_consumer_with_the_usual_outcome",
         ),
         imports=(
             "celery.app.task:Context celery.worker.consumer:Consumer celery.worker:state "
@@ -147,8 +144,8 @@ USES: Final = (
         module="messaging.celery.private_tasks",
         why="Signs what is sent, hides arguments, and frees the body of a call that waits.",
         tests=(
-            "tests/pool/test_fast_path.py::test_what_no_worker_would_do_is_refused_where_it_is_sent",
-            "tests/pool/test_pool_jobs.py::test_events_tell_of_every_task_without_its_arguments",
+            "tests/pool/test_fast_path.py::test_unsupported_message_options_are_refused_by_the_sender",
+            "tests/pool/test_pool_jobs.py::test_events_cover_every_task_without_its_arguments",
         ),
         imports=(
             "celery.app.amqp:AMQP celery.app.amqp:task_message celery.utils.saferepr:saferepr "
@@ -192,11 +189,11 @@ USES: Final = (
         tests=(
             (
                 "tests/security/test_security_remote_control.py::"
-                "test_unsigned_commands_change_nothing_and_get_no_answer"
+                "test_unsigned_commands_have_no_effect_and_no_answer"
             ),
             (
                 "tests/security/test_security_remote_control.py::"
-                "test_a_recorded_command_is_carried_out_once_and_not_altered"
+                "test_a_recorded_command_is_executed_once_and_not_altered"
             ),
         ),
         imports=(
@@ -241,7 +238,7 @@ USES: Final = (
         why="Stores a result, answers its caller and ends its delivery in one script; repeats failures.",
         tests=(
             "tests/broker/test_results_backend.py::test_result_is_stored_and_pushed_to_its_caller",
-            "tests/broker/test_results_backend.py::test_store_is_repeated_when_redis_returns",
+            "tests/broker/test_results_backend.py::test_storing_is_retried_when_redis_returns",
         ),
         imports=(
             "celery.backends.redis:RedisBackend kombu.utils.encoding:bytes_to_str "
@@ -272,7 +269,9 @@ USES: Final = (
     Use(
         module="messaging.celery.task_events",
         why="Buffers task events, and sends them only while they are watched.",
-        tests=("tests/pool/test_fast_path.py::test_a_watcher_sees_a_call_and_its_result",),
+        tests=(
+            "tests/pool/test_fast_path.py::test_an_event_receiver_gets_the_events_of_a_call_and_its_result",
+        ),
         imports="celery.app.events:Events celery.events.dispatcher:EventDispatcher",
         classes=(
             Subclass(
@@ -299,14 +298,14 @@ USES: Final = (
         module="messaging.celery.worker_state",
         why="Celery has no public way to ask whether the worker stops, or to revoke in this process only.",
         tests=(
-            "tests/docs/test_commands_run.py::test_the_command_does_what_its_page_says",
+            "tests/docs/test_commands_run.py::test_each_command_behaves_as_its_page_says",
             (
                 "tests/chaos/test_chaos_messages.py::"
                 "test_29_cancelled_call_stays_cancelled_when_all_workers_restart"
             ),
             (
                 "tests/long/test_long_pinned.py::"
-                "test_a_killed_owner_is_followed_by_another_that_goes_on_counting"
+                "test_after_the_owner_is_killed_another_worker_continues_counting"
             ),
         ),
         imports="celery.platforms:EX_FAILURE celery.worker:state",
@@ -316,7 +315,7 @@ USES: Final = (
         why="Selects the transport; reads no compressed message of RabbitMQ.",
         tests=(
             "tests/chaos/test_chaos_rabbitmq.py::test_calls_of_every_type_come_back",
-            "tests/security/test_security_unsigned_messages.py::test_a_body_is_read_in_one_way_only",
+            "tests/security/test_security_unsigned_messages.py::test_bodies_in_other_encodings_are_refused",
         ),
         imports="kombu.transport:pyamqp kombu.transport:redis",
         classes=(
@@ -356,8 +355,8 @@ USES: Final = (
         module="messaging.delivery.intake",
         why="Takes messages on the pool's loop in the order of kombu's channel.",
         tests=(
-            "tests/pool/test_loop_intake.py::test_two_queues_take_turns",
-            "tests/pool/test_handoff.py::test_a_stored_result_is_an_acknowledged_delivery",
+            "tests/pool/test_loop_intake.py::test_two_queues_are_served_alternately",
+            "tests/pool/test_handoff.py::test_storing_a_result_acknowledges_its_delivery",
         ),
         imports="kombu.utils.encoding:bytes_to_str",
         private="_delivered _dirty _queue_cycle",
@@ -374,10 +373,10 @@ USES: Final = (
         why="Claims messages atomically and with leases, where kombu pops and then records them.",
         tests=(
             "tests/pool/test_deliveries.py::test_message_that_meets_a_dying_idle_worker_is_not_lost",
-            "tests/pool/test_deliveries.py::test_worker_survives_a_restart_of_redis_with_its_tasks",
+            "tests/pool/test_deliveries.py::test_worker_and_its_tasks_survive_a_restart_of_redis",
             (
                 "tests/broker/test_redis_endpoint.py::"
-                "test_a_waiting_pop_ends_as_a_lost_connection_when_its_server_is_demoted"
+                "test_a_blocking_pop_ends_as_a_lost_connection_when_its_server_is_demoted"
             ),
         ),
         imports=(
@@ -441,17 +440,14 @@ USES: Final = (
         module="messaging.event_watch",
         why="Deletes the queue of a watcher that was killed, with its binding.",
         tests=(
-            (
-                "tests/rounds/test_rounds_watch.py::"
-                "test_the_sweep_drops_the_queue_of_a_killed_watcher_and_leaves_the_living"
-            ),
+            ("tests/rounds/test_rounds_watch.py::test_the_sweep_deletes_the_queues_of_killed_watchers_only"),
         ),
         private="_delete",
     ),
     Use(
         module="messaging.failures",
         why="Recognises the errors that Celery itself stores, by the module in their record.",
-        tests=("tests/pool/test_method_calls.py::test_revoked_call_tells_its_caller",),
+        tests=("tests/pool/test_method_calls.py::test_revoked_call_ends_with_an_error_for_its_caller",),
         imports="celery.backends.base",
     ),
     Use(
@@ -468,13 +464,13 @@ USES: Final = (
     Use(
         module="workers.chats.publisher",
         why="Answers the caller of a call that no worker will answer.",
-        tests=("tests/chaos/test_chaos_messages.py::test_unknown_outcomes_are_told_apart_from_failures",),
+        tests=("tests/chaos/test_chaos_messages.py::test_unknown_outcomes_are_distinguished_from_failures",),
         imports="celery.app.task:Context",
     ),
     Use(
         module="workers.ops.logs",
         why="Silences loggers that would show arguments.",
-        tests=("tests/pool/test_pool_jobs.py::test_events_tell_of_every_task_without_its_arguments",),
+        tests=("tests/pool/test_pool_jobs.py::test_events_cover_every_task_without_its_arguments",),
         imports="celery.app.trace celery.worker.strategy",
     ),
     Use(
@@ -522,7 +518,7 @@ USES: Final = (
         tests=(
             (
                 "tests/system/test_observability.py::"
-                "test_a_worker_that_is_ready_says_so_and_one_that_stops_no_longer"
+                "test_a_ready_worker_reports_ready_and_a_stopping_one_does_not"
             ),
         ),
         imports="celery.worker.components:Pool",
@@ -530,7 +526,7 @@ USES: Final = (
     Use(
         module="cli.commands.worker",
         why="Silences a warning about pickled messages, which our workers do not accept.",
-        tests=("tests/docs/test_commands_run.py::test_the_command_does_what_its_page_says",),
+        tests=("tests/docs/test_commands_run.py::test_each_command_behaves_as_its_page_says",),
         imports="celery.platforms:SecurityWarning",
     ),
 )

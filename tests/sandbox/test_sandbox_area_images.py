@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_lab import REPOSITORY, Lab, lab
+from waiting import wait_until
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
@@ -173,11 +174,19 @@ def test_image_that_was_not_unmounted_is_recovered(root: Path) -> None:
     hold.release()
 
 
+def loop_devices(image: Path) -> str:
+    return subprocess.run(
+        ["losetup", "--associated", image], capture_output=True, text=True, check=True
+    ).stdout
+
+
 def test_invalid_image_is_refused_with_the_fix(root: Path) -> None:
     directory = root / "sandboxes" / "one"
     directory.mkdir(parents=True)
     mount_and_hold(directory, SMALL).release()
     subprocess.run(["umount", str(directory)], check=True)
+    # Until the kernel has detached the loop device, a mount would use what it holds of the old content.
+    wait_until(lambda: not loop_devices(image_of(directory)), what="the loop device to be detached")
     image_of(directory).write_bytes(b"\0" * (1 << 20))
     with pytest.raises(SandboxUnavailableError, match="delete the image if it is damaged"):
         mount_and_hold(directory, SMALL)
