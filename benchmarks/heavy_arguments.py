@@ -48,6 +48,8 @@ def _repeated(unit: str, most: int = 1 << 30) -> str:
 
 #: Arguments by kind, as the sandbox would send them; the last ones exceed the decoder's step limit.
 _KINDS: Final = {
+    "one text of 60 KB": f'[["{"x" * 60_000}"],{{}}]',
+    "20,000 empty objects": _repeated("{}", 20_000),
     "records": _repeated('{"name":"x","number":1234,"rate":0.25,"tags":["a","b"]}', 16_000),
     "fractions": _repeated('{"$fraction":[1,3]}', 22_000),
     "one text": f'[["{"x" * (_ARGUMENT_BYTES - 16)}"],{{}}]',
