@@ -68,6 +68,8 @@ REREAD_KEYS: Final = 100
 SECONDS_PER_CHAR: Final = 1e-8
 #: Pause before the reply list is read again after an error.
 RECONNECT_SECONDS: Final = 0.2
+#: How long closing waits for revocations that are under way.
+REVOKE_SECONDS: Final = 1
 #: Pause before the ledger is queried again for the state of a call.
 FATE_SECONDS: Final = 0.3
 #: Minimum wait for the answer to an unrecorded call whose publish was not confirmed.
@@ -215,6 +217,8 @@ class MethodCaller:
     async def close(self) -> None:
         """Stop listening, delete the reply list, and cancel every waiting call."""
         tasks, self._tasks = self._tasks, []
+        if self._revocations:  # cancelled, a withdrawal could outlive the event loop
+            await asyncio.wait(self._revocations, timeout=REVOKE_SECONDS)
         await _end({*tasks, *self._revocations})
         if self._subscription is not None:
             self._subscription.abort()
