@@ -205,14 +205,14 @@ class MethodCaller:
         self._limits = Limits()
         # Separate connections, because a blocking pop occupies its connection.
         self._popper, self._reader = self._link(), self._link()
-        self._tasks = [
-            asyncio.create_task(self._listen(self._popper), name="nekro-replies"),
-            asyncio.create_task(self._reread_forever(self._reader), name="nekro-rereads"),
-        ]
         self._subscription = Subscription(
             self._settings.broker, self._results_url(), self._reply_key, self._settle
         )
-        self._tasks.append(asyncio.create_task(self._subscription.listen(), name="nekro-answers"))
+        self._tasks = [
+            asyncio.create_task(self._listen(self._popper), name="nekro-replies"),
+            asyncio.create_task(self._reread_forever(self._reader), name="nekro-rereads"),
+            asyncio.create_task(self._subscription.listen(), name="nekro-answers"),
+        ]
 
     async def close(self) -> None:
         """Stop listening, delete the reply list, and cancel every waiting call."""
@@ -375,10 +375,10 @@ class MethodCaller:
         """
         await self._withdraw(call_id)
         loop = asyncio.get_running_loop()
-        told = loop.run_in_executor(None, lambda: revoke(self._app, [call_id], terminate=terminate))
+        sending = loop.run_in_executor(None, lambda: revoke(self._app, [call_id], terminate=terminate))
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
-                await told
+                await sending
         except Exception as exc:
             raise unavailable(self._settings.broker.url, exc) from exc
 

@@ -282,7 +282,7 @@ class _Room:
 
 
 class KombuPublisher:
-    """Publishes through kombu, on one thread with its own connection; for any broker."""
+    """Publishes through kombu, on one thread with its own connection; for brokers other than Redis."""
 
     def __init__(self, app: Celery, settings: BrokerSettings) -> None:
         self._app, self._url, self._longest = app, settings.url, settings.max_queued
@@ -299,7 +299,7 @@ class KombuPublisher:
         try:
             async with asyncio.timeout(PUBLISH_SECONDS):
                 await asyncio.shield(sending)
-        except (OperationalError, RedisError, OSError) as exc:  # TimeoutError is an OSError
+        except (OperationalError, OSError) as exc:  # TimeoutError is an OSError
             ticket.given_up = True
             sending.add_done_callback(_consume_exception)
             raise unavailable(self._url, exc, is_sent=ticket.is_sent) from exc

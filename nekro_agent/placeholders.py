@@ -256,6 +256,4 @@ def _catches_import_error(handler: ast.ExceptHandler) -> bool:
         return True
     types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     names = {node.id for node in types if isinstance(node, ast.Name)}
-    return bool(
-        names & {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError"}
-    )
+    return not names.isdisjoint(_CATCHERS)
