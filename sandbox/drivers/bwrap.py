@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
+import errno
 import json
 import os
 import platform
@@ -39,7 +39,6 @@ from sandbox.limits.enforcement import group_limits
 __all__ = ["BwrapDriver"]
 
 _INFO_SECONDS: Final = 10
-_PIPE_BYTES: Final = 64 << 10
 
 
 class BwrapDriver:
@@ -138,22 +137,22 @@ class BwrapDriver:
         group = cgroups.create() if cgroups else None
         if group:
             on_failure.push_async_callback(asyncio.to_thread, group.remove)
-        pipes = _Pipes(descriptors)
+        sockets = _StartSockets(descriptors)
         ours, theirs = socket.socketpair()
         on_failure.callback(ours.close)
         descriptors.callback(theirs.close)
-        command, arguments, inherited = self._command_line(spec, pipes, theirs.fileno(), descriptors)
+        command, arguments, inherited = self._command_line(spec, sockets, theirs.fileno(), descriptors)
         launched = await launch(command, channel=theirs, ours=ours, pass_fds=inherited)
         try:
-            return await self._complete(spec, launched, pipes, group, arguments)
+            return await self._complete(spec, launched, sockets, group, arguments)
         except BaseException:
             await launched.abandon()
             raise
 
     def _command_line(
-        self, spec: SandboxSpec, pipes: _Pipes, channel_fd: int, descriptors: contextlib.ExitStack
+        self, spec: SandboxSpec, sockets: _StartSockets, channel_fd: int, descriptors: contextlib.ExitStack
     ) -> tuple[list[str], bytes, list[int]]:
-        """Return the command, the arguments for its pipe, and the descriptors that it inherits.
+        """Return the command, its arguments, and the descriptors that it inherits.
 
         ``descriptors`` closes the descriptors.
         """
@@ -166,7 +165,7 @@ class BwrapDriver:
         fds = BwrapFds(
             seccomp=hold(filter_fd(self._loopback_filter if spec.loopback else self._filter)),
             runner=hold(_memory_file("runner", self._runner)),
-            info=pipes.info_write,
+            info=sockets.info_write,
             shared=hold(_open_directory(spec.shared_dir)) if by_fd else None,
             uploads=hold(_open_directory(spec.uploads_dir)) if by_fd else None,
         )
@@ -178,11 +177,11 @@ class BwrapDriver:
             root_mode=self.root_mode,
             zero_device=self._cgroups[0] is not None,
         )
-        # Arguments go through a pipe: every user of the host can read the command line of a process.
+        # Arguments go through a socket: every user of the host can read the command line of a process.
         command = [
-            self.tools.bwrap, "--args", str(pipes.arguments_read), "--", *self._command(spec, channel_fd)
+            self.tools.bwrap, "--args", str(sockets.arguments_read), "--", *self._command(spec, channel_fd)
         ]  # fmt: skip
-        inherited = [fd for fd in (*vars(fds).values(), pipes.arguments_read) if fd is not None]
+        inherited = [fd for fd in (*vars(fds).values(), sockets.arguments_read) if fd is not None]
         return command, "\0".join(arguments).encode(), inherited
 
     def _command(self, spec: SandboxSpec, channel_fd: int) -> list[str]:
@@ -214,7 +213,7 @@ class BwrapDriver:
         self,
         spec: SandboxSpec,
         launched: Launched,
-        pipes: _Pipes,
+        sockets: _StartSockets,
         group: Group | None,
         arguments: bytes,
     ) -> ProcessSandbox:
@@ -223,8 +222,8 @@ class BwrapDriver:
                 group.attach(launched.process.pid)
         # It waits for its arguments and has started nothing yet: all that it starts is in the group, so a
         # service that is killed at any point from here on leaves no process outside of it.
-        pipes.send_arguments(arguments)
-        child = await self._child_pid(launched, pipes)
+        sockets.send_arguments(arguments)
+        child = await self._child_pid(launched, sockets)
         pidfd = os.pidfd_open(child)
         try:
             try:
@@ -252,43 +251,46 @@ class BwrapDriver:
             group=group,
         )
 
-    async def _child_pid(self, launched: Launched, pipes: _Pipes) -> int:
+    async def _child_pid(self, launched: Launched, sockets: _StartSockets) -> int:
         try:
             async with asyncio.timeout(_INFO_SECONDS):
-                text = await pipes.read_info()
+                text = await sockets.read_info()
             return int(json.loads(text)["child-pid"])
         except (ValueError, KeyError, TimeoutError) as exc:
             raise SandboxUnavailableError(explain_start_failure(await launched.words())) from exc
 
 
-class _Pipes:
-    """The pipe with bubblewrap's arguments, and the socket on which it names the first process.
+class _StartSockets:
+    """The socket with bubblewrap's arguments, and the one on which it names the first process.
 
     Bubblewrap reads its arguments to their end before it does anything else. Without arguments, because
     the service was killed, it finds no command in its empty root and ends.
 
-    The second is a socket pair, not a pipe: uvloop closes the descriptor of a given pipe twice, and the
-    second time the descriptor may belong to another thread.
+    Sockets and not pipes: the kernel limits the memory of all pipes of a user, and sandboxed code may
+    have that user; and uvloop closes the descriptor of a given pipe twice, and the second time the
+    descriptor may belong to another thread.
     """
 
     def __init__(self, descriptors: contextlib.ExitStack) -> None:
         self._info, self._info_inside = socket.socketpair()
+        self._arguments, self._arguments_inside = socket.socketpair()
+        # A default timeout of the process would make bubblewrap's reads fail while it waits.
+        self._arguments_inside.setblocking(True)
         self.info_write = self._info_inside.fileno()
-        self.arguments_read, arguments_write = os.pipe()
-        self._arguments = os.fdopen(arguments_write, "wb", buffering=0)
-        for close in (self._info.close, self._info_inside.close, self._arguments.close):
-            descriptors.callback(close)
-        descriptors.callback(os.close, self.arguments_read)
+        self.arguments_read = self._arguments_inside.fileno()
+        for end in (self._info, self._info_inside, self._arguments, self._arguments_inside):
+            descriptors.callback(end.close)
 
     def send_arguments(self, arguments: bytes) -> None:
         """Start bubblewrap by sending its arguments.
 
         Raises:
-            OSError: the kernel does not allow a pipe of that size.
+            OSError: they do not fit into the buffer of a socket.
         """
-        fcntl.fcntl(self._arguments, fcntl.F_SETPIPE_SZ, max(len(arguments), _PIPE_BYTES))
-        # In one write: a part of the arguments would give a sandbox with less isolation.
-        self._arguments.write(arguments)
+        self._arguments.setblocking(False)
+        # In one step: a part of the arguments would give a sandbox with less isolation.
+        if self._arguments.send(arguments) < len(arguments):
+            raise OSError(errno.ENOBUFS, f"{len(arguments)} bytes of arguments exceed a socket's buffer")
         self._arguments.close()
 
     async def read_info(self) -> str:

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 from sandbox_lab import (
+    OTHER_USER,
     REPOSITORY,
+    SYSTEM_PYTHON,
     Lab,
     answer,
     as_other_user,
@@ -672,6 +674,31 @@ async def test_concurrent_chats_never_share_a_host_user(bwrap_driver: BwrapDrive
         first, second = box.run(code, chat_key="a"), box.run("print(1)", chat_key="c")
         with pytest.raises(SandboxUnavailableError, match="UID_RANGE_SIZE"):
             await asyncio.wait_for(_third(box, first, second, both), WAIT_SECONDS)
+
+
+#: Fills as many pipes as the kernel allows a user before it makes new ones small and lets none grow.
+HOLDS_PIPES = """
+import os, pathlib, resource, sys
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+pages = int(pathlib.Path('/proc/sys/fs/pipe-user-pages-soft').read_text())
+held = [os.pipe() for _ in range(pages // 16 + 1)]
+print('holds them', flush=True)
+sys.stdin.read()
+"""
+
+
+def test_full_pipes_of_its_own_user_do_not_prevent_a_start(other_user: None) -> None:
+    holding = [
+        "setpriv", f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups",
+        str(SYSTEM_PYTHON), "-c", HOLDS_PIPES,
+    ]  # fmt: skip
+    with subprocess.Popen(holding, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        assert holder.stdout.readline() == "holds them\n"
+        result = as_other_user({"code": "print('started')"})
+        holder.stdin.close()
+    assert (result["stop"], result["output"]) == ("NORMAL", "started\n"), result
 
 
 async def _third(box: Lab, first: Any, second: Any, both: asyncio.Barrier) -> None:
