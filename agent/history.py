@@ -46,8 +46,9 @@ def render_history(segment: Segment, settings: AgentSettings) -> str:
     """
     shown: list[str] = []
     room = settings.history_chars
+    most_chars = room // 5
     for message in reversed(segment.messages[-settings.history_messages :]):
-        text = _render(message, min(settings.message_chars, max(room, _LEAST_CHARS)))
+        text = _render(message, min(most_chars, max(room, _LEAST_CHARS)))
         if shown and len(text) > room:
             break
         shown.append(text)

@@ -192,7 +192,7 @@ async def beside(mebibytes: int, calls_per_second: int, window_seconds: float, b
             env_file=None,
             data_dir=Path(directory, "data"),
             plugins={"dirs": (_PLUGINS,)},
-            downloads={"allow_private": ("127.0.0.0/8",), "connections": 1, "retry_seconds": 0.1},
+            downloads={"allow_private": ("127.0.0.0/8",), "connections": 1},
         )
         with serving(source, *options) as served:
             opened = open_services(settings, command="bench", lanes=CALL_LANES, output=Output())

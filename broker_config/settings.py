@@ -16,7 +16,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from broker_config.setting_files import EnvironmentSource, named_by_file
+from broker_config.removed_settings import REMOVED_SETTINGS
+from broker_config.setting_files import FILE_SUFFIX, EnvironmentSource, named_by_file
 from broker_config.urls import passwords_of
 from nekro_agent.errors import SettingsError
 
@@ -179,10 +180,11 @@ class PluginSettings(_Group):
         (), description="Plugin keys (`author.module`) that are loaded but offer no methods."
     )
     load_shipped: bool = Field(True, description="Whether the plugins of `plugin_pkgs` are loaded.")
-    package_install: Literal["off", "allow_list", "on"] = Field(
-        "on", description="Whether `dynamic_import_pkg` may install packages for plugins."
+    package_allow: CommaList = Field(
+        ("*",),
+        description="Packages that `dynamic_import_pkg` may install for plugins, by distribution name; `*` "
+        "allows all, empty none.",
     )
-    package_allow: CommaList = Field((), description="Distribution names that `allow_list` permits.")
 
 
 class StoreSettings(_Group):
@@ -190,12 +192,6 @@ class StoreSettings(_Group):
 
     max_value_bytes: int = Field(
         16 << 20, ge=1024, description="Largest value in UTF-8 bytes; a larger one is an error."
-    )
-    warn_value_bytes: int = Field(
-        1 << 20, ge=0, description="Size from which a value is logged as too large for a key-value store."
-    )
-    max_key_chars: int = Field(
-        1024, ge=128, description="Longest chat key, user key or store key in characters."
     )
 
 
@@ -210,20 +206,8 @@ class DownloadSettings(_Group):
         (),
         description="Hosts or networks (CIDR) that are allowed although private, loopback or link-local.",
     )
-    connections: int = Field(4, ge=1, le=16, description="Connections to one server for one large file.")
-    parallel_min_bytes: int = Field(
-        64 << 20, ge=1 << 20, description="Size from which a file is fetched over several connections."
-    )
-    tries: int = Field(
-        5, ge=1, description="Consecutive attempts without new data after which a download fails."
-    )
-    retry_seconds: float = Field(
-        0.5,
-        gt=0,
-        description="Pause before an interrupted download is resumed; doubles with each failed attempt.",
-    )
-    keep_partial_days: float = Field(
-        3, gt=0, description="How long an unfinished download is kept so that it can be resumed."
+    connections: int = Field(
+        4, ge=1, le=16, description="Connections to one server for one file of at least 64 MiB."
     )
     lease_seconds: float = Field(
         15, ge=1, description="How long a download stays with a worker that does not renew its lease."
@@ -274,8 +258,7 @@ class SandboxSettings(_Group):
     max_processes: int = Field(64, ge=1, description="Processes and threads of a run.")
     max_file_bytes: int = Field(32 << 20, ge=1 << 20, description="Largest single file that a run can write.")
     max_open_files: int = Field(256, ge=16, description="Open descriptors of one process.")
-    tmp_bytes: int = Field(64 << 20, ge=1 << 20, description="Size of `/tmp`.")
-    shm_bytes: int = Field(16 << 20, ge=1 << 20, description="Size of `/dev/shm`.")
+    tmp_bytes: int = Field(64 << 20, ge=1 << 20, description="Size of `/tmp`, and of `/dev/shm`.")
     shared_bytes: int = Field(256 << 20, ge=1 << 20, description="Disk that `/app/shared` may use.")
     shared_files: int = Field(2000, ge=10, description="Maximum number of files in `/app/shared`.")
     shared_storage: Literal["directory", "image"] = Field(
@@ -288,20 +271,20 @@ class SandboxSettings(_Group):
         description="Refuse to start where a limit on memory, swap, processes, CPU, disk, inodes or file "
         "size is only polled or not enforced.",
     )
-    output_keep_bytes: int = Field(64 << 10, ge=1024, description="Output that is kept (head and tail).")
-    output_kill_bytes: int = Field(1 << 20, ge=4096, description="Output at which a run is killed.")
+    output_keep_bytes: int = Field(
+        64 << 10,
+        ge=1024,
+        description="Output that is kept (head and tail); a run that writes 16 times as much is killed.",
+    )
     argument_bytes: int = Field(1 << 20, ge=1024, description="Largest arguments of one call.")
     return_bytes: int = Field(8 << 20, ge=1024, description="Largest return value of one call.")
-    max_calls: int = Field(200, ge=1, description="Plugin calls of one run.")
-    max_refused_calls: int = Field(
-        100,
-        ge=0,
-        description="Refused calls (over that number, unknown or too large) after which a run is ended.",
+    max_calls: int = Field(
+        200,
+        ge=1,
+        description="Plugin calls of one run. A run with more refused calls than that (over the limit, "
+        "unknown or too large) is ended.",
     )
     max_calls_in_flight: int = Field(8, ge=1, description="Plugin calls of one run at the same time.")
-    guard_seconds: float = Field(
-        5, gt=0, description="How late a guard of a run (disk, memory, output, …) may be before the run ends."
-    )
     max_concurrent: int = Field(4, ge=1, description="Runs at the same time in one process.")
     warm_seconds: float = Field(
         60, ge=0, description="How long a prepared sandbox waits for its run; 0 prepares none."
@@ -310,17 +293,19 @@ class SandboxSettings(_Group):
     shared_idle_seconds: float = Field(
         1800, ge=0, description="Idle time after which `/app/shared` is emptied; 0 keeps it."
     )
-    package_install: Literal["off", "allow_list", "on"] = Field(
-        "off", description="Whether sandboxed code may request packages with `dynamic_importer`."
+    package_allow: CommaList = Field(
+        (),
+        description="Packages that sandboxed code may request with `dynamic_importer`, by distribution name; "
+        "`*` allows all, empty none.",
     )
-    package_allow: CommaList = Field((), description="Distribution names that `allow_list` permits.")
     package_index: str | None = Field(
         None, description="Simple index for wheels; unset means the index that pip is configured with."
     )
     uid_range_start: int = Field(
-        200_000, ge=1000, description="First host user id for sandboxes when the service is root."
+        200_000,
+        ge=1000,
+        description="First of the 10,000 host user ids for sandboxes when the service is root.",
     )
-    uid_range_size: int = Field(10_000, ge=1, description="Number of host user ids in that range.")
 
 
 class LLMSettings(_Group):
@@ -341,13 +326,9 @@ class LLMSettings(_Group):
     max_output_tokens: int | None = Field(
         None, ge=1, description="Longest answer in tokens; unset means the endpoint's default."
     )
-    connect_timeout_seconds: float = Field(10, gt=0, description="Time limit of connecting.")
     first_token_timeout_seconds: float = Field(60, gt=0, description="Longest wait for the first token.")
     timeout_seconds: float = Field(180, gt=0, description="Time limit of one complete answer.")
     tries: int = Field(3, ge=1, le=10, description="Requests per round before it fails.")
-    backoff_seconds: float = Field(
-        1, gt=0, description="Pause before the second attempt; doubles, with jitter."
-    )
     input_price_per_million: float = Field(
         0, ge=0, description="Price of a million prompt tokens, for the cost figures."
     )
@@ -362,12 +343,12 @@ class AgentSettings(_Group):
     persona: str = Field(
         "You are a helpful assistant in this chat.", description="Who the agent is, for the system prompt."
     )
-    rounds_per_turn: int = Field(8, ge=1, le=100, description="Rounds that one trigger may cause.")
-    rounds_per_drain: int = Field(
+    rounds_per_turn: int = Field(
         8,
         ge=1,
-        description="Consecutive rounds of a chat on one worker while it has room for another chat; 1 lets "
-        "any worker take each round.",
+        le=100,
+        description="Rounds that one trigger may cause; a worker runs as many of one chat before it lets "
+        "others take the chat.",
     )
     max_attempts: int = Field(
         3,
@@ -378,10 +359,10 @@ class AgentSettings(_Group):
     turn_seconds: float = Field(1080, gt=0, description="Longest turn (a trigger and its follow-up rounds).")
     history_messages: int = Field(32, ge=1, description="Newest messages shown to the LLM.")
     history_chars: int = Field(
-        20_000, ge=500, description="Characters of history shown; the newest message is always shown."
-    )
-    message_chars: int = Field(
-        4000, ge=100, description="Characters of one history message; longer ones are cut in the middle."
+        20_000,
+        ge=500,
+        description="Characters of history shown; the newest message is always shown. A message longer than "
+        "a fifth is cut in the middle.",
     )
     output_chars: int = Field(4000, ge=100, description="Characters of sandbox output shown to the LLM.")
     image_bytes: int = Field(8 << 20, ge=1024, description="Largest image in a prompt.")
@@ -419,34 +400,20 @@ class WorkerSettings(_Group):
     call_timeout_seconds: float = Field(120, gt=0, description="Time limit of a call in lane `methods`.")
     long_timeout_seconds: float = Field(6 * 3600, gt=0, description="Time limit of a call in lane `long`.")
     wait_seconds: float = Field(
-        30, gt=0, description="How long code waits for a call, which then continues as a job."
-    )
-    long_wait_seconds: float = Field(
-        0,
-        ge=0,
-        description="The same in lane `long`, for methods of other types than TOOL; 0 means no wait.",
+        30,
+        gt=0,
+        description="How long code waits for a call, which then continues as a job; calls of other types "
+        "than TOOL in lane `long` do so at once.",
     )
     drain_seconds: float = Field(30, gt=0, description="How long a stopping worker waits for running calls.")
     cleanup_seconds: float = Field(
         20, ge=0, description="Time limit of all cleanup hooks of plugins together when a worker stops."
-    )
-    task_events: bool = Field(
-        True, description="Whether workers publish task events, which Flower and `celery events` read."
     )
     long_nice: int = Field(
         5,
         ge=0,
         le=19,
         description="Niceness of work in lane `long` (see nice(1)).",
-    )
-    block_warn_seconds: float = Field(
-        0.5, gt=0, description="Blocking time of an event loop that the watchdog reports."
-    )
-    block_exit_seconds: float = Field(
-        10.0,
-        gt=0,
-        description="How long beyond its call's deadline a method may block an event loop; then its process "
-        "exits with code 70, and its deliveries are redelivered.",
     )
 
     @property
@@ -604,9 +571,16 @@ def _reject_unknown(environ: Mapping[str, str], env_file: Path | None) -> None:
             continue
         if named_by_file(upper, known):
             continue
-        near = difflib.get_close_matches(upper, known, n=1)
-        hint = f" Did you mean {near[0]}?" if near else " `nekro doctor --settings` lists every name."
-        raise SettingsError(f"Unknown setting {name}.{hint}")
+        raise SettingsError(f"Unknown setting {name}. {_hint(upper, known)}")
+
+
+def _hint(name: str, known: set[str]) -> str:
+    """Return what to do about an unknown name in upper case."""
+    replacement = REMOVED_SETTINGS.get(name.removesuffix(FILE_SUFFIX))
+    if replacement is not None:
+        return f"It was removed; unset it. Now: {replacement}."
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]}?" if near else "`nekro doctor --settings` lists every name."
 
 
 def _explain(exc: ValidationError) -> str:

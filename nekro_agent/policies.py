@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+
+from packaging.utils import canonicalize_name
 
 __all__ = ["CoreConfig", "DownloadPolicy", "ModelConfigGroup", "PackagePolicy", "StorePolicy", "UploadPolicy"]
 
@@ -14,8 +15,6 @@ class StorePolicy:
     """Limits of ``plugin.store``."""
 
     max_value_bytes: int = 16 << 20
-    warn_value_bytes: int = 1 << 20
-    max_key_chars: int = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +32,8 @@ class DownloadPolicy:
     parallel_min_bytes: int = 64 << 20
     #: Consecutive attempts without new data before a download fails.
     tries: int = 5
-    #: Pause before the second attempt; doubles with each further one.
+    #: Half the pause before the second attempt; doubles with each further one.
     retry_seconds: float = 0.5
-    #: How long an unfinished file is kept for being continued.
-    keep_partial_seconds: float = 3 * 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +47,14 @@ class UploadPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class PackagePolicy:
-    """What ``dynamic_import_pkg`` may install; ``allow`` applies only with ``"allow_list"``."""
+    """What ``dynamic_import_pkg`` may install."""
 
-    install: Literal["off", "allow_list", "on"] = "on"
-    allow: tuple[str, ...] = ()
+    #: Distribution names; ``"*"`` allows all, an empty tuple none.
+    allow: tuple[str, ...] = ("*",)
+
+    def allows(self, name: str) -> bool:
+        """Whether a distribution may be installed."""
+        return "*" in self.allow or canonicalize_name(name) in map(canonicalize_name, self.allow)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from nekro_agent import runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.policies import StorePolicy
 
-__all__ = ["PluginStore"]
+__all__ = ["MAX_KEY_CHARS", "PluginStore"]
 
 _log = get_sub_logger("store")
+#: Longest chat key, user key or store key, in characters; each becomes part of a digest and a log line.
+MAX_KEY_CHARS: Final = 1024
+#: Size from which a value is logged as too large for a key-value store.
+_LARGE_BYTES: Final = 1 << 20
 
 
 class PluginStore:
@@ -37,7 +41,7 @@ class PluginStore:
         if chat_key is None or user_key is None:
             return None
         bound = runtime.current()
-        scope = _checked_keys(chat_key, user_key, store_key, bound.store_policy)
+        scope = _checked_keys(chat_key, user_key, store_key)
         return await bound.store.get(self._plugin_key, **scope)
 
     async def set(
@@ -59,7 +63,7 @@ class PluginStore:
                     f'this call); nothing was written. Pass a key, or "" to mean another scope on purpose'
                 )
         bound = runtime.current()
-        scope = _checked_keys(chat_key, user_key, store_key, bound.store_policy)
+        scope = _checked_keys(chat_key, user_key, store_key)
         text = _checked_value(self._plugin_key, store_key, value, bound.store_policy)
         return 0 if await bound.store.set(self._plugin_key, **scope, value=text) else 1
 
@@ -77,23 +81,18 @@ class PluginStore:
         if chat_key is None or user_key is None:
             return 1
         bound = runtime.current()
-        scope = _checked_keys(chat_key, user_key, store_key, bound.store_policy)
+        scope = _checked_keys(chat_key, user_key, store_key)
         return 0 if await bound.store.delete(self._plugin_key, **scope) else 1
 
 
-def _checked_keys(
-    chat_key: object, user_key: object, store_key: object, policy: StorePolicy
-) -> dict[str, str]:
+def _checked_keys(chat_key: object, user_key: object, store_key: object) -> dict[str, str]:
     keys = {"chat_key": chat_key, "user_key": user_key, "store_key": store_key}
     checked: dict[str, str] = {}
     for name, key in keys.items():
         if not isinstance(key, str):
             raise InvalidValueError(f"store: {name} must be a string, not {type(key).__name__}")
-        if len(key) > policy.max_key_chars:
-            raise InvalidValueError(
-                f"store: {name} has {len(key)} characters, the limit is {policy.max_key_chars} "
-                "(NEKRO_STORE__MAX_KEY_CHARS)"
-            )
+        if len(key) > MAX_KEY_CHARS:
+            raise InvalidValueError(f"store: {name} has {len(key)} characters, the limit is {MAX_KEY_CHARS}")
         checked[name] = key
     if not checked["store_key"]:
         raise InvalidValueError('store: store_key is empty; name the value, for example store_key="settings"')
@@ -115,7 +114,7 @@ def _checked_value(plugin_key: str, store_key: str, value: object, policy: Store
             f"store.set: value of {store_key!r} has {size} bytes, the limit is {policy.max_value_bytes} "
             "(NEKRO_STORE__MAX_VALUE_BYTES); keep large data in plugin.get_plugin_data_dir()"
         )
-    if policy.warn_value_bytes and size >= policy.warn_value_bytes:
+    if size >= _LARGE_BYTES:
         _log.warning(
             f"{plugin_key}: store.set({store_key!r}) keeps {size} bytes; files suit such sizes better"
         )

@@ -53,9 +53,8 @@ class BridgeLimits:
 
     argument_bytes: int
     return_bytes: int
+    #: How many calls are dispatched, and how many are refused before the run ends.
     max_calls: int
-    #: How many calls the bridge refuses before it ends the run.
-    max_refused_calls: int
     max_calls_in_flight: int
     call_seconds: float
     #: How long an answer may stay unread before the run ends.
@@ -276,7 +275,7 @@ class Bridge:
         bridge busy for its whole wall time.
         """
         self._refusals += 1
-        if self._refusals > self._limits.max_refused_calls:
+        if self._refusals > self._limits.max_calls:
             words = f"{self._refusals} calls of the run were refused, the last one with: {message}"
             self._end(BridgeOutcome(limit=Limit.CALLS, error=words))
         return _refused(error_type, message)

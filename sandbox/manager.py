@@ -27,7 +27,7 @@ from sandbox.areas.shared import Hold, SharedCleaner
 from sandbox.driver import Sandbox, SandboxDriver, SandboxSpec
 from sandbox.drivers.homes import sweep_homes
 from sandbox.drivers.selection import build_driver, choose_driver
-from sandbox.limits.guards import Guards
+from sandbox.limits.guards import GUARD_SECONDS, Guards
 from sandbox.limits.quota import Quota
 from sandbox.limits.watchdog import watch
 from sandbox.models import Dispatch, Limit, Raised, RunRequest, RunResult, StubCall, StubResult
@@ -232,7 +232,7 @@ class SandboxManager:
         guards = Guards(
             alive=lambda: sandbox.alive,
             end=end,
-            bound_seconds=self._settings.guard_seconds + _WAITING_LOOK_SECONDS,
+            bound_seconds=GUARD_SECONDS + _WAITING_LOOK_SECONDS,
         )
         sandbox.on_take.append(guards.stop)
         sandbox.on_close.append(guards.stop)

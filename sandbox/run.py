@@ -12,7 +12,7 @@ from typing import Any, Final
 from broker_config.settings import SandboxSettings
 from sandbox.bridge import Bridge, BridgeOutcome
 from sandbox.driver import ExitStatus, Sandbox
-from sandbox.limits.guards import Guards
+from sandbox.limits.guards import GUARD_SECONDS, Guards
 from sandbox.limits.quota import Quota
 from sandbox.limits.run_limits import bridge_limits, process_limits
 from sandbox.limits.watchdog import watch
@@ -30,6 +30,8 @@ _DRAIN_SECONDS: Final = 2
 _GONE_SECONDS: Final = 10
 _KILLED: Final = ExitStatus(code=128 + 9)
 _MANUAL_EXIT_CODE: Final = 9
+#: A run that writes this many times what is kept is a flood.
+_KILL_FACTOR: Final = 16
 _STOPPED_BY_RESULT: Final = (StopType.AGENT, StopType.MULTIMODAL_AGENT)
 #: Signals by which the kernel enforces a resource limit, as exit codes.
 _LIMIT_SIGNALS: Final = {128 + 24: Limit.CPU, 128 + 25: Limit.FILE_SIZE}
@@ -55,14 +57,14 @@ class SandboxRun:
         self._warm = warm
         #: The first limit that was exceeded, and a text about it for the result.
         self._broken: tuple[Limit, str | None] | None = None
-        self._guards = Guards(alive=lambda: sandbox.alive, end=self.end, bound_seconds=settings.guard_seconds)
+        self._guards = Guards(alive=lambda: sandbox.alive, end=self.end, bound_seconds=GUARD_SECONDS)
         self._stopped_by_operator = False
         self._quota: Quota | None = None
         #: Clean-up that is left when ``execute`` returned before the sandbox's end; None when none is.
         self.rest: contextlib.AsyncExitStack | None = None
         self.output = OutputCollector(
             keep_bytes=settings.output_keep_bytes,
-            kill_bytes=settings.output_kill_bytes,
+            kill_bytes=_KILL_FACTOR * settings.output_keep_bytes,
             on_output=request.on_output,
         )
 

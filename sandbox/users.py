@@ -28,6 +28,8 @@ from nekro_agent.errors import SandboxUnavailableError
 __all__ = ["UserHold", "hold_user", "lock_directory", "sandbox_uid"]
 
 _NAME: Final = "nekro-sandbox-users"
+#: Number of host users: far more than sandboxes that one host can run.
+_RANGE_SIZE: Final = 10_000
 
 
 @dataclass
@@ -55,7 +57,7 @@ class UserHold:
 def sandbox_uid(container_key: str, *, settings: SandboxSettings) -> int:
     """Return the host user that a container key's code gets when that user is free."""
     number = int.from_bytes(_digest(container_key)[:8])
-    return settings.uid_range_start + number % settings.uid_range_size
+    return settings.uid_range_start + number % _RANGE_SIZE
 
 
 def hold_user(container_key: str, *, settings: SandboxSettings, directory: Path | None = None) -> UserHold:
@@ -73,14 +75,13 @@ def hold_user(container_key: str, *, settings: SandboxSettings, directory: Path 
         return UserHold(os.geteuid())
     directory = directory or lock_directory((Path("/run"), Path(tempfile.gettempdir())))
     first = sandbox_uid(container_key, settings=settings) - settings.uid_range_start
-    for offset in range(settings.uid_range_size):
-        uid = settings.uid_range_start + (first + offset) % settings.uid_range_size
+    for offset in range(_RANGE_SIZE):
+        uid = settings.uid_range_start + (first + offset) % _RANGE_SIZE
         fd = _lock(directory / str(uid), _digest(container_key))
         if fd is not None:
             return UserHold(uid, fd)
     raise SandboxUnavailableError(
-        f"all {settings.uid_range_size} host users from {settings.uid_range_start} on are taken by running"
-        " sandboxes; raise NEKRO_SANDBOX__UID_RANGE_SIZE"
+        f"all {_RANGE_SIZE} host users from {settings.uid_range_start} on are taken by running sandboxes"
     )
 
 

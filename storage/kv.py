@@ -11,6 +11,7 @@ from sqlalchemy import Executable, bindparam, delete, func, literal_column, sele
 
 from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.store import MAX_KEY_CHARS
 from storage.clock import now
 from storage.driver.fixed_statement import SingleStatement
 from storage.engine import Database
@@ -90,7 +91,7 @@ class SqlKeyValueStore:
             return (await tx.connection.execute(statement)).rowcount
 
     def _digest(self, plugin_key: str, chat_key: str, user_key: str, store_key: str) -> bytes:
-        return _digest_of(self._limits.max_key_chars, plugin_key, chat_key, user_key, store_key)
+        return _digest_of(plugin_key, chat_key, user_key, store_key)
 
     def _check_value(self, store_key: str, value: str) -> None:
         size = len(value.encode("utf-8", "surrogatepass"))
@@ -103,15 +104,12 @@ class SqlKeyValueStore:
 
 
 @lru_cache(_KNOWN_DIGESTS)
-def _digest_of(max_chars: int, *keys: str) -> bytes:
+def _digest_of(*keys: str) -> bytes:
     """Return SHA-256 of the four keys, each after its length, so that no two scopes are encoded alike."""
     parts: list[bytes] = []
     for name, key in zip(_SCOPE, keys, strict=True):
-        if len(key) > max_chars:
-            raise InvalidValueError(
-                f"{name} has {len(key)} characters, the limit is {max_chars}; "
-                "shorten it or raise NEKRO_STORE__MAX_KEY_CHARS"
-            )
+        if len(key) > MAX_KEY_CHARS:
+            raise InvalidValueError(f"{name} has {len(key)} characters, the limit is {MAX_KEY_CHARS}")
         encoded = key.encode("utf-8", "surrogatepass")
         parts.append(_pack_length(len(encoded)))
         parts.append(encoded)

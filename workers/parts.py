@@ -144,7 +144,7 @@ class Parts:
     @cached_property
     def announcer(self) -> ProgressAnnouncer:
         """Publishes the progress of running work to Celery."""
-        return ProgressAnnouncer(self.app, with_events=self.settings.workers.task_events)
+        return ProgressAnnouncer(self.app)
 
     @cached_property
     def firings(self) -> TimerFirings:
@@ -216,12 +216,7 @@ class Parts:
         """Watches the loop that runs methods; None where each call has a thread or no methods run."""
         if self.role in (Lane.LONG.value, Lane.ROUNDS.value, "cli"):
             return None
-        workers = self.settings.workers
-        return LoopWatchdog(
-            warn_seconds=workers.block_warn_seconds,
-            on_block=self.marks.record,
-            give_up_seconds=workers.block_exit_seconds,
-        )
+        return LoopWatchdog(on_block=self.marks.record, give_up_seconds=self.settings.agent.lease_seconds)
 
     @cached_property
     def claims(self) -> CallClaims:
@@ -334,7 +329,7 @@ class Parts:
                 ).sweep,
                 TimerSweep(self.database, self.firings).sweep,
                 JobSweep(self.database, self.publisher, self.settings.agent).sweep,
-                DownloadSweep(self.database, self.settings.downloads, data_dir=self.settings.data_dir).sweep,
+                DownloadSweep(self.database, data_dir=self.settings.data_dir).sweep,
                 RetentionSweep(self.database, self.settings.retention).sweep,
                 UploadSweep(self.settings.retention, data_dir=self.settings.data_dir).sweep,
                 WatchSweep(self.app, self.settings.broker).sweep,

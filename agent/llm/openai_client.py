@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agent.llm.port import LLMAnswer, LLMRequest
 from agent.llm.record import RequestRecord
-from agent.llm.retry import Fault, RetryPolicy, parse_retry_after
+from agent.llm.retry import BACKOFF_SECONDS, Fault, RetryPolicy, parse_retry_after
 from agent.model import Part, PromptMessage, TextPart
 from agent.text import cut_middle
 from broker_config.settings import LLMSettings
@@ -63,14 +63,14 @@ class OpenAIClient:
     where that may succeed.
     """
 
-    def __init__(self, settings: LLMSettings) -> None:
+    def __init__(self, settings: LLMSettings, *, backoff_seconds: float = BACKOFF_SECONDS) -> None:
         if not settings.base_url or not settings.model:
             raise LLMError("NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL have to be set to ask an endpoint")
         self._settings = settings
         self._base_url = settings.base_url
         self._policy = RetryPolicy(
             tries=settings.tries,
-            backoff_seconds=settings.backoff_seconds,
+            backoff_seconds=backoff_seconds,
             longest_seconds=settings.timeout_seconds,
         )
         self._record = RequestRecord(settings.record, client="openai")
@@ -187,7 +187,7 @@ class OpenAIClient:
                 base_url=self._base_url,
                 api_key=self._key or _NO_KEY,
                 max_retries=0,
-                timeout=openai.Timeout(silence, connect=settings.connect_timeout_seconds),
+                timeout=openai.Timeout(silence, connect=openai.DEFAULT_TIMEOUT.connect),
             )
         return self._client
 

@@ -8,7 +8,10 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-__all__ = ["Fault", "RetryPolicy", "parse_retry_after"]
+__all__ = ["BACKOFF_SECONDS", "Fault", "RetryPolicy", "parse_retry_after"]
+
+#: Pause before the second attempt: endpoints recover from an overload in seconds.
+BACKOFF_SECONDS: Final = 1.0
 
 #: Statuses below 500 that are temporary: request timeout, conflict, too early, too many requests.
 _TRANSIENT: Final = frozenset({408, 409, 425, 429})

@@ -96,7 +96,6 @@ def _environment(setup: Setup) -> dict[str, str]:
         "NEKRO_SANDBOX__WALL_SECONDS": str(_RUN_SECONDS),
         "NEKRO_SANDBOX__CPU_SECONDS": str(_RUN_SECONDS),
         "NEKRO_SANDBOX__OUTPUT_KEEP_BYTES": str(_OUTPUT_BYTES),
-        "NEKRO_SANDBOX__OUTPUT_KILL_BYTES": str(2 * _OUTPUT_BYTES),
     }
 
 

@@ -78,8 +78,7 @@ def flower_arguments(*, address: str, port: int) -> list[str]:
         raise UsageError(
             f"{address} is reachable from other hosts; set FLOWER_BASIC_AUTH=user:password or use 127.0.0.1"
         )
-    # Workers publish events by NEKRO_WORKERS__TASK_EVENTS. Flower would send them a command that they refuse,
-    # every 5 seconds.
+    # Workers publish events anyway. Flower would send them a command that they refuse, every 5 seconds.
     return ["flower", f"--address={address}", f"--port={port}", "--enable_events=False"]
 
 

@@ -17,6 +17,7 @@ from nekro_agent.downloads.claims import LocalDownloads
 from nekro_agent.downloads.http import Interrupted, Source, checked_url
 from nekro_agent.downloads.part import PartFile, PartState, remove_stale
 from nekro_agent.downloads.transfer import Content, Transfer
+from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError, InvalidValueError
 from nekro_agent.files import staging, uploads
 from nekro_agent.policies import DownloadPolicy
@@ -295,7 +296,7 @@ def _claims() -> Downloads:
 
 
 def _remove_stale(order: _Order) -> None:
-    remove_stale(order.target.parent, older_seconds=order.policy.keep_partial_seconds)
+    remove_stale(order.target.parent, older_seconds=STALE_SECONDS)
 
 
 def _ignore(done_bytes: int, whole_bytes: int | None) -> None:

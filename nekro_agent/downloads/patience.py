@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
 
 from nekro_agent.errors import DownloadError
 from nekro_agent.policies import DownloadPolicy
 
 __all__ = ["Patience"]
-
-_LONGEST_PAUSE_SECONDS: Final = 30.0
 
 
 class Patience:
@@ -37,7 +34,7 @@ class Patience:
             self._failures += 1
         if not self.has_answer or self._failures >= self._policy.tries:
             raise DownloadError(str(reason)) from reason
-        pause = min(self._policy.retry_seconds * 2**self._failures, _LONGEST_PAUSE_SECONDS)
+        pause = self._policy.retry_seconds * 2**self._failures
         # Connections that broke at the same time share one pause.
         self._paused_until = max(self._paused_until, time.monotonic() + pause)
         await asyncio.sleep(self._paused_until - time.monotonic())

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 
 from nekro_agent import layout, runtime
 from nekro_agent.core.logger import get_sub_logger
@@ -114,13 +113,7 @@ def _install(store: LayerStore, requirement: Requirement, options: PipOptions) -
 
 def _check_policy(requirement: Requirement) -> None:
     policy = runtime.package_policy()
-    if policy.install == "off":
-        raise PackageInstallError(
-            f"{requirement} is not installed, and installing is disabled "
-            "(NEKRO_PLUGINS__PACKAGE_INSTALL=on allows it)"
-        )
-    allowed = {canonicalize_name(name) for name in policy.allow}
-    if policy.install == "allow_list" and canonicalize_name(requirement.name) not in allowed:
+    if not policy.allows(requirement.name):
         raise PackageInstallError(
             f"{requirement} is not installed, and NEKRO_PLUGINS__PACKAGE_ALLOW does not list "
             f"{requirement.name}"

@@ -39,6 +39,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import InvalidValueError, PackageInstallError
 from nekro_agent.files.private_files import make_directory, open_private, write_private
 
@@ -46,7 +47,6 @@ __all__ = ["Layer", "LayerStore", "PipOptions", "base_version", "satisfies", "to
 
 _MANIFEST: Final = "layer.json"
 _TEMPORARY: Final = ".part-"
-_STALE_SECONDS: Final = 24 * 3600
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 _log = get_sub_logger("packages")
 
@@ -187,7 +187,7 @@ class LayerStore:
             yield
 
     def _remove_stale(self) -> None:
-        limit = time.time() - _STALE_SECONDS
+        limit = time.time() - STALE_SECONDS
         for entry in self._root.glob(f"{_TEMPORARY}*"):
             if entry.stat().st_mtime < limit:
                 shutil.rmtree(entry, ignore_errors=True)

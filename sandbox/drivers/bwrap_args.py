@@ -176,7 +176,7 @@ def _devices(settings: SandboxSettings, *, zero_device: bool) -> list[str]:
     links = {"random": "urandom", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
     for name, target in links.items():
         arguments += ["--symlink", target, f"/dev/{name}"]
-    arguments += _writable_tmpfs("/dev/shm", settings.shm_bytes)  # noqa: S108 - a path inside
+    arguments += _writable_tmpfs("/dev/shm", settings.tmp_bytes)  # noqa: S108 - a path inside
     return [*arguments, "--remount-ro", "/dev", *_writable_tmpfs("/tmp", settings.tmp_bytes)]  # noqa: S108
 
 

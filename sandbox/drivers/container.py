@@ -193,7 +193,7 @@ class ContainerDriver:
             "--ulimit", f"fsize={settings.max_file_bytes}", "--ulimit", "core=1",
             "--ulimit", f"nofile={settings.max_open_files}", *_processes_of_user(settings),
             "--tmpfs", f"/tmp:rw,nosuid,nodev,mode=1777,size={settings.tmp_bytes}",  # noqa: S108 - inside
-            "--shm-size", str(settings.shm_bytes),
+            "--shm-size", str(settings.tmp_bytes),
             "--volume", f"{spec.shared_dir}:/app/shared:rw",
             "--volume", f"{spec.uploads_dir}:/app/uploads:ro",
             "--volume", f"{home / 'runner.py'}:{PROGRAM_INSIDE}:ro",

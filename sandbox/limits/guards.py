@@ -21,11 +21,14 @@ from loguru import logger
 from sandbox.limits.processes import UnsettledError
 from sandbox.models import Limit
 
-__all__ = ["EndRun", "Guard", "Guards"]
+__all__ = ["GUARD_SECONDS", "EndRun", "Guard", "Guards"]
 
 #: Ends the run: the limit, and for ``Limit.GUARD`` the reason. Called from any thread.
 EndRun = Callable[[Limit, str | None], None]
 
+#: How late a guard may be before the run ends: a loaded host delays a check by seconds, and hostile code
+#: gains nothing from a shorter delay than that of its limit.
+GUARD_SECONDS: Final = 5.0
 #: A check may take this share of the time between checks; an expensive check gets longer pauses.
 _LARGEST_SHARE: Final = 1 / 20
 #: Longest pause: a run must not get unbounded pauses by making checks expensive.

@@ -35,7 +35,6 @@ def bridge_limits(settings: SandboxSettings) -> BridgeLimits:
         argument_bytes=settings.argument_bytes,
         return_bytes=settings.return_bytes,
         max_calls=settings.max_calls,
-        max_refused_calls=settings.max_refused_calls,
         max_calls_in_flight=settings.max_calls_in_flight,
         call_seconds=settings.call_seconds,
         unread_seconds=settings.call_seconds,

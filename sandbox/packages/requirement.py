@@ -63,11 +63,12 @@ def check_policy(requirement: Requirement, settings: SandboxSettings) -> None:
     Raises:
         PackageInstallError: installing is off, or the name is not on the list.
     """
-    if settings.package_install == "off":
+    if not settings.package_allow:
         raise PackageInstallError(
-            "package installation is disabled; the operator can enable it (NEKRO_SANDBOX__PACKAGE_INSTALL)"
+            "package installation is disabled; the operator can enable it (NEKRO_SANDBOX__PACKAGE_ALLOW)"
         )
     allowed = {canonicalize_name(name) for name in settings.package_allow}
-    if settings.package_install == "allow_list" and requirement.name not in allowed:
-        names = ", ".join(sorted(allowed)) or "none"
-        raise PackageInstallError(f"{requirement.name} may not be installed; allowed: {names}")
+    if "*" not in allowed and requirement.name not in allowed:
+        raise PackageInstallError(
+            f"{requirement.name} may not be installed; allowed: {', '.join(sorted(allowed))}"
+        )

@@ -44,7 +44,7 @@ KEY = "sk-very-secret"
 
 def settings_for(base_url: str, **overrides: Any) -> LLMSettings:
     values: dict[str, Any] = {
-        "base_url": base_url, "api_key": SecretStr(KEY), "model": "big", "backoff_seconds": 0.001,
+        "base_url": base_url, "api_key": SecretStr(KEY), "model": "big",
         "input_price_per_million": 2, "output_price_per_million": 10,
     }  # fmt: skip
     return LLMSettings(**(values | overrides))
@@ -52,7 +52,7 @@ def settings_for(base_url: str, **overrides: Any) -> LLMSettings:
 
 async def ask(*behaviours: Behaviour, **overrides: Any) -> tuple[LLMAnswer, ChatServer]:
     async with ChatServer(list(behaviours)) as server:
-        client = OpenAIClient(settings_for(server.base_url, **overrides))
+        client = OpenAIClient(settings_for(server.base_url, **overrides), backoff_seconds=0.001)
         try:
             return await client.complete(REQUEST), server
         finally:
@@ -62,7 +62,7 @@ async def ask(*behaviours: Behaviour, **overrides: Any) -> tuple[LLMAnswer, Chat
 async def failure(*behaviours: Behaviour, **overrides: Any) -> tuple[str, ChatServer]:
     server = ChatServer(list(behaviours))
     async with server:
-        client = OpenAIClient(settings_for(server.base_url, **overrides))
+        client = OpenAIClient(settings_for(server.base_url, **overrides), backoff_seconds=0.001)
         with pytest.raises(LLMError) as caught:
             await client.complete(REQUEST)
         await client.close()
@@ -117,7 +117,7 @@ async def test_images_are_sent_as_content_parts() -> None:
         )
     )
     async with ChatServer([stream("x")]) as server:
-        client = OpenAIClient(settings_for(server.base_url))
+        client = OpenAIClient(settings_for(server.base_url), backoff_seconds=0.001)
         await client.complete(request)
         await client.close()
     assert server.seen[0].body["messages"][0]["content"] == [
@@ -251,7 +251,7 @@ async def test_an_endless_answer_times_out() -> None:
 async def test_an_unreachable_server_is_named() -> None:
     async with ChatServer([]) as server:
         url = server.base_url
-    client = OpenAIClient(settings_for(url, tries=2))
+    client = OpenAIClient(settings_for(url, tries=2), backoff_seconds=0.001)
     with pytest.raises(LLMError, match="connection failed") as caught:
         await client.complete(REQUEST)
     assert url in str(caught.value)
@@ -261,7 +261,7 @@ async def test_an_unreachable_server_is_named() -> None:
 async def test_passwords_in_the_url_stay_out_of_errors() -> None:
     async with ChatServer([refuse(400)]) as server:
         url = server.base_url.replace("http://", "http://me:hush@")
-        client = OpenAIClient(settings_for(url))
+        client = OpenAIClient(settings_for(url), backoff_seconds=0.001)
         with pytest.raises(LLMError) as caught:
             await client.complete(REQUEST)
         await client.close()
@@ -277,7 +277,7 @@ async def test_a_cancelled_request_closes_its_connection() -> None:
         gone.set()
 
     async with ChatServer([watch]) as server:
-        client = OpenAIClient(settings_for(server.base_url))
+        client = OpenAIClient(settings_for(server.base_url), backoff_seconds=0.001)
         asking = asyncio.create_task(client.complete(REQUEST))
         await asyncio.wait_for(arrived.wait(), WAIT_SECONDS)
         asking.cancel()
@@ -302,7 +302,7 @@ async def test_each_request_is_recorded_without_its_key_and_with_images_shortene
     )
     record = tmp_path / "new" / "requests.jsonl"
     async with ChatServer([refuse(500), stream("x")]) as server:
-        client = OpenAIClient(settings_for(server.base_url, record=record))
+        client = OpenAIClient(settings_for(server.base_url, record=record), backoff_seconds=0.001)
         await client.complete(request)
         await client.close()
     lines = [json.loads(line) for line in record.read_text().splitlines()]

@@ -378,14 +378,14 @@ def test_the_newest_messages_are_kept_and_the_others_counted() -> None:
     assert [f"text {number}" in text for number in (6, 7, 8, 9)] == [False, True, True, True]
 
 
-def test_the_newest_message_is_shown_even_beyond_the_budget() -> None:
-    text = history(said("old"), said("a" * 5000, 1), history_chars=500, message_chars=4000)
+def test_long_messages_are_cut_so_that_several_fit_and_the_others_are_counted() -> None:
+    text = history(*(said("a" * 5000, number) for number in range(9)), history_chars=500)
     assert "characters hidden" in text
     assert len(text) < 700
-    assert "[1 older messages are not shown]" in text
+    assert "[7 older messages are not shown]" in text
 
 
 def test_a_long_notice_does_not_displace_the_others() -> None:
-    text = history(said("the question", 0), noted("x" * 50_000, 1), message_chars=1000)
+    text = history(said("the question", 0), noted("x" * 50_000, 1), history_chars=5000)
     assert "the question" in text
     assert len(text) < 1400

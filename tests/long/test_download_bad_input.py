@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from range_server import RangeServer, Serve
 
-from broker_config.settings import DatabaseSettings, DownloadSettings
+from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError
 from nekro_agent.policies import DownloadPolicy
 from nekro_agent.testing import InMemoryRuntime
@@ -165,7 +165,7 @@ async def test_an_abandoned_unfinished_file_is_swept(tmp_path: Path) -> None:
         names = [model_part(target) for target in (abandoned, running)]
         assert claims[0] is not None and claims[1] is not None
         await claims[0].end(None)  # as a stopping worker ends it: another may resume
-        sweep = DownloadSweep(database, DownloadSettings(keep_partial_days=1e-9), data_dir=tmp_path)
+        sweep = DownloadSweep(database, data_dir=tmp_path, keep_seconds=1e-4)
         await sweep.sweep()
         assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(names[1])
         assert await downloads.status(abandoned) is None and await downloads.status(running) is not None

@@ -37,7 +37,7 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
     system = make_fleet(
         llm={"script": script},
         agent={"sweep_seconds": 0.5, "lease_seconds": 2},
-        workers={"wait_seconds": 1, "block_warn_seconds": 0.2},
+        workers={"wait_seconds": 1},
     )
     system.start("methods", "long", "rounds", concurrency=4)
     return system

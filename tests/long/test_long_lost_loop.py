@@ -23,7 +23,6 @@ def fleet(make_fleet: Callable[..., Any]) -> Any:
     return make_fleet(
         broker={"visibility_timeout_seconds": 3},
         agent={"sweep_seconds": 0.5, "lease_seconds": 2},
-        workers={"block_warn_seconds": 0.2, "block_exit_seconds": 0.5},
     )
 
 

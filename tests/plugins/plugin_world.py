@@ -102,7 +102,7 @@ class MemoryWorld:
             *loaded.plugins,
             data_dir=data_dir,
             downloads=DownloadPolicy(allow_private=("127.0.0.0/8",)),
-            packages=PackagePolicy(install="off"),
+            packages=PackagePolicy(allow=()),
         )
 
     async def call(

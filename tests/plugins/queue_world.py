@@ -64,7 +64,7 @@ class QueueSystem:
             broker={"url": redis_url, "key_prefix": f"t{uuid.uuid4().hex}:"},
             database=DatabaseSettings(url=url),
             downloads={"allow_private": ("127.0.0.0/8",)},
-            plugins={"dirs": tuple(plugins), "load_shipped": False, "package_install": "off"},
+            plugins={"dirs": tuple(plugins), "load_shipped": False, "package_allow": ()},
             security={"signing_key": "test-signing-key"},
         )
 

@@ -187,12 +187,17 @@ async def test_a_drain_of_a_stopping_worker_releases_its_chat(bench: Bench) -> N
     assert states(await bench.play("chat", bench.drain(Model(SAY), owner="w2"))) == ["done"] * 3
 
 
-async def test_a_drain_releases_its_chat_after_the_configured_number_of_rounds(
+async def test_a_drain_releases_its_chat_after_as_many_rounds_as_a_turn_may_have(
     kind: str, open_bench: OpenBench
 ) -> None:
-    bench = await open_bench(kind, agent={"rounds_per_drain": 2})
+    bench = await open_bench(kind, agent={"rounds_per_turn": 2})
+
+    async def during_another_message(_request: LLMRequest) -> str:
+        await bench.say("chat", "and then?")
+        return SAY
+
     await bench.say("chat", "hello")
-    await bench.drain(Model(LOOK), slots=2).drain("chat")
+    await bench.drain(Model(LOOK, during_another_message), slots=2).drain("chat")
     assert states(await bench.rounds("chat")) == ["done", "done", "requested"]
 
 

@@ -38,7 +38,7 @@ def app(make_settings: Callable[..., Settings]) -> Iterator[Any]:
 
 @pytest.fixture
 def announcer(app: Any) -> Iterator[ProgressAnnouncer]:
-    announcer = ProgressAnnouncer(app, with_events=True)
+    announcer = ProgressAnnouncer(app)
     announcer.hostname = "w1@test"
     yield announcer
     announcer.close()
@@ -180,7 +180,7 @@ async def test_broker_outage_loses_only_the_report(
         )
     )
     own_redis.kill()
-    announcer = ProgressAnnouncer(app, with_events=False)
+    announcer = ProgressAnnouncer(app)
     announcer.announce("t", 1, "")
     await announcer.settled()
     announcer.close()

@@ -214,7 +214,7 @@ time.sleep(30)
 
 
 async def test_attack_L14_files_passed_between_processes_do_not_escape(tmp_path: Path) -> None:
-    async with lab(tmp_path, guard_seconds=2, **SMALL) as box:
+    async with lab(tmp_path, **SMALL) as box:
         result = await box.run(ROLLING)
     assert result.stop_type is StopType.ERROR
     assert result.limit in (Limit.DISK, Limit.GUARD), result
@@ -266,7 +266,7 @@ time.sleep(30)
 
 @pytest.mark.parametrize("code", [RENAMED_FILES, RENAMED_DIRECTORIES], ids=["files", "directories"])
 async def test_attack_L14_storm_of_renames_does_not_hide_files(tmp_path: Path, code: str) -> None:
-    async with lab(tmp_path, guard_seconds=2, **SMALL) as box:
+    async with lab(tmp_path, **SMALL) as box:
         result = await box.run(code)
         used = Quota.at_start(box.shared(), box.settings).most_bytes
     assert result.stop_type is StopType.ERROR
@@ -484,7 +484,7 @@ async def test_attack_L14_a_plugin_that_blocks_the_loop_does_not_unguard_a_run(t
             pass
         raise AssertionError("unreachable")
 
-    async with lab(tmp_path, guard_seconds=1, **SMALL) as box:
+    async with lab(tmp_path, **SMALL) as box:
         code = "import os\nif os.fork():\n    hold()\nimport time\n" + BIG
         result = await box.run(code, dispatch=hold, methods=[method("hold")])
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK), result

@@ -497,11 +497,11 @@ for directory in ('/tmp', '/dev/shm', '/', '/dev', '/app', '/opt'):
 
 
 async def test_attack_L7_memory_file_systems_are_small_and_the_rest_read_only(tmp_path: Path) -> None:
-    async with lab(tmp_path, tmp_bytes=16 << 20, shm_bytes=4 << 20) as box:
+    async with lab(tmp_path, tmp_bytes=16 << 20) as box:
         result = await box.run(FILL)
     lines = dict(line.split(" ", 1) for line in result.output.splitlines())
     assert lines["/tmp"] == "16 28"
-    assert lines["/dev/shm"] == "4 28"
+    assert lines["/dev/shm"] == "16 28"
     assert {lines[path].split()[0] for path in ("/", "/dev", "/app", "/opt")} == {"0"}
     assert {lines[path].split()[1] for path in ("/", "/dev", "/app", "/opt")} <= {"30", "13"}
 
@@ -651,12 +651,15 @@ async def test_attack_L12_many_runs_leave_nothing_behind(box: Lab, runs: int) ->
     assert nothing_runs(box)
 
 
-async def test_concurrent_chats_never_share_a_host_user(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
+async def test_concurrent_chats_never_share_a_host_user(
+    bwrap_driver: BwrapDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel counts processes, pipes and descriptors in flight by user."""
     if os.geteuid() != 0:
         pytest.skip("needs root mode: as an ordinary user all code has the service's own user")
     # A range of its own: the locks belong to the host, and other tests may run concurrently.
-    async with lab(tmp_path, uid_range_start=700_000 + os.getpid() % 1000 * 10, uid_range_size=2) as box:
+    monkeypatch.setattr("sandbox.users._RANGE_SIZE", 2)
+    async with lab(tmp_path, uid_range_start=700_000 + os.getpid() % 1000 * 10) as box:
         both = asyncio.Barrier(2)
         users: dict[str, int] = {}
 
@@ -672,7 +675,7 @@ async def test_concurrent_chats_never_share_a_host_user(bwrap_driver: BwrapDrive
             assert [result.stop_type for result in results] == [StopType.NORMAL] * 2, results
             assert users["a"] != users["b"]
         first, second = box.run(code, chat_key="a"), box.run("print(1)", chat_key="c")
-        with pytest.raises(SandboxUnavailableError, match="UID_RANGE_SIZE"):
+        with pytest.raises(SandboxUnavailableError, match="all 2 host users"):
             await asyncio.wait_for(_third(box, first, second, both), WAIT_SECONDS)
 
 

@@ -194,17 +194,17 @@ while True:
 """
     result = await box.run(RAW + code)
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.CALLS)
-    assert result.error is not None and "101 calls of the run were refused" in result.error
+    assert result.error is not None and "201 calls of the run were refused" in result.error
     # At most the calls in transit when the last one was refused.
-    assert result.calls <= 101 + box.settings.max_calls_in_flight
+    assert result.calls <= 201 + box.settings.max_calls_in_flight
     assert box.calls == []
 
 
 async def test_attack_R10_further_calls_over_the_limit_of_a_run_end_it(tmp_path: Path) -> None:
-    async with lab(tmp_path, max_calls=5, max_refused_calls=3) as box:
+    async with lab(tmp_path, max_calls=5) as box:
         code = "while True:\n    try:\n        echo()\n    except MethodError:\n        pass"
         result = await box.run(code)
-    assert (result.stop_type, result.limit, result.calls) == (StopType.ERROR, Limit.CALLS, 5 + 3 + 1)
+    assert (result.stop_type, result.limit, result.calls) == (StopType.ERROR, Limit.CALLS, 5 + 5 + 1)
     assert len(box.calls) == 5
 
 

@@ -47,10 +47,12 @@ class FaultyDriver:
 
 @contextlib.asynccontextmanager
 async def faulty_lab(root: Path, spoil: Callable[[Any], None], **changes: Any) -> AsyncIterator[Lab]:
-    settings = SandboxSettings(guard_seconds=BOUND_SECONDS, **changes)
-    driver = FaultyDriver(settings, spoil)
-    async with lab(root, use=driver, guard_seconds=BOUND_SECONDS, **changes) as box:
-        yield box
+    driver = FaultyDriver(SandboxSettings(**changes), spoil)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sandbox.run.GUARD_SECONDS", BOUND_SECONDS)
+        patch.setattr("sandbox.manager.GUARD_SECONDS", BOUND_SECONDS)
+        async with lab(root, use=driver, **changes) as box:
+            yield box
 
 
 @pytest.fixture

@@ -122,9 +122,7 @@ time.sleep(20)
     ids=["tmpfs", "reserved in two of them", "memfds in flight", "shared pages of children"],
 )
 async def test_attack_memory_without_a_process_is_charged_to_the_run(tmp_path: Path, code: str) -> None:
-    result, _ = await attack(
-        tmp_path, code, tmp_bytes=512 << 20, shm_bytes=512 << 20, max_file_bytes=64 << 20
-    )
+    result, _ = await attack(tmp_path, code, tmp_bytes=512 << 20, max_file_bytes=64 << 20)
     assert result.stop_type is StopType.ERROR, result
     # While the kernel kills, the disk watch may see sockets without a process.
     assert result.limit in (Limit.MEMORY, Limit.DISK), result

@@ -105,7 +105,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
 @pytest.fixture
 async def shop(index: Index, bwrap_driver: BwrapDriver, tmp_path: Path) -> AsyncIterator[Lab]:
     """A lab that may install everything from the index."""
-    settings = SandboxSettings(package_install="on", package_index=index.url)
+    settings = SandboxSettings(package_allow=["*"], package_index=index.url)
     areas = Areas(root=tmp_path / "data")
     manager = SandboxManager(settings, areas, packages_dir=tmp_path / "layers", driver=bwrap_driver)
     await manager.start()
@@ -235,8 +235,8 @@ def test_policy_may_be_off_or_an_allow_list() -> None:
     beta = parse_requirement("Beta_Package >= 2")
     assert str(beta) == "beta-package>=2"
     with pytest.raises(PackageInstallError, match="disabled"):
-        check_policy(beta, SandboxSettings(package_install="off"))
-    listed = SandboxSettings(package_install="allow_list", package_allow=["beta.package"])
+        check_policy(beta, SandboxSettings())
+    listed = SandboxSettings(package_allow=["beta.package"])
     check_policy(beta, listed)
     with pytest.raises(PackageInstallError, match="allowed: beta-package"):
         check_policy(parse_requirement("gamma"), listed)

@@ -285,25 +285,29 @@ class TestControlGroups:
 
 
 class TestOwnership:
-    def test_user_of_a_container_is_stable_and_in_the_pool(self) -> None:
-        settings = SandboxSettings(uid_range_start=300_000, uid_range_size=100)
+    def test_user_of_a_container_is_stable_and_in_the_pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sandbox.users._RANGE_SIZE", 100)
+        settings = SandboxSettings(uid_range_start=300_000)
         users = {sandbox_uid(f"box{number}", settings=settings) for number in range(500)}
         assert users <= set(range(300_000, 300_100))
         assert len(users) > 90
         assert sandbox_uid("box1", settings=settings) == sandbox_uid("box1", settings=settings)
 
     @pytest.mark.root
-    def test_two_containers_never_have_one_user_at_the_same_time(self, tmp_path: Path) -> None:
+    def test_two_containers_never_have_one_user_at_the_same_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         if os.geteuid() != 0:
             pytest.skip("an ordinary user's code runs as that user")
-        settings = SandboxSettings(uid_range_start=300_000, uid_range_size=3)
+        monkeypatch.setattr("sandbox.users._RANGE_SIZE", 3)
+        settings = SandboxSettings(uid_range_start=300_000)
         keys = ["one", "two", "three"]
         holds = [hold_user(key, settings=settings, directory=tmp_path) for key in keys]
         assert sorted(hold.uid for hold in holds) == [300_000, 300_001, 300_002]
         taken = holds[1].uid
         again = hold_user("two", settings=settings, directory=tmp_path)
         assert again.uid == taken, "two sandboxes of one container share its files, and so its user"
-        with pytest.raises(SandboxUnavailableError, match="UID_RANGE_SIZE"):
+        with pytest.raises(SandboxUnavailableError, match="all 3 host users"):
             hold_user("four", settings=settings, directory=tmp_path)
         holds[1].release()
         with pytest.raises(SandboxUnavailableError):
@@ -315,15 +319,19 @@ class TestOwnership:
             hold.release()
 
     @pytest.mark.root
-    def test_user_is_held_across_processes_and_released_by_a_killed_one(self, tmp_path: Path) -> None:
+    def test_user_is_held_across_processes_and_released_by_a_killed_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         if os.geteuid() != 0:
             pytest.skip("an ordinary user's code runs as that user")
-        settings = SandboxSettings(uid_range_start=300_000, uid_range_size=1)
+        monkeypatch.setattr("sandbox.users._RANGE_SIZE", 1)
+        settings = SandboxSettings(uid_range_start=300_000)
         program = (
             "import sys\nfrom pathlib import Path\n"
-            "from broker_config.settings import SandboxSettings\nfrom sandbox.users import hold_user\n"
-            "settings = SandboxSettings(uid_range_start=300_000, uid_range_size=1)\n"
-            "hold = hold_user('other', settings=settings, directory=Path(sys.argv[1]))\n"
+            "from broker_config.settings import SandboxSettings\nfrom sandbox import users\n"
+            "users._RANGE_SIZE = 1\n"
+            "settings = SandboxSettings(uid_range_start=300_000)\n"
+            "hold = users.hold_user('other', settings=settings, directory=Path(sys.argv[1]))\n"
             "print(hold.uid, flush=True)\nsys.stdin.readline()"
         )
         with subprocess.Popen(

@@ -179,11 +179,11 @@ async def test_installing_can_be_switched_off_or_limited(
 ) -> None:
     wheels.add("listed")
     data = tmp_path / "data"
-    async with InMemoryRuntime(plugin, data_dir=data, packages=PackagePolicy(install="off")):
-        with pytest.raises(PackageInstallError, match="NEKRO_PLUGINS__PACKAGE_INSTALL=on"):
+    async with InMemoryRuntime(plugin, data_dir=data, packages=PackagePolicy(allow=())):
+        with pytest.raises(PackageInstallError, match="NEKRO_PLUGINS__PACKAGE_ALLOW"):
             dynamic_import_pkg("listed")
         assert dynamic_import_pkg("httpx").__name__ == "httpx"
-    policy = PackagePolicy(install="allow_list", allow=("Listed",))
+    policy = PackagePolicy(allow=("Listed",))
     async with InMemoryRuntime(plugin, data_dir=data, packages=policy):
         with pytest.raises(PackageInstallError, match="PACKAGE_ALLOW does not list other"):
             dynamic_import_pkg("other")

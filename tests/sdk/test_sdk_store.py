@@ -77,14 +77,14 @@ async def test_numbers_are_stored_as_text(
         ({"store_key": "k", "value": {"a": 1}}, "not dict"),
         ({"store_key": "", "value": "x"}, "store_key is empty"),
         ({"store_key": 7, "value": "x"}, "store_key must be a string, not int"),
-        ({"store_key": "k" * 101, "value": "x"}, "store_key has 101 characters, the limit is 100"),
-        ({"store_key": "k", "chat_key": "c" * 101, "value": "x"}, "chat_key has 101 characters"),
+        ({"store_key": "k" * 1025, "value": "x"}, "store_key has 1025 characters, the limit is 1024"),
+        ({"store_key": "k", "chat_key": "c" * 1025, "value": "x"}, "chat_key has 1025 characters"),
         ({"store_key": "k", "value": "あ" * 400}, "has 1200 bytes, the limit is 1000"),
     ],
 )
 async def test_invalid_arguments_are_named(arguments: dict[str, Any], reason: str) -> None:
     plugin = NekroPlugin("p", "p", "", "1", "Ada", "")
-    async with InMemoryRuntime(plugin, store_policy=StorePolicy(max_key_chars=100, max_value_bytes=1000)):
+    async with InMemoryRuntime(plugin, store_policy=StorePolicy(max_value_bytes=1000)):
         with pytest.raises(InvalidValueError, match=reason):
             await plugin.store.set(**arguments)
 

@@ -50,9 +50,9 @@ _ENDS: Final = {
 
 
 def wait_seconds(entry: MethodEntry, *, lane: str, settings: WorkerSettings) -> float:
-    """How long code waits for a call before the call is detached."""
+    """How long code waits for a call before the call is detached; 0 for effects of lane ``long``."""
     if lane == Lane.LONG.value and entry.type is not SandboxMethodType.TOOL:
-        return settings.long_wait_seconds
+        return 0.0
     return settings.wait_seconds
 
 

@@ -38,9 +38,8 @@ _MARGIN_SECONDS: Final = 15.0
 class ProgressAnnouncer:
     """Publishes state ``PROGRESS`` to the result backend and an event for Flower. Never blocks or raises."""
 
-    def __init__(self, app: Celery, *, with_events: bool) -> None:
+    def __init__(self, app: Celery) -> None:
         self._app = app
-        self._with_events = with_events
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="progress")
         self._lock = threading.Lock()
         self._latest: dict[str, tuple[int, str]] = {}
@@ -71,10 +70,9 @@ class ProgressAnnouncer:
             percent, message = self._latest.pop(task_id)
         try:
             self._app.backend.store_progress(task_id, {"percent": percent, "message": message})
-            if self._with_events:
-                with self._app.events.default_dispatcher(hostname=self.hostname) as dispatcher:
-                    # Flower shows no custom fields, but it shows a result of an unfinished task too.
-                    dispatcher.send("task-progress", uuid=task_id, percent=percent, result=f"{percent} %")
+            with self._app.events.default_dispatcher(hostname=self.hostname) as dispatcher:
+                # Flower shows no custom fields, but it shows a result of an unfinished task too.
+                dispatcher.send("task-progress", uuid=task_id, percent=percent, result=f"{percent} %")
         except Exception as exc:  # the row has the progress, and the next report will be sent
             logger.bind(task_id=task_id, error=type(exc).__name__).debug("progress_not_announced")
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from loguru import logger
 
-from broker_config.settings import DownloadSettings
 from nekro_agent.downloads.part import remove_unfinished
+from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.ports import DownloadReport, DownloadStatus
 from runtime.completion import complete
@@ -183,9 +183,9 @@ class SqlDownloadClaim:
 class DownloadSweep:
     """Removes unfinished files of abandoned downloads, and rows of ended downloads."""
 
-    def __init__(self, database: Database, settings: DownloadSettings, *, data_dir: Path) -> None:
+    def __init__(self, database: Database, *, data_dir: Path, keep_seconds: float = STALE_SECONDS) -> None:
         self._database = database
-        self._keep_seconds = settings.keep_partial_days * 86_400
+        self._keep_seconds = keep_seconds
         self._data_dir = data_dir
 
     async def sweep(self) -> float | None:

@@ -24,6 +24,8 @@ __all__ = ["Blocking", "LoopWatchdog"]
 
 T = TypeVar("T")
 
+#: Blocking time that is reported: far above a garbage collection, below what users of the loop tolerate.
+_WARN_SECONDS: Final = 0.5
 _LOOKS_PER_WARNING: Final = 4
 #: Tolerated delay of the watchdog's own thread.
 _LATE_SECONDS: Final = 0.1
@@ -62,17 +64,17 @@ class LoopWatchdog:
     def __init__(
         self,
         *,
-        warn_seconds: float,
         on_block: Callable[[Blocking], None],
         give_up_seconds: float | None,
+        warn_seconds: float = _WARN_SECONDS,
     ) -> None:
         """Create the watchdog.
 
         Args:
-            warn_seconds: blocking time that is reported.
             on_block: called on the watchdog's thread.
             give_up_seconds: how long beyond its call's deadline a method may block the loop; then the
                 process exits, because the method cannot be stopped and nothing else runs. None: no limit.
+            warn_seconds: blocking time that is reported.
         """
         self._warn_seconds = warn_seconds
         self._on_block = on_block

@@ -12,7 +12,7 @@ _GROUP = "default"
 
 def package_policy(settings: PluginSettings) -> PackagePolicy:
     """Return what ``dynamic_import_pkg`` may install, also during the import of plugins."""
-    return PackagePolicy(install=settings.package_install, allow=tuple(settings.package_allow))
+    return PackagePolicy(allow=tuple(settings.package_allow))
 
 
 def core_config(settings: Settings) -> CoreConfig:

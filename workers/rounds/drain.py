@@ -122,7 +122,7 @@ class RoundDrain:
     async def _run_rounds(self, lease: ChatLease) -> None:
         claimed = await self._ledger.start_next(lease.chat_key, fence=lease.fence, worker=self._owner)
         view = ChatView(lease.chat_key, most_messages=self._settings.history_messages)
-        left = self._settings.rounds_per_drain
+        left = self._settings.rounds_per_turn
         while claimed is not None:
             left -= 1
             claimed = await self._run(_Attempt(claimed, lease, view, is_last=left <= 0))

@@ -1,0 +1,32 @@
+"""Settings of earlier releases, for the error of a process whose environment still names one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["REMOVED_SETTINGS"]
+
+#: What replaces each, or the value that is now fixed.
+REMOVED_SETTINGS: Final = {
+    "NEKRO_STORE__WARN_VALUE_BYTES": "values from 1 MiB on are logged",
+    "NEKRO_STORE__MAX_KEY_CHARS": "keys may have 1024 characters",
+    "NEKRO_PLUGINS__PACKAGE_INSTALL": "NEKRO_PLUGINS__PACKAGE_ALLOW: `*` allows every package, empty none",
+    "NEKRO_DOWNLOADS__PARALLEL_MIN_BYTES": "NEKRO_DOWNLOADS__CONNECTIONS=1 fetches no file in parts",
+    "NEKRO_DOWNLOADS__TRIES": "five attempts without new data fail",
+    "NEKRO_DOWNLOADS__RETRY_SECONDS": "attempts are 1, 2, 4 and 8 s apart",
+    "NEKRO_DOWNLOADS__KEEP_PARTIAL_DAYS": "unfinished downloads are kept for 3 days",
+    "NEKRO_SANDBOX__SHM_BYTES": "NEKRO_SANDBOX__TMP_BYTES, which limits `/tmp` and `/dev/shm`",
+    "NEKRO_SANDBOX__OUTPUT_KILL_BYTES": "NEKRO_SANDBOX__OUTPUT_KEEP_BYTES, of which a run may write 16 times",
+    "NEKRO_SANDBOX__MAX_REFUSED_CALLS": "NEKRO_SANDBOX__MAX_CALLS: as many calls may be refused",
+    "NEKRO_SANDBOX__GUARD_SECONDS": "a guard may be 5 s late",
+    "NEKRO_SANDBOX__PACKAGE_INSTALL": "NEKRO_SANDBOX__PACKAGE_ALLOW: `*` allows every package, empty none",
+    "NEKRO_SANDBOX__UID_RANGE_SIZE": "NEKRO_SANDBOX__UID_RANGE_START: 10000 user ids from there are used",
+    "NEKRO_LLM__CONNECT_TIMEOUT_SECONDS": "connecting may take 5 s",
+    "NEKRO_LLM__BACKOFF_SECONDS": "the pause before the second attempt is about 1 s",
+    "NEKRO_AGENT__ROUNDS_PER_DRAIN": "NEKRO_AGENT__ROUNDS_PER_TURN",
+    "NEKRO_AGENT__MESSAGE_CHARS": "NEKRO_AGENT__HISTORY_CHARS: one message may use a fifth of it",
+    "NEKRO_WORKERS__LONG_WAIT_SECONDS": "code does not wait for calls with an effect in lane `long`",
+    "NEKRO_WORKERS__TASK_EVENTS": "workers publish task events while a tool reads them",
+    "NEKRO_WORKERS__BLOCK_WARN_SECONDS": "an event loop that is blocked for 0.5 s is reported",
+    "NEKRO_WORKERS__BLOCK_EXIT_SECONDS": "a method may block 10 s beyond its deadline",
+}
