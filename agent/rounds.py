@@ -22,6 +22,7 @@ from agent.prompt import PromptBuilder, PromptRequest
 from agent.verdict import Verdict
 from broker_config.settings import AgentSettings, SandboxSettings
 from messaging.tracing import span
+from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import (
     Dispatch,
@@ -38,8 +39,6 @@ __all__ = ["RoundAnswer", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"
 
 #: Time reserved for the program: the model is not asked for an answer that could not run.
 _LEAST_RUN_SECONDS: Final = 1.0
-#: Delay of a sandbox's start, so that it does not delay the LLM request that is sent at the same time.
-_REQUEST_LEAVES_SECONDS: Final = 0.02
 #: Longest program: far more than a model intends to write, and below the sandbox's limit of a mebibyte.
 _MOST_CODE_CHARS: Final = 200_000
 
@@ -342,7 +341,7 @@ class _Round:
             start = self._sandbox.prepare(chat_key=chat.chat_key, container_key=chat.container_key)
             preparing.append(asyncio.ensure_future(start))
 
-        timer = asyncio.get_running_loop().call_later(_REQUEST_LEAVES_SECONDS, prepare)
+        timer = asyncio.get_running_loop().call_later(DEFER_SECONDS, prepare)
         try:
             yield
             if not preparing:  # the answer came before the delay was over

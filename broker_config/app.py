@@ -37,10 +37,6 @@ WORKER_FLAGS: Final = ("--without-gossip", "--without-mingle")
 #: Read by Celery's Redis backend, and missing in its own list of settings.
 UNLISTED_KEYS: Final = frozenset({"redis_backend_health_check_interval", "redis_client_name"})
 BACKEND: Final = "messaging.celery.result_backend:ReplyBackend"
-#: Pause between two searches for deliveries of lost workers (kombu's default: 100 s).
-RESTORE_INTERVAL_SECONDS: Final = 2
-#: How long a dead worker may hold the mutex around that search (kombu's default: 300 s).
-RESTORE_MUTEX_SECONDS: Final = 10
 #: Attempts to store a result; with the pauses below they take about half a minute.
 RESULT_TRIES: Final = 30
 
@@ -169,9 +165,9 @@ def _broker_settings(settings: Settings, *, lane: str | None) -> dict[str, Any]:
     options: dict[str, Any] = {
         "global_keyprefix": broker.key_prefix,
         "visibility_timeout": broker.visibility_timeout_seconds,
-        "unacked_restore_interval": RESTORE_INTERVAL_SECONDS,
+        "unacked_restore_interval": broker.visibility_timeout_seconds / 15,
         "unacked_restore_throttle": 1,
-        "unacked_mutex_expire": RESTORE_MUTEX_SECONDS,
+        "unacked_mutex_expire": broker.visibility_timeout_seconds / 3,
         "socket_timeout": broker.socket_timeout_seconds,
         "socket_connect_timeout": broker.connect_timeout_seconds,
         "socket_keepalive": True,

@@ -30,6 +30,7 @@ from redis.retry import Retry
 from broker_config.settings import Settings
 from broker_config.urls import is_redis
 from nekro_agent import layout
+from nekro_agent.durations import POLL_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import BrokerUnavailableError, SettingsError
 from nekro_agent.files.private_files import make_directory, open_private, restrict
 
@@ -46,9 +47,6 @@ __all__ = [
 MIN_VERSION: Final = (6, 2)
 #: A Unix socket's path is limited to 107 bytes; the rest is for names that kombu appends to it.
 MAX_SOCKET_PATH_BYTES: Final = 100
-START_SECONDS: Final = 10
-STOP_SECONDS: Final = 10
-POLL_SECONDS: Final = 0.02
 SIGNING_KEY_BYTES: Final = 32
 
 
@@ -186,7 +184,7 @@ def redis_binary() -> str:
 def _version(binary: str) -> tuple[int, ...]:
     try:
         answer = subprocess.run(  # noqa: S603 - a resolved path, no shell
-            [binary, "--version"], capture_output=True, text=True, timeout=START_SECONDS, check=False
+            [binary, "--version"], capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()
@@ -278,7 +276,7 @@ class EmbeddedRedis:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=START_SECONDS,
+            timeout=PROGRAM_SECONDS,
             check=False,
             umask=0o077,
         )
@@ -286,9 +284,9 @@ class EmbeddedRedis:
             raise BrokerUnavailableError(
                 f"redis-server exited with code {launched.returncode}; see {self.log_path}"
             )
-        if not _poll(self.answers, seconds=START_SECONDS):
+        if not _poll(self.answers, seconds=PROGRAM_SECONDS):
             raise BrokerUnavailableError(
-                f"redis-server did not answer within {START_SECONDS} s; see {self.log_path}"
+                f"redis-server did not answer within {PROGRAM_SECONDS:g} s; see {self.log_path}"
             )
 
     def _shut_down(self) -> None:
@@ -298,7 +296,7 @@ class EmbeddedRedis:
         except redis.RedisError:
             return  # it has stopped already
         # The server removes its socket last, after its data is on disk.
-        _poll(lambda: not self.socket.exists(), seconds=STOP_SECONDS)
+        _poll(lambda: not self.socket.exists(), seconds=PROGRAM_SECONDS)
 
     def _make_private(self, directory: Path) -> None:
         make_directory(directory)

@@ -1,7 +1,7 @@
 """All Redis keys that this project defines, with their types, contents and expiry.
 
 ``<prefix>reply:<caller id>``
-    list, expires ``REPLY_SECONDS`` after the last push: results for one ``MethodCaller``.
+    list, expires ``ABANDONED_SECONDS`` after the last push: results for one ``MethodCaller``.
 ``<prefix>dead``
     list, does not expire: raw messages that no worker finished or could read, newest first.
 ``<prefix>refused``
@@ -32,10 +32,10 @@ import re
 from dataclasses import dataclass
 from typing import Final, TypeGuard
 
-__all__ = ["REPLY_SECONDS", "Keys", "is_caller_id"]
+__all__ = ["ABANDONED_SECONDS", "Keys", "is_caller_id"]
 
-#: How long replies are kept for a caller that does not fetch them (it died or lost its connection).
-REPLY_SECONDS: Final = 120
+#: How long replies to a caller, and the queue of a watcher, are kept after it died or lost its connection.
+ABANDONED_SECONDS: Final = 120
 #: Maximum length of the dead list; the oldest messages are dropped.
 DEAD_LIMIT: Final = 10_000
 #: Queue of dead letters on brokers other than Redis.

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from broker_config.removed_settings import REMOVED_SETTINGS
 from broker_config.setting_files import FILE_SUFFIX, EnvironmentSource, named_by_file
 from broker_config.urls import passwords_of
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError
 
 __all__ = [
@@ -44,11 +45,6 @@ __all__ = [
 ENV_PREFIX = "NEKRO_"
 #: Variables with this prefix configure the test suite and are not settings.
 TEST_PREFIX = "NEKRO_TEST_"
-
-#: Time for the steps of a worker's shutdown in addition to the plugins' cleanup hooks.
-CLOSE_SECONDS: Final = 8.0
-#: Time of a worker's shutdown in addition to drain and these steps: acknowledgements, connections, threads.
-PROCESS_SECONDS: Final = 5.0
 
 
 def _split_list(value: object) -> object:
@@ -419,12 +415,15 @@ class WorkerSettings(_Group):
     @property
     def close_seconds(self) -> float:
         """Time limit of the steps of a worker's shutdown after its calls, including cleanup hooks."""
-        return self.cleanup_seconds + CLOSE_SECONDS
+        return self.cleanup_seconds + 2 * CLOSE_STEP_SECONDS
 
     @property
     def stop_seconds(self) -> float:
-        """Time limit of a worker's graceful shutdown; then the worker exits."""
-        return self.drain_seconds + self.close_seconds + PROCESS_SECONDS
+        """Time limit of a worker's graceful shutdown; then the worker exits.
+
+        One step more than drain and closing, for acknowledgements, connections and threads.
+        """
+        return self.drain_seconds + self.close_seconds + CLOSE_STEP_SECONDS
 
 
 class SecuritySettings(_Group):

@@ -19,7 +19,7 @@ from celery import Celery
 from kombu.entity import Queue
 from kombu.exceptions import ChannelError, ConnectionError, KombuError
 
-from broker_config.keys import Keys
+from broker_config.keys import ABANDONED_SECONDS, Keys
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import BrokerSettings
 from broker_config.topology import AGENT_EVENTS, encode_chat_key
@@ -31,9 +31,8 @@ __all__ = ["EventWatcher", "WatchedEvent", "drop_abandoned"]
 
 #: Prefix of the queues of watchers, followed by the watcher's id.
 WATCH_PREFIX: Final = "watch."
-#: How long the queue of a watcher that does not renew its presence is kept.
-PRESENCE_SECONDS: Final = 60
-RENEW_SECONDS: Final = 5.0
+#: How often a watcher renews its presence in the time that its queue is kept without.
+RENEWALS: Final = 12
 #: Maximum number of queued events of a slow watcher; more are dropped and counted.
 MAX_WAITING: Final = 1000
 #: Maximum number of events per poll.
@@ -101,7 +100,7 @@ class EventWatcher:
         try:
             if self._queue is None:
                 self._connect()
-            if time.monotonic() - self._renewed_at > RENEW_SECONDS:
+            if time.monotonic() - self._renewed_at > ABANDONED_SECONDS / RENEWALS:
                 self._renew()
             return self._fetch()
         except _AWAY as exc:
@@ -119,7 +118,7 @@ class EventWatcher:
         )
         bounds: dict[str, Any] = {}
         if not is_redis(self._url):
-            bounds = {"expires": PRESENCE_SECONDS, "max_length": MAX_WAITING}
+            bounds = {"expires": ABANDONED_SECONDS, "max_length": MAX_WAITING}
         queue = Queue(
             f"{WATCH_PREFIX}{self._id}",
             exchange=AGENT_EVENTS,
@@ -134,7 +133,7 @@ class EventWatcher:
         """Renew the presence key and the binding, because a Redis that lost its data has lost both."""
         if is_redis(self._url):
             with _client(self._settings) as client:
-                client.set(self._presence_key, "1", ex=PRESENCE_SECONDS)
+                client.set(self._presence_key, "1", ex=ABANDONED_SECONDS)
             state = self._queue.channel.state
             state.binding_delete(self._queue.name, AGENT_EVENTS.name, self._queue.routing_key)
         self._queue.declare()

@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Final
 
+from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
+
 __all__ = ["LARGE_CHARS", "WAITS", "ChatPace"]
 
 #: Senders space out messages with more characters of arguments. Verifying and parsing a shorter one
@@ -18,11 +20,6 @@ _FREE_SECONDS: Final = 0.0005
 WAITS: Final = 50
 #: Longest wait caused by one large call, and by all of them together.
 _MOST_SECONDS: Final = 3.0
-_MOST_TOGETHER_SECONDS: Final = 30.0
-#: How long a chat counts as active after its last call.
-_ACTIVE_SECONDS: Final = 1.0
-#: Interval of checks whether other chats are still active.
-_LOOK_SECONDS: Final = 0.05
 
 
 class ChatPace:
@@ -55,7 +52,7 @@ class ChatPace:
         while (seconds := self._free_at.get(chat_key, 0.0) - time.monotonic()) > 0:
             if self._only_beside_others and not self._is_beside_others(chat_key):
                 return
-            await asyncio.sleep(min(seconds, _LOOK_SECONDS))
+            await asyncio.sleep(min(seconds, POLL_SECONDS))
 
     def spent(self, chat_key: str, seconds: float) -> None:
         """Record the time for which a large call occupied the process; less than 0.5 ms is ignored."""
@@ -66,8 +63,8 @@ class ChatPace:
             self._free_at = {chat: at for chat, at in self._free_at.items() if at > now}
         wait = min(WAITS * seconds, _MOST_SECONDS)
         free_at = max(self._free_at.get(chat_key, 0.0), now) + wait
-        self._free_at[chat_key] = min(free_at, now + _MOST_TOGETHER_SECONDS)
+        self._free_at[chat_key] = min(free_at, now + 10 * _MOST_SECONDS)
 
     def _is_beside_others(self, chat_key: str) -> bool:
         chat, at = self._newest if self._newest[0] != chat_key else self._second
-        return chat != chat_key and time.monotonic() - at < _ACTIVE_SECONDS
+        return chat != chat_key and time.monotonic() - at < FRESH_SECONDS

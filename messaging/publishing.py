@@ -27,6 +27,7 @@ from messaging.delivery.offers import HAND
 from messaging.redis.epochs import EPOCH, LOOK, Epoch, Place
 from messaging.redis.link import RedisLink, Script
 from messaging.redis.subscription import MAX_PUBLISHED_BYTES
+from nekro_agent.durations import FRESH_SECONDS, POLL_SECONDS
 from nekro_agent.errors import BrokerUnavailableError, OverloadedError
 from runtime.deadlines import Limits
 
@@ -43,13 +44,7 @@ __all__ = [
 #: Time limit of one publish, including reconnections.
 PUBLISH_SECONDS: Final = 6
 
-#: How long a refused connection is retried, to cover a restart of the broker.
-REFUSED_SECONDS: Final = 1.5
-#: Pause between two attempts.
-REFUSED_PAUSE_SECONDS: Final = 0.05
 
-#: How long the broker's answer about the length of a queue is used.
-ROOM_SECONDS: Final = 1.0
 #: Adds a message to a queue that is not full, or delivers it directly to an idle worker, and numbers it.
 #: KEYS: queue (list), epoch (hash, see ``messaging.redis.epochs``), offers (sorted set). ARGV: message,
 #: maximum queue length (0: no limit), unique id, maximum length of a direct delivery (0: none), run id of
@@ -183,7 +178,7 @@ class PipelinePublisher:
         self, ask: Callable[[], Awaitable[Any]], attempt: _Attempt, *, may_repeat: bool
     ) -> Any:
         """Send a request; retry while a restarting Redis breaks or refuses the connection."""
-        give_up_at = time.monotonic() + REFUSED_SECONDS
+        give_up_at = time.monotonic() + PUBLISH_SECONDS / 4
         while True:
             try:
                 await self._connect(attempt)
@@ -195,7 +190,7 @@ class PipelinePublisher:
                 is_final = attempt.is_sent and not may_repeat
                 if is_final or not _is_stale(exc) or time.monotonic() > give_up_at:
                     raise
-            await asyncio.sleep(REFUSED_PAUSE_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _connect(self, attempt: _Attempt) -> None:
         """Connect, and again when that took too long: nothing was sent, and the request has its own limit.
@@ -208,7 +203,7 @@ class PipelinePublisher:
                 await self._link.connect()
             except redis.TimeoutError as exc:
                 attempt.refusal = exc
-                await asyncio.sleep(REFUSED_PAUSE_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
             else:
                 attempt.refusal = None
                 return
@@ -337,7 +332,7 @@ class KombuPublisher:
     def _make_room(self, queue: str) -> None:
         """Check the length of a queue, querying the broker once a second or when the queue may be full."""
         room, now = self._rooms.setdefault(queue, _Room()), time.monotonic()
-        if self._longest and (room.left <= 0 or now - room.asked_at > ROOM_SECONDS):
+        if self._longest and (room.left <= 0 or now - room.asked_at > FRESH_SECONDS):
             waiting = count_waiting(self._app.amqp.queues[queue], self._producer.channel)
             room.left, room.asked_at = self._longest - waiting, now
             if room.left <= 0:

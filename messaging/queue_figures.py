@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import redis
+from celery import Celery
 from kombu.exceptions import ChannelError
 
 from broker_config.app import NekroApp
@@ -18,7 +20,7 @@ from broker_config.urls import is_redis
 from messaging.publishing import stored_body
 from nekro_agent.shared_clock import shared_now
 
-__all__ = ["QueueFigures", "read_dead", "read_queues"]
+__all__ = ["QueueFigures", "lane_workers", "read_dead", "read_queues"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,12 @@ def read_queues(app: NekroApp) -> list[QueueFigures]:
     names = [queue.name for queue in app.conf.task_queues]
     url = app.nekro_settings.broker.url or ""
     return _of_redis(app, url, names) if is_redis(url) else _of_others(app, names)
+
+
+def lane_workers(app: Celery) -> dict[str, int]:
+    """Ask all workers which lanes they serve; returns the number of workers by lane. Blocks for a second."""
+    answers = app.control.inspect().active_queues() or {}
+    return dict(Counter(queue["name"] for queues in answers.values() for queue in queues))
 
 
 def read_dead(app: NekroApp) -> int | None:

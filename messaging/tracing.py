@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from broker_config.settings import TracingSettings
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ __all__ = ["Span", "span", "start_tracing", "stop_tracing", "trace_headers", "tr
 
 #: Headers of W3C Trace Context; sent together with Celery's own headers.
 HEADERS: Final = ("traceparent", "tracestate")
-#: How long an ending process tries to send its last spans.
-_LAST_SECONDS: Final = 3.0
 _EXPORTER_VARIABLE: Final = "OTEL_TRACES_EXPORTER"
 
 
@@ -182,14 +181,14 @@ def start_tracing(settings: TracingSettings, *, role: str, node: str) -> None:
 
 
 def stop_tracing() -> None:
-    """Send collected spans and turn tracing off; waits at most ``_LAST_SECONDS`` for the collector."""
+    """Send collected spans and turn tracing off; waits at most ``CLOSE_STEP_SECONDS`` for the collector."""
     global _tracer, _provider
     provider, _provider, _tracer = _provider, None, None
     if provider is not None:
         # The exporter retries until its own time limit, which cannot be shortened.
         ending = threading.Thread(target=provider.shutdown, name="nekro-traces", daemon=True)
         ending.start()
-        ending.join(_LAST_SECONDS)
+        ending.join(CLOSE_STEP_SECONDS)
 
 
 @contextmanager

@@ -1,10 +1,42 @@
-"""Times that several packages share: pauses, intervals and limits, each with the reason for its value."""
+"""Times that several packages share: pauses, intervals and limits, each with the reason for its value.
+
+A time that one module alone needs is defined there. A time that follows from a setting or from another
+time is an expression where it is used.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["STALE_SECONDS"]
+__all__ = [
+    "CLOSE_STEP_SECONDS",
+    "DEFER_SECONDS",
+    "FRESH_SECONDS",
+    "POLL_SECONDS",
+    "PROGRAM_SECONDS",
+    "REFRESH_SECONDS",
+    "RETRY_SECONDS",
+    "STALE_SECONDS",
+]
 
+#: Pause before a server that refused or did not answer is asked again. A fleet that waits for a restarted
+#: server asks it twice per second and worker; a caller loses half a second of its time limit.
+RETRY_SECONDS: Final = 0.5
+#: Interval at which one waiter checks a condition that no event announces: a file lock, a row, a process.
+#: Nobody notices the delay, and a check costs less than a hundredth of it.
+POLL_SECONDS: Final = 0.05
+#: Interval at which a process writes, and others read, state that is followed while it changes: progress,
+#: signals, requests to stop. People see no delay, and each costs one statement.
+REFRESH_SECONDS: Final = 0.3
+#: How long an observation of another process or of a server is used before it is made again.
+FRESH_SECONDS: Final = 1.0
+#: Delay of work that no caller waits for, so that it does not take the interpreter from work that one does.
+DEFER_SECONDS: Final = 0.02
+#: Time limit of one step of closing. Each step takes milliseconds unless something hangs; the limits of a
+#: worker's shutdown (``WorkerSettings.stop_seconds``) are multiples.
+CLOSE_STEP_SECONDS: Final = 4.0
+#: How long a program or service of the host may take to start or to answer: an interpreter, bubblewrap, a
+#: container engine, redis-server, a package index. Far above what a loaded host needs; then it is an error.
+PROGRAM_SECONDS: Final = 30.0
 #: How long an unfinished file of a process that ended is kept: a repeated download resumes it.
 STALE_SECONDS: Final = 3 * 24 * 3600

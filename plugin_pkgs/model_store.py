@@ -25,8 +25,6 @@ plugin = NekroPlugin(
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-#: Interval at which the rate is computed.
-_RATE_SECONDS = 2.0
 
 
 class ModelInfo(BaseModel):
@@ -65,19 +63,16 @@ class _Shown:
 
     def __init__(self, ctx: AgentCtx) -> None:
         self._ctx = ctx
-        self._rate = ""
         self._since: tuple[float, int] | None = None
 
     def __call__(self, done_bytes: int, whole_bytes: int | None) -> None:
         now = time.monotonic()
         if self._since is None:
             self._since = now, done_bytes  # bytes of an earlier attempt do not count for the rate
-        elif now - self._since[0] >= _RATE_SECONDS:
-            per_second = (done_bytes - self._since[1]) / (now - self._since[0])
-            self._rate = f", {_size(max(int(per_second), 0))}/s"
-            self._since = now, done_bytes
+        began, first = self._since
+        rate = f", {_size(int((done_bytes - first) / (now - began)))}/s" if now > began else ""
         percent = 100 * done_bytes / whole_bytes if whole_bytes else 0
-        self._ctx.report_progress(percent, f"{_size(done_bytes)} of {_size(whole_bytes)}{self._rate}")
+        self._ctx.report_progress(percent, f"{_size(done_bytes)} of {_size(whole_bytes)}{rate}")
 
 
 def _size(count: int | None) -> str:

@@ -22,6 +22,7 @@ from greenlet import getcurrent, greenlet
 from sqlalchemy.util import await_only
 from sqlalchemy.util.concurrency import in_greenlet
 
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from runtime.completion import outlast
 
 __all__ = [
@@ -41,14 +42,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Cleanup = Callable[[], Awaitable[object]]
 
-#: Default time limit of one cleanup of a loop.
-CLEANUP_SECONDS: Final = 5.0
-#: Default time limit of all cleanups of a loop together; see ``limit_loop_close``.
-LOOP_SECONDS: Final = 10.0
-#: Minimum time of each cleanup, regardless of how long the previous ones took.
+#: Minimum time of each cleanup, regardless of how long the previous ones took, and of the end of one that
+#: was cancelled because of its limit.
 LEAST_SECONDS: Final = 0.5
-#: How long a cleanup that was cancelled because of its time limit may take to end.
-CANCELLED_SECONDS: Final = 0.5
 #: Idle greenlets kept per thread. Creating one takes tens of microseconds, because memory for its frames is
 #: mapped, touched and unmapped each time.
 MAX_IDLE: Final = 256
@@ -73,7 +69,7 @@ class _LoopClose:
 
     steps: list[Closing] = field(default_factory=list)
     #: Time limit of all steps together.
-    seconds: float = LOOP_SECONDS
+    seconds: float = 2 * CLOSE_STEP_SECONDS
 
 
 _closings: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopClose] = WeakKeyDictionary()
@@ -186,7 +182,7 @@ def await_here(awaitable: Awaitable[T]) -> T:
     return await_only(awaitable)
 
 
-def at_loop_close(cleanup: Cleanup, *, seconds: float = CLEANUP_SECONDS, what: str | None = None) -> None:
+def at_loop_close(cleanup: Cleanup, *, seconds: float = CLOSE_STEP_SECONDS, what: str | None = None) -> None:
     """Run ``cleanup`` on the running loop before its owner closes it; the newest runs first.
 
     It is meant for resources of one loop, such as connections and database engines.
@@ -213,7 +209,7 @@ def seconds_to_close(loop: asyncio.AbstractEventLoop) -> float:
     closing = _closings.get(loop, _LoopClose())
     count = len(closing.steps)
     alone = sum(step.seconds for step in closing.steps)
-    return max(min(alone, closing.seconds), count * LEAST_SECONDS) + count * CANCELLED_SECONDS
+    return max(min(alone, closing.seconds), count * LEAST_SECONDS) + count * LEAST_SECONDS
 
 
 async def close_loop_resources() -> None:
@@ -243,7 +239,7 @@ async def _close_within(step: Closing, seconds: float) -> None:
         return
     logger.warning("%s took longer than %.1f s to close; abandoned", step.what, seconds)
     task.cancel()
-    await asyncio.wait({task}, timeout=CANCELLED_SECONDS)
+    await asyncio.wait({task}, timeout=LEAST_SECONDS)
 
 
 async def _logged(step: Closing) -> None:

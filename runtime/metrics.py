@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Metrics", "is_counting", "metrics", "start_metrics"]
 
-#: Buckets from a millisecond to the longest download.
-_CALL_SECONDS: Final = (
+#: Upper bounds of the buckets of every histogram, in seconds: from the start of a warm sandbox to the longest
+#: download.
+_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200,
 )  # fmt: skip
-_WAIT_SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_ROUND_SECONDS: Final = (0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
-_START_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
 class Metrics:
@@ -50,13 +48,10 @@ class Metrics:
             "error code (method_failed: the method raised an exception).",
             ["method", "outcome"],
         )
-        self.call_seconds = histogram(
-            "nekro_call_seconds", "Time from start to end of a call.", ["method"], buckets=_CALL_SECONDS
-        )
+        self.call_seconds = histogram("nekro_call_seconds", "Time from start to end of a call.", ["method"])
         self.call_wait_seconds = histogram(
             "nekro_call_wait_seconds",
             "Time from the publication of a call to its start on this worker.",
-            buckets=_WAIT_SECONDS,
         )
         self.calls_in_flight = gauge("nekro_calls_in_flight", "Running tasks, including rounds.")
         self.calls_detached = counter(
@@ -86,9 +81,7 @@ class Metrics:
         self.rounds = counter(
             "nekro_rounds_total", "Rounds that ended on this worker.", ["state", "stop_type"]
         )
-        self.round_seconds = histogram(
-            "nekro_round_seconds", "Time from start to end of a round.", buckets=_ROUND_SECONDS
-        )
+        self.round_seconds = histogram("nekro_round_seconds", "Time from start to end of a round.")
         self.sandbox_starts = counter(
             "nekro_sandbox_starts_total",
             "Runs by the origin of their sandbox: warm (prepared) or cold (started for the run).",
@@ -98,7 +91,6 @@ class Metrics:
             "nekro_sandbox_start_seconds",
             "Time that a run waited for its sandbox.",
             ["start"],
-            buckets=_START_SECONDS,
         )
         self.sandbox_runs = counter("nekro_sandbox_runs_total", "Runs of code by stop type.", ["stop_type"])
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 from loguru import logger
 
 from codec.wire import new_id
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SandboxProtocolError
 from runtime.deadlines import Limits
 from sandbox.frames import Frame, FrameKind, FrameReader, encode_frame
@@ -43,8 +44,6 @@ _TOKEN: Final = re.compile(rb"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TOKEN_BYTES: Final = 64
 _EXIT_BYTES: Final = 64 << 10
 _ERROR_CHARS: Final = 8000
-#: How long cancelled calls may take to revoke their tasks.
-_CLEAN_UP_SECONDS: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +152,7 @@ class Bridge:
             self._reading.cancel()
             self._tasks.add(self._reading)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_CLEAN_UP_SECONDS)
+            await asyncio.wait(self._tasks, timeout=CLOSE_STEP_SECONDS)
         self._waits.close()
         self._writer.close()
 

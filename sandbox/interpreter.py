@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 
 __all__ = ["MINIMUM_VERSION", "PREFIX_INSIDE", "SITE_INSIDE", "Access", "Interpreter", "find_interpreter"]
@@ -26,7 +27,6 @@ MINIMUM_VERSION = (3, 11)
 PREFIX_INSIDE = PurePosixPath("/opt/python")
 #: Parent inside of the numbered package directories of a configured interpreter.
 SITE_INSIDE = PurePosixPath("/opt/site")
-_PROBE_SECONDS = 10
 _FALLBACK = Path("/usr/bin/python3")
 
 #: Run by the interpreter itself with `-I`, which ignores the environment; `-S` would hide site-packages.
@@ -158,7 +158,7 @@ def _ask(path: Path) -> dict[str, Any]:
             [path, "-I", "-c", _QUESTION],
             capture_output=True,
             text=True,
-            timeout=_PROBE_SECONDS,
+            timeout=PROGRAM_SECONDS,
             check=True,
             cwd="/",
         )

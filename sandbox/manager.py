@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from loguru import logger
 
 from broker_config.settings import SandboxSettings
+from nekro_agent.durations import DEFER_SECONDS, FRESH_SECONDS
 from nekro_agent.errors import SandboxError
 from nekro_agent.ports import FileAreas
 from runtime.metrics import metrics
@@ -30,7 +31,7 @@ from sandbox.drivers.selection import build_driver, choose_driver
 from sandbox.limits.guards import GUARD_SECONDS, Guards
 from sandbox.limits.quota import Quota
 from sandbox.limits.watchdog import watch
-from sandbox.models import Dispatch, Limit, Raised, RunRequest, RunResult, StubCall, StubResult
+from sandbox.models import GONE_SECONDS, Dispatch, Limit, Raised, RunRequest, RunResult, StubCall, StubResult
 from sandbox.orphans import end_orphans
 from sandbox.packages.builder import builder_settings
 from sandbox.packages.service import IMPORTER, PackageService
@@ -44,12 +45,6 @@ _Result = TypeVar("_Result")
 #: A container key that no chat has.
 _EXAMPLE_KEY: Final = "start"
 _CODE_BYTES: Final = 1 << 20
-#: How long runs may take to end when the manager closes.
-_CLOSE_SECONDS: Final = 10
-#: Delay before a sandbox is closed, so that this does not delay the processing of the run's result.
-_RESULT_LEAVES_SECONDS: Final = 0.02
-#: Time between two checks of a sandbox that waits for its code.
-_WAITING_LOOK_SECONDS: Final = 1.0
 
 
 class SandboxManager:
@@ -104,7 +99,7 @@ class SandboxManager:
         for run in list(self._running.values()):
             run.stop()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
+            async with asyncio.timeout(GONE_SECONDS):
                 for _ in range(self._settings.max_concurrent):
                     await self._slots.acquire()
         await self._cleaner.close()
@@ -232,11 +227,11 @@ class SandboxManager:
         guards = Guards(
             alive=lambda: sandbox.alive,
             end=end,
-            bound_seconds=GUARD_SECONDS + _WAITING_LOOK_SECONDS,
+            bound_seconds=GUARD_SECONDS + FRESH_SECONDS,
         )
         sandbox.on_take.append(guards.stop)
         sandbox.on_close.append(guards.stop)
-        watch(guards, sandbox, quota, self._settings, every_seconds=_WAITING_LOOK_SECONDS)
+        watch(guards, sandbox, quota, self._settings, every_seconds=FRESH_SECONDS)
 
     async def _start(self, *, chat_key: str, container_key: str) -> Sandbox:
         with contextlib.ExitStack() as holds:
@@ -284,7 +279,7 @@ def _sweep_leftovers() -> None:
 
 async def _close_later(rest: contextlib.AsyncExitStack) -> None:
     try:
-        await asyncio.sleep(_RESULT_LEAVES_SECONDS)
+        await asyncio.sleep(DEFER_SECONDS)
     finally:  # also when this task is cancelled, so that the sandbox is closed
         try:
             await rest.aclose()

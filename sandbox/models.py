@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
+from typing import Final
 
 from nekro_agent.methods import SandboxMethodType
 
 __all__ = [
     "ARGUMENT_ERROR",
+    "GONE_SECONDS",
     "Dispatch",
     "Limit",
     "Raised",
@@ -31,6 +33,8 @@ __all__ = [
 
 #: The ``Raised.error_type`` that the code sees as a ``TypeError``: the arguments were wrong.
 ARGUMENT_ERROR = "ArgumentError"
+#: How long killed processes may take to be gone: a write to a slow disk delays the end of one by seconds.
+GONE_SECONDS: Final = 10.0
 
 
 class StopType(IntEnum):

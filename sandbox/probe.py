@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 
 from broker_config.settings import SandboxSettings
+from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxError
 from sandbox.areas.ownership import prepare_directories
 from sandbox.driver import Capability, Check, Sandbox, SandboxDriver, SandboxSpec
@@ -20,7 +21,6 @@ from sandbox.users import UserHold, hold_user
 __all__ = ["probe"]
 
 _PROBE_KEY = "probe"
-_PROBE_SECONDS = 10
 
 
 async def probe(driver: SandboxDriver, settings: SandboxSettings) -> Capability:
@@ -49,7 +49,7 @@ async def _run_once(driver: SandboxDriver, settings: SandboxSettings) -> Check:
             code=f"print({word!r})\nopen('shared/{word}', 'w').close()",
             methods=(),
             dispatch=_no_methods,
-            wall_seconds=_PROBE_SECONDS,
+            wall_seconds=PROGRAM_SECONDS,
         )
         try:
             sandbox = await driver.start(spec)

@@ -16,7 +16,7 @@ from sandbox.limits.guards import GUARD_SECONDS, Guards
 from sandbox.limits.quota import Quota
 from sandbox.limits.run_limits import bridge_limits, process_limits
 from sandbox.limits.watchdog import watch
-from sandbox.models import Dispatch, Limit, RunRequest, RunResult, StopType, StubMethod
+from sandbox.models import GONE_SECONDS, Dispatch, Limit, RunRequest, RunResult, StopType, StubMethod
 from sandbox.output import OutputCollector, clean_text
 
 __all__ = ["SandboxRun", "judge"]
@@ -25,9 +25,6 @@ __all__ = ["SandboxRun", "judge"]
 _STOP_SECONDS: Final = 0.2
 #: How long a sandbox may take to end after it has closed the socket.
 _EXIT_SECONDS: Final = 2
-_DRAIN_SECONDS: Final = 2
-#: How long a killed sandbox may take to end.
-_GONE_SECONDS: Final = 10
 _KILLED: Final = ExitStatus(code=128 + 9)
 _MANUAL_EXIT_CODE: Final = 9
 #: A run that writes this many times what is kept is a flood.
@@ -115,7 +112,7 @@ class SandboxRun:
                 self.rest = clean_up.pop_all()
             else:
                 status = await self._see_out(outcome)
-                await asyncio.wait([pump], timeout=_DRAIN_SECONDS)
+                await asyncio.wait([pump], timeout=_EXIT_SECONDS)
         broken, words = self._broken or (None, None)
         stop_type, limit, error = judge(
             outcome, status, limit=broken, words=words, stopped_by_operator=self._stopped_by_operator
@@ -199,7 +196,7 @@ class SandboxRun:
                 return await self._exit_status(_EXIT_SECONDS)
         self._sandbox.kill()
         try:
-            return await self._exit_status(_GONE_SECONDS)
+            return await self._exit_status(GONE_SECONDS)
         except TimeoutError as exc:
             self._guards.fail("end", exc)
             return _KILLED

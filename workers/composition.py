@@ -17,10 +17,11 @@ from codec.wire import Envelope
 from messaging.calls import MethodCaller
 from nekro_agent import runtime
 from nekro_agent.commands.schemas import CommandExecutionContext, CommandResponse
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo
-from runtime.greenlet_bridge import CANCELLED_SECONDS, Cleanup, Closing, close_all
+from runtime.greenlet_bridge import LEAST_SECONDS, Cleanup, Closing, close_all
 from storage.engine import Database
 from storage.schema import require_schema
 from workers.calls.records import CallRecords
@@ -106,17 +107,17 @@ class Services(Parts):
     def closings(self) -> list[Closing]:
         """The cleanup steps, in order."""
         steps: list[tuple[str, Cleanup, float]] = [
-            ("plugins", self._stop_plugins, self.host.cleanup_seconds + CANCELLED_SECONDS),
-            ("sandboxes", self._close_sandboxes, 20),
-            ("caller", self._close_caller, 5),
-            ("remote hooks", self.remote_hooks.close, 5),
+            ("plugins", self._stop_plugins, self.host.cleanup_seconds + LEAST_SECONDS),
+            ("sandboxes", self._close_sandboxes, 3 * CLOSE_STEP_SECONDS),
+            ("caller", self._close_caller, CLOSE_STEP_SECONDS),
+            ("remote hooks", self.remote_hooks.close, CLOSE_STEP_SECONDS),
             # On threads, because each of these blocks.
-            ("background loop", partial(asyncio.to_thread, self.background.close), 15),
-            ("announcer", partial(asyncio.to_thread, self.announcer.close), 2),
-            ("publisher", partial(asyncio.to_thread, self.publisher.close), 5),
-            ("database", self.database.dispose, 12),
-            ("upload areas", partial(asyncio.to_thread, self.upload_areas.dispose), 2),
-            ("runtime", self._unbind, 1),
+            ("background loop", partial(asyncio.to_thread, self.background.close), 3 * CLOSE_STEP_SECONDS),
+            ("announcer", partial(asyncio.to_thread, self.announcer.close), CLOSE_STEP_SECONDS),
+            ("publisher", partial(asyncio.to_thread, self.publisher.close), CLOSE_STEP_SECONDS),
+            ("database", self.database.dispose, 3 * CLOSE_STEP_SECONDS),
+            ("upload areas", partial(asyncio.to_thread, self.upload_areas.dispose), CLOSE_STEP_SECONDS),
+            ("runtime", self._unbind, CLOSE_STEP_SECONDS),
         ]
         return [Closing(what=what, cleanup=cleanup, seconds=seconds) for what, cleanup, seconds in steps]
 

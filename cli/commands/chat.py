@@ -14,6 +14,7 @@ from cli.output import one_line
 from cli.running import run_async
 from cli.services.system import ROUND_LANES, open_services
 from cli.views.turns import is_quiet, last_sequence, messages_after, require_model
+from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.ports import MessageKind
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ examples:
 
 An empty line does nothing, Ctrl-D ends. What plugins add to the history is shown after a `·`.
 """
-_POLL_SECONDS = 0.1
 _NOTICE_COLUMNS = 120
 
 
@@ -94,7 +94,7 @@ async def _show_turn(services: Services, chat_key: str, seen: int, deps: Deps) -
             return seen
         quiet = await is_quiet(services.database, chat_key)
         if not quiet:
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
 
 def _ask(deps: Deps) -> str | None:

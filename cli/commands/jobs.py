@@ -13,6 +13,7 @@ from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key, positive_int
 from cli.output import one_line
 from cli.running import run_async
+from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ them. `watch` draws bars with rate and time left until the job has ended (withou
 """
 _ACTIONS: Final = ("list", "show", "watch", "cancel")
 _MESSAGE_COLUMNS: Final = 60
-_LOOK_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +143,11 @@ async def _watch(args: Args, deps: Deps, settings: Settings) -> None:
                     view.show(jobs)
                     if all(job.state.is_final for job in jobs):
                         break
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(REFRESH_SECONDS)
                     jobs = [await _get(database, job.id) for job in jobs]
         else:
             while not all(job.state.is_final for job in jobs):
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(REFRESH_SECONDS)
                 jobs = [await _get(database, job.id) for job in jobs]
     if args.json:
         deps.output.json([describe(job) for job in jobs])

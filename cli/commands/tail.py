@@ -18,6 +18,7 @@ from cli.output import one_line
 from cli.running import run_async
 from cli.services.ownership import require_running
 from cli.services.presence import require_broker
+from nekro_agent.durations import POLL_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import BrokerUnavailableError
 
 if TYPE_CHECKING:
@@ -38,9 +39,6 @@ publishers never wait for it: when more than 1000 events wait in its queue, they
 Ctrl-C, --count and --seconds end it with exit code 0. `--json` prints one object per line: {at, event,
 chat_key, …}.
 """
-_POLL_SECONDS: Final = 0.1
-#: How long the broker may be down before the command fails.
-_AWAY_SECONDS: Final = 30.0
 _TEXT_COLUMNS: Final = 100
 
 
@@ -109,7 +107,7 @@ async def _events(watcher: EventWatcher, deps: Deps, *, seconds: float | None) -
             events = await _polled(watcher)
             answered_at = time.monotonic()
         except BrokerUnavailableError:
-            if time.monotonic() - answered_at > _AWAY_SECONDS:
+            if time.monotonic() - answered_at > PROGRAM_SECONDS:
                 raise
             events = []
         for event in events:
@@ -117,7 +115,7 @@ async def _events(watcher: EventWatcher, deps: Deps, *, seconds: float | None) -
         if watcher.dropped > told:
             deps.output.words(f"{watcher.dropped - told} events came too fast and are not shown")
             told = watcher.dropped
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def _polled(watcher: EventWatcher) -> list[WatchedEvent]:

@@ -8,14 +8,13 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 from celery import Celery
 
-__all__ = ["TaskLog", "TaskRecord"]
+from nekro_agent.durations import POLL_SECONDS
 
-_WAKE_SECONDS: Final = 0.2
-_LOOK_SECONDS: Final = 0.05
+__all__ = ["TaskLog", "TaskRecord"]
 
 
 @dataclass
@@ -66,7 +65,7 @@ class TaskLog:
         """Wait until a task of that method is recorded, at most ``seconds``: events arrive in batches."""
         deadline = time.monotonic() + seconds
         while not self.of(function) and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _listen(self) -> None:
         with self.app.connection_for_read() as connection:
@@ -83,7 +82,7 @@ class TaskLog:
                 while not self._stop.is_set():
                     # No event within the timeout is normal.
                     with contextlib.suppress(TimeoutError):
-                        reading.drain_events(timeout=_WAKE_SECONDS)
+                        reading.drain_events(timeout=POLL_SECONDS)
                     # kombu subscribes when it first reads.
                     self._listening.set()
 

@@ -10,15 +10,12 @@ from uuid import uuid4
 from cli.demo import scenes
 from cli.demo.evidence import Evidence, gather
 from cli.demo.stage import Stage
+from cli.services.process import START_SECONDS
 from cli.views.turns import newest_rounds, wait_for_jobs, wait_for_quiet
 
 __all__ = ["play"]
 
-#: A scene takes about a second; one that has not ended after a minute fails the tour.
-_SCENE_SECONDS: Final = 60.0
 _PLAN_TRIES: Final = 6
-#: How long the last task events may take.
-_EVENT_SECONDS: Final = 5.0
 
 
 async def play(stage: Stage, *, say: Callable[[str], None]) -> Evidence:
@@ -32,11 +29,11 @@ async def play(stage: Stage, *, say: Callable[[str], None]) -> Evidence:
     await _scene(stage, chat_key, scenes.ASK_DRAW, say)
     await _scene(stage, chat_key, scenes.ASK_FETCH.format(url=models.url, sha256=models.sha256), say)
     say("(the code has ended, the download continues as a job)")
-    await wait_for_jobs(stage.services.database, chat_key, seconds=_SCENE_SECONDS)
+    await wait_for_jobs(stage.services.database, chat_key, seconds=START_SECONDS)
     say("(the methods worker stops, another one replaces it)")
     await stage.replace("methods-1", "methods-2")
     await _scene(stage, chat_key, scenes.ASK_GREET, say)
-    await asyncio.to_thread(stage.tasks.wait_for, "get_preference", seconds=_EVENT_SECONDS)
+    await asyncio.to_thread(stage.tasks.wait_for, "get_preference", seconds=START_SECONDS)
     return await gather(stage, chat_key)
 
 
@@ -58,4 +55,4 @@ async def _plan(stage: Stage, say: Callable[[str], None]) -> str:
 async def _scene(stage: Stage, chat_key: str, text: str, say: Callable[[str], None]) -> None:
     say(f"Ada: {text}")
     await stage.services.receive_message(chat_key, text, user_id=scenes.ADA, user_name="Ada")
-    await wait_for_quiet(stage.services.database, chat_key, seconds=_SCENE_SECONDS)
+    await wait_for_quiet(stage.services.database, chat_key, seconds=START_SECONDS)

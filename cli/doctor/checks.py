@@ -301,13 +301,13 @@ def _local_workers() -> list[Check]:
 def _ask_broker(settings: Settings) -> set[str]:
     from broker_config.app import create_app
     from cli.doctor.clocks import follow_shared_time
-    from cli.services.presence import served_lanes
+    from messaging.queue_figures import lane_workers
 
     settings = resolve_settings(settings)
     follow_shared_time(settings)  # workers refuse commands whose time is far from theirs
     app = create_app(settings)
     try:
-        return served_lanes(app)
+        return set(lane_workers(app))
     finally:
         app.close()
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Final
 
 import redis
 
@@ -19,9 +18,6 @@ from storage.engine import Database
 from workers.ops.clock_watch import WARN_SECONDS
 
 __all__ = ["clock_checks", "clock_offsets", "follow_shared_time"]
-
-#: A larger difference means that a host's clock is not synchronised: the check fails.
-_FAIL_SECONDS: Final = 10.0
 
 
 def follow_shared_time(settings: Settings) -> None:
@@ -57,7 +53,7 @@ def _check(name: str, ahead_seconds: float) -> Check:
     side = "ahead of" if ahead_seconds > 0 else "behind"
     return Check(
         name=name,
-        verdict=Verdict.FAILED if off > _FAIL_SECONDS else Verdict.WARNING,
+        verdict=Verdict.FAILED if off > 10 * WARN_SECONDS else Verdict.WARNING,
         detail=f"this host's clock is {off:.1f} s {side} it; deadlines of calls follow the database's clock, "
         "but plugins, logs and files here use this host's",
         fix="synchronise the clocks of all hosts (`timedatectl set-ntp true`, or chrony)",

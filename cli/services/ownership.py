@@ -22,14 +22,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
+from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import ServiceError, UsageError
 from nekro_agent.files.private_files import make_directory, open_private, write_private
 
 __all__ = ["Ownership", "RunningSystem", "WorkerEntry", "read_running", "require_running"]
-
-_POLL_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +111,7 @@ class Ownership:
             waited = False
             while not _try_lock(file, fcntl.LOCK_EX):
                 waited = True
-                await asyncio.sleep(_POLL_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
         return waited
 
     def owner(self) -> RunningSystem | None:
@@ -132,7 +131,7 @@ class Ownership:
                 return running
             if not self.is_owned():
                 return None
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         raise ServiceError(
             f"another process is still starting or stopping the services of {self._run_dir.parent} after"
             f" {seconds:.0f} s; `fuser {self._run_dir / 'owner.lock'}` shows its process id"

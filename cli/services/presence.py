@@ -12,23 +12,17 @@ from kombu.connection import Connection
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.settings import Settings
 from broker_config.urls import is_redis, without_password
+from messaging.queue_figures import lane_workers
 from nekro_agent.errors import BrokerUnavailableError, ServiceError, SettingsError
 
-__all__ = ["awaited_with_workers", "require_broker", "served_lanes"]
+__all__ = ["awaited_with_workers", "require_broker"]
 
 T = TypeVar("T")
 
 #: Calls that are answered within this time need no inspection of the workers.
 _PATIENCE_SECONDS: Final = 2.0
-_ANSWER_SECONDS: Final = 1.0
 #: Inspections before a lane counts as unserved: a worker that was just started needs some seconds.
 _QUESTIONS: Final = 3
-
-
-def served_lanes(app: Celery) -> set[str]:
-    """Ask the workers on the broker which lanes they serve; takes a second."""
-    answers = app.control.inspect(timeout=_ANSWER_SECONDS).active_queues() or {}
-    return {queue["name"] for queues in answers.values() for queue in queues}
 
 
 def require_broker(settings: Settings) -> None:
@@ -64,7 +58,7 @@ async def awaited_with_workers(work: Awaitable[T], app: Celery, *, lane: str) ->
     try:
         for _ in range(_QUESTIONS):
             done, _ = await asyncio.wait([task], timeout=_PATIENCE_SECONDS)
-            if done or lane in await asyncio.to_thread(served_lanes, app):
+            if done or lane in await asyncio.to_thread(lane_workers, app):
                 return await task
         raise ServiceError(f"no worker serves lane {lane}; start `nekro worker --lane {lane}` or `nekro up`")
     finally:

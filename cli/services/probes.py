@@ -9,14 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from nekro_agent.durations import PROGRAM_SECONDS
 from workers.ops.sockets import monitor_sockets
 
 __all__ = ["Answer", "Probe", "ask_workers"]
-
-#: Longer than a worker needs to detect that its event loop or its database hangs.
-_ANSWER_SECONDS: Final = 15.0
 
 
 class Probe(StrEnum):
@@ -73,7 +71,7 @@ def _ask(path: Path, probe: Probe) -> Answer | None:
 
 class _Connection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("worker", timeout=_ANSWER_SECONDS)
+        super().__init__("worker", timeout=PROGRAM_SECONDS)
         self._path = path
 
     def connect(self) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import ServiceError
 from nekro_agent.tools.visible_text import visible
 
@@ -35,7 +36,6 @@ __all__ = [
 
 #: Longest start, plugins' init methods included.
 START_SECONDS: Final = 60.0
-_QUIT_SECONDS: Final = 5.0
 _TAIL_LINES: Final = 8
 #: Log records are shorter; longer lines of other output are left out.
 _MAX_LINE_BYTES: Final = 1 << 20
@@ -161,8 +161,8 @@ class ChildProcess:
         """Stop with SIGTERM, after ``warm_seconds`` with SIGQUIT, then SIGKILL; returns the exit code."""
         for number, patience in (
             (signal.SIGTERM, warm_seconds),
-            (signal.SIGQUIT, _QUIT_SECONDS),
-            (signal.SIGKILL, _QUIT_SECONDS),
+            (signal.SIGQUIT, CLOSE_STEP_SECONDS),
+            (signal.SIGKILL, CLOSE_STEP_SECONDS),
         ):
             self.signal(number)
             with contextlib.suppress(TimeoutError):

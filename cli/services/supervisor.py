@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from broker_config.embedded import EmbeddedRedis
 from broker_config.settings import Settings
@@ -17,12 +17,11 @@ from cli.output import Output
 from cli.services.ownership import Ownership
 from cli.services.process import ChildProcess, ChildSpec, describe_exit
 from cli.services.system import entries, stop_seconds
+from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import BrokerError, ServiceError
 from nekro_agent.methods import Lane
 
 __all__ = ["Backoff", "Supervisor"]
-
-_REDIS_LOOK_SECONDS: Final = 2.0
 
 
 @dataclass
@@ -159,7 +158,7 @@ class Supervisor:
         redis = EmbeddedRedis(self._settings.data_dir)
         try:
             while True:
-                await asyncio.sleep(_REDIS_LOOK_SECONDS)
+                await asyncio.sleep(FRESH_SECONDS)
                 if await asyncio.to_thread(redis.answers):
                     continue
                 self._output.words("the embedded Redis does not answer; restarting it")

@@ -18,6 +18,7 @@ from cli.services.ownership import Ownership, RunningSystem, WorkerEntry
 from cli.services.presence import require_broker
 from cli.services.process import START_SECONDS, ChildProcess, ChildSpec, worker_spec
 from messaging.tracing import traced
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import ServiceError
 from nekro_agent.files.private_files import make_directory, open_private
 from nekro_agent.methods import Lane
@@ -41,8 +42,6 @@ __all__ = [
 CALL_LANES: Final = (Lane.METHODS, Lane.LONG)
 ROUND_LANES: Final = (Lane.METHODS, Lane.LONG, Lane.ROUNDS)
 
-#: Added to the time after which a stopping worker ends itself.
-_STOP_MARGIN_SECONDS: Final = 2.0
 _CLAIM_TRIES: Final = 20
 
 
@@ -207,7 +206,7 @@ async def stop_workers(workers: Sequence[ChildProcess], settings: Settings) -> N
 
 def stop_seconds(settings: Settings) -> float:
     """Return how long a worker may take to stop gracefully: its own limit and a margin."""
-    return settings.workers.stop_seconds + _STOP_MARGIN_SECONDS
+    return settings.workers.stop_seconds + CLOSE_STEP_SECONDS
 
 
 def entries(workers: Iterable[ChildProcess]) -> tuple[WorkerEntry, ...]:

@@ -7,8 +7,8 @@ from typing import Final
 
 __all__ = ["Pace", "rate_words", "time_words"]
 
-#: Only reports of this period count: the rate of an hour ago does not predict the present one.
-_WINDOW_SECONDS: Final = 300.0
+#: Only the newest steps count: the rate of an hour ago does not predict the present one.
+_RECENT_STEPS: Final = 10
 #: Percents are whole numbers: a rate from a smaller difference would be a guess.
 _FEWEST_PERCENTS: Final = 2
 _MINUTE, _HOUR = 60, 3600
@@ -18,7 +18,7 @@ class Pace:
     """The rate of one job; call ``see`` whenever its row was read."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, int]] = deque()
+        self._steps: deque[tuple[float, int]] = deque(maxlen=_RECENT_STEPS)
 
     def see(self, percent: int, *, now: float) -> None:
         """Record the percent of a row.
@@ -30,8 +30,6 @@ class Pace:
             self._steps.clear()  # the job was restarted
         if not self._steps or percent > self._steps[-1][1]:
             self._steps.append((now, percent))
-        while len(self._steps) > _FEWEST_PERCENTS + 1 and self._steps[0][0] < now - _WINDOW_SECONDS:
-            self._steps.popleft()
 
     def per_second(self) -> float | None:
         """Percents per second; None while too little is known."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ __all__ = [
     "wait_for_quiet",
 ]
 
-_POLL_SECONDS: Final = 0.05
 #: Number of newest rounds that are checked: open rounds are always among the newest of a chat.
 _LOOK_BACK: Final = 50
 
@@ -106,7 +106,7 @@ async def wait_for_quiet(database: Database, chat_key: str, *, seconds: float) -
                 f"chat {chat_key}: round {first.number} is still {first.state} after {seconds:.0f} s"
                 + (f" on {first.worker}" if first.worker else "; does a worker serve lane rounds?")
             )
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def wait_for_jobs(database: Database, chat_key: str, *, seconds: float) -> None:
@@ -127,4 +127,4 @@ async def wait_for_jobs(database: Database, chat_key: str, *, seconds: float) ->
                 f"chat {chat_key}: job {job.id} ({job.type}) is still {job.state} after {seconds:.0f} s; "
                 "`nekro jobs` shows it"
             )
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)

@@ -24,11 +24,11 @@ from kombu.transport import redis
 
 from broker_config.keys import is_caller_id
 from messaging.celery.admission import MAX_ID_CHARS, admit
-from messaging.celery.task_events import EVENT_SECONDS, WATCH_SECONDS
 from messaging.delivery.dead_queue import publish_dead
 from messaging.delivery.intake import LoopIntake
 from messaging.delivery.leases import LeaseKeeper
 from messaging.delivery.transport import LOST, ClaimChannel, deliveries
+from nekro_agent.durations import FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import MessageRefusedError, OutcomeUnknownError
 from runtime.metrics import metrics
 
@@ -52,7 +52,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         limit = self.app.nekro_settings.broker.max_deliveries
         self._hub_thread = threading.get_ident()
         if self.hub is not None and isinstance(self.task_consumer.channel, redis.Channel):
-            self.hub.call_repeatedly(WATCH_SECONDS, self._look_for_watchers)
+            self.hub.call_repeatedly(FRESH_SECONDS, self._look_for_watchers)
         self._start_intake()
 
         def on_task_received(message: Any) -> Any:
@@ -172,7 +172,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
         self.event_dispatcher.is_watched = bool(bound)
 
     def _plan_flush(self) -> None:
-        self.hub.call_later(EVENT_SECONDS, self._flush_buffered)
+        self.hub.call_later(REFRESH_SECONDS, self._flush_buffered)
 
     def _flush_buffered(self) -> None:
         self._is_flush_due = False

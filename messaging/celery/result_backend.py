@@ -22,7 +22,7 @@ from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str, str_to_bytes
 from redis.exceptions import RedisError
 
-from broker_config.keys import REPLY_SECONDS, Keys, is_caller_id
+from broker_config.keys import ABANDONED_SECONDS, Keys, is_caller_id
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.urls import without_password
 from codec import plain_json
@@ -81,7 +81,12 @@ class StoredResult:
     def for_script(self, ending: Ending | None = None) -> tuple[list[str | bytes], list[Any]]:
         """Return keys and arguments of ``STORE``."""
         keys: list[str | bytes] = [self.key, self.reply_key or ""]
-        values: list[Any] = [self.payload, self.expires_seconds or 0, REPLY_SECONDS, self.longest_published]
+        values: list[Any] = [
+            self.payload,
+            self.expires_seconds or 0,
+            ABANDONED_SECONDS,
+            self.longest_published,
+        ]
         if ending is not None:
             index, held, tag = ending.ack
             keys += [index, held]

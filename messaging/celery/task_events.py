@@ -1,7 +1,7 @@
 """Task events with little overhead for their worker.
 
 Celery publishes events on the thread that sends the 24th of them, which in the asyncio pool is the
-event loop. Here events are buffered and the worker's hub publishes them every ``EVENT_SECONDS``.
+event loop. Here events are buffered and the worker's hub publishes them together.
 Without a watcher no task events are sent.
 """
 
@@ -14,12 +14,8 @@ from celery.events.dispatcher import EventDispatcher
 
 from nekro_agent.tools.visible_text import visible_text
 
-__all__ = ["EVENT_SECONDS", "WATCH_SECONDS", "BufferingDispatcher", "BufferingEvents"]
+__all__ = ["BufferingDispatcher", "BufferingEvents"]
 
-#: Pause between two publications.
-EVENT_SECONDS: Final = 0.1
-#: How often a worker checks whether events are watched.
-WATCH_SECONDS: Final = 1.0
 #: Maximum number of buffered events while the broker accepts none; more are dropped.
 MAX_BUFFERED: Final = 20_000
 

@@ -17,17 +17,12 @@ import redis
 
 from broker_config.settings import BrokerSettings
 from messaging.redis.link import RedisLink
+from nekro_agent.durations import FRESH_SECONDS, RETRY_SECONDS
 
 __all__ = ["MAX_PUBLISHED_BYTES", "Subscription"]
 
 #: Maximum length of a published message. Redis disconnects a subscriber that is 32 MiB behind (its default).
 MAX_PUBLISHED_BYTES: Final = 16 << 10
-#: Interval of pings on the subscription.
-PROOF_SECONDS: Final = 1.0
-#: A subscription whose last answered ping is older than this may be broken.
-TRUSTED_SECONDS: Final = 2.5
-#: Pause before a broken connection is opened again.
-RECONNECT_SECONDS: Final = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +57,7 @@ class Subscription:
     @property
     def stands(self) -> bool:
         """Whether the subscription was confirmed recently, so that messages will most likely arrive."""
-        return time.monotonic() - self._proved_at < TRUSTED_SECONDS
+        return time.monotonic() - self._proved_at < 2.5 * FRESH_SECONDS
 
     async def listen(self) -> NoReturn:
         """Subscribe and stay subscribed, until the task is cancelled."""
@@ -71,11 +66,11 @@ class Subscription:
                 await self._link.execute("SUBSCRIBE", self.channel)
                 while await self._is_subscribed():
                     self._proved_at = time.monotonic()
-                    await asyncio.sleep(PROOF_SECONDS)
+                    await asyncio.sleep(FRESH_SECONDS)
             except (redis.RedisError, OSError) as exc:  # publishers use the list or queue instead
                 logger.debug("the subscription to %s broke: %s", self.channel, exc)
             self._proved_at = float("-inf")
-            await asyncio.sleep(RECONNECT_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def settle(self) -> None:
         """Wait until every message that was published before this call has been passed on.

@@ -17,7 +17,7 @@ from nekro_agent.downloads.claims import LocalDownloads
 from nekro_agent.downloads.http import Interrupted, Source, checked_url
 from nekro_agent.downloads.part import PartFile, PartState, remove_stale
 from nekro_agent.downloads.transfer import Content, Transfer
-from nekro_agent.durations import STALE_SECONDS
+from nekro_agent.durations import REFRESH_SECONDS, STALE_SECONDS
 from nekro_agent.errors import DownloadError, DownloadRefusedError, FencedError, InvalidValueError
 from nekro_agent.files import staging, uploads
 from nekro_agent.policies import DownloadPolicy
@@ -28,8 +28,6 @@ __all__ = ["Download", "Progress", "fetch"]
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _LONGEST_NAME_BYTES: Final = 255
-#: How often the progress of another worker's download is checked while waiting for it.
-_LOOK_SECONDS: Final = 0.25
 
 #: Called with the bytes received so far and the whole size, which is None while it is unknown.
 Progress = Callable[[int, int | None], None]
@@ -147,7 +145,7 @@ async def _alone(order: _Order, claims: Downloads) -> Download:
         if status is not None:
             waits_since = status.fence if waits_since is None else waits_since
             order.progress(status.done_bytes, status.whole_bytes)
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(REFRESH_SECONDS)
 
 
 def _shared(order: _Order, status: DownloadStatus | None, *, since: int) -> DownloadReport | None:

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Generator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any
+
+from nekro_agent.durations import POLL_SECONDS
 
 __all__ = ["watched_tasks"]
 
-#: How long tasks may take after the block to end by themselves.
-_SETTLE_SECONDS: Final = 0.05
 
 _watched: ContextVar[list[asyncio.Task[Any]] | None] = ContextVar("nekro_watched_tasks", default=None)
 
@@ -45,4 +45,4 @@ async def watched_tasks() -> AsyncIterator[list[asyncio.Task[Any]]]:
         _watched.reset(token)
         loop.set_task_factory(before)
     if any(not task.done() for task in created):
-        await asyncio.sleep(_SETTLE_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)

@@ -26,6 +26,7 @@ from typing import Final
 from loguru import logger
 
 from broker_config.settings import SandboxSettings
+from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import NekroError, SandboxUnavailableError
 from nekro_agent.files import safe_files
 from sandbox.areas.shared import Hold
@@ -35,7 +36,6 @@ __all__ = ["check_images", "drop_idle", "is_bounded", "mount_and_hold"]
 
 _PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _JOURNAL_BYTES: Final = 4 << 20
-_TOOL_SECONDS: Final = 60
 #: ext4 rounds inodes up to whole blocks per group, and reserves eleven.
 _INODE_SLACK: Final = 64
 #: ``statfs.f_type`` of file systems that only this host writes: ext4, xfs, btrfs, f2fs, zfs, tmpfs, overlay.
@@ -225,7 +225,7 @@ def _run(program: str, *arguments: str) -> str:
             [found, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_TOOL_SECONDS,
+            timeout=PROGRAM_SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:

@@ -18,6 +18,7 @@ from typing import Final
 
 from loguru import logger
 
+from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.files import safe_files
 
 __all__ = ["Hold", "SharedCleaner", "empty_idle"]
@@ -25,7 +26,6 @@ __all__ = ["Hold", "SharedCleaner", "empty_idle"]
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: How many sweeps fit into the idle time.
 _SWEEPS: Final = 10
-_SHORTEST_PAUSE_SECONDS: Final = 1.0
 
 
 class Hold:
@@ -80,7 +80,7 @@ class SharedCleaner:
             self._task = None
 
     async def _sweep_for_ever(self) -> None:
-        pause = max(self._idle_seconds / _SWEEPS, _SHORTEST_PAUSE_SECONDS)
+        pause = max(self._idle_seconds / _SWEEPS, FRESH_SECONDS)
         while True:
             await asyncio.sleep(pause)
             for parent in list(self._parents):

@@ -19,9 +19,9 @@ import signal
 import socket
 from functools import cached_property
 from pathlib import Path
-from typing import Final
 
 from broker_config.settings import SandboxSettings
+from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.driver import Check, Enforcement, SandboxSpec
@@ -37,8 +37,6 @@ from sandbox.limits.cgroups import Cgroups, Group, find_cgroups
 from sandbox.limits.enforcement import group_limits
 
 __all__ = ["BwrapDriver"]
-
-_INFO_SECONDS: Final = 10
 
 
 class BwrapDriver:
@@ -253,7 +251,7 @@ class BwrapDriver:
 
     async def _child_pid(self, launched: Launched, sockets: _StartSockets) -> int:
         try:
-            async with asyncio.timeout(_INFO_SECONDS):
+            async with asyncio.timeout(PROGRAM_SECONDS):
                 text = await sockets.read_info()
             return int(json.loads(text)["child-pid"])
         except (ValueError, KeyError, TimeoutError) as exc:

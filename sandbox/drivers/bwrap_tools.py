@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 
 __all__ = ["MINIMUM_VERSION", "Tools", "find_tools"]
 
 #: The first version with ``--disable-userns`` and ``--size``.
 MINIMUM_VERSION: Final = (0, 8)
-_ANSWER_SECONDS: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def _version(bwrap: str) -> str:
 def _ask(program: str, option: str) -> str:
     try:
         answer = subprocess.run(  # noqa: S603 - found on PATH by us
-            [program, option], capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
+            [program, option], capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False
         )
     except (OSError, subprocess.SubprocessError) as exc:
         raise SandboxUnavailableError(f"{program} cannot be run: {exc}; reinstall bubblewrap") from exc

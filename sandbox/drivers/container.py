@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
+from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox.bundle import PROGRAM_INSIDE, encode_config, guest_program
 from sandbox.driver import Check, Enforcement, Enforcer, ExitStatus, SandboxSpec, Usage
@@ -39,7 +40,6 @@ _SOCKET_INSIDE: Final = "/run/nekro"
 _LABEL: Final = "nekro.service"
 #: File written by podman's monitor when memory ran out; podman 4.3 searches it elsewhere and reports no OOM.
 _PODMAN_NOTE: Final = "oom"
-_COMMAND_SECONDS: Final = 20
 #: Exit code of the client when the engine itself failed, not the container.
 _ENGINE_FAILED: Final = 125
 
@@ -293,7 +293,7 @@ class ContainerSandbox:
             await self._killing
         await _ask(self.engine, "rm", "--force", self.name)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_COMMAND_SECONDS):
+            async with asyncio.timeout(PROGRAM_SECONDS):
                 await self.process.wait()
         self.writer.close()
         for action in self.on_close:
@@ -345,13 +345,13 @@ async def _ask(engine: str, *arguments: str) -> tuple[int, str]:
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        async with asyncio.timeout(_COMMAND_SECONDS):
+        async with asyncio.timeout(PROGRAM_SECONDS):
             output, _ = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
         return (
             _ENGINE_FAILED,
-            f"{Path(engine).name} {arguments[0]} did not answer within {_COMMAND_SECONDS} s",
+            f"{Path(engine).name} {arguments[0]} did not answer within {PROGRAM_SECONDS:g} s",
         )
     return process.returncode or 0, output.decode("utf-8", "replace").strip()

@@ -6,13 +6,11 @@ import asyncio
 import socket
 import struct
 from pathlib import Path
-from typing import Final
 
+from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import SandboxUnavailableError
 
 __all__ = ["Door"]
-
-_START_SECONDS: Final = 30
 
 
 class Door:
@@ -38,10 +36,10 @@ class Door:
             SandboxUnavailableError: the container ended first, or did not connect within 30 s.
         """
         waiting: set[asyncio.Future[object]] = {self._guest, ended}  # type: ignore[arg-type]
-        await asyncio.wait(waiting, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waiting, timeout=PROGRAM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         if self._guest.done():
             return self._guest.result()
-        reason = "ended" if ended.done() else f"did not connect within {_START_SECONDS} s"
+        reason = "ended" if ended.done() else f"did not connect within {PROGRAM_SECONDS:g} s"
         raise SandboxUnavailableError(f"the container {reason} while it started")
 
     async def close(self) -> None:

@@ -17,21 +17,19 @@ from typing import Any, Final
 
 from loguru import logger
 
+from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import SandboxProtocolError, SandboxUnavailableError
 from sandbox.driver import ExitStatus, SandboxSpec, Usage
 from sandbox.frames import PROTOCOL, FrameKind, FrameReader
 from sandbox.limits.cgroups import Group
 from sandbox.limits.processes import processes_beside, usage_of
+from sandbox.models import GONE_SECONDS
 from sandbox.orphans import end_launch, launch_mark
 from sandbox.output import OutputPipe
 
 __all__ = ["Launched", "ProcessSandbox", "expect_hello", "launch"]
 
-#: How long a sandbox may take to send HELLO; includes the preloading of modules.
-HELLO_SECONDS: Final = 15
 _HELLO_BYTES: Final = 1 << 10
-_GONE_SECONDS: Final = 10
-_WORDS_SECONDS: Final = 1
 
 
 @dataclass(kw_only=True)
@@ -48,7 +46,7 @@ class Launched:
     async def words(self) -> str:
         """Return what it printed, for the message of a failed start."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_WORDS_SECONDS):
+            async with asyncio.timeout(CLOSE_STEP_SECONDS):
                 return (await self.output.read(4096)).decode("utf-8", "replace")
         return ""
 
@@ -109,10 +107,10 @@ async def expect_hello(reader: asyncio.StreamReader) -> None:
     """
     frames = FrameReader(reader, limits={FrameKind.HELLO: _HELLO_BYTES})
     try:
-        async with asyncio.timeout(HELLO_SECONDS):
+        async with asyncio.timeout(PROGRAM_SECONDS):
             frame = await frames.read()
     except TimeoutError as exc:
-        raise SandboxUnavailableError(f"the sandbox did not start within {HELLO_SECONDS} s") from exc
+        raise SandboxUnavailableError(f"the sandbox did not start within {PROGRAM_SECONDS:g} s") from exc
     except SandboxProtocolError as exc:
         raise SandboxUnavailableError(f"the sandbox did not start properly: {exc}") from exc
     if frame is None:
@@ -214,7 +212,7 @@ class ProcessSandbox:
         self._closed = True
         self.kill()
         try:
-            async with asyncio.timeout(_GONE_SECONDS):
+            async with asyncio.timeout(GONE_SECONDS):
                 await self.process.wait()
         except TimeoutError:
             self.process.kill()

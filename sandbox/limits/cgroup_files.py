@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from sandbox.limits import proc_files
+from sandbox.models import GONE_SECONDS
 
 __all__ = [
+    "KILL_POLL_SECONDS",
     "counter",
     "group_mounts",
     "kill_all",
@@ -27,8 +29,8 @@ __all__ = [
 ]
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_KILL_SECONDS: Final = 10.0
-_POLL_SECONDS: Final = 0.002
+#: Interval of checks whether killed processes are gone: about what the kernel needs; results wait for it.
+KILL_POLL_SECONDS: Final = 0.002
 
 
 def group_mounts(data: bytes) -> dict[str, tuple[Path, str]]:
@@ -113,13 +115,13 @@ def kill_all(members: Callable[[], list[int]]) -> bool:
     The caller prevents them from forking faster. A reused process id is not hit: a process is
     killed by descriptor, after it was listed again.
     """
-    deadline = time.monotonic() + _KILL_SECONDS
+    deadline = time.monotonic() + GONE_SECONDS
     while listed := _listed(members):
         for pid in listed:
             _kill_member(pid, members)
         if time.monotonic() > deadline:
             return False
-        time.sleep(_POLL_SECONDS)
+        time.sleep(KILL_POLL_SECONDS)
     return True
 
 

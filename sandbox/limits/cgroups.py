@@ -23,6 +23,7 @@ from broker_config.settings import SandboxSettings
 from sandbox.driver import Check, Usage
 from sandbox.limits import proc_files
 from sandbox.limits.cgroup_files import (
+    KILL_POLL_SECONDS,
     counter,
     group_mounts,
     kill_all,
@@ -33,7 +34,7 @@ from sandbox.limits.cgroup_files import (
     words,
     write,
 )
-from sandbox.models import Limit
+from sandbox.models import GONE_SECONDS, Limit
 from sandbox.service_id import ServiceId, own_id
 
 __all__ = ["DELEGATE", "Cgroups", "Group", "find_cgroups"]
@@ -47,7 +48,6 @@ _LAUNCHERS: Final = 1
 #: One counter per process: several drivers create groups in the same directory.
 _numbers: Final = itertools.count()
 _NEEDED: Final = ("memory", "pids")
-_REMOVE_SECONDS: Final = 1.0
 DELEGATE: Final = (
     "delegate a cgroup to this service (systemd: Delegate=yes; containers: docs/operations.md)"
     " or run it as root"
@@ -94,14 +94,14 @@ class Group(ABC):
             return True
         if not self.kill():
             return False
-        deadline = time.monotonic() + _REMOVE_SECONDS
+        deadline = time.monotonic() + GONE_SECONDS
         while True:  # a killed process leaves its group shortly after it is no longer listed
             try:
                 self._rmdir()
             except OSError:
                 if time.monotonic() > deadline:
                     return False
-                time.sleep(0.002)
+                time.sleep(KILL_POLL_SECONDS)
             else:
                 return True
 

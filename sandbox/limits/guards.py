@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from loguru import logger
 
+from nekro_agent.durations import POLL_SECONDS
 from sandbox.limits.processes import UnsettledError
 from sandbox.models import Limit
 
@@ -31,14 +32,8 @@ EndRun = Callable[[Limit, str | None], None]
 GUARD_SECONDS: Final = 5.0
 #: A check may take this share of the time between checks; an expensive check gets longer pauses.
 _LARGEST_SHARE: Final = 1 / 20
-#: Longest pause: a run must not get unbounded pauses by making checks expensive.
-_LONGEST_PAUSE_SECONDS: Final = 1.0
 #: Judgements per shortest bound.
 _JUDGEMENTS: Final = 10
-#: How long to wait, after a failed check, for the end of a sandbox that is just ending.
-_ENDING_SECONDS: Final = 0.05
-#: How much too early the event loop may call a timer.
-_CLOCK_SECONDS: Final = 0.01
 #: Consecutive failures that end the run: a single one may be caused by a process that is just ending.
 _MOST_FAILURES: Final = 2
 
@@ -106,8 +101,9 @@ class Guards:
             except RuntimeError as exc:  # no more threads
                 self.fail(name, exc)
 
-        self._starts.append((time.monotonic() + every_seconds, start))
-        self._timers.append(asyncio.get_running_loop().call_later(every_seconds, self._start_looks))
+        entry = (time.monotonic() + every_seconds, start)
+        self._starts.append(entry)
+        self._timers.append(asyncio.get_running_loop().call_later(every_seconds, self._start, entry))
 
     def task(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
         """Run a guard that is a coroutine on the event loop; its failure ends the run."""
@@ -131,7 +127,9 @@ class Guards:
 
     def judge(self, now: float) -> None:
         """End the run when a guard is late; start checks that a busy event loop has not started."""
-        self._start_looks()
+        for entry in list(self._starts):
+            if entry[0] <= now:
+                self._start(entry)
         for guard in list(self._guards):
             since = guard.since
             late = 0.0 if since is None else now - since - guard.allowed_seconds
@@ -161,16 +159,14 @@ class Guards:
         for task in self._tasks:
             task.cancel()
 
-    def _start_looks(self) -> None:
-        now = time.monotonic() + _CLOCK_SECONDS
-        for entry in list(self._starts):
-            # Removed first, as the event loop and the judge may both be here.
-            if entry[0] <= now and not self._closed.is_set():
-                try:
-                    self._starts.remove(entry)
-                except ValueError:
-                    continue
-                entry[1]()
+    def _start(self, entry: tuple[float, Callable[[], None]]) -> None:
+        if self._closed.is_set():
+            return
+        try:  # removed first, as the event loop and the judge may both be here
+            self._starts.remove(entry)
+        except ValueError:
+            return
+        entry[1]()
 
     def _look_on(self, guard: Guard, look: Callable[[], Limit | None], every_seconds: float) -> None:
         failures, pause = 0, 0.0
@@ -183,7 +179,7 @@ class Guards:
                 continue
             except Exception as exc:
                 failures += 1
-                if self._closed.wait(_ENDING_SECONDS) or not self._alive():
+                if self._closed.wait(POLL_SECONDS) or not self._alive():
                     return
                 if failures == _MOST_FAILURES:
                     self.fail(guard.name, exc)
@@ -197,7 +193,7 @@ class Guards:
                     self._end(limit, None)
                 return
             cost = time.monotonic() - begin
-            pause = min(max(every_seconds, cost / _LARGEST_SHARE), _LONGEST_PAUSE_SECONDS + every_seconds)
+            pause = min(max(every_seconds, cost / _LARGEST_SHARE), GUARD_SECONDS / 5 + every_seconds)
             guard.allowed_seconds = pause
 
 

@@ -8,6 +8,7 @@ can write more than its quota, and the excess is deleted when the run has ended.
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ from sandbox.limits.processes import UnsettledError
 
 __all__ = ["Quota"]
 
-#: File times come from a coarse clock: a file may appear older by this much.
-_CLOCK_TICK_SECONDS: Final = 0.02
+#: File times come from a coarse clock: a file may appear older by this many of its ticks.
+_CLOCK_TICKS: Final = 2
 #: Names that one pass of ``cut_back`` reads.
 _NAMES_PER_PASS: Final = 200_000
 
@@ -88,7 +89,7 @@ class Quota:
         that no older file in it is lost. Directories too deep to be measured are removed completely.
         Returns how many names were removed.
         """
-        since -= _CLOCK_TICK_SECONDS
+        since -= _CLOCK_TICKS / os.sysconf("SC_CLK_TCK")
         with contextlib.suppress(OSError):
             safe_files.remove_hidden(self.root)
         total = 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from broker_config.settings import SandboxSettings
+from nekro_agent.durations import POLL_SECONDS
 from sandbox.driver import Sandbox
 from sandbox.limits.guards import Guards
 from sandbox.limits.holdings import hold_of_all, names_bytes, sockets_in_sockets, waiting_at
@@ -15,9 +15,6 @@ from sandbox.models import Limit
 
 __all__ = ["disk_look", "memory_look", "watch"]
 
-_MEMORY_SECONDS: Final = 0.05
-_DISK_SECONDS: Final = 0.1
-
 
 def watch(
     guards: Guards,
@@ -25,24 +22,22 @@ def watch(
     quota: Quota | None,
     settings: SandboxSettings,
     *,
-    every_seconds: float = 0,
+    every_seconds: float = POLL_SECONDS,
 ) -> None:
     """Check a sandbox's disk and memory until the guards are closed.
 
     Args:
         quota: None where the kernel bounds the shared directory.
-        every_seconds: least time between two checks; 0 uses the intervals for running code.
+        every_seconds: least time between two checks; the default is for running code.
     """
     quotas = {} if quota is None else {"disk": quota}
     if sandbox.scratch_dir is not None:
         quotas["tmp"] = Quota.of_scratch(sandbox.scratch_dir, settings)
     for name, watched in quotas.items():
         look = disk_look(sandbox, watched, most_file_bytes=settings.max_file_bytes)
-        guards.look(name, look, every_seconds=max(every_seconds, _DISK_SECONDS))
+        guards.look(name, look, every_seconds=every_seconds)
     if not sandbox.memory_bounded:
-        guards.look(
-            "memory", memory_look(sandbox, settings), every_seconds=max(every_seconds, _MEMORY_SECONDS)
-        )
+        guards.look("memory", memory_look(sandbox, settings), every_seconds=every_seconds)
 
 
 def memory_look(sandbox: Sandbox, settings: SandboxSettings) -> Callable[[], Limit | None]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from broker_config.settings import SandboxSettings
 from codec.values import decode_arguments, encode_value
+from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import InvalidValueError, NekroError, PackageInstallError
 from nekro_agent.files import safe_files
 from nekro_agent.files.private_files import make_directory
@@ -43,7 +44,6 @@ _KEY: Final = "package builder"
 _MOST_BYTES: Final = 1 << 30
 _REPORT_BYTES: Final = 16 << 20
 _WALL_SECONDS: Final = 600
-_INDEX_SECONDS: Final = 20
 _ERROR_CHARS: Final = 1500
 #: Arguments are names and numbers; values include pages of an index, which are long.
 _ARGUMENT_BYTES: Final = 1 << 16
@@ -238,7 +238,7 @@ def _index_of_pip() -> str:
             [sys.executable, "-c", _INDEX_QUESTION],
             capture_output=True,
             text=True,
-            timeout=_INDEX_SECONDS,
+            timeout=PROGRAM_SECONDS,
             check=True,
             env={**os.environ},
         )

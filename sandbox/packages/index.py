@@ -22,13 +22,13 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 import httpx
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import PackageInstallError
 
 __all__ = ["IndexGateway"]
 
 _ACCEPT: Final = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
 _PROJECT: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,98}[a-z0-9])?")
-_TIMEOUT_SECONDS: Final = 60
 _PAGE_BYTES: Final = 64 << 20
 
 
@@ -94,7 +94,7 @@ class IndexGateway:
     async def _wheels_of(self, name: str) -> list[_Wheel]:
         url = urljoin(self._index_url, f"{name}/")
         try:
-            async with httpx.AsyncClient(timeout=_TIMEOUT_SECONDS, follow_redirects=True) as client:
+            async with httpx.AsyncClient(timeout=PROGRAM_SECONDS, follow_redirects=True) as client:
                 response = await client.get(url, headers={"Accept": _ACCEPT})
         except httpx.HTTPError as exc:
             raise PackageInstallError(f"the package index does not answer ({type(exc).__name__})") from exc
@@ -111,7 +111,7 @@ class IndexGateway:
         target = self._directory / wheel.filename
         try:
             async with (
-                httpx.AsyncClient(timeout=_TIMEOUT_SECONDS, follow_redirects=True) as client,
+                httpx.AsyncClient(timeout=PROGRAM_SECONDS, follow_redirects=True) as client,
                 client.stream("GET", wheel.url) as response,
             ):
                 response.raise_for_status()

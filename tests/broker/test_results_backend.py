@@ -14,7 +14,7 @@ from celery import states
 from celery.app.task import Context
 
 from broker_config.app import NekroApp, create_app
-from broker_config.keys import REPLY_SECONDS, Keys
+from broker_config.keys import ABANDONED_SECONDS, Keys
 from broker_config.settings import Settings
 from codec.wire import new_id
 from messaging.failures import failure_from_record
@@ -47,7 +47,7 @@ def test_result_is_stored_and_pushed_to_its_caller(
     reply_key = Keys(prefix=settings.broker.key_prefix).reply(caller)
     pushed = json.loads(client.lrange(reply_key, 0, -1)[0])
     assert (pushed["task_id"], pushed["result"]) == (task_id, {"a": 1})
-    assert 0 < client.ttl(reply_key) <= REPLY_SECONDS
+    assert 0 < client.ttl(reply_key) <= ABANDONED_SECONDS
     stored = app.backend.get_key_for_task(task_id)
     assert json.loads(client.get(stored)) == pushed
     assert 0 < client.ttl(stored) <= settings.results.expires_seconds

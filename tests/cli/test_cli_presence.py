@@ -17,7 +17,6 @@ async def test_a_call_without_a_serving_worker_is_given_up(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "_PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(presence, "_ANSWER_SECONDS", 0.1)
     app = create_app(make_settings())
     cancelled = asyncio.Event()
 
@@ -39,15 +38,14 @@ async def test_a_worker_that_starts_later_is_waited_for(
     make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "_PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(presence, "_ANSWER_SECONDS", 0.1)
     app, questions = create_app(make_settings()), 0
 
-    def ask(_app: object) -> set[str]:
+    def ask(_app: object) -> dict[str, int]:
         nonlocal questions
         questions += 1
-        return set() if questions == 1 else {"methods"}
+        return {} if questions == 1 else {"methods": 1}
 
-    monkeypatch.setattr(presence, "served_lanes", ask)
+    monkeypatch.setattr(presence, "lane_workers", ask)
 
     async def answered_when_it_is_there() -> int:
         while questions < 2:

@@ -49,7 +49,7 @@ def test_events_that_a_slow_watcher_does_not_fetch_are_dropped_and_counted(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "MAX_WAITING", 3)
-    monkeypatch.setattr(watching, "RENEW_SECONDS", 0)
+    monkeypatch.setattr(watching, "RENEWALS", 1e9)
     app = create_app(settings)
     with EventWatcher(app, settings.broker, chat_key=CHAT) as watcher:
         for number in range(5):
@@ -81,7 +81,7 @@ def test_a_watcher_continues_after_redis_lost_its_data(
     make_settings: Callable[..., Settings], own_redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings(broker={"url": own_redis.url})
-    monkeypatch.setattr(watching, "RENEW_SECONDS", 0)
+    monkeypatch.setattr(watching, "RENEWALS", 1e9)
     app = create_app(settings)
     with EventWatcher(app, settings.broker, chat_key=CHAT) as watcher:
         own_redis.kill()

@@ -156,7 +156,7 @@ async def test_a_sandbox_whose_end_is_never_seen_ends_the_run(
         sandbox.wait = wait
 
     monkeypatch.setattr("sandbox.run._EXIT_SECONDS", 0.1)
-    monkeypatch.setattr("sandbox.run._GONE_SECONDS", 0.1)
+    monkeypatch.setattr("sandbox.run.GONE_SECONDS", 0.1)
     async with faulty_lab(tmp_path, spoil) as box:
         assert_ended_by(await box.run("print(1)"), "end")
 

@@ -215,7 +215,7 @@ def newest_group(own: Path) -> Path:
 @pytest.fixture
 def quick_removal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain directory keeps its files, and cannot be removed as a group can."""
-    monkeypatch.setattr("sandbox.limits.cgroups._REMOVE_SECONDS", 0)
+    monkeypatch.setattr("sandbox.limits.cgroups.GONE_SECONDS", 0)
 
 
 @pytest.mark.usefixtures("quick_removal")

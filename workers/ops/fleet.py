@@ -14,7 +14,7 @@ from loguru import logger
 
 from broker_config.app import create_app
 from broker_config.settings import Settings
-from messaging.queue_figures import read_dead, read_queues
+from messaging.queue_figures import lane_workers, read_dead, read_queues
 from nekro_agent.errors import NekroError
 from storage.database_clock import follow_database_clock
 from storage.engine import Database
@@ -22,8 +22,6 @@ from storage.repositories.overview import OpenWork, OverviewRepository
 
 __all__ = ["FLEET_METRICS", "FleetFigures"]
 
-#: How long the workers of the fleet have to answer; always elapses in full.
-_ANSWER_SECONDS: Final = 1.0
 #: How long the answer is cached, since the question costs every worker a message.
 _WORKERS_SECONDS: Final = 15.0
 
@@ -113,9 +111,7 @@ class FleetFigures:
 
     def _lane_workers(self) -> dict[str, int]:
         if time.monotonic() >= self._workers_until:
-            answers = self._app.control.inspect(timeout=_ANSWER_SECONDS).active_queues() or {}
-            served = [queue["name"] for queues in answers.values() for queue in queues]
-            self._workers = {name: served.count(name) for name in set(served)}
+            self._workers = lane_workers(self._app)
             self._workers_until = time.monotonic() + _WORKERS_SECONDS
         return self._workers
 

@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 from celery import signals
 from loguru import logger
 
+from nekro_agent.durations import CLOSE_STEP_SECONDS
+
 __all__ = ["ShutdownLimit"]
 
-#: How long the interpreter may take to exit after everything was closed.
-EXIT_SECONDS: Final = 5.0
 #: Exit code of a worker whose shutdown exceeded its limit.
 _CUT_EXIT: Final = 1
 
@@ -49,7 +49,7 @@ class ShutdownLimit:
 
     def closed(self, *, code: int) -> None:
         """Exit with this code soon: everything was closed, although a thread may still run."""
-        self._orders.put(_Order(EXIT_SECONDS, code=code))
+        self._orders.put(_Order(CLOSE_STEP_SECONDS, code=code))
 
     def _stopping(self, *, how: str, **_: object) -> None:
         self._orders.put(_Order(self._seconds.get(how, min(self._seconds.values())), code=_CUT_EXIT))

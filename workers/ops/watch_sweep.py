@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
 
 from celery import Celery
 from loguru import logger
 
+from broker_config.keys import ABANDONED_SECONDS
 from broker_config.settings import BrokerSettings
 from messaging.event_watch import drop_abandoned
 
 __all__ = ["WatchSweep"]
 
-_PERIOD_SECONDS: Final = 60.0
-
 
 class WatchSweep:
-    """Drops abandoned queues of watchers once a minute."""
+    """Drops abandoned queues of watchers, as often as such a queue expires."""
 
     def __init__(self, app: Celery, settings: BrokerSettings) -> None:
         self._app = app
@@ -28,7 +26,7 @@ class WatchSweep:
     async def sweep(self) -> float | None:
         """Drop abandoned queues; returns the seconds until the next check."""
         if time.monotonic() >= self._next_at:
-            self._next_at = time.monotonic() + _PERIOD_SECONDS
+            self._next_at = time.monotonic() + ABANDONED_SECONDS
             dropped = await asyncio.to_thread(drop_abandoned, self._app, self._settings)
             if dropped:
                 logger.bind(queues=dropped).info("abandoned_watchers_dropped")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from loguru import logger
 
+from nekro_agent.durations import FRESH_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.methods import Lane
 from storage.engine import Database
@@ -16,9 +16,6 @@ from workers.plugins.loop_watchdog import Blocking
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["MethodMarks"]
-
-#: How old the marks that route a call may be.
-_FRESH_SECONDS: Final = 1.0
 
 
 class MethodMarks:
@@ -46,7 +43,7 @@ class MethodMarks:
     async def refresh(self) -> None:
         """Read the marks of the database; routes stay unchanged while the database is unavailable."""
         now = time.monotonic()
-        if self._read_at is not None and now - self._read_at < _FRESH_SECONDS:
+        if self._read_at is not None and now - self._read_at < FRESH_SECONDS:
             return
         self._read_at = now
         try:

@@ -27,8 +27,6 @@ T = TypeVar("T")
 #: Blocking time that is reported: far above a garbage collection, below what users of the loop tolerate.
 _WARN_SECONDS: Final = 0.5
 _LOOKS_PER_WARNING: Final = 4
-#: Tolerated delay of the watchdog's own thread.
-_LATE_SECONDS: Final = 0.1
 _FRAMES: Final = 12
 #: A method that blocks again is reported again after this time.
 _REPEAT_SECONDS: Final = 30.0
@@ -141,7 +139,7 @@ class LoopWatchdog:
         looked_at = awake_since = time.monotonic()
         while not self._stopped.wait(pause):
             now, step = time.monotonic(), self._step
-            if now - looked_at > 2 * pause + _LATE_SECONDS:
+            if now - looked_at > 3 * pause:
                 # This thread was late too: the process was suspended or starved, not blocked by the method.
                 awake_since = now
             looked_at = now

@@ -10,10 +10,11 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent import futures
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from loguru import logger
 
+from nekro_agent.durations import CLOSE_STEP_SECONDS, PROGRAM_SECONDS
 from nekro_agent.errors import StorageUnavailableError
 from runtime.greenlet_bridge import at_loop_close
 from storage.engine import Database
@@ -22,11 +23,6 @@ from workers.pools.jobs import LoopThread
 __all__ = ["BackgroundLoop"]
 
 T = TypeVar("T")
-
-#: Time limit for the first step of a new loop.
-_START_SECONDS: Final = 30.0
-#: How long ``close`` waits for writes whose callers no longer wait.
-_SETTLE_SECONDS: Final = 2.0
 
 
 class BackgroundLoop:
@@ -97,7 +93,7 @@ class BackgroundLoop:
             unsettled = list(self._unsettled)
         if thread is None:
             return
-        futures.wait(unsettled, timeout=_SETTLE_SECONDS)
+        futures.wait(unsettled, timeout=CLOSE_STEP_SECONDS)
         thread.stop()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
@@ -107,7 +103,7 @@ class BackgroundLoop:
             if self._thread is None:
                 thread = LoopThread("nekro-background")
                 thread.start()
-                asyncio.run_coroutine_threadsafe(self._prepare(), thread.loop).result(_START_SECONDS)
+                asyncio.run_coroutine_threadsafe(self._prepare(), thread.loop).result(PROGRAM_SECONDS)
                 self._thread = thread
             return self._thread.loop
 

@@ -11,12 +11,11 @@ from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import _run_ready_callbacks
 from kombu.asynchronous import get_event_loop
 
+from nekro_agent.durations import POLL_SECONDS
 from workers.pools.jobs import CANCEL_SECONDS, Job, StopReason
 
 __all__ = ["JobPool"]
 
-#: Interval at which a stopping pool runs pending acknowledgements.
-DRAIN_STEP_SECONDS: Final = 0.05
 
 logger = logging.getLogger(__name__)
 #: Shared keyword arguments of tracers: nearly no job has any, and they are only read.
@@ -141,7 +140,7 @@ class JobPool(BasePool):  # type: ignore[misc]
     def _wait(self, is_needed: Any, *, seconds: float) -> None:
         end = time.monotonic() + seconds
         while is_needed() and time.monotonic() < end:
-            self._ended.wait(DRAIN_STEP_SECONDS)
+            self._ended.wait(POLL_SECONDS)
             self._ended.clear()
             _let_acknowledgements_through()
 

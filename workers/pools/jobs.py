@@ -43,7 +43,7 @@ __all__ = [
     "current_job",
 ]
 
-#: How long a stopping loop waits for cancelled coroutines.
+#: How long a cancelled coroutine may take to end before its loop, or its thread, is abandoned.
 CANCEL_SECONDS: Final = 2
 
 logger = logging.getLogger(__name__)

@@ -7,12 +7,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+
+from nekro_agent.durations import RETRY_SECONDS
 
 __all__ = ["SessionShare", "lower_thread"]
-
-#: How long a change must last before it takes effect; also the pause before a refused write is retried.
-_SETTLE_SECONDS: Final = 0.5
 
 
 def lower_thread(niceness: int) -> None:
@@ -40,7 +38,7 @@ class SessionShare:
         niceness: int,
         is_busy: Callable[[], bool],
         path: Path = Path("/proc/self/autogroup"),
-        settle_seconds: float = _SETTLE_SECONDS,
+        settle_seconds: float = RETRY_SECONDS,
     ) -> None:
         """Create it with the full share.
 

@@ -12,10 +12,11 @@ import logging
 import threading
 import time
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any
 
 import uvloop
 
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from workers.pools.awaiting import thread_state
 from workers.pools.base import JobPool
 from workers.pools.jobs import CANCEL_SECONDS, Alarms, Job, LoopThread, run_to_end
@@ -23,8 +24,6 @@ from workers.pools.niceness import SessionShare, lower_thread
 
 __all__ = ["ThreadPool"]
 
-#: How long a stopping pool waits for its threads to close their loops.
-JOIN_SECONDS: Final = 5
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class ThreadPool(JobPool):
         """Stop the threads; a blocked thread is abandoned and ends with the process."""
         for _ in range(len(self._threads)):
             self._queue.put(None)
-        end = time.monotonic() + JOIN_SECONDS
+        end = time.monotonic() + CLOSE_STEP_SECONDS
         for thread in list(self._threads):
             if not thread.is_retired:
                 thread.join(max(0.0, end - time.monotonic()))

@@ -6,6 +6,7 @@ from typing import Final
 
 from broker_config.settings import AgentSettings
 from codec.wire import new_id
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.ports import ChatInfo, MessageKind
 from nekro_agent.schemas.chat_message import ChatMessage, ChatType
@@ -23,8 +24,6 @@ from workers.rounds.stop import RoundStopper, StoppedRounds
 __all__ = ["MessageIntake"]
 
 _WAKING: Final = (MsgSignal.CONTINUE, MsgSignal.FORCE_TRIGGER)
-#: How long a reset waits for the running round to stop.
-_RESET_WAIT_SECONDS: Final = 5.0
 
 
 class MessageIntake:
@@ -84,7 +83,7 @@ class MessageIntake:
         a few seconds: a round whose worker does not answer stops later.
         """
         stopped = await self._stopper.stop(
-            chat.chat_key, reason="the chat was reset", wait_seconds=_RESET_WAIT_SECONDS
+            chat.chat_key, reason="the chat was reset", wait_seconds=CLOSE_STEP_SECONDS
         )
         async with self._database.begin() as transaction:
             await transaction.chats.reset(chat.chat_key)

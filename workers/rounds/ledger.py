@@ -7,6 +7,7 @@ chat, cancelled calls), under the chat's lock and the fencing token of its lease
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from loguru import logger
 from agent import verdict
 from agent.rounds import RoundAnswer, RoundOutcome
 from broker_config.settings import AgentSettings
+from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import NekroError, StorageUnavailableError
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import JobState, MessageKind
@@ -38,8 +40,6 @@ __all__ = ["ROUND_ENDED", "ROUND_STARTED", "RoundLedger"]
 ROUND_STARTED: Final = "round.started"
 ROUND_ENDED: Final = "round.ended"
 
-#: Pauses between attempts to record a round's end while the database is unavailable.
-_RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 #: Stop types whose follow-up round was requested by the worker that ran the method.
 _STOPS: Final = {
@@ -202,20 +202,27 @@ class RoundLedger:
         await self._surely(write)
         logger.info("round_cancelled")
 
+    @property
+    def lease_seconds(self) -> float:
+        """How long a chat stays with a worker that does not renew its lease."""
+        return self._settings.lease_seconds
+
     async def _surely(self, write: Callable[[Transaction], Awaitable[Round]]) -> Round:
-        """Write, and retry while the database is unavailable; a fenced write is safe to repeat."""
+        """Write, and retry for the time of a lease; a fenced write is safe to repeat.
 
-        async def once() -> Round:
-            async with self._database.begin() as transaction:
-                return await write(transaction)
-
-        for pause_seconds in _RETRY_SECONDS:
+        Raises:
+            StorageUnavailableError: the database did not answer; another worker takes the round over.
+        """
+        give_up_at = time.monotonic() + self.lease_seconds
+        while True:
             try:
-                return await once()
+                async with self._database.begin() as transaction:
+                    return await write(transaction)
             except StorageUnavailableError as exc:
                 logger.bind(error=str(exc)).warning("round_end_not_recorded")
-            await asyncio.sleep(pause_seconds)
-        return await once()
+                if time.monotonic() > give_up_at:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _end(
         self,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Final
 
 from loguru import logger
 
+from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError
 from storage.engine import Database
 from storage.repositories.rounds import Round
@@ -21,10 +21,6 @@ from workers.leases.chat_lease import ChatLease
 from workers.rounds.ledger import RoundLedger
 
 __all__ = ["RoundStopper", "StoppedRounds"]
-
-_POLL_SECONDS: Final = 0.1
-#: Length of the lease under which a dead worker's round is ended.
-_LEASE_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +63,7 @@ class RoundStopper:
             running = await self._refreshed(running)
             if all(item.state in FINAL_ROUND_STATES for item in running):
                 break
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         return StoppedRounds(
             cancelled=tuple(item for item in found if item.state is RoundState.CANCELLED),
             stopped=tuple(item for item in running if item.state in FINAL_ROUND_STATES),
@@ -77,7 +73,7 @@ class RoundStopper:
     async def _settle(self, chat_key: str) -> None:
         """End a round whose worker is dead, if the chat's lease is free."""
         lease = await ChatLease.acquire(
-            self._database, chat_key, owner=self._owner, lease_seconds=_LEASE_SECONDS
+            self._database, chat_key, owner=self._owner, lease_seconds=self._ledger.lease_seconds
         )
         if lease is None:
             return

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
+from nekro_agent.durations import REFRESH_SECONDS
 from storage.engine import Database
 from workers.leases.keeping import survived
 
 __all__ = ["StopRequests"]
-
-#: Polling interval.
-LOOK_SECONDS: Final = 0.3
 
 
 class StopRequests:
@@ -37,12 +34,12 @@ class StopRequests:
 
     async def _look_repeatedly(self) -> None:
         try:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(REFRESH_SECONDS)
             while self._watched:
                 # An error of the query must not end a round.
                 with survived("stop_request_not_readable"):
                     await self._look()
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(REFRESH_SECONDS)
         finally:
             self._task = None
 
