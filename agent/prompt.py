@@ -138,7 +138,7 @@ class PromptBuilder:
             ended=earlier.stop_type.name,
             reason=neutralise(earlier.reason or _REASONS[earlier.stop_type]),
             hint=_hint(earlier),
-            output=cut_middle(neutralise(output), self._agent.output_chars).strip("\n"),
+            output=cut_middle(neutralise(output), self._agent.history_chars // 5).strip("\n"),
             observed=bool(earlier.observations),
         )
         parts: list[Part] = [TextPart(text=run)]

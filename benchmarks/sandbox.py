@@ -151,6 +151,7 @@ def _method() -> StubMethod:
         signature="(value)",
         doc=None,
         type=SandboxMethodType.TOOL,
+        timeout_seconds=30,
     )
 
 

@@ -23,6 +23,7 @@ from nekro_agent.errors import SettingsError
 from nekro_agent.methods import Lane
 
 __all__ = [
+    "RESULT_SECONDS",
     "WORKER_FLAGS",
     "NekroApp",
     "celery_settings",
@@ -37,6 +38,8 @@ WORKER_FLAGS: Final = ("--without-gossip", "--without-mingle")
 #: Read by Celery's Redis backend, and missing in its own list of settings.
 UNLISTED_KEYS: Final = frozenset({"redis_backend_health_check_interval", "redis_client_name"})
 BACKEND: Final = "messaging.celery.result_backend:ReplyBackend"
+#: How long a result is kept: a caller that lost its connection reads it again within seconds of reconnecting.
+RESULT_SECONDS: Final = 3600
 #: Attempts to store a result; with the pauses below they take about half a minute.
 RESULT_TRIES: Final = 30
 
@@ -154,7 +157,7 @@ def _broker_settings(settings: Settings, *, lane: str | None) -> dict[str, Any]:
     assert broker.url is not None  # noqa: S101 - checked by celery_settings
     values: dict[str, Any] = {
         "broker_url": kombu_url(broker.url),
-        "broker_connection_timeout": broker.connect_timeout_seconds,
+        "broker_connection_timeout": broker.connect_seconds,
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
     }
@@ -169,7 +172,7 @@ def _broker_settings(settings: Settings, *, lane: str | None) -> dict[str, Any]:
         "unacked_restore_throttle": 1,
         "unacked_mutex_expire": broker.visibility_timeout_seconds / 3,
         "socket_timeout": broker.socket_timeout_seconds,
-        "socket_connect_timeout": broker.connect_timeout_seconds,
+        "socket_connect_timeout": broker.connect_seconds,
         "socket_keepalive": True,
         "health_check_interval": 10,
         # One list per queue: kombu uses one list per priority, and each lane needs only one.
@@ -191,7 +194,7 @@ def _result_settings(settings: Settings) -> dict[str, Any]:
         "result_backend": BACKEND,
         "result_serializer": "json",
         "result_accept_content": ["json"],
-        "result_expires": settings.results.expires_seconds,
+        "result_expires": RESULT_SECONDS,
         # Otherwise a result is lost while Redis restarts, and its caller gets an error for a call
         # that has succeeded.
         "result_backend_always_retry": True,

@@ -90,7 +90,7 @@ class RedisEndpoint:
         known = self._server if self._sentinels is None else self._server | {"sentinels": self._sentinels}
         return {
             "socket_timeout": reply_seconds or self._broker.socket_timeout_seconds,
-            "socket_connect_timeout": self._broker.connect_timeout_seconds,
+            "socket_connect_timeout": self._broker.connect_seconds,
             **known,
         }
 
@@ -124,9 +124,8 @@ class _Sentinels:
         password = broker.sentinel_password
         #: Parameters of connections to a Sentinel.
         self.parameters: dict[str, Any] = {
-            "socket_timeout": broker.connect_timeout_seconds,
-            "socket_connect_timeout": broker.connect_timeout_seconds,
-            **({"username": broker.sentinel_username} if broker.sentinel_username else {}),
+            "socket_timeout": broker.connect_seconds,
+            "socket_connect_timeout": broker.connect_seconds,
             **({"password": password.get_secret_value()} if password is not None else {}),
             **({"ssl": True, **tls} if tls else {}),
         }

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -45,6 +45,8 @@ __all__ = [
 ENV_PREFIX = "NEKRO_"
 #: Variables with this prefix configure the test suite and are not settings.
 TEST_PREFIX = "NEKRO_TEST_"
+#: Least time limit of a connection attempt: a lost packet is sent again after 1 s.
+CONNECT_SECONDS: Final = 2.0
 
 
 def _split_list(value: object) -> object:
@@ -76,9 +78,9 @@ class BrokerSettings(_Group):
         description="Name of the primary in Sentinel's configuration, for a URL that names Sentinels "
         "(`sentinel://host:26379;sentinel://host2:26379/0`).",
     )
-    sentinel_username: str | None = Field(None, description="User name for the Sentinels, if they need one.")
     sentinel_password: SecretStr | None = Field(
-        None, description="Password for the Sentinels; the server's password is in the URL."
+        None,
+        description="Password of the Sentinels' default user; the server's user and password are in the URL.",
     )
     tls_ca_file: Path | None = Field(
         None,
@@ -100,12 +102,16 @@ class BrokerSettings(_Group):
         gt=0,
         description="How long a delivery may stay unacknowledged and unrenewed before it is redelivered.",
     )
-    socket_timeout_seconds: float = Field(5, gt=0, description="Time limit of one request to Redis.")
-    connect_timeout_seconds: float = Field(
-        2, gt=0, description="Time limit of one connection attempt to Redis."
+    socket_timeout_seconds: float = Field(
+        5,
+        gt=0,
+        description="Time limit of one request to Redis; a connection attempt has 40 %, at least 2 s.",
     )
     max_deliveries: int = Field(
-        3, ge=1, description="Deliveries after which a task that no worker finishes is dead-lettered."
+        3,
+        ge=1,
+        description="Deliveries after which a task that no worker finishes is dead-lettered, and starts "
+        "after which a round whose worker died before the LLM answered fails, with a notice in its chat.",
     )
     max_queued: int = Field(
         10_000,
@@ -119,6 +125,11 @@ class BrokerSettings(_Group):
         description="Concurrent calls of one chat in one process; more wait for their turn.",
     )
 
+    @property
+    def connect_seconds(self) -> float:
+        """Time limit of one connection attempt; short, so that a dead Sentinel costs little of a request."""
+        return max(CONNECT_SECONDS, 0.4 * self.socket_timeout_seconds)
+
 
 class ResultSettings(_Group):
     """The result backend."""
@@ -126,7 +137,6 @@ class ResultSettings(_Group):
     url: str | None = Field(
         None, description="Redis URL of the result backend; unset means the broker's Redis."
     )
-    expires_seconds: int = Field(3600, ge=60, description="How long a result is kept.")
 
 
 class DatabaseSettings(_Group):
@@ -136,9 +146,8 @@ class DatabaseSettings(_Group):
         None, description="`postgresql://…` or `sqlite:///path`; unset means SQLite in the data directory."
     )
     pool_size: int = Field(10, ge=1, le=200, description="Connections kept per process (PostgreSQL).")
-    pool_timeout_seconds: float = Field(10, gt=0, description="How long to wait for a free connection.")
-    busy_timeout_seconds: float = Field(
-        15, gt=0, description="How long a SQLite writer waits for another one."
+    pool_timeout_seconds: float = Field(
+        15, gt=0, description="How long to wait for a free connection, and a SQLite writer for another one."
     )
     transaction_timeout_seconds: float = Field(
         30, gt=0, description="Time limit of a transaction; then its connection is closed and it fails."
@@ -156,8 +165,11 @@ class RetentionSettings(_Group):
     calls_days: float = Field(
         7, ge=1, description="Outcomes of calls, including dead-lettered ones; repeated deliveries need them."
     )
-    rounds_days: float = Field(30, ge=1, description="Rounds of the LLM, with prompt sizes and code.")
-    jobs_days: float = Field(30, ge=1, description="Background jobs and fired timers.")
+    rounds_days: float = Field(
+        30,
+        ge=1,
+        description="Rounds of the LLM, with prompt sizes and code; background jobs and fired timers.",
+    )
     messages_days: float = Field(0, ge=0, description="Messages of chats; 0 keeps them forever.")
     uploads_days: float = Field(
         30,
@@ -205,9 +217,6 @@ class DownloadSettings(_Group):
     connections: int = Field(
         4, ge=1, le=16, description="Connections to one server for one file of at least 64 MiB."
     )
-    lease_seconds: float = Field(
-        15, ge=1, description="How long a download stays with a worker that does not renew its lease."
-    )
 
 
 class UploadSettings(_Group):
@@ -234,9 +243,6 @@ class SandboxSettings(_Group):
     python: Path | None = Field(
         None, description="Interpreter inside the sandbox; unset means the one that runs this process."
     )
-    container_engine: str | None = Field(
-        None, description="`docker`, `podman` or a path; unset means the first one on PATH."
-    )
     container_image: str = Field(
         "python:3.11-slim",
         description="Image of the container driver; its packages are available in the sandbox.",
@@ -249,11 +255,9 @@ class SandboxSettings(_Group):
         60, gt=0, description="Time limit of a run, including waits for plugin calls."
     )
     cpu_seconds: int = Field(30, ge=1, description="CPU time of one process of a run.")
-    call_seconds: float = Field(30, gt=0, description="Longest wait for one plugin call.")
     memory_bytes: int = Field(512 << 20, ge=64 << 20, description="Memory of all processes of a run.")
     max_processes: int = Field(64, ge=1, description="Processes and threads of a run.")
     max_file_bytes: int = Field(32 << 20, ge=1 << 20, description="Largest single file that a run can write.")
-    max_open_files: int = Field(256, ge=16, description="Open descriptors of one process.")
     tmp_bytes: int = Field(64 << 20, ge=1 << 20, description="Size of `/tmp`, and of `/dev/shm`.")
     shared_bytes: int = Field(256 << 20, ge=1 << 20, description="Disk that `/app/shared` may use.")
     shared_files: int = Field(2000, ge=10, description="Maximum number of files in `/app/shared`.")
@@ -346,21 +350,14 @@ class AgentSettings(_Group):
         description="Rounds that one trigger may cause; a worker runs as many of one chat before it lets "
         "others take the chat.",
     )
-    max_attempts: int = Field(
-        3,
-        ge=1,
-        description="How often a round is started if its worker dies before the LLM answers; then the round "
-        "fails and its chat is notified.",
-    )
     turn_seconds: float = Field(1080, gt=0, description="Longest turn (a trigger and its follow-up rounds).")
     history_messages: int = Field(32, ge=1, description="Newest messages shown to the LLM.")
     history_chars: int = Field(
         20_000,
         ge=500,
-        description="Characters of history shown; the newest message is always shown. A message longer than "
-        "a fifth is cut in the middle.",
+        description="Characters of history shown; the newest message is always shown. A message, or "
+        "output of a run, that is longer than a fifth is cut in the middle.",
     )
-    output_chars: int = Field(4000, ge=100, description="Characters of sandbox output shown to the LLM.")
     image_bytes: int = Field(8 << 20, ge=1024, description="Largest image in a prompt.")
     debounce_seconds: float = Field(
         0,
@@ -369,15 +366,21 @@ class AgentSettings(_Group):
         "results of calls do not wait.",
     )
     lease_seconds: float = Field(
-        15, ge=1, description="How long a chat or a job stays with a worker that does not renew its lease."
+        15,
+        ge=1,
+        description="How long a chat, job, download or pinned plugin stays with a worker that does not renew "
+        "its lease. The sweep that recovers lost work runs three times in it.",
     )
-    sweep_seconds: float = Field(5, gt=0, description="Interval of the sweep that recovers lost work.")
-    unclaimed_seconds: float = Field(
-        10,
-        gt=0,
-        description="How long a recorded call may wait for a worker before its message is published again, "
-        "if its queue is empty.",
-    )
+
+    @property
+    def sweep_seconds(self) -> float:
+        """Interval of the sweep: work of a dead worker waits for its lease and at most a third more."""
+        return self.lease_seconds / 3
+
+    @property
+    def unclaimed_seconds(self) -> float:
+        """How long a recorded call waits before its message is published again if its queue is empty."""
+        return 2 * self.sweep_seconds
 
 
 class WorkerSettings(_Group):
@@ -390,9 +393,6 @@ class WorkerSettings(_Group):
         (), description="Patterns (`author.module.function`, `*`) routed to lane `long`."
     )
     pinned_plugins: CommaList = Field((), description="Plugin keys that run on one worker of the fleet.")
-    pinned_lease_seconds: float = Field(
-        10, ge=1, description="How long a pinned plugin stays with a worker that does not renew its lease."
-    )
     call_timeout_seconds: float = Field(120, gt=0, description="Time limit of a call in lane `methods`.")
     long_timeout_seconds: float = Field(6 * 3600, gt=0, description="Time limit of a call in lane `long`.")
     wait_seconds: float = Field(

@@ -114,7 +114,7 @@ class EventWatcher:
     def _connect(self) -> None:
         self._connection = self._app.connection_for_read()
         self._connection.ensure_connection(
-            max_retries=1, interval_start=0, timeout=self._settings.connect_timeout_seconds
+            max_retries=1, interval_start=0, timeout=self._settings.connect_seconds
         )
         bounds: dict[str, Any] = {}
         if not is_redis(self._url):

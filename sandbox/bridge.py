@@ -55,7 +55,6 @@ class BridgeLimits:
     #: How many calls are dispatched, and how many are refused before the run ends.
     max_calls: int
     max_calls_in_flight: int
-    call_seconds: float
     #: How long an answer may stay unread before the run ends.
     unread_seconds: float
 
@@ -280,7 +279,7 @@ class Bridge:
         return _refused(error_type, message)
 
     async def _call(self, method: StubMethod, arguments: bytes) -> StubResult:
-        seconds = method.timeout_seconds or self._limits.call_seconds
+        seconds = method.timeout_seconds
         call = StubCall(token=method.token, call_id=new_id(), arguments=arguments)
         try:
             with self._waits.of(seconds):

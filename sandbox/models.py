@@ -97,8 +97,8 @@ class StubMethod:
     signature: str
     doc: str | None
     type: SandboxMethodType
-    #: Longest wait for one call; None means the setting ``sandbox.call_seconds``.
-    timeout_seconds: float | None = None
+    #: Longest wait for one call.
+    timeout_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)

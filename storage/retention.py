@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.orm import InstrumentedAttribute
@@ -14,8 +15,6 @@ from storage.models import Base, CallRow, JobRow, MessageRow, RoundRow, TimerRow
 from storage.states import FINAL_CALL_STATES, FINAL_JOB_STATES, FINAL_ROUND_STATES, TimerState
 
 __all__ = ["delete_expired"]
-
-_DAY_SECONDS = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +48,9 @@ async def delete_expired(
 
 
 def _rules(retention: RetentionSettings) -> list[_Rule]:
-    calls = seconds_from_now(-retention.calls_days * _DAY_SECONDS)
-    rounds = seconds_from_now(-retention.rounds_days * _DAY_SECONDS)
-    jobs = seconds_from_now(-retention.jobs_days * _DAY_SECONDS)
-    messages = seconds_from_now(-retention.messages_days * _DAY_SECONDS)
+    calls = seconds_from_now(-timedelta(days=retention.calls_days).total_seconds())
+    rounds = seconds_from_now(-timedelta(days=retention.rounds_days).total_seconds())
+    messages = seconds_from_now(-timedelta(days=retention.messages_days).total_seconds())
     rules = [
         _Rule(
             table=CallRow,
@@ -67,12 +65,12 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
         _Rule(
             table=JobRow,
             key=JobRow.id,
-            expired=(JobRow.updated_at < jobs) & JobRow.state.in_(FINAL_JOB_STATES),
+            expired=(JobRow.updated_at < rounds) & JobRow.state.in_(FINAL_JOB_STATES),
         ),
         _Rule(
             table=TimerRow,
             key=TimerRow.id,
-            expired=(TimerRow.fire_at < jobs) & (TimerRow.state != TimerState.WAITING),
+            expired=(TimerRow.fire_at < rounds) & (TimerRow.state != TimerState.WAITING),
         ),
     ]
     if retention.messages_days:

@@ -195,7 +195,7 @@ class Parts:
             host=self.host,
             lanes=self.lanes,
             owner=self.node,
-            lease_seconds=self.settings.workers.pinned_lease_seconds,
+            lease_seconds=self.settings.agent.lease_seconds,
             is_fallback=self.role != Lane.PINNED.value,
             refresh=self.marks.refresh,
             consume=consume,
@@ -306,7 +306,13 @@ class Parts:
     @cached_property
     def ledger(self) -> RoundLedger:
         """Records the states of rounds."""
-        return RoundLedger(self.database, self.publisher, self.settings.agent, redact=self.redactor)
+        return RoundLedger(
+            self.database,
+            self.publisher,
+            self.settings.agent,
+            max_attempts=self.settings.broker.max_deliveries,
+            redact=self.redactor,
+        )
 
     @cached_property
     def stopper(self) -> RoundStopper:

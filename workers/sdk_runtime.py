@@ -35,7 +35,7 @@ def runtime_of(parts: Parts) -> runtime.Runtime:
             parts.background,
             data_dir=settings.data_dir,
             owner=parts.node,
-            lease_seconds=settings.downloads.lease_seconds,
+            lease_seconds=settings.agent.lease_seconds,
         ),
         hooks=parts.host,
         store_policy=StorePolicy(max_value_bytes=settings.store.max_value_bytes),

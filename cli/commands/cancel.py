@@ -86,7 +86,7 @@ async def _stop(args: Args, settings: Settings) -> StoppedRounds:
     database = Database(settings.database, settings.data_dir)
     publisher = EventPublisher(create_app(settings))
     try:
-        ledger = RoundLedger(database, publisher, settings.agent)
+        ledger = RoundLedger(database, publisher, settings.agent, max_attempts=settings.broker.max_deliveries)
         stopper = RoundStopper(database, ledger, owner=f"cli@{socket.gethostname()}:{os.getpid()}")
         return await stopper.stop(args.chat_key, reason="cancelled on request", wait_seconds=args.seconds)
     finally:

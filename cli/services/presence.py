@@ -32,7 +32,7 @@ def require_broker(settings: Settings) -> None:
         BrokerUnavailableError: it does not answer in time.
     """
     url = settings.broker.url or ""
-    limit = settings.broker.connect_timeout_seconds
+    limit = settings.broker.connect_seconds
     try:
         if is_redis(url):
             with RedisEndpoint(settings.broker, url).client() as client:

@@ -31,6 +31,7 @@ from sandbox.drivers.door import Door
 from sandbox.drivers.homes import make_home, remove_home
 from sandbox.drivers.process import expect_hello
 from sandbox.filter.seccomp import build_filter
+from sandbox.limits.run_limits import MAX_OPEN_FILES
 from sandbox.models import Limit
 from sandbox.service_id import ServiceId, own_id
 
@@ -59,14 +60,10 @@ class ContainerDriver:
         Raises:
             SandboxUnavailableError: there is none.
         """
-        names = [self._settings.container_engine] if self._settings.container_engine else ["docker", "podman"]
-        for name in names:
+        for name in ("docker", "podman"):
             if found := shutil.which(name):
                 return found
-        raise SandboxUnavailableError(
-            f"no container engine ({' or '.join(names)}) on PATH; install one or set"
-            " NEKRO_SANDBOX__CONTAINER_ENGINE"
-        )
+        raise SandboxUnavailableError("no container engine (docker or podman) on PATH; install one")
 
     async def examine(self) -> tuple[Check, ...]:
         """Check the engine, its server and the image; remove containers of services that have ended."""
@@ -191,7 +188,7 @@ class ContainerDriver:
             "--memory", memory, "--memory-swap", memory, "--cpus", "1",
             "--pids-limit", str(settings.max_processes),
             "--ulimit", f"fsize={settings.max_file_bytes}", "--ulimit", "core=1",
-            "--ulimit", f"nofile={settings.max_open_files}", *_processes_of_user(settings),
+            "--ulimit", f"nofile={MAX_OPEN_FILES}", *_processes_of_user(settings),
             "--tmpfs", f"/tmp:rw,nosuid,nodev,mode=1777,size={settings.tmp_bytes}",  # noqa: S108 - inside
             "--shm-size", str(settings.tmp_bytes),
             "--volume", f"{spec.shared_dir}:/app/shared:rw",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from broker_config.settings import SandboxSettings
 from sandbox.bridge import BridgeLimits
 
-__all__ = ["bridge_limits", "process_limits"]
+__all__ = ["MAX_OPEN_FILES", "bridge_limits", "process_limits"]
+
+#: Open descriptors of one process: as much as a program needs, and as few as the disk guard can look at.
+MAX_OPEN_FILES: Final = 256
 
 _LEAST_ADDRESS_SPACE = 1 << 30
 
@@ -24,7 +29,7 @@ def process_limits(settings: SandboxSettings) -> dict[str, int]:
         "FSIZE": settings.max_file_bytes,
         "MEMLOCK": 0,
         "MSGQUEUE": 0,
-        "NOFILE": settings.max_open_files,
+        "NOFILE": MAX_OPEN_FILES,
         "NPROC": settings.max_processes,
     }
 
@@ -36,6 +41,5 @@ def bridge_limits(settings: SandboxSettings) -> BridgeLimits:
         return_bytes=settings.return_bytes,
         max_calls=settings.max_calls,
         max_calls_in_flight=settings.max_calls_in_flight,
-        call_seconds=settings.call_seconds,
-        unread_seconds=settings.call_seconds,
+        unread_seconds=settings.wall_seconds / 2,
     )

@@ -43,7 +43,8 @@ __all__ = ["LayerBuilder", "builder_settings"]
 _KEY: Final = "package builder"
 _MOST_BYTES: Final = 1 << 30
 _REPORT_BYTES: Final = 16 << 20
-_WALL_SECONDS: Final = 600
+#: Time limit of one installation; large wheels are unpacked, checked and compiled in minutes.
+BUILD_SECONDS: Final = 600
 _ERROR_CHARS: Final = 1500
 #: Arguments are names and numbers; values include pages of an index, which are long.
 _ARGUMENT_BYTES: Final = 1 << 16
@@ -60,9 +61,8 @@ def builder_settings(settings: SandboxSettings) -> SandboxSettings:
     """Return the settings of builder sandboxes: the same isolation, larger limits."""
     return settings.model_copy(
         update={
-            "wall_seconds": _WALL_SECONDS,
-            "cpu_seconds": _WALL_SECONDS,
-            "call_seconds": _WALL_SECONDS,
+            "wall_seconds": BUILD_SECONDS,
+            "cpu_seconds": BUILD_SECONDS,
             "memory_bytes": max(settings.memory_bytes, 1 << 30),
             "max_file_bytes": _MOST_BYTES,
             "shared_bytes": 4 * _MOST_BYTES,
@@ -70,7 +70,7 @@ def builder_settings(settings: SandboxSettings) -> SandboxSettings:
             "max_calls": 2000,
             "return_bytes": _RETURN_BYTES,
             "preload": (),
-            "package_install": "off",
+            "package_allow": (),
         }
     )
 
@@ -189,6 +189,7 @@ def _host_method(name: str) -> StubMethod:
         signature="(*args)",
         doc=None,
         type=SandboxMethodType.TOOL,
+        timeout_seconds=BUILD_SECONDS,
     )
 
 

@@ -14,7 +14,7 @@ from nekro_agent.errors import NekroError, PackageInstallError, SandboxError
 from nekro_agent.methods import SandboxMethodType
 from sandbox.driver import SandboxDriver
 from sandbox.models import Raised, Returned, StubCall, StubMethod, StubResult
-from sandbox.packages.builder import LayerBuilder, builder_settings
+from sandbox.packages.builder import BUILD_SECONDS, LayerBuilder, builder_settings
 from sandbox.packages.layers import Built, LayerStore
 from sandbox.packages.requirement import Requirement, check_policy, parse_requirement
 
@@ -28,7 +28,7 @@ IMPORTER: Final = StubMethod(
     signature="(package_spec: str)",
     doc=None,
     type=SandboxMethodType.TOOL,
-    timeout_seconds=600,
+    timeout_seconds=BUILD_SECONDS,
 )
 #: The argument is a package's name, the value names its modules.
 _ARGUMENT_BYTES: Final = 1 << 16

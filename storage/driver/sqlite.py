@@ -2,7 +2,7 @@
 
 SQLite allows one writer at a time, on one machine and a local disk. A process that is suspended (SIGSTOP,
 a debugger) inside a write transaction blocks all writers until it resumes or dies; they fail after
-``busy_timeout_seconds``. PostgreSQL ends such a transaction itself.
+``pool_timeout_seconds``. PostgreSQL ends such a transaction itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _prepare(engine: Engine, settings: DatabaseSettings) -> None:
         cursor = connection.cursor()
         try:
             for pragma in (
-                f"busy_timeout = {int(settings.busy_timeout_seconds * 1000)}",  # first: WAL may have to wait
+                f"busy_timeout = {int(settings.pool_timeout_seconds * 1000)}",  # first: WAL may have to wait
                 "journal_mode = WAL",
                 f"synchronous = {settings.sqlite_synchronous.upper()}",
                 "foreign_keys = ON",

@@ -31,7 +31,7 @@ class WriteGate:
         """Exclude every other writer of the loop.
 
         Raises:
-            StorageUnavailableError: other writers held the gate for longer than ``busy_timeout_seconds``.
+            StorageUnavailableError: other writers held the gate for longer than ``pool_timeout_seconds``.
         """
         await self._acquire()
         try:
@@ -43,7 +43,7 @@ class WriteGate:
         """Enter together with other writers that joined; `leave` must follow.
 
         Raises:
-            StorageUnavailableError: other writers held the gate for longer than ``busy_timeout_seconds``.
+            StorageUnavailableError: other writers held the gate for longer than ``pool_timeout_seconds``.
         """
         if self._together and not self._waiting:
             self._together += 1
@@ -63,12 +63,12 @@ class WriteGate:
     async def _acquire(self) -> None:
         self._waiting += 1
         try:
-            await acquire(self._lock, self._settings.busy_timeout_seconds, self._kept_busy)
+            await acquire(self._lock, self._settings.pool_timeout_seconds, self._kept_busy)
         finally:
             self._waiting -= 1
 
     def _kept_busy(self) -> StorageUnavailableError:
         return StorageUnavailableError(
-            f"other writers of this process kept SQLite busy for {self._settings.busy_timeout_seconds} s; "
-            "raise NEKRO_DATABASE__BUSY_TIMEOUT_SECONDS or use PostgreSQL"
+            f"other writers of this process kept SQLite busy for {self._settings.pool_timeout_seconds} s; "
+            "raise NEKRO_DATABASE__POOL_TIMEOUT_SECONDS or use PostgreSQL"
         )

@@ -253,7 +253,7 @@ def test_long_output_is_cut_in_the_middle_with_its_count() -> None:
     first = TurnRound(
         number=1, asked_at=NOON, answer="x", stop_type=StopType.ERROR, output="a" * 900 + "SyntaxError: x"
     )
-    text = last_text(request(previous=(first,), number=2), output_chars=200)
+    text = last_text(request(previous=(first,), number=2), history_chars=1000)
     assert text.count("a" * 50) < 4
     assert "characters hidden …]" in text
     assert "SyntaxError: x" in text

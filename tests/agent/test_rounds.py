@@ -39,11 +39,11 @@ SANDBOX = SandboxSettings(warm_seconds=10)
 METHODS = (
     StubMethod(
         token="m1", name="add", path="a.calc.add", signature="(a: int, b: int) -> int", doc="Add.",
-        type=SandboxMethodType.TOOL,
+        type=SandboxMethodType.TOOL, timeout_seconds=30,
     ),
     StubMethod(
         token="m2", name="search", path="a.web.search", signature="(query: str) -> str", doc="Search.",
-        type=SandboxMethodType.AGENT,
+        type=SandboxMethodType.AGENT, timeout_seconds=30,
     ),
 )  # fmt: skip
 PLUGIN = PluginBrief(

@@ -53,7 +53,7 @@ class World:
     ) -> RedisLink:
         """Create a link; without a URL it connects through the relay."""
         link = RedisLink(
-            BrokerSettings(socket_timeout_seconds=reply_seconds, connect_timeout_seconds=5),
+            BrokerSettings(socket_timeout_seconds=reply_seconds),
             url or self.relay.url,
             asks_run_id=asks_run_id,
         )

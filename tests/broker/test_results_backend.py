@@ -13,7 +13,7 @@ import redis
 from celery import states
 from celery.app.task import Context
 
-from broker_config.app import NekroApp, create_app
+from broker_config.app import RESULT_SECONDS, NekroApp, create_app
 from broker_config.keys import ABANDONED_SECONDS, Keys
 from broker_config.settings import Settings
 from codec.wire import new_id
@@ -50,7 +50,7 @@ def test_result_is_stored_and_pushed_to_its_caller(
     assert 0 < client.ttl(reply_key) <= ABANDONED_SECONDS
     stored = app.backend.get_key_for_task(task_id)
     assert json.loads(client.get(stored)) == pushed
-    assert 0 < client.ttl(stored) <= settings.results.expires_seconds
+    assert 0 < client.ttl(stored) <= RESULT_SECONDS
     assert app.AsyncResult(task_id).result == {"a": 1}
 
 

@@ -46,7 +46,7 @@ def make_chaos(
             own_redis.start()
         values: dict[str, Any] = {
             "plugins": {"dirs": (HERE / "plugins",)},
-            "agent": {"sweep_seconds": 1, "lease_seconds": 3, "unclaimed_seconds": 3},
+            "agent": {"lease_seconds": 3},
         }
         for name, value in overrides.items():
             values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value

@@ -25,7 +25,7 @@ async def settings_of_workers(fleet: Fleet) -> AsyncIterator[tuple[Any, CutProxy
     database = fleet.settings.database
     if str(database.url).startswith("sqlite"):
         # A lock delays the workers no longer than this.
-        database = database.model_copy(update={"busy_timeout_seconds": 0.2})
+        database = database.model_copy(update={"pool_timeout_seconds": 0.2})
         yield fleet.settings.model_copy(update={"database": database}), None
         return
     proxy = CutProxy(database)

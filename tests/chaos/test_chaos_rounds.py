@@ -77,13 +77,17 @@ def settings_for(tmp_path: Path, redis_url: str, database_url: str) -> Settings:
     return Settings.load(
         env_file=None,
         data_dir=tmp_path / "data",
-        broker={"url": redis_url, "key_prefix": f"t{uuid.uuid4().hex}:", "visibility_timeout_seconds": 5},
+        broker={
+            "url": redis_url,
+            "key_prefix": f"t{uuid.uuid4().hex}:",
+            "visibility_timeout_seconds": 5,
+            "max_deliveries": 1000,
+        },
         database={"url": database_url},
         plugins={"dirs": (PLUGINS,)},
         security={"signing_key": "test-signing-key"},
         llm={"script": script},
-        # A round that is started four times is not poison here, as its workers are killed from outside.
-        agent={"lease_seconds": 3, "sweep_seconds": 1, "rounds_per_turn": 100, "max_attempts": 1000},
+        agent={"lease_seconds": 3, "rounds_per_turn": 100},
         sandbox={"max_concurrent": 2},
     )
 

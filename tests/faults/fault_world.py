@@ -213,12 +213,9 @@ async def world(options: Options, directory: Path, postgres: PostgresServer | No
             directory,
             relay.url if is_relayed else redis.url,
             url,
-            broker={"visibility_timeout_seconds": LEASE_SECONDS, "max_deliveries": 100},
-            agent={
-                "sweep_seconds": 1, "lease_seconds": 3, "unclaimed_seconds": 3,
-                # Workers are killed during rounds again and again here.
-                "max_attempts": 1000, "rounds_per_turn": 50,
-            },
+            # Workers are killed during calls and rounds again and again here.
+            broker={"visibility_timeout_seconds": LEASE_SECONDS, "max_deliveries": 1000},
+            agent={"lease_seconds": 3, "rounds_per_turn": 50},
             plugins={"dirs": (HERE / "fault_plugins",)},
             llm={"script": directory / "script.yaml"},
             workers={"drain_seconds": 8},

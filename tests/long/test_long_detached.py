@@ -36,7 +36,7 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
     script.write_text(SCRIPT)
     system = make_fleet(
         llm={"script": script},
-        agent={"sweep_seconds": 0.5, "lease_seconds": 2},
+        agent={"lease_seconds": 2},
         workers={"wait_seconds": 1},
     )
     system.start("methods", "long", "rounds", concurrency=4)

@@ -21,9 +21,9 @@ CONTENT = hashlib.shake_256(b"a model").digest(12 << 20)
 @pytest.fixture(scope="module")
 def fleet(make_fleet: Callable[..., Any]) -> Any:
     return make_fleet(
-        downloads={"allow_private": ("127.0.0.0/8",), "lease_seconds": 2},
+        downloads={"allow_private": ("127.0.0.0/8",)},
         broker={"visibility_timeout_seconds": 4},
-        agent={"sweep_seconds": 0.5, "lease_seconds": 2, "unclaimed_seconds": 3},
+        agent={"lease_seconds": 2},
     )
 
 

@@ -31,7 +31,7 @@ def most_memory() -> int:
 
 @pytest.fixture
 def fleet(make_fleet: Callable[..., Any]) -> Any:
-    system = make_fleet(broker={"visibility_timeout_seconds": VISIBILITY_SECONDS}, agent={"sweep_seconds": 1})
+    system = make_fleet(broker={"visibility_timeout_seconds": VISIBILITY_SECONDS}, agent={"lease_seconds": 3})
     system.start("long", "long", "methods", concurrency=2)
     return system
 

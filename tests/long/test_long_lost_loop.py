@@ -22,7 +22,7 @@ from workers.composition import Services
 def fleet(make_fleet: Callable[..., Any]) -> Any:
     return make_fleet(
         broker={"visibility_timeout_seconds": 3},
-        agent={"sweep_seconds": 0.5, "lease_seconds": 2},
+        agent={"lease_seconds": 2},
     )
 
 

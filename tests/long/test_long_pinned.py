@@ -28,9 +28,8 @@ PLUGINS = Path(__file__).parent / "pinned_plugins"
 def fleet(make_fleet: Callable[..., Any]) -> Any:
     return make_fleet(
         plugins={"dirs": (PLUGINS,)},
-        agent={"sweep_seconds": 0.5},
+        agent={"lease_seconds": 2},
         broker={"visibility_timeout_seconds": 3},
-        workers={"pinned_lease_seconds": 2},
     )
 
 

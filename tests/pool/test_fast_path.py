@@ -17,7 +17,7 @@ from pool_worker import TRACED
 from waiting import WAIT_SECONDS, wait_until
 from worker_process import WorkerProcess, read_ledger
 
-from broker_config.app import NekroApp, create_app
+from broker_config.app import RESULT_SECONDS, NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.settings import Settings
 from codec.wire import new_id
@@ -166,7 +166,7 @@ def test_a_success_leaves_the_same_keys_in_redis_as_celery(
         stored = client.get(key)
         (pushed,) = client.lrange(Keys(prefix=settings.broker.key_prefix).reply(caller), 0, -1)
         assert stored == pushed == published["data"]
-        assert 0 < client.ttl(key) <= settings.results.expires_seconds
+        assert 0 < client.ttl(key) <= RESULT_SECONDS
         records[path] = json.loads(stored)
         assert records[path].pop("task_id") == result.id
         if path == "tracer":  # which is counted after the result is stored

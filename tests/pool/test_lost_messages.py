@@ -103,9 +103,10 @@ async def test_an_epoch_determines_which_messages_were_lost(
 
 
 async def test_a_publish_reconnects_when_its_loop_was_blocked_for_the_connect_timeout(
-    settings: Settings,
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher = PipelinePublisher(settings.broker.model_copy(update={"connect_timeout_seconds": 1}))
+    monkeypatch.setattr("broker_config.settings.CONNECT_SECONDS", 1)
+    publisher = PipelinePublisher(settings.broker.model_copy(update={"socket_timeout_seconds": 1}))
     sending = asyncio.create_task(publisher.send(Message(), queue="q", may_repeat=False))
     await asyncio.sleep(0)  # it is connecting
     time.sleep(1.1)  # Redis answered long before

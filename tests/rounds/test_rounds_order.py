@@ -109,7 +109,7 @@ async def test_two_drains_of_one_chat_run_its_round_once(bench: Bench) -> None:
 
 
 def sweeper(bench: Bench, *sweeps: Sweep, seconds: float = 0.001, owner: str = "w") -> Sweeper:
-    settings = bench.settings.agent.model_copy(update={"sweep_seconds": seconds})
+    settings = bench.settings.agent.model_copy(update={"lease_seconds": 3 * seconds})
     return Sweeper(bench.database, bench.services.publisher, settings, owner=owner, sweeps=sweeps)
 
 

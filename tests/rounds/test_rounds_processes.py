@@ -23,7 +23,7 @@ from storage.states import FINAL_ROUND_STATES
 from workers.composition import Services
 
 LEASE_SECONDS = 2
-SWEEP_SECONDS = 0.5
+SWEEP_SECONDS = LEASE_SECONDS / 3
 #: Seconds for a process to be scheduled on a busy machine; no wait depends on it.
 SLACK_SECONDS = 6
 SAY = 'send_msg_text(_ck, "done")'
@@ -60,7 +60,7 @@ def fleet(
         url,
         plugins={"dirs": (Path(__file__).parent / "plugins",)},
         llm={"base_url": model.start(), "model": "tests-1", "stream": False, "input_price_per_million": 2},
-        agent={"lease_seconds": LEASE_SECONDS, "sweep_seconds": SWEEP_SECONDS},
+        agent={"lease_seconds": LEASE_SECONDS},
         # No sandbox is kept waiting, so that every process below a worker belongs to its run.
         sandbox={"warm_seconds": 0},
         workers={"drain_seconds": 1},

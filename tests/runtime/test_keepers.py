@@ -169,7 +169,7 @@ async def test_sweeps_continue_after_an_unexpected_error(
         swept.set()
 
     fault.inject(LeaseRepository, "acquire")
-    sweeper = Sweeper(database, recorder, AgentSettings(sweep_seconds=0.2), owner="w", sweeps=(sweep,))
+    sweeper = Sweeper(database, recorder, AgentSettings(lease_seconds=1), owner="w", sweeps=(sweep,))
     sweeper.start()
     async with asyncio.timeout(SECONDS):
         await swept.wait()

@@ -140,7 +140,7 @@ async def test_sweeper_wakes_for_a_timer_and_survives_a_failing_sweep(
     sweeper = Sweeper(
         database,
         recorder,
-        AgentSettings(sweep_seconds=600),
+        AgentSettings(lease_seconds=1800),
         owner="w1",
         sweeps=(broken, TimerSweep(database, firings).sweep),
     )

@@ -100,6 +100,7 @@ def method(token: str, **changes: Any) -> StubMethod:
         "signature": "(*args, **kwargs)",
         "doc": f"Does {token}.",
         "type": SandboxMethodType.TOOL,
+        "timeout_seconds": 30,
     }
     return StubMethod(**{**values, **changes})
 

@@ -313,7 +313,9 @@ time.sleep(30)
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK), result
 
 
-async def test_attack_L14_an_expensive_look_does_not_extend_the_pause(tmp_path: Path) -> None:
+async def test_attack_L14_an_expensive_look_does_not_extend_the_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Thousands of mappings slow down each look; files written meanwhile still count."""
     code = (
         """
@@ -331,7 +333,8 @@ except OSError:
 """
         + BIG
     )
-    async with lab(tmp_path, max_open_files=30100, **SMALL) as box:
+    monkeypatch.setattr("sandbox.limits.run_limits.MAX_OPEN_FILES", 30100)
+    async with lab(tmp_path, **SMALL) as box:
         result = await box.run(code)
     assert result.stop_type is StopType.ERROR
     assert result.limit in (Limit.DISK, Limit.GUARD), result

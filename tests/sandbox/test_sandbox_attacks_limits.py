@@ -443,7 +443,9 @@ time.sleep(30)
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.DISK)
 
 
-async def test_attack_L7_descriptors_in_flight_are_bounded_by_the_kernel(tmp_path: Path) -> None:
+async def test_attack_L7_descriptors_in_flight_are_bounded_by_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between two looks, and with sockets of the host, this number is the limit."""
     code = """
 import os, socket
@@ -457,7 +459,8 @@ try:
 except OSError as exc:
     print(count, exc.errno)
 """
-    async with lab(tmp_path, max_open_files=64, max_file_bytes=1 << 20, shared_bytes=1 << 30) as box:
+    monkeypatch.setattr("sandbox.limits.run_limits.MAX_OPEN_FILES", 64)
+    async with lab(tmp_path, max_file_bytes=1 << 20, shared_bytes=1 << 30) as box:
         result = await box.run(code)
     count, number = map(int, result.output.split())
     assert number == errno.ETOOMANYREFS
@@ -519,13 +522,16 @@ async def test_attack_L9_descriptors_run_out_inside_only(box: Lab) -> None:
 
 
 async def test_attack_L10_call_that_never_answers_times_out(tmp_path: Path) -> None:
-    async with lab(tmp_path, call_seconds=0.2) as box:
+    async with lab(tmp_path) as box:
 
         async def never() -> None:
             await asyncio.Event().wait()
 
         box.handlers["never"] = never
-        result = await box.run("try:\n    never()\nexcept MethodError as exc:\n    print(exc)")
+        result = await box.run(
+            "try:\n    never()\nexcept MethodError as exc:\n    print(exc)",
+            methods=[method("never", timeout_seconds=0.2)],
+        )
     assert "did not answer within 0.2 s" in result.output
 
 

@@ -273,12 +273,12 @@ async def test_attack_R11_incomplete_frame_ends_in_a_timeout(box: Lab) -> None:
 
 async def test_attack_R12_unread_answers_end_the_run_with_constant_memory(tmp_path: Path) -> None:
     size = 4 << 20
-    async with lab(tmp_path, call_seconds=0.3) as box:
+    async with lab(tmp_path, wall_seconds=0.6) as box:
         value = b"x" * size
         box.handlers["get"] = lambda: value
         code = "for i in range(1, 101):\n    frame(CALL, i, b'get\\0' + NOTHING)"
         tracemalloc.start()
-        result = await box.run(RAW + code + LINGER)
+        result = await box.run(RAW + code + LINGER, wall_seconds=60)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert (result.stop_type, result.limit) == (StopType.ERROR, Limit.UNREAD)
@@ -364,14 +364,14 @@ async def test_attack_R16_concurrent_runs_see_only_their_own_chat(box: Lab) -> N
 
 
 async def test_slow_method_is_a_timeout_error_inside_and_is_cancelled(tmp_path: Path) -> None:
-    async with lab(tmp_path, call_seconds=0.2) as box:
+    async with lab(tmp_path) as box:
 
         async def never() -> None:
             await asyncio.Event().wait()
 
         box.handlers["never"] = never
         code = "try:\n    never()\nexcept TimeoutError as exc:\n    print(type(exc).__name__, exc)"
-        result = await box.run(code)
+        result = await box.run(code, methods=[method("never", timeout_seconds=0.2)])
     assert (
         result.output
         == "MethodTimeoutError CallTimeoutError: alice.tools.never did not answer within 0.2 s\n"

@@ -79,8 +79,8 @@ def test_default_limits_are_those_of_the_page_and_of_the_design() -> None:
     settings = SandboxSettings()
     mebi = 1 << 20
     assert {
-        "wall_seconds": 60, "call_seconds": 30, "cpu_seconds": 30, "memory_bytes": 512 * mebi,
-        "max_processes": 64, "max_file_bytes": 32 * mebi, "max_open_files": 256, "tmp_bytes": 64 * mebi,
+        "wall_seconds": 60, "cpu_seconds": 30, "memory_bytes": 512 * mebi,
+        "max_processes": 64, "max_file_bytes": 32 * mebi, "tmp_bytes": 64 * mebi,
         "shared_bytes": 256 * mebi, "shared_files": 2000, "output_keep_bytes": mebi >> 4,
         "argument_bytes": mebi, "return_bytes": 8 * mebi, "max_calls": 200, "max_calls_in_flight": 8,
         "max_concurrent": 4, "warm_seconds": 60,

@@ -209,7 +209,7 @@ call(2, b"busy")
 time.sleep(60)
 """,
     }[timer]
-    changes = {"call_seconds": 1.0} if timer == "unread" else {}
+    changes = {"wall_seconds": 2.0} if timer == "unread" else {}
     async with faulty_lab(tmp_path, started.append, **changes) as box:
         box.handlers["busy"] = wait_for_the_end
         box.handlers["large"] = lambda: "x" * (4 << 20)

@@ -49,7 +49,7 @@ class Storage:
 
     def __init__(self, settings: DatabaseSettings, tmp_path: Path, proxy: CutProxy | None) -> None:
         self._proxy, self._url = proxy, str(settings.url)
-        limits = {"busy_timeout_seconds": 0.1, "transaction_timeout_seconds": 1, "pool_timeout_seconds": 1}
+        limits = {"transaction_timeout_seconds": 1, "pool_timeout_seconds": 0.1}
         self.database = Database(settings.model_copy(update=limits), tmp_path)
         self._lock: sqlite3.Connection | None = None
 

@@ -278,7 +278,7 @@ async def test_dispose_continues_after_a_connection_that_cannot_be_closed(
 async def test_writer_that_waits_too_long_for_sqlite_gets_an_error(
     tmp_path: Path, migrated_copy: Any
 ) -> None:
-    settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05})
+    settings = migrated_copy("sqlite").model_copy(update={"pool_timeout_seconds": 0.05})
     database, other_process = Database(settings, tmp_path), Database(settings, tmp_path)
     async with database.begin() as holder:
         await holder.chats.ensure("held")
@@ -288,7 +288,7 @@ async def test_writer_that_waits_too_long_for_sqlite_gets_an_error(
                 await tx.chats.ensure("kept out")
                 pytest.fail("two writers")
 
-        with pytest.raises(StorageUnavailableError, match="BUSY_TIMEOUT_SECONDS"):
+        with pytest.raises(StorageUnavailableError, match="POOL_TIMEOUT_SECONDS"):
             await asyncio.create_task(write(database))
         with pytest.raises(StorageUnavailableError, match="database is locked"):
             await asyncio.create_task(write(other_process))
@@ -487,7 +487,7 @@ def test_every_driver_error_is_mapped(driver_root: type[BaseException]) -> None:
 async def test_a_transaction_without_a_statement_sends_no_begin(
     tmp_path: Path, migrated_copy: Any, ends: str
 ) -> None:
-    settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05, "pool_size": 1})
+    settings = migrated_copy("sqlite").model_copy(update={"pool_timeout_seconds": 0.05, "pool_size": 1})
     database, other_process = Database(settings, tmp_path), Database(settings, tmp_path)
     with contextlib.suppress(ZeroDivisionError):
         async with database.begin():
@@ -504,7 +504,7 @@ async def test_a_transaction_without_a_statement_sends_no_begin(
 
 
 async def test_a_failed_begin_leaves_its_connection_unchanged(tmp_path: Path, migrated_copy: Any) -> None:
-    settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05, "pool_size": 1})
+    settings = migrated_copy("sqlite").model_copy(update={"pool_timeout_seconds": 0.05, "pool_size": 1})
     database, other_process = Database(settings, tmp_path), Database(settings, tmp_path)
     async with other_process.begin() as other:
         await other.chats.ensure("c")

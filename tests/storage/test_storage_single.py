@@ -304,7 +304,7 @@ async def test_a_blocked_reader_waits_on_a_thread(migrated_copy: Any, tmp_path: 
 async def test_an_exclusively_locked_database_is_waited_for_without_blocking_the_loop(
     migrated_copy: Any, tmp_path: Path
 ) -> None:
-    settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.5})
+    settings = migrated_copy("sqlite").model_copy(update={"pool_timeout_seconds": 0.5})
     database, path = Database(settings, tmp_path), str(settings.url).removeprefix("sqlite:///")
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -323,12 +323,12 @@ async def test_an_exclusively_locked_database_is_waited_for_without_blocking_the
 
 
 async def test_write_that_waits_too_long_gets_an_error(migrated_copy: Any, tmp_path: Path) -> None:
-    settings = migrated_copy("sqlite").model_copy(update={"busy_timeout_seconds": 0.05})
+    settings = migrated_copy("sqlite").model_copy(update={"pool_timeout_seconds": 0.05})
     database = Database(settings, tmp_path)
     with locked(settings), pytest.raises(StorageUnavailableError, match="database is locked"):
         await Store(database).set("k")
     async with database.begin():
-        with pytest.raises(StorageUnavailableError, match="BUSY_TIMEOUT_SECONDS"):
+        with pytest.raises(StorageUnavailableError, match="POOL_TIMEOUT_SECONDS"):
             await asyncio.create_task(Store(database).set("k"))
     assert await Store(database).set("k") is True
     await database.dispose()

@@ -142,7 +142,7 @@ async def test_a_command_of_a_host_with_a_wrong_clock_reaches_the_workers(fleet:
 @pytest.fixture(params=[HOUR, -HOUR], ids=["ahead", "behind"])
 def rounds_fleet(request: pytest.FixtureRequest, make_fleet: Callable[..., Any], script: Path) -> Any:
     """A system whose rounds worker has a wrong clock."""
-    system = make_fleet(llm={"script": script}, agent={"sweep_seconds": 1, "turn_seconds": WAIT_SECONDS})
+    system = make_fleet(llm={"script": script}, agent={"lease_seconds": 3, "turn_seconds": WAIT_SECONDS})
     system.start("methods")
     system.start("rounds", variables=shifted_clock(request.param))
     return system

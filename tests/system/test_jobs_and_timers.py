@@ -46,7 +46,7 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
     system = make_fleet(
         plugins={"dirs": (PLUGINS,)},
         llm={"script": script},
-        agent={"sweep_seconds": 0.5, "lease_seconds": 2},
+        agent={"lease_seconds": 2},
         workers={"drain_seconds": 0.5},
         broker={"visibility_timeout_seconds": VISIBILITY_SECONDS},
     )

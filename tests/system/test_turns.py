@@ -72,7 +72,7 @@ def fleet(make_fleet: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
     script.write_text(SCRIPT)
     system = make_fleet(
         llm={"script": script, "record": directory / "requests.jsonl"},
-        agent={"rounds_per_turn": 4, "sweep_seconds": 1},
+        agent={"rounds_per_turn": 4, "lease_seconds": 3},
     )
     system.start("methods", "rounds", "rounds")
     return system

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ from loguru import logger
 
 from broker_config.settings import AgentSettings, RetentionSettings
 from nekro_agent import cron
+from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files.uploads import remove_expired
 from nekro_agent.ports import CronJob, MessageKind
@@ -34,7 +35,6 @@ __all__ = ["JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSw
 _BATCH: Final = 500
 #: Most uploaded files that one sweep removes.
 _UPLOADS_BATCH: Final = 5_000
-_DAY_SECONDS: Final = 86_400
 #: How often the sweep checks for expired rows and files.
 _RETENTION_SECONDS: Final = 3600.0
 #: How long a job may be queued before its message is considered lost and sent again.
@@ -129,7 +129,7 @@ class UploadSweep:
     """Removes uploaded files that have been unchanged for the retention time, once an hour."""
 
     def __init__(self, settings: RetentionSettings, *, data_dir: Path) -> None:
-        self._keep_seconds = settings.uploads_days * _DAY_SECONDS
+        self._keep_seconds = timedelta(days=settings.uploads_days).total_seconds()
         self._data_dir = data_dir
         self._next_at = time.monotonic()
 
@@ -141,7 +141,7 @@ class UploadSweep:
                 remove_expired,
                 self._data_dir,
                 before=now - self._keep_seconds if self._keep_seconds else None,
-                unfinished_before=now - _DAY_SECONDS,
+                unfinished_before=now - STALE_SECONDS,
                 limit=_UPLOADS_BATCH,
             )
             if removed < _UPLOADS_BATCH:

@@ -58,16 +58,19 @@ class RoundLedger:
         publisher: EventPublisher,
         settings: AgentSettings,
         *,
+        max_attempts: int,
         redact: Callable[[str], str] = str,
     ) -> None:
         """Create the ledger.
 
         Args:
+            max_attempts: how often a round is started whose worker dies before the LLM answers.
             redact: removes secrets and host paths from errors that are reported to the chat.
         """
         self._database = database
         self._publisher = publisher
         self._settings = settings
+        self._max_attempts = max_attempts
         self._redact = redact
 
     async def start_next(self, chat_key: str, *, fence: int, worker: str) -> ClaimedRound | None:
@@ -249,7 +252,7 @@ class RoundLedger:
         return claimed
 
     async def _settle_orphans(self, transaction: Transaction, chat_key: str, fence: int) -> None:
-        limit = self._settings.max_attempts
+        limit = self._max_attempts
         for orphan in await transaction.rounds.take_over(chat_key, fence=fence, max_attempts=limit):
             logger.bind(round_id=orphan.id, state=orphan.state.value).warning("round_taken_over")
             if orphan.state is RoundState.RUNNING:
