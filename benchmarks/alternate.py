@@ -20,7 +20,7 @@ from typing import Any, Final
 from benchmarks.harness.contender import NotAvailableError, Setup
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.machine import describe_machine, library_versions
-from benchmarks.harness.processes import free_port
+from benchmarks.harness.processes import free_port, interrupted_by_sigterm
 from benchmarks.harness.redis_server import redis_server
 from benchmarks.harness.report import table
 from benchmarks.harness.turn import Conversation, TurnFailedError, opened
@@ -124,6 +124,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 1 when a contender failed."""
+    interrupted_by_sigterm()
     options = parse(argv)
     machine = describe_machine("")
     try:

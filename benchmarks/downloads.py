@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.harness.figures import percentile
+from benchmarks.harness.processes import interrupted_by_sigterm
 from codec.values import encode_arguments
 
 __all__ = ["main", "parse"]
@@ -353,6 +354,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the two benchmarks."""
+    interrupted_by_sigterm()
     options = parse(argv)
     if options.what == "speed":
         return speed(options.mebibytes, options.repetitions)

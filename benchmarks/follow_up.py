@@ -22,7 +22,7 @@ from typing import Final
 
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.processes import Child
+from benchmarks.harness.processes import Child, interrupted_by_sigterm
 from benchmarks.harness.redis_server import redis_server
 from benchmarks.harness.yardstick import describe_beside, taskiq_seconds
 
@@ -148,6 +148,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
+    interrupted_by_sigterm()
     options = parse(argv)
     before = taskiq_seconds()
     # The first two turns warm up.

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from benchmarks.harness.contender import ROOT
 from benchmarks.harness.figures import Spread, percentile, spread
+from benchmarks.harness.processes import interrupted_by_sigterm
 from benchmarks.harness.report import table
 
 __all__ = ["Goal", "as_text", "goals_of", "main", "parse"]
@@ -164,6 +165,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 1 when a benchmark failed."""
+    interrupted_by_sigterm()
     options = parse(argv)
     contenders = ("--only", f"{_PEER},{_OURS}")
     turns = ("--quick",) if options.quick else ("--repetitions", str(options.repetitions))

@@ -25,7 +25,7 @@ import uvloop
 
 from benchmarks.harness.figures import percentile
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.processes import Child, peak_bytes
+from benchmarks.harness.processes import Child, interrupted_by_sigterm, peak_bytes
 from benchmarks.harness.redis_server import redis_server
 from benchmarks.harness.report import table
 
@@ -154,6 +154,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table."""
+    interrupted_by_sigterm()
     options = parse(argv)
     if options.attack:
         uvloop.run(_attack(options.attack, options.calls, options.in_flight))

@@ -31,6 +31,7 @@ from sqlalchemy.dialects.sqlite.aiosqlite import SQLiteDialect_aiosqlite
 
 from benchmarks.harness.figures import Spread, spread
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.processes import interrupted_by_sigterm
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent import runtime
 from nekro_agent.execution.greenlets import Bridged
@@ -202,6 +203,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table."""
+    interrupted_by_sigterm()
     options = parse(argv)
     databases = {f"sqlite {how}": DatabaseSettings(sqlite_synchronous=how) for how in _SYNCHRONOUS}
     if options.url:

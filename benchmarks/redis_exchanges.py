@@ -19,6 +19,7 @@ import redis.asyncio
 import uvloop
 
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.processes import interrupted_by_sigterm
 from benchmarks.harness.redis_server import redis_server
 from broker_config.settings import BrokerSettings
 from messaging.redis.link import RedisLink
@@ -69,6 +70,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
+    interrupted_by_sigterm()
     options = parse(argv)
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:
         seconds = uvloop.run(_measure(server.url, options.exchanges, options.repetitions))

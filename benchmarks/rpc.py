@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.harness.contender import Contender, NotAvailableError, Setup
 from benchmarks.harness.machine import describe_machine, library_versions
-from benchmarks.harness.processes import free_port
+from benchmarks.harness.processes import free_port, interrupted_by_sigterm
 from benchmarks.harness.redis_server import RedisServer, redis_server
 from benchmarks.harness.report import Result, Run, as_data, as_text
 from benchmarks.harness.turn import Plan, TurnFailedError, take_turn
@@ -119,8 +118,7 @@ def run_benchmark(options: Options, directory: Path) -> Run:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; the report goes to stdout, progress to stderr."""
     options = parse_options(sys.argv[1:] if argv is None else argv)
-    # SIGTERM must stop servers and workers as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupted_by_sigterm()
     try:
         with tempfile.TemporaryDirectory(prefix="rpc-bench-") as directory:
             run = run_benchmark(options, Path(directory))

@@ -23,6 +23,7 @@ from uuid import uuid4
 import uvloop
 
 from benchmarks.harness.machine import BUSY_LOAD_PER_CORE, describe_machine
+from benchmarks.harness.processes import interrupted_by_sigterm
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
 from nekro_agent.methods import SandboxMethodType
@@ -225,6 +226,7 @@ async def _describe() -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table."""
+    interrupted_by_sigterm()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sandbox",
         description="Measure sandbox starts, call round trips, and leftovers of runs.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.harness.machine import Machine, describe_machine
+from benchmarks.harness.processes import interrupted_by_sigterm
 from benchmarks.harness.redis_server import redis_server
 from benchmarks.scaling.measure import Costs, Figures, Plan, Throughput, Waiting, measure
 from benchmarks.scaling.page import Taken, as_markdown, write_between_marks
@@ -56,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; the report goes to stdout, progress to stderr."""
     given = list(sys.argv[1:] if argv is None else argv)
     options = parse(given)
-    # SIGTERM must stop servers and workers as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupted_by_sigterm()
     try:
         taken = _kept(options.source) if options.source is not None else _measured(options, given)
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import uvloop
 
+from benchmarks.harness.processes import interrupted_by_sigterm
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind
@@ -133,6 +134,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table."""
+    interrupted_by_sigterm()
     options = parse(argv)
     databases = {
         "sqlite normal": DatabaseSettings(sqlite_synchronous="normal"),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.processes import Child, peak_bytes
+from benchmarks.harness.processes import Child, interrupted_by_sigterm, peak_bytes
 from benchmarks.harness.redis_server import redis_server
 from benchmarks.harness.yardstick import describe_beside, taskiq_seconds
 
@@ -116,6 +116,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
+    interrupted_by_sigterm()
     options = parse(argv)
     before = taskiq_seconds()
     with tempfile.TemporaryDirectory(prefix="nekro-bench-") as name, redis_server(Path(name)) as server:

@@ -12,10 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-__all__ = ["Child", "free_port", "peak_bytes"]
+__all__ = ["Child", "free_port", "interrupted_by_sigterm", "peak_bytes"]
 
 _STOP_SECONDS = 10.0
 _LOG_TAIL_BYTES = 2000
+
+
+def interrupted_by_sigterm() -> None:
+    """Let SIGTERM stop servers and workers as Ctrl-C does; call it first in ``main``."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def free_port() -> int:

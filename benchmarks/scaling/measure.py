@@ -88,11 +88,11 @@ class Figures:
 def measure(server: RedisServer, directory: Path, plan: Plan) -> Figures:
     """Run all measurements; prints progress to stderr."""
     throughput, costs = [], []
-    nobody = _redis_alone(server, plan.idle_seconds)
+    baseline = _redis_alone(server, plan.idle_seconds)
     for workers in plan.workers:
         _tell(f"{workers} workers …")
         with running_fleet(server, directory / f"flood-{workers}", workers=workers, concurrency=200) as fleet:
-            figures, found = asyncio.run(_flooded(fleet, plan, nobody))
+            figures, found = asyncio.run(_flooded(fleet, plan, baseline))
         throughput.append(figures)
         costs.append(found)
     most = max(plan.waiting)
@@ -114,7 +114,7 @@ def _redis_alone(server: RedisServer, seconds: float) -> Usage:
     )
 
 
-async def _flooded(fleet: Fleet, plan: Plan, nobody: Usage) -> tuple[Throughput, Costs]:
+async def _flooded(fleet: Fleet, plan: Plan, baseline: Usage) -> tuple[Throughput, Costs]:
     async with opened_caller(fleet) as caller:
         await _flood(caller, plan.flood_calls // 10, in_flight=plan.in_flight)  # warm
         before, begin = fleet.usage(), time.perf_counter()
@@ -132,10 +132,10 @@ async def _flooded(fleet: Fleet, plan: Plan, nobody: Usage) -> tuple[Throughput,
         worker_cpu_seconds_per_call=used.worker_cpu_seconds / calls,
         caller_cpu_seconds_per_call=used.caller_cpu_seconds / calls,
         idle_worker_commands_per_second=max(
-            0.0, (idle.redis_commands / idle_seconds - nobody.redis_commands) / workers
+            0.0, (idle.redis_commands / idle_seconds - baseline.redis_commands) / workers
         ),
         idle_worker_redis_cpu_share=max(
-            0.0, (idle.redis_cpu_seconds / idle_seconds - nobody.redis_cpu_seconds) / workers
+            0.0, (idle.redis_cpu_seconds / idle_seconds - baseline.redis_cpu_seconds) / workers
         ),
         idle_worker_cpu_share=idle.worker_cpu_seconds / idle_seconds / workers,
         run_cpu_seconds=run_cpu_seconds,
