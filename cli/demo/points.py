@@ -153,8 +153,8 @@ def _download(evidence: Evidence) -> str:
         evidence.model_sha256 in evidence.said(scenes.GREETING),
         "the sandbox saw other bytes than were served",
     )
-    told = [message for message in evidence.messages if message.text.startswith("Model 'tiny' downloaded")]
-    _need(len(told) == 1, f"the chat got {len(told)} messages that the download is done")
+    notices = [message for message in evidence.messages if message.text.startswith("Model 'tiny' downloaded")]
+    _need(len(notices) == 1, f"the chat got {len(notices)} messages that the download is done")
     where = f"long-1 (process {tasks[0].pid})"
     digest = f"{evidence.model_sha256[:12]}…"
     return f"fetched on {where} as a job, the chat was notified, and the sandbox found SHA-256 {digest}"

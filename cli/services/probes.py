@@ -55,7 +55,7 @@ def _ask(path: Path, probe: Probe) -> Answer | None:
     connection = _Connection(path)
     try:
         connection.request("GET", f"/{probe}z")
-        told: dict[str, Any] = json.loads(connection.getresponse().read())
+        body: dict[str, Any] = json.loads(connection.getresponse().read())
     except (ConnectionRefusedError, FileNotFoundError):
         path.unlink(missing_ok=True)  # left behind by a worker that was killed
         return None
@@ -65,7 +65,11 @@ def _ask(path: Path, probe: Probe) -> Answer | None:
     finally:
         connection.close()
     return Answer(
-        lane=told["lane"], worker=told["worker"], pid=int(number), ok=told["ok"], faults=tuple(told["faults"])
+        lane=body["lane"],
+        worker=body["worker"],
+        pid=int(number),
+        ok=body["ok"],
+        faults=tuple(body["faults"]),
     )
 
 

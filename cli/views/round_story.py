@@ -123,10 +123,10 @@ def _call(call: Mapping[str, Any]) -> str:
         f"at {datetime.fromisoformat(begun):%H:%M:%S.%f}"[:-3],
         f"{lasted / 1000:.3f} s" if lasted is not None else "",
     ]
-    told = " ".join(part for part in parts if part)
+    text = " ".join(part for part in parts if part)
     if call["follow_up"]:
-        told += f", triggered round {call['follow_up'][:8]}"
-    return told + (f": {one_line(call['error'], limit=_TEXT_COLUMNS)}" if call["error"] else "")
+        text += f", triggered round {call['follow_up'][:8]}"
+    return text + (f": {one_line(call['error'], limit=_TEXT_COLUMNS)}" if call["error"] else "")
 
 
 def _lasted(what: str, begin: datetime | None, end: datetime | None) -> str:

@@ -77,7 +77,7 @@ async def send_file(
     Raises:
         InvalidValueError: the file does not exist or may not be sent.
         DownloadError: the URL could not be fetched.
-            UploadQuotaError: the chat's uploads have no space for it.
+        UploadQuotaError: the chat's uploads have no space for it.
     """
     await _send_path(chat_key, file_path, ctx, "file", record, filename or file_name, ref_msg_id)
 

@@ -1,4 +1,4 @@
-"""No file of a data directory is readable for other users of the host, whoever created it."""
+"""No file of a data directory is readable for other users of the host, independent of its creator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chat's uploads stay within their quota, whoever writes them, and are deleted after their retention."""
+"""The uploads of a chat stay within their quota and are deleted after their retention."""
 
 from __future__ import annotations
 

@@ -79,9 +79,9 @@ async def test_three_workers_share_a_thousand_calls_none_lost_none_twice(fleet: 
 
 async def test_the_context_is_set_by_the_host_and_not_by_the_caller(fleet: Any) -> None:
     async with opened(fleet) as services:
-        told = value(await call(services, "who"))
+        returned = value(await call(services, "who"))
         chat = await services.chat(CHAT)
-        assert told == {"chat": CHAT, "user": "u1", "container": chat.container_key}
+        assert returned == {"chat": CHAT, "user": "u1", "container": chat.container_key}
         with pytest.raises(ArgumentError):
             await call(services, "who", _ctx="mine")
         with pytest.raises(ArgumentError):

@@ -32,17 +32,17 @@ def call_json(record: CallRecord) -> dict[str, Any]:
     }
 
 
-def told_calls(told: Sequence[dict[str, Any]], rows: Sequence[Call]) -> list[dict[str, Any]]:
+def told_calls(listed: Sequence[dict[str, Any]], rows: Sequence[Call]) -> list[dict[str, Any]]:
     """Complete a round's own list of its calls with the recorded rows.
 
     The caller does not know which worker failed a call, and a caller that died left no list.
 
     Args:
-        told: results of ``call_json``.
+        listed: results of ``call_json``.
         rows: recorded calls of the round (all but TOOL calls).
     """
     known = {row.id: row for row in rows}
-    calls = [_completed(call, known.pop(call["id"], None)) for call in told]
+    calls = [_completed(call, known.pop(call["id"], None)) for call in listed]
     calls += [_recorded(row) for row in known.values()]
     return sorted(calls, key=lambda call: call["requested_at"])
 
