@@ -9,11 +9,10 @@ from typing import Final
 from loguru import logger
 
 from agent.model import InjectedPrompt, PluginBrief
+from nekro_agent.execution.hooks import HOOK_SECONDS
 
-__all__ = ["INJECT_SECONDS", "collect_injected"]
+__all__ = ["HOOK_SECONDS", "collect_injected"]
 
-#: How long one plugin may delay a prompt.
-INJECT_SECONDS: Final = 10.0
 _ERROR_CHARS: Final = 300
 
 
@@ -21,7 +20,7 @@ async def collect_injected(
     plugins: Sequence[PluginBrief],
     *,
     redact: Callable[[str], str] = str,
-    timeout_seconds: float = INJECT_SECONDS,
+    timeout_seconds: float = HOOK_SECONDS,
 ) -> list[InjectedPrompt]:
     """Run the plugins' inject methods concurrently; return their results in the plugins' order.
 

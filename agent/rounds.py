@@ -37,7 +37,7 @@ from sandbox.models import (
 
 __all__ = ["RoundAnswer", "RoundInput", "RoundOutcome", "RoundRunner", "Sandbox"]
 
-#: Time reserved for the program: the model is not asked for an answer that could not run.
+#: Time of a turn that is reserved for the program of its last answer, which could not run otherwise.
 _LEAST_RUN_SECONDS: Final = 1.0
 #: Longest program: far more than a model intends to write, and below the sandbox's limit of a mebibyte.
 _MOST_CODE_CHARS: Final = 200_000

@@ -27,7 +27,7 @@ from pydantic import SecretStr
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from broker_config.settings import Settings
+from broker_config.settings import CONNECT_SECONDS, Settings
 from broker_config.urls import is_redis
 from nekro_agent import layout
 from nekro_agent.durations import POLL_SECONDS, PROGRAM_SECONDS
@@ -252,7 +252,9 @@ class EmbeddedRedis:
 
     def _client(self) -> redis.Redis:
         # Without redis-py's retries, which pause for seconds between attempts.
-        return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=2, retry=Retry(NoBackoff(), 0))
+        return redis.Redis(
+            unix_socket_path=str(self.socket), socket_timeout=CONNECT_SECONDS, retry=Retry(NoBackoff(), 0)
+        )
 
     def _launch(self, binary: str) -> None:
         directory = self.data_dir / "redis"

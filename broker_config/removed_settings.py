@@ -42,5 +42,7 @@ REMOVED_SETTINGS: Final = {
     "NEKRO_WORKERS__LONG_WAIT_SECONDS": "code does not wait for calls with an effect in lane `long`",
     "NEKRO_WORKERS__TASK_EVENTS": "workers publish task events while a tool reads them",
     "NEKRO_WORKERS__BLOCK_WARN_SECONDS": "an event loop that is blocked for 0.5 s is reported",
-    "NEKRO_WORKERS__BLOCK_EXIT_SECONDS": "a method may block 10 s beyond its deadline",
+    "NEKRO_WORKERS__BLOCK_EXIT_SECONDS": (
+        "NEKRO_AGENT__LEASE_SECONDS: a method may block for that long beyond its deadline"
+    ),
 }

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from celery import Celery
 
 from codec.wire import Invocation, Signer
+from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import MessageRefusedError
 from nekro_agent.shared_clock import shared_time
 
 __all__ = ["CallMessage"]
-
-#: Extra time beyond the deadline until a call's hard time limit.
-HARD_LIMIT_GRACE_SECONDS: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +70,6 @@ class CallMessage:
             [self.body],
             queue=self.lane,
             soft_time_limit=remaining,
-            time_limit=remaining + HARD_LIMIT_GRACE_SECONDS,
+            time_limit=remaining + GRACE_SECONDS,
             reply_to=self.reply_to,
         )

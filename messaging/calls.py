@@ -35,11 +35,12 @@ from messaging.publishing import (
     unavailable,
 )
 from messaging.redis.epochs import Place
-from messaging.redis.link import RedisLink
+from messaging.redis.link import BLOCK_SECONDS, RedisLink
 from messaging.redis.subscription import Subscription
 from messaging.revocations import revoke
 from messaging.shares import ChatShares
 from messaging.tracing import span, trace_headers
+from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -56,24 +57,12 @@ from runtime.deadlines import Limits
 
 __all__ = ["CallFate", "CallLedger", "MethodCaller", "RecordUnknownError"]
 
-#: Time limit of one blocking pop.
-POP_SECONDS: Final = 2
 #: Replies fetched with one command after the first one.
 POP_COUNT: Final = 256
-#: The result keys of calls older than this are read, at this interval.
-REREAD_SECONDS: Final = 1.0
 #: Result keys read with one command.
 REREAD_KEYS: Final = 100
 #: Time that a message takes on a worker's loop before its arguments are decoded, per character.
 SECONDS_PER_CHAR: Final = 1e-8
-#: Pause before the reply list is read again after an error.
-RECONNECT_SECONDS: Final = 0.2
-#: How long closing waits for revocations that are under way.
-REVOKE_SECONDS: Final = 1
-#: Pause before the ledger is queried again for the state of a call.
-FATE_SECONDS: Final = 0.3
-#: Minimum wait for the answer to an unrecorded call whose publish was not confirmed.
-UNRECORDED_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +207,7 @@ class MethodCaller:
         """Stop listening, delete the reply list, and cancel every waiting call."""
         tasks, self._tasks = self._tasks, []
         if self._revocations:  # cancelled, a withdrawal could outlive the event loop
-            await asyncio.wait(self._revocations, timeout=REVOKE_SECONDS)
+            await asyncio.wait(self._revocations, timeout=CLOSE_STEP_SECONDS)
         await _end({*tasks, *self._revocations})
         if self._subscription is not None:
             self._subscription.abort()
@@ -415,7 +404,7 @@ class MethodCaller:
         while (fate := await self._fate(pending)) is not None and fate.is_running:
             if not pending.is_awaited:
                 return
-            await asyncio.sleep(FATE_SECONDS)
+            await asyncio.sleep(REFRESH_SECONDS)
         if fate is None:
             return
         if fate.outcome is None:
@@ -427,7 +416,7 @@ class MethodCaller:
         invocation = pending.message.invocation
         if pending.is_awaited:
             rest_seconds = pending.since + PUBLISH_SECONDS - time.monotonic()
-            with contextlib.suppress(TimeoutError), self._limits.of(max(rest_seconds, UNRECORDED_SECONDS)):
+            with contextlib.suppress(TimeoutError), self._limits.of(max(rest_seconds, PUBLISH_SECONDS / 6)):
                 await pending.answer()
                 return
             self._revoke_soon(invocation.call_id)
@@ -445,7 +434,7 @@ class MethodCaller:
                 return await self._ledger.settle(pending.message)
             except StorageError as exc:
                 logger.warning("call %s is in doubt: %s", pending.message.invocation.call_id, exc)
-            await asyncio.sleep(FATE_SECONDS)
+            await asyncio.sleep(REFRESH_SECONDS)
         return None
 
     async def _confirmed(self, pending: _Pending, answer: dict[str, Any]) -> dict[str, Any]:
@@ -499,12 +488,12 @@ class MethodCaller:
                 await self._pop(link)
             except (RedisError, OSError) as exc:
                 logger.warning("replies cannot be read, retrying: %s", exc)
-                await asyncio.sleep(RECONNECT_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
             except Exception:  # all calls depend on this task, whatever one reply contained
                 logger.exception("a reply could not be handled")
 
     async def _pop(self, link: RedisLink) -> None:
-        popped = await link.execute("BLPOP", self._reply_key, POP_SECONDS, blocks_seconds=POP_SECONDS)
+        popped = await link.execute("BLPOP", self._reply_key, BLOCK_SECONDS, blocks_seconds=BLOCK_SECONDS)
         if popped is None:
             return
         self._settle(popped[1])
@@ -517,8 +506,8 @@ class MethodCaller:
     async def _reread_forever(self, link: RedisLink) -> None:
         """Recover old calls whose reply was lost with a pop, or whose message was lost by Redis."""
         while True:
-            await asyncio.sleep(REREAD_SECONDS)
-            old = time.monotonic() - REREAD_SECONDS
+            await asyncio.sleep(FRESH_SECONDS)
+            old = time.monotonic() - FRESH_SECONDS
             calls = [call_id for call_id, pending in self._pending.items() if pending.since <= old]
             try:
                 for start in range(0, len(calls), REREAD_KEYS):

@@ -18,7 +18,7 @@ _FREE_SECONDS: Final = 0.0005
 #: A chat's next large call waits this many times as long as its previous ones occupied the process. Each
 #: large call delays two or three calls of other chats; that must affect fewer than one in a hundred of them.
 WAITS: Final = 50
-#: Longest wait caused by one large call, and by all of them together.
+#: Longest wait caused by one large call; all of them together cause at most ten times as much.
 _MOST_SECONDS: Final = 3.0
 
 

@@ -41,7 +41,8 @@ __all__ = [
     "unavailable",
 ]
 
-#: Time limit of one publish, including reconnections.
+#: Time limit of recording a call and of publishing it, each including reconnections: a restart of a server
+#: takes seconds, and the caller's time limit runs meanwhile.
 PUBLISH_SECONDS: Final = 6
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "CLOSE_STEP_SECONDS",
     "DEFER_SECONDS",
     "FRESH_SECONDS",
+    "GRACE_SECONDS",
     "POLL_SECONDS",
     "PROGRAM_SECONDS",
     "REFRESH_SECONDS",
@@ -35,6 +36,9 @@ DEFER_SECONDS: Final = 0.02
 #: Time limit of one step of closing. Each step takes milliseconds unless something hangs; the limits of a
 #: worker's shutdown (``WorkerSettings.stop_seconds``) are multiples.
 CLOSE_STEP_SECONDS: Final = 4.0
+#: How long after a call's time limit its end may take: the hard limit is one grace later, the claim of a call
+#: lasts three, the lease of its delivery is renewed for six, so that each outlives what it protects.
+GRACE_SECONDS: Final = 5.0
 #: How long a program or service of the host may take to start or to answer: an interpreter, bubblewrap, a
 #: container engine, redis-server, a package index. Far above what a loaded host needs; then it is an error.
 PROGRAM_SECONDS: Final = 30.0

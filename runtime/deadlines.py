@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: Resolution of the shortest deadlines.
+#: Resolution of the shortest deadlines: calls share timers, and limits are seconds.
 TICK_SECONDS: Final = 0.05
 #: Significant bits of a length in ticks: longer deadlines are less exact, so that there are fewer timers.
 _EXACT_BITS: Final = 6

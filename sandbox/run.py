@@ -21,7 +21,7 @@ from sandbox.output import OutputCollector, clean_text
 
 __all__ = ["SandboxRun", "judge"]
 
-#: How long code may clean up after the STOP frame.
+#: How long code may clean up after the STOP frame: twice what the guest allows itself.
 _STOP_SECONDS: Final = 0.2
 #: How long a sandbox may take to end after it has closed the socket.
 _EXIT_SECONDS: Final = 2

@@ -20,11 +20,12 @@ import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker_config.settings import DatabaseSettings
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import NekroError
 from runtime.completion import complete
 from storage.driver import postgresql, sqlite
@@ -42,8 +43,6 @@ from storage.transaction import Transaction
 
 __all__ = ["Database"]
 
-#: How long ``dispose`` waits for the engine of another thread's loop.
-_DISPOSE_SECONDS: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +261,7 @@ class Database:
 
 async def _dispose_there(local: _LoopEngine, loop: asyncio.AbstractEventLoop) -> None:
     future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(local.dispose(), loop))
-    if not (await asyncio.wait({future}, timeout=_DISPOSE_SECONDS))[0]:
+    if not (await asyncio.wait({future}, timeout=2 * CLOSE_STEP_SECONDS))[0]:
         logger.warning("the database connections of a blocked event loop were not closed; abandoned")
         future.cancel()
         return

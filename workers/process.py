@@ -35,7 +35,6 @@ __all__ = ["keep_what_is_loaded", "run_worker"]
 
 ASYNCIO_POOL: Final = "workers.pools.asyncio_pool:AsyncioPool"
 THREAD_POOL: Final = "workers.pools.thread_pool:ThreadPool"
-_START_SECONDS: Final = 600.0
 
 
 def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: str | None) -> int:
@@ -203,7 +202,7 @@ def _step(home: _Home) -> type[bootsteps.StartStopStep]:
 def _wait(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
     future = asyncio.run_coroutine_threadsafe(work, loop)
     try:
-        future.result(_START_SECONDS)
+        future.result()
     except FutureTimeoutError:
         future.cancel()
         raise

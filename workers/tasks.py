@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from celery import Celery, Task
@@ -15,15 +15,13 @@ from broker_config.app import checked_task_options
 from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK
 from messaging.celery.worker_state import is_revoked
 from messaging.tracing import trace_headers
+from nekro_agent.durations import GRACE_SECONDS
 from runtime.greenlet_bridge import at_loop_close
 from workers.calls.claims import DuplicateDelivery
 from workers.calls.executor import MethodExecutor, MisplacedCall
 from workers.jobs.runner import Interruption
 from workers.pools.awaiting import StopReason, current_job, run_async
 from workers.pools.fast_path import FAST_BODY
-
-#: Time between the soft and the hard limit of a job, for its cleanup.
-_HARD_LIMIT_GRACE_SECONDS: Final = 5
 
 if TYPE_CHECKING:
     from workers.composition import Services
@@ -109,7 +107,7 @@ def register_jobs(services: Services) -> None:
             raise Ignore("the job has ended, or another worker has it") from exc
 
     options = checked_task_options(
-        name=JOB_TASK, shared=False, soft_time_limit=seconds, time_limit=seconds + _HARD_LIMIT_GRACE_SECONDS
+        name=JOB_TASK, shared=False, soft_time_limit=seconds, time_limit=seconds + GRACE_SECONDS
     )
     services.app.task(**options)(body)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cli.command import Deps, add_supervisor_fd, port_number
 from cli.exit_codes import ExitCode
+from nekro_agent.durations import PROGRAM_SECONDS
 from nekro_agent.errors import ServiceError, UsageError
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _runs_elsewhere(*_: object) -> None:
 def _check(port: int) -> int:
     import http.client
 
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROGRAM_SECONDS)
     try:
         connection.request("GET", "/healthcheck")
         status = connection.getresponse().status

@@ -101,7 +101,7 @@ async def _tail(args: Args, settings: Settings, deps: Deps) -> None:
 async def _events(watcher: EventWatcher, deps: Deps, *, seconds: float | None) -> AsyncIterator[WatchedEvent]:
     """Yield events as they arrive, for ``seconds``; None: without end."""
     end = time.monotonic() + seconds if seconds is not None else float("inf")
-    answered_at, told = time.monotonic(), 0
+    answered_at, reported = time.monotonic(), 0
     while time.monotonic() < end:
         try:
             events = await _polled(watcher)
@@ -112,9 +112,9 @@ async def _events(watcher: EventWatcher, deps: Deps, *, seconds: float | None) -
             events = []
         for event in events:
             yield event
-        if watcher.dropped > told:
-            deps.output.words(f"{watcher.dropped - told} events came too fast and are not shown")
-            told = watcher.dropped
+        if watcher.dropped > reported:
+            deps.output.words(f"{watcher.dropped - reported} events came too fast and are not shown")
+            reported = watcher.dropped
         await asyncio.sleep(POLL_SECONDS)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from celery import Celery
 
-from nekro_agent.durations import POLL_SECONDS
+from nekro_agent.durations import POLL_SECONDS, PROGRAM_SECONDS
 
 __all__ = ["TaskLog", "TaskRecord"]
 
@@ -45,7 +45,7 @@ class TaskLog:
         """Start to listen; earlier events are not recorded."""
         self._thread = threading.Thread(target=self._listen, name="task-log", daemon=True)
         self._thread.start()
-        self._listening.wait(10)
+        self._listening.wait(PROGRAM_SECONDS)
         return self
 
     def __exit__(
@@ -54,7 +54,7 @@ class TaskLog:
         """Stop listening."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(10)
+            self._thread.join(PROGRAM_SECONDS)
 
     def of(self, function: str) -> list[TaskRecord]:
         """Return the tasks of one method, by its function name, oldest first."""

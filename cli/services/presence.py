@@ -19,7 +19,7 @@ __all__ = ["awaited_with_workers", "require_broker"]
 
 T = TypeVar("T")
 
-#: Calls that are answered within this time need no inspection of the workers.
+#: Calls that are answered within this time need no inspection of the workers, which takes a second.
 _PATIENCE_SECONDS: Final = 2.0
 #: Inspections before a lane counts as unserved: a worker that was just started needs some seconds.
 _QUESTIONS: Final = 3

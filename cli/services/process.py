@@ -34,7 +34,7 @@ __all__ = [
     "worker_spec",
 ]
 
-#: Longest start, plugins' init methods included.
+#: How long a process may take to start, plugins' init methods included, and a scene of the demo to end.
 START_SECONDS: Final = 60.0
 _TAIL_LINES: Final = 8
 #: Log records are shorter; longer lines of other output are left out.
@@ -148,7 +148,7 @@ class ChildProcess:
         code = await self._process.wait()
         if self._pump is not None:
             # A grandchild may still hold the pipe; the child's own output is complete.
-            await asyncio.wait([self._pump], timeout=1)
+            await asyncio.wait([self._pump], timeout=CLOSE_STEP_SECONDS)
             self._pump.cancel()
         return code
 

@@ -50,7 +50,7 @@ COMMANDS: Final = frozenset(
         "time_limit",
     )
 )
-#: Maximum age of a command by the fleet's shared time.
+#: Maximum age of a command by the fleet's shared time; every nonce is remembered for twice as long.
 FRESH_SECONDS: Final = 300.0
 #: Maximum number of nonces kept for replay protection; beyond it the oldest are dropped.
 MAX_REMEMBERED: Final = 20_000

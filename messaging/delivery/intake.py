@@ -26,7 +26,8 @@ from messaging.delivery.handoff import Handoff
 from messaging.delivery.leases import ACK_SECONDS, RENEW, LeaseKeeper, ack_commands, ack_of
 from messaging.delivery.offers import HANDOFF_SECONDS
 from messaging.delivery.transport import held_keys, seen_key
-from messaging.redis.link import RedisLink
+from messaging.redis.link import BLOCK_SECONDS, RedisLink
+from nekro_agent.durations import CLOSE_STEP_SECONDS, RETRY_SECONDS
 from runtime.metrics import metrics
 
 if TYPE_CHECKING:
@@ -35,19 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopIntake"]
 
-#: Time limit of one BLMOVE.
-WAIT_SECONDS: Final = 1.0
-#: Pause while there is no queue to consume or no free place; ``wake`` ends it.
-IDLE_SECONDS: Final = 0.5
-#: Pause after Redis refused a command or was unreachable.
-PAUSE_SECONDS: Final = 0.5
 #: Larger messages are parsed in steps, between which the loop runs other tasks: parsing a MiB of JSON takes
 #: 4 ms, and its body takes the same time again.
 LONG_BYTES: Final = 64 << 10
-#: How long a stop waits for the withdrawal of an offer.
-CLOSE_SECONDS: Final = 2
-#: How long the hub waits for the loop to stop taking messages.
-STOP_SECONDS: Final = 5
 
 logger = logging.getLogger(__name__)
 
@@ -92,14 +83,14 @@ class LoopIntake:
     def stop(self) -> None:
         """Stop taking messages; when this returns, every claimed message is delivered or requeued.
 
-        If the loop does not respond within ``STOP_SECONDS``, it stops later, and its claimed messages
+        If the loop does not respond within ``CLOSE_STEP_SECONDS``, it stops later, and its claimed messages
         are redelivered when their leases expire.
         """
         if self._is_stopping:
             return
         self._is_stopping = True
         try:
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(STOP_SECONDS)
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSE_STEP_SECONDS)
         except (concurrent.futures.TimeoutError, RuntimeError) as exc:  # the loop is blocked or closed
             logger.warning("the event loop does not stop taking messages: %r", exc)
             return
@@ -166,7 +157,7 @@ class LoopIntake:
         while not self._is_stopping:
             queues = self._queues()
             if not queues or self._channel.room() <= 0:
-                await self._rest(IDLE_SECONDS)
+                await self._rest(RETRY_SECONDS)
                 continue
             try:
                 if self._handoff is not None and not knows_of_some:
@@ -180,13 +171,13 @@ class LoopIntake:
             except redis.ResponseError as exc:
                 # Usually out of memory: both commands write. It is temporary; the pause prevents a busy loop.
                 logger.error("Redis refuses to deliver messages: %s", exc)
-                await self._rest(PAUSE_SECONDS)
+                await self._rest(RETRY_SECONDS)
             except (redis.RedisError, OSError) as exc:  # the hub detects it as well
                 logger.warning("messages cannot be taken: %s", exc)
-                await self._rest(PAUSE_SECONDS)
+                await self._rest(RETRY_SECONDS)
             except Exception:  # only this task takes messages
                 logger.exception("messages cannot be taken")
-                await self._rest(PAUSE_SECONDS)
+                await self._rest(RETRY_SECONDS)
 
     def _plan_acknowledging(self) -> None:
         self._loop.call_later(ACK_SECONDS, self._acknowledge)
@@ -232,7 +223,7 @@ class LoopIntake:
 
     async def _wait(self, link: RedisLink, queues: list[str]) -> bytes | None:
         """Wait for a message of one queue and return it without claiming it; None when none arrived."""
-        command = self._channel.peek_command(queues, WAIT_SECONDS)
+        command = self._channel.peek_command(queues, BLOCK_SECONDS)
         found: bytes | None = await link.execute(*command, blocks_seconds=float(command[-1]))
         return found
 
@@ -311,7 +302,7 @@ class LoopIntake:
         if handoff is None:
             return
         try:
-            async with asyncio.timeout(CLOSE_SECONDS):
+            async with asyncio.timeout(CLOSE_STEP_SECONDS / 2):
                 await handoff.close()
         except (redis.RedisError, OSError) as exc:  # TimeoutError is an OSError
             logger.warning("the offer to take a message cannot be withdrawn: %s", exc)

@@ -21,7 +21,9 @@ from celery.worker import state
 
 from broker_config.redis_endpoint import RedisEndpoint
 from messaging.delivery.endings import Ack
+from messaging.delivery.offers import HANDOFF_SECONDS
 from messaging.delivery.transport import LOOK, LOST, ClaimChannel, held_keys, seen_key
+from nekro_agent.durations import CLOSE_STEP_SECONDS, GRACE_SECONDS, RETRY_SECONDS
 from runtime.metrics import metrics
 
 __all__ = ["ACK_SECONDS", "RENEW", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
@@ -32,14 +34,6 @@ RENEWALS_PER_TIMEOUT: Final = 3
 ACK_SECONDS: Final = 0.01
 #: Number of acknowledgements that are sent without waiting for more.
 MAX_ACKS: Final = 256
-#: How soon the short lease of a direct delivery is renewed.
-SOON_SECONDS: Final = 1.0
-#: Pause before acknowledgements are sent again after an error.
-RETRY_SECONDS: Final = 0.5
-#: How long a stopping worker tries to send its last acknowledgements.
-CLOSE_SECONDS: Final = 5
-#: How long a delivery is still renewed beyond its task's hard time limit.
-LIMIT_GRACE_SECONDS: Final = 30
 
 #: Renews leases. KEYS: index, seen (see ``LOOK``). ARGV: lease duration in seconds, tags. Returns the tags
 #: that are no longer held.
@@ -166,7 +160,7 @@ class LeaseKeeper:
         with self._lock:
             self._brief.add(tag)
             if self._brief_at is None:
-                self._brief_at = time.monotonic() + min(self._period, SOON_SECONDS)
+                self._brief_at = time.monotonic() + min(self._period, HANDOFF_SECONDS / 5)
                 self._changed.notify()
 
     def use(self, courier: Courier | None) -> None:
@@ -205,7 +199,7 @@ class LeaseKeeper:
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(CLOSE_STEP_SECONDS)
         for channel in self._channels:
             self._give_back(channel, running=running)
         self._client.close()
@@ -237,7 +231,7 @@ class LeaseKeeper:
                     self._changed.wait_for(self._is_due, ACK_SECONDS)
                 acks, self._acks, closing = self._acks, [], self._is_closing
             if closing and give_up_at is None:
-                give_up_at = time.monotonic() + CLOSE_SECONDS
+                give_up_at = time.monotonic() + CLOSE_STEP_SECONDS
             try:
                 self._send(acks)
                 if time.monotonic() >= self._next_renewal():
@@ -332,7 +326,7 @@ class LeaseKeeper:
         begin = self._since.setdefault(tag, time.monotonic())
         limits = message.headers.get("timelimit") or (None, None)
         hard = limits[0]
-        return not isinstance(hard, int | float) or time.monotonic() - begin < hard + LIMIT_GRACE_SECONDS
+        return not isinstance(hard, int | float) or time.monotonic() - begin < hard + 6 * GRACE_SECONDS
 
 
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]

@@ -34,6 +34,7 @@ from kombu.utils.json import dumps, loads
 
 from broker_config.keys import DEAD_KEY, DEAD_LIMIT, MAX_REFUSED_BYTES, REFUSED_KEY, REFUSED_LIMIT
 from codec import plain_json
+from nekro_agent.durations import POLL_SECONDS, RETRY_SECONDS
 
 if TYPE_CHECKING:
     from broker_config.redis_endpoint import RedisEndpoint
@@ -53,12 +54,8 @@ __all__ = [
 DELIVERIES_HEADER: Final = "x-nekro-deliveries"
 #: Maximum number of messages per claim, so that a worker does not take all while another is idle.
 MAX_CLAIM: Final = 16
-#: How often a consumer of several queues checks all of them, because BLMOVE waits for only one.
-SEVERAL_QUEUES_SECONDS: Final = 0.05
 #: How often a channel pings Redis if an event loop takes its messages.
 PING_SECONDS: Final = 5.0
-#: Pause after Redis refused a command.
-REFUSED_SECONDS: Final = 0.5
 #: Maximum number of deliveries requeued in one pass.
 MAX_RESTORE: Final = 100
 
@@ -374,7 +371,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
     def peek_command(self, queues: list[str], seconds: float) -> tuple[str | float, ...]:
         """Return the command that waits for a message of the next queue without taking it."""
         if len(queues) > 1:
-            seconds = SEVERAL_QUEUES_SECONDS
+            seconds = POLL_SECONDS
         self._queue_cycle.rotate(queues[0])
         key = f"{self.global_keyprefix}{queues[0]}"
         return ("BLMOVE", key, key, "RIGHT", "RIGHT", seconds)
@@ -451,7 +448,7 @@ class ClaimChannel(stock.Channel):  # type: ignore[misc]
         except redis.ResponseError as exc:
             # Usually out of memory: both commands write. It is temporary; the pause prevents a busy loop.
             logger.error("Redis refuses %s: %s", command, exc)
-            self._resume_at = monotonic() + REFUSED_SECONDS
+            self._resume_at = monotonic() + RETRY_SECONDS
             raise Empty from exc
         finally:
             self._in_poll = None

@@ -26,9 +26,12 @@ from broker_config.settings import BrokerSettings
 
 __all__ = ["RedisLink", "Script"]
 
-#: A connection that was idle this long is pinged before a command is sent.
+#: Time limit of one blocking command: a broken connection is noticed when its answer is late.
+BLOCK_SECONDS: Final = 1.0
+#: A connection that was idle this long is pinged before a command is sent: firewalls drop idle connections
+#: after minutes, and a ping costs a round trip.
 TRUSTED_SECONDS: Final = 10.0
-#: A connection that received data this recently is not checked before a command is sent.
+#: A connection that received data this recently is not checked before a command is sent, for speed.
 RESTING_SECONDS: Final = 0.001
 #: Error replies of a server that is not the primary, or is not ready yet.
 _ELSEWHERE: Final = (NotPrimaryError, redis.BusyLoadingError)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from nekro_agent import runtime
 from nekro_agent.core.logger import get_sub_logger
@@ -22,6 +22,9 @@ from nekro_agent.schemas.signal import MsgSignal, merge_signals
 __all__ = ["HookFailure", "InjectedPrompt", "PluginHost", "RemoteHooks"]
 
 _log = get_sub_logger("hooks")
+#: How long plugins may delay a prompt or a message with one kind of hook; a hook in another process has half
+#: of it, so that its failure is seen here.
+HOOK_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)

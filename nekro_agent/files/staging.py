@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, Final, Protocol, TypeAlias
 
 from nekro_agent import layout, runtime
 from nekro_agent.core.logger import get_sub_logger
+from nekro_agent.durations import STALE_SECONDS
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.files import safe_files
 from nekro_agent.files.area_access import copy_in, copy_out
@@ -289,7 +290,7 @@ def place_of(path: Path) -> tuple[Path, PurePosixPath] | None:
     return None
 
 
-def sweep(root: Path, *, older_than_seconds: float = 24 * 3600) -> int:
+def sweep(root: Path, *, older_than_seconds: float = STALE_SECONDS) -> int:
     """Remove leftovers of crashed processes and of code outside of calls; returns their number."""
     base = layout.staging_dir(root)
     if not base.is_dir():

@@ -39,7 +39,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from nekro_agent.core.logger import get_sub_logger
-from nekro_agent.durations import STALE_SECONDS
+from nekro_agent.durations import POLL_SECONDS, STALE_SECONDS
 from nekro_agent.errors import InvalidValueError, PackageInstallError
 from nekro_agent.files.private_files import make_directory, open_private, write_private
 
@@ -183,7 +183,7 @@ class LayerStore:
                         raise PackageInstallError(
                             f"{requirement}: another worker has been installing packages for too long"
                         ) from None
-                    time.sleep(0.05)
+                    time.sleep(POLL_SECONDS)
             yield
 
     def _remove_stale(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import event
 
@@ -22,9 +22,6 @@ from storage.driver.limits import acquire
 from storage.driver.loop_pool import LoopPool
 
 __all__ = ["KeptConnections"]
-
-#: How long a connection may take to answer a ping.
-_PING_SECONDS: Final = 5.0
 
 
 class KeptConnections:
@@ -97,7 +94,7 @@ class KeptConnections:
 
     async def _answers(self, connection: LoopConnection) -> bool:
         """Ping through SQLAlchemy, which discards a broken connection and recycles all others of its age."""
-        cut = postgresql.cut_later(connection.driver_connection, _PING_SECONDS)
+        cut = postgresql.cut_later(connection.driver_connection, postgresql.ANSWER_SECONDS)
         try:
             await connection.exec_driver_sql("SELECT 1")
         except NekroError:

@@ -11,7 +11,7 @@ from nekro_agent.errors import StorageUnavailableError
 
 __all__ = ["acquire", "limited", "took_too_long"]
 
-#: How much later than its connection a transaction's task is stopped.
+#: How much later than its connection a transaction's task is stopped, so that the driver's error comes first.
 _GRACE_SECONDS: Final = 1.0
 
 

@@ -6,23 +6,20 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Coroutine
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from sqlalchemy import event
 from sqlalchemy import exc as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import StorageUnavailableError
 from storage.driver.connection import LoopConnection
 from storage.driver.errors import translated
 
 __all__ = ["LoopPool"]
 
-#: How long ``dispose`` waits for connections that are being closed or rolled back (``ENDING_SECONDS``),
-#: and for the engine to close the others (``CLOSE_SECONDS``).
-ENDING_SECONDS: Final = 5.0
-CLOSE_SECONDS: Final = 3.0
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +84,8 @@ class LoopPool:
         Connections that cannot be closed in time are abandoned with a warning: a statement that waits for
         SQLite's lock must end first, and a driver may not respond.
         """
-        await self._within(ENDING_SECONDS, self._end_connections())
-        await self._within(CLOSE_SECONDS, self.engine.dispose())
+        await self._within(CLOSE_STEP_SECONDS, self._end_connections())
+        await self._within(CLOSE_STEP_SECONDS, self.engine.dispose())
 
     async def _end_connections(self) -> None:
         while self.resting:

@@ -14,16 +14,14 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, QueuePool
 
-from broker_config.settings import DatabaseSettings
+from broker_config.settings import CONNECT_SECONDS, DatabaseSettings
+from nekro_agent.durations import FRESH_SECONDS
 from storage.driver.error_hook import install
 
 __all__ = ["create", "create_sync", "cut_later", "has_rested_long"]
 
-_CONNECT_SECONDS: Final = 5
-#: The limit per server when several are tried in turn; the shortest that libpq accepts.
-_CONNECT_IN_TURN_SECONDS: Final = 2
-#: A connection that was idle for longer is pinged before it is used.
-_TRUST_SECONDS: Final = 1.0
+#: Time limit of connecting to a single server, and of a ping.
+ANSWER_SECONDS: Final = 5
 _APPLICATION_NAME: Final = "nekro"
 
 
@@ -75,7 +73,7 @@ def has_rested_long(rests_since: float) -> bool:
     Args:
         rests_since: ``time.monotonic`` at the end of its last use.
     """
-    return time.monotonic() - rests_since >= _TRUST_SECONDS
+    return time.monotonic() - rests_since >= FRESH_SECONDS
 
 
 def _shut_down(pgconn: Any) -> None:
@@ -92,7 +90,7 @@ def _shut_down(pgconn: Any) -> None:
 
 def _connect_arguments(url: URL, settings: DatabaseSettings) -> dict[str, Any]:
     arguments: dict[str, Any] = {
-        "connect_timeout": _CONNECT_SECONDS if _has_one_server(url) else _CONNECT_IN_TURN_SECONDS,
+        "connect_timeout": ANSWER_SECONDS if _has_one_server(url) else int(CONNECT_SECONDS),
         # Of several servers, use the primary; refuse a single server that was demoted.
         "target_session_attrs": "read-write",
         "application_name": _APPLICATION_NAME,
@@ -128,7 +126,7 @@ def _ping_after_rest(engine: Engine) -> None:
         rests_since = entry.info.get("rests_since")
         if rests_since is None or not has_rested_long(rests_since):
             return
-        cut = cut_later(entry.driver_connection, _CONNECT_SECONDS)
+        cut = cut_later(entry.driver_connection, ANSWER_SECONDS)
         try:
             engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error as exc:

@@ -15,11 +15,12 @@ import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import URL, Connection
 
 from broker_config.settings import DatabaseSettings
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from storage.driver import sqlite
 from storage.driver.fixed_statement import Row
 from storage.driver.limits import took_too_long
@@ -29,8 +30,6 @@ from storage.driver.write_gate import WriteGate
 
 __all__ = ["SqliteLanes"]
 
-#: How long ``close`` waits for the statement that a thread is running.
-CLOSE_SECONDS: Final = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +122,11 @@ class _Lane:
     async def close(self) -> None:
         """Run queued statements, then close the connection; a thread that takes too long is abandoned."""
         self._stop()
-        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+        await asyncio.to_thread(self._thread.join, CLOSE_STEP_SECONDS)
         if self._thread.is_alive():
-            logger.warning("thread %s did not end within %g s; abandoned", self._thread.name, CLOSE_SECONDS)
+            logger.warning(
+                "thread %s did not end within %g s; abandoned", self._thread.name, CLOSE_STEP_SECONDS
+            )
 
 
 def _work(connect: Callable[[], Connection], jobs: SimpleQueue[_Job | None]) -> None:

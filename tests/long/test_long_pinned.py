@@ -169,7 +169,7 @@ async def test_hooks_of_a_pinned_plugin_run_in_its_owner(fleet: Any, services: S
 async def test_a_hook_whose_owner_does_not_answer_is_skipped(
     idle_fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_hooks, "WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(remote_hooks, "HOOK_SECONDS", 0.6)
     services = idle_fleet.services()
     await services.start()
     try:

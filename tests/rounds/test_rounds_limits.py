@@ -48,7 +48,7 @@ async def test_a_plugin_that_wakes_the_agent_each_time_reaches_the_limit(
 
 async def test_the_calls_of_a_round_are_limited(open_bench: OpenBench) -> None:
     bench = await open_bench("postgres", sandbox={"max_calls": 3})
-    stubborn = "for n in range(9):\n    try:\n        tick(str(n))\n    except Exception:\n        pass"
+    stubborn = "for n in range(6):\n    try:\n        tick(str(n))\n    except Exception:\n        pass"
     rounds = await _play(bench, Model(stubborn))
     assert [(item.state.value, item.stop_type) for item in rounds] == [("done", StopType.NORMAL)]
     assert "3 method calls" in await last_text(bench, "chat")

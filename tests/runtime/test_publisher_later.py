@@ -43,8 +43,7 @@ async def test_delayed_events_are_published_in_order(sent: list[str], publisher:
 @pytest.fixture
 def far_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep delayed events from becoming due."""
-    monkeypatch.setattr(module, "_ANSWER_LEAVES_SECONDS", 600)
-    monkeypatch.setattr(module, "_REQUEST_LEAVES_SECONDS", 600)
+    monkeypatch.setattr(module, "DEFER_SECONDS", 600)
 
 
 @pytest.mark.usefixtures("far_off")

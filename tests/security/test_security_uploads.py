@@ -312,7 +312,7 @@ def test_leftovers_of_a_killed_writer_are_deleted_even_where_files_are_kept(worl
     assert sorted(sizes(area)) == [".hidden.part", "new"]
 
 
-@pytest.mark.parametrize(("days", "left"), [(0, ["f"]), (30, ["f"]), (1e-12, [])])
+@pytest.mark.parametrize(("days", "left"), [(0, ["f"]), (30, ["f"]), (1e-9, [])])
 async def test_the_sweep_keeps_files_for_the_configured_time(
     world: InMemoryRuntime, days: float, left: list[str]
 ) -> None:

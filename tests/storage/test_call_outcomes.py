@@ -437,7 +437,7 @@ async def test_a_record_with_a_lost_confirmation_is_written_once_and_sent(
 async def test_a_record_in_doubt_is_an_unknown_outcome(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.calls.records.RECORD_SECONDS", 0.5)
+    monkeypatch.setattr("workers.calls.records.PUBLISH_SECONDS", 0.5)
     await storage.lose_confirmations()
     with pytest.raises(OutcomeUnknownError):
         await world.begin(invocation(seconds=4))
@@ -447,7 +447,7 @@ async def test_a_record_in_doubt_is_an_unknown_outcome(
 async def test_a_record_in_doubt_is_withdrawn_before_its_caller_gets_an_error(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.calls.records.RECORD_SECONDS", 0.2)
+    monkeypatch.setattr("workers.calls.records.PUBLISH_SECONDS", 0.2)
     await storage.lose_confirmations()
     made = invocation()
     calling = world.begin(made)
@@ -463,7 +463,7 @@ async def test_a_record_in_doubt_is_withdrawn_before_its_caller_gets_an_error(
 async def test_a_call_that_the_database_refuses_to_record_fails_at_once(
     world: Caller, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.calls.records.RECORD_SECONDS", 0.2)
+    monkeypatch.setattr("workers.calls.records.PUBLISH_SECONDS", 0.2)
     storage.go_away()
     made = invocation(seconds=10 * WAIT_SECONDS)
     async with asyncio.timeout(WAIT_SECONDS):
@@ -544,7 +544,7 @@ async def test_a_claim_with_a_lost_confirmation_is_granted_again(
 async def test_a_call_that_ran_here_unrecorded_is_not_run_again_after_an_outage(
     storage: Storage, claims: CallClaims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims_module, "CLAIM_MARGIN_SECONDS", 0.5)
+    monkeypatch.setattr(claims_module, "GRACE_SECONDS", 0.2)
     made = invocation()
     held = await claimed(claims, made)
     storage.go_away()

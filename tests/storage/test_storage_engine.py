@@ -263,7 +263,7 @@ async def test_a_connection_in_use_during_dispose_is_closed_when_returned(
 async def test_dispose_continues_after_a_connection_that_cannot_be_closed(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("storage.driver.loop_pool.ENDING_SECONDS", 0.2)
+    monkeypatch.setattr("storage.driver.loop_pool.CLOSE_STEP_SECONDS", 0.2)
     async with database.read():
         pass
     stuck = asyncio.create_task(asyncio.Event().wait())
@@ -414,7 +414,7 @@ async def test_idle_connections_that_were_cut_are_replaced_without_an_error(
     leases: Leases, proxied: tuple[Database, CutProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, proxy = proxied
-    monkeypatch.setattr("storage.driver.postgresql._TRUST_SECONDS", 0)
+    monkeypatch.setattr("storage.driver.postgresql.FRESH_SECONDS", 0)
     await asyncio.gather(*(leases.names(database) for _ in range(20)))
     proxy.cut()
     assert await asyncio.gather(*(leases.names(database) for _ in range(20))) == [[]] * 20

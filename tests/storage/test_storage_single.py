@@ -415,7 +415,7 @@ async def test_idle_connections_that_were_cut_are_replaced_without_an_error(
 ) -> None:
     database, proxy = proxied
     store = Store(database)
-    monkeypatch.setattr("storage.driver.postgresql._TRUST_SECONDS", 0)
+    monkeypatch.setattr("storage.driver.postgresql.FRESH_SECONDS", 0)
     await asyncio.gather(*(store.set(str(number)) for number in range(20)))
     proxy.cut()
     assert await asyncio.gather(*(store.get(str(number)) for number in range(20))) == ["v"] * 20
@@ -426,7 +426,7 @@ async def test_after_one_broken_connection_all_of_its_age_are_checked(
 ) -> None:
     database, proxy = proxied
     store = Store(database)
-    monkeypatch.setattr("storage.driver.postgresql._TRUST_SECONDS", 3600)
+    monkeypatch.setattr("storage.driver.postgresql.FRESH_SECONDS", 3600)
     await asyncio.gather(*(store.set(str(number)) for number in range(20)))
     proxy.cut()
     with pytest.raises(StorageUnavailableError):
@@ -439,7 +439,7 @@ async def test_transaction_on_a_broken_connection_makes_cached_ones_be_checked(
 ) -> None:
     database, proxy = proxied
     store = Store(database)
-    monkeypatch.setattr("storage.driver.postgresql._TRUST_SECONDS", 3600)
+    monkeypatch.setattr("storage.driver.postgresql.FRESH_SECONDS", 3600)
     await store.set("k")
     async with database.read() as tx:
         proxy.cut()

@@ -109,10 +109,10 @@ async def test_job_whose_worker_is_killed_is_restarted_and_ends_once(fleet: Any,
     await eventually(second_start, what=fleet.waiting_for("the second start"))
     assert handle.notify("go 0") and handle.notify("go 1")
 
-    async def told() -> list[TaskCtl]:
+    async def last_state() -> list[TaskCtl]:
         return terminals
 
-    (last,) = await eventually(told, what=fleet.waiting_for("the end"))
+    (last,) = await eventually(last_state, what=fleet.waiting_for("the end"))
     assert last == TaskCtl.success("arrived", data={"steps": 2})
     words = [line[:-1] for line in journal(services, "killed")]
     assert words == [["step", "0"], ["step", "0"], ["step", "1"], ["end"]]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from loguru import logger
 
 from codec.wire import Envelope, Invocation
+from nekro_agent.durations import GRACE_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import (
     CallCancelledError,
     CallTimeoutError,
@@ -25,6 +26,7 @@ from nekro_agent.errors import (
     StorageError,
     StorageUnavailableError,
 )
+from nekro_agent.execution.hooks import HOOK_SECONDS
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import MessageKind, SystemMessageHooks
 from storage.engine import Database
@@ -39,15 +41,6 @@ from workers.chats.publisher import EventPublisher
 from workers.leases.claim_keeper import ClaimKeeper
 
 __all__ = ["CallClaims", "Claimable", "DuplicateDelivery", "HeldClaim", "error_of", "outcome_unknown"]
-
-#: How long a claim outlives its call's deadline, for recording how the call ended.
-CLAIM_MARGIN_SECONDS: Final = 15.0
-#: Time limit of the hooks for one text, within that margin; a text without a verdict is kept.
-HOOKS_SECONDS: Final = 10.0
-#: Pause before a claim is retried, and the least time that must be left until the deadline for a retry.
-CLAIM_RETRY_SECONDS: Final = 0.3
-#: Pause before recording a call is retried.
-RECORD_RETRY_SECONDS: Final = 0.3
 
 
 class DuplicateDelivery(Exception):
@@ -155,13 +148,13 @@ class CallClaims:
                 return await self._ask(subject, invocation, worker, since)
             except StorageUnavailableError as exc:
                 logger.bind(call_id=invocation.call_id, error=str(exc)).warning("call_not_claimed")
-                if invocation.remaining_seconds() <= CLAIM_RETRY_SECONDS:
+                if invocation.remaining_seconds() <= RETRY_SECONDS:
                     raise CallTimeoutError(
                         f"{invocation.method}: call {invocation.call_id} did not start before its deadline; "
                         f"it could not be claimed: {exc}"
                     ) from exc
             first_at = asked_at if first_at is None else first_at
-            await asyncio.sleep(CLAIM_RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _ask(
         self, subject: Claimable, invocation: Invocation, worker: str, since_seconds: float | None
@@ -212,7 +205,7 @@ class CallClaims:
     async def _record_patiently(
         self, claim: HeldClaim, invocation: Invocation, envelope: Envelope, text: str | None
     ) -> Envelope:
-        give_up_at = time.monotonic() + CLAIM_MARGIN_SECONDS
+        give_up_at = time.monotonic() + 3 * GRACE_SECONDS
         while True:
             try:
                 try:
@@ -223,7 +216,7 @@ class CallClaims:
                 # The method has run; a restart of the database must not lose its outcome.
                 if time.monotonic() > give_up_at:
                     raise
-                await asyncio.sleep(RECORD_RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
 
     def _end(self, claim: HeldClaim) -> None:
         self._keeper.drop(claim.call_id)
@@ -273,10 +266,10 @@ class CallClaims:
 
     async def _is_dropped(self, chat_key: str, text: str) -> bool:
         try:
-            async with asyncio.timeout(HOOKS_SECONDS):
+            async with asyncio.timeout(HOOK_SECONDS):
                 return await self._hooks.on_system_message(chat_key, text)
         except TimeoutError:
-            logger.bind(chat_key=chat_key, seconds=HOOKS_SECONDS).warning("system_message_hooks_too_slow")
+            logger.bind(chat_key=chat_key, seconds=HOOK_SECONDS).warning("system_message_hooks_too_slow")
             return False
 
     async def _record_text(
@@ -337,7 +330,7 @@ class CallClaims:
 
 
 def _longest_seconds(invocation: Invocation) -> float:
-    return max(invocation.remaining_seconds(), 0) + CLAIM_MARGIN_SECONDS
+    return max(invocation.remaining_seconds(), 0) + 3 * GRACE_SECONDS
 
 
 async def _is_round_stopped(transaction: Transaction, invocation: Invocation) -> bool:

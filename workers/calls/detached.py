@@ -15,6 +15,7 @@ from loguru import logger
 from broker_config.settings import WorkerSettings
 from codec.values import encode_value
 from codec.wire import Invocation
+from nekro_agent.durations import GRACE_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import JobState, MessageKind
@@ -33,11 +34,6 @@ from workers.plugins.registry import MethodEntry
 
 __all__ = ["CallDetacher", "CallEnds", "end_job", "settle", "still_running", "wait_seconds"]
 
-#: How long a row outlives its call's deadline, for recording how the call ended.
-MARGIN_SECONDS: Final = 15.0
-#: How long before the end of the wait a worker starts to check whether the caller still waits;
-#: allows for clock differences between hosts and for the time that answers take.
-_LOOK_AHEAD_SECONDS: Final = 5.0
 _TEXT_CHARS: Final = 4000
 _STOPS: Final = {
     SandboxMethodType.AGENT: StopType.AGENT,
@@ -86,7 +82,7 @@ class CallDetacher:
         Returns the call in its current state; a call that has ended has a result on its way.
         """
         request = _request(entry, invocation, lane=lane)
-        seconds = max(invocation.remaining_seconds(), 0) + MARGIN_SECONDS
+        seconds = max(invocation.remaining_seconds(), 0) + 3 * GRACE_SECONDS
         is_tool = entry.type is SandboxMethodType.TOOL
         async with self._database.begin() as transaction:
             call = await transaction.detached_calls.detach(request, runs_seconds=seconds if is_tool else None)
@@ -132,7 +128,7 @@ class CallEnds:
 
         The ends of most calls are not recorded, because their callers wait.
         """
-        if invocation.waited_seconds_left() > _LOOK_AHEAD_SECONDS:
+        if invocation.waited_seconds_left() > GRACE_SECONDS:
             return
         try:
             await self._record(entry, invocation, value, error)
@@ -208,8 +204,8 @@ async def end_job(transaction: Transaction, call_id: str, state: JobState, messa
 
 
 async def _wake(transaction: Transaction, publisher: EventPublisher, call: Call, text: str) -> None:
-    told = _told(call)
-    if told is None or not told.wakes_agent:
+    found = _told(call)
+    if found is None or not found.wakes_agent:
         return
     await transaction.rounds.request(
         RoundRequest(
@@ -218,8 +214,8 @@ async def _wake(transaction: Transaction, publisher: EventPublisher, call: Call,
             trigger_id=call.id,
             # A new turn, because the time of the old one is over. The number continues, so that
             # the limit on chains of calls and rounds still applies.
-            number=told.round_number + 1,
-            user_id=told.user_id,
+            number=found.round_number + 1,
+            user_id=found.user_id,
             observation=text,
         )
     )

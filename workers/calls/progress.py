@@ -12,12 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Final
 
 from celery import Celery
 from loguru import logger
 
 from codec.wire import Invocation
+from nekro_agent.durations import GRACE_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.ports import JobState
 from storage.engine import Database
@@ -26,13 +26,6 @@ from workers.plugins.registry import MethodEntry
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["CallReports", "ProgressAnnouncer"]
-
-#: Pause between two writes, because a call may report at any rate.
-_PAUSE_SECONDS: Final = 0.3
-#: Pause before a write is retried while the database is unavailable.
-_RETRY_SECONDS: Final = 2.0
-#: How long a row outlives its call's deadline when the worker dies.
-_MARGIN_SECONDS: Final = 15.0
 
 
 class ProgressAnnouncer:
@@ -115,7 +108,7 @@ class _Following:
             worker=self._reports.worker_name,
             percent=round(percent),
             message=message,
-            lease_seconds=max(invocation.remaining_seconds(), 0) + _MARGIN_SECONDS,
+            lease_seconds=max(invocation.remaining_seconds(), 0) + 3 * GRACE_SECONDS,
         )
         self._reports.put(_Report(progress=self._newest))
 
@@ -171,8 +164,8 @@ class CallReports:
                 logger.bind(error=str(exc), calls=len(reports)).warning("call_progress_not_written")
                 with self._lock:
                     self._latest = reports | self._latest
-                await asyncio.sleep(_RETRY_SECONDS)
-            await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(REFRESH_SECONDS)
 
     async def _write(self, reports: list[_Report]) -> None:
         for report in reports:

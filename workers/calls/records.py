@@ -17,6 +17,8 @@ from loguru import logger
 from codec.wire import Signer
 from messaging.call_messages import CallMessage
 from messaging.calls import CallFate, RecordUnknownError
+from messaging.publishing import PUBLISH_SECONDS
+from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import (
     MessageRefusedError,
     MethodDisabledError,
@@ -34,9 +36,6 @@ from workers.plugins.registry import Registry
 
 __all__ = ["CallRecords", "CallSweep"]
 
-#: How long recording a call is retried while the database does not answer.
-RECORD_SECONDS: Final = 5.0
-RECORD_PAUSE_SECONDS: Final = 0.2
 #: Reason recorded for a call that its caller abandoned.
 WITHDRAWN: Final = "its caller gave it up"
 #: Most rows of one sweep; the next sweep takes the rest.
@@ -69,7 +68,7 @@ class CallRecords:
             RecordUnknownError: the database does not answer and the call may be recorded.
         """
         request = self._request(message)
-        give_up_at = time.monotonic() + RECORD_SECONDS
+        give_up_at = time.monotonic() + PUBLISH_SECONDS
         is_in_doubt = False
         while True:
             attempt = _Attempt()
@@ -81,7 +80,7 @@ class CallRecords:
                     if is_in_doubt:
                         raise RecordUnknownError(str(exc)) from exc
                     raise
-            await asyncio.sleep(RECORD_PAUSE_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _enqueue(self, request: CallRequest, attempt: _Attempt) -> None:
         async with self._database.autocommit() as transaction:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 from loguru import logger
 
@@ -20,7 +20,7 @@ from codec.values import decode_arguments, decode_value, encode_arguments, encod
 from codec.wire import Envelope, Invocation, Signer, new_id
 from messaging.calls import MethodCaller
 from nekro_agent.errors import CallTimeoutError, MethodNotFoundError, NekroError
-from nekro_agent.execution.hooks import PluginHost
+from nekro_agent.execution.hooks import HOOK_SECONDS, PluginHost
 from nekro_agent.methods import SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
@@ -30,10 +30,6 @@ from workers.plugins.lanes import LaneChooser
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["HookExecutor", "HookForwarder"]
-
-#: How long an event waits for a hook in another process. Less than the time that a round's prompt and
-#: a system message allow for all hooks together.
-WAIT_SECONDS: Final = 5.0
 
 
 class HookForwarder:
@@ -63,7 +59,7 @@ class HookForwarder:
         self._refresh = refresh
         self._lives_here = lives_here
         self._return_bytes = return_bytes
-        self._wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
+        self._wait_seconds = HOOK_SECONDS / 2 if wait_seconds is None else wait_seconds
         self._caller: MethodCaller | None = None
 
     async def is_elsewhere(self, plugin_key: str) -> bool:

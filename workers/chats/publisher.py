@@ -28,6 +28,7 @@ from broker_config.topology import (
 )
 from messaging.call_messages import CallMessage
 from messaging.revocations import revoke
+from nekro_agent.durations import DEFER_SECONDS
 from nekro_agent.errors import NekroError
 from nekro_agent.methods import Lane
 from storage.repositories.calls import Call
@@ -38,10 +39,6 @@ T = TypeVar("T")
 
 #: kombu publishes with blocking sockets; with two threads a slow publication does not delay the next.
 _THREADS: Final = 2
-#: How long an event is delayed so that the call's result, or a follow-up round's request, is sent first:
-#: publishing competes with the event loop for the GIL.
-_ANSWER_LEAVES_SECONDS: Final = 0.01
-_REQUEST_LEAVES_SECONDS: Final = 0.03
 #: Most delayed events; further ones are published without delay.
 _MOST_LATER: Final = 64
 
@@ -52,8 +49,8 @@ class EventPublisher:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="publish")
-        self._after_answers = _PutOff(self._pool, seconds=_ANSWER_LEAVES_SECONDS)
-        self._after_requests = _PutOff(self._pool, seconds=_REQUEST_LEAVES_SECONDS)
+        self._after_answers = _PutOff(self._pool, seconds=DEFER_SECONDS)
+        self._after_requests = _PutOff(self._pool, seconds=2 * DEFER_SECONDS)
 
     async def round_requested(self, chat_key: str, *, later: bool = False) -> None:
         """Announce to the rounds lane that a chat has a requested round.

@@ -12,7 +12,7 @@ from typing import Final
 from loguru import logger
 
 from nekro_agent.downloads.part import remove_unfinished
-from nekro_agent.durations import STALE_SECONDS
+from nekro_agent.durations import REFRESH_SECONDS, RETRY_SECONDS, STALE_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.ports import DownloadReport, DownloadStatus
 from runtime.completion import complete
@@ -23,11 +23,8 @@ from workers.pools.background import BackgroundLoop
 
 __all__ = ["DownloadSweep", "SqlDownloads"]
 
-#: How often a download's progress is published to other processes.
-_TELL_SECONDS: Final = 0.5
 #: Number of attempts to record the end while the database is unavailable, and the pause between them.
-_END_TRIES: Final = 10
-_END_PAUSE_SECONDS: Final = 1.0
+_END_TRIES: Final = 20
 _BATCH: Final = 100
 
 
@@ -147,15 +144,15 @@ class SqlDownloadClaim:
                 return
             except StorageError as exc:
                 logger.bind(target=self._target, error=str(exc)).warning("download_end_not_recorded")
-            await asyncio.sleep(_END_PAUSE_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _keep(self) -> None:
-        told, kept_at = self._progress, time.monotonic()
+        written, kept_at = self._progress, time.monotonic()
         while self._held_until > 0:
-            await asyncio.sleep(min(_TELL_SECONDS, self._lease_seconds / 3))
-            if self._progress == told and time.monotonic() < kept_at + self._lease_seconds / 3:
+            await asyncio.sleep(min(REFRESH_SECONDS, self._lease_seconds / 3))
+            if self._progress == written and time.monotonic() < kept_at + self._lease_seconds / 3:
                 continue
-            told, kept_at = self._progress, time.monotonic()
+            written, kept_at = self._progress, time.monotonic()
             # The claim may survive an error; ``is_lost`` becomes true when its time is over.
             with survived("download_claim_not_kept", target=self._target):
                 await self._renew()

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from loguru import logger
 
+from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import (
     ArgumentError,
     FencedError,
@@ -28,14 +29,12 @@ from storage.repositories.jobs import Job
 from workers.calls.claims import DuplicateDelivery
 from workers.jobs.data import plain_data, unpack
 from workers.jobs.keeper import JobKeeper, KeeperSettings, StopCause
+from workers.pools.jobs import CANCEL_SECONDS
 
 __all__ = ["Interruption", "JobResult", "JobRunner"]
 
-#: Time for the ``finally`` blocks of a job that is interrupted from outside.
-CLEANUP_SECONDS: Final = 1.5
 #: Number of attempts to record a job's end while the database is unavailable, and the pause between them.
-FINISH_TRIES: Final = 60
-FINISH_PAUSE_SECONDS: Final = 1.0
+FINISH_TRIES: Final = 120
 
 _STATES: Final = {
     TaskSignal.SUCCESS: JobState.SUCCEEDED,
@@ -140,7 +139,7 @@ class JobRunner:
                 await asyncio.wait([work])
             except asyncio.CancelledError:
                 work.cancel()
-                await asyncio.wait([work], timeout=CLEANUP_SECONDS)
+                await asyncio.wait([work], timeout=0.75 * CANCEL_SECONDS)
                 raise
         return _last_signal(job, work, keeper.cause)
 
@@ -183,7 +182,7 @@ class JobRunner:
             except StorageUnavailableError:
                 if not tries_left:
                     raise
-            await asyncio.sleep(FINISH_PAUSE_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
         raise AssertionError("unreachable")
 
     async def _leave(self, job: Job, why: Interruption) -> None:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from codec.wire import new_id
+from nekro_agent.durations import POLL_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import ConflictError, NotFoundError
 from nekro_agent.execution import greenlets as bridge
 from nekro_agent.ports import JobInfo, JobRequest
@@ -32,10 +33,6 @@ T = TypeVar("T")
 
 #: How long a synchronous function may block its thread for a reading.
 ANSWER_SECONDS: Final = 1.0
-#: How long it blocks for a write; a longer wait means that the write waits for the caller's own loop.
-WRITE_SECONDS: Final = 0.1
-#: How often a wait polls for signals of other processes; signals of its own process wake it at once.
-LOOK_SECONDS: Final = 0.25
 #: Most open jobs that ``running`` returns.
 _MOST_JOBS: Final = 1000
 
@@ -48,7 +45,7 @@ class SqlJobs:
     (``nekro_agent.execution.greenlets``). Called anywhere else (a task or a thread that the plugin started)
     they block their thread while the background loop executes the query: about a millisecond, at
     most ``ANSWER_SECONDS``. There a write that meets a locked database continues in the background
-    after ``WRITE_SECONDS``; it is lost only if the process dies before it ends.
+    after ``POLL_SECONDS``; it is lost only if the process dies before it ends.
     """
 
     def __init__(self, database: Database, background: BackgroundLoop, publisher: EventPublisher) -> None:
@@ -142,7 +139,7 @@ class SqlJobs:
                 if packed is not None:
                     return unpack(packed)[0][0]
                 try:
-                    async with asyncio.timeout(LOOK_SECONDS):
+                    async with asyncio.timeout(REFRESH_SECONDS):
                         await signalled.wait()
                 except TimeoutError:
                     continue
@@ -180,7 +177,7 @@ class SqlJobs:
         if bridge.can_wait():
             bridge.wait(write)
         else:
-            self._background.settle(write, seconds=WRITE_SECONDS)
+            self._background.settle(write, seconds=POLL_SECONDS)
 
     async def _latest(self, plugin_key: str, task_type: str, task_id: str) -> JobInfo | None:
         async with self._database.read() as transaction:

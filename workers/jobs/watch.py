@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from loguru import logger
 
+from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.jobs import TaskCtl
 from storage.engine import Database
@@ -18,9 +19,6 @@ from workers.jobs.data import info_of
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["JobWatch"]
-
-#: How often watched jobs are checked.
-_LOOK_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ class JobWatch:
 
     async def _look_until_none_is_left(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(REFRESH_SECONDS)
             try:
                 await self._look()
             except StorageError as exc:  # the next poll sees what this one missed

@@ -19,7 +19,7 @@ from workers.pools.background import BackgroundLoop
 
 __all__ = ["WARN_SECONDS", "ClockWatch"]
 
-#: How often the clocks are compared.
+#: How often the clocks are compared: a stepped clock is noticed before calls miss their deadlines.
 _PERIOD_SECONDS: Final = 30.0
 #: Difference beyond which the log and the doctor warn.
 WARN_SECONDS: Final = 1.0

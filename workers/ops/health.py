@@ -20,6 +20,7 @@ __all__ = ["Health", "Report"]
 
 #: How long a loop may take to respond; far above what the watchdog reports as blocked.
 LOOP_SECONDS: Final = 10.0
+#: How long the database may take to answer the probe; both fit into a probe's limit in the shipped files.
 DATABASE_SECONDS: Final = 3.0
 
 

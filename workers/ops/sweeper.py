@@ -13,6 +13,7 @@ from typing import Final
 from loguru import logger
 
 from broker_config.settings import AgentSettings
+from nekro_agent.durations import POLL_SECONDS
 from storage.engine import Database
 from storage.repositories.calls import CallRepository
 from storage.repositories.leases import LeaseRepository
@@ -30,8 +31,6 @@ _LEASE: Final = "sweep"
 #: Length of the lease in periods. A sweep that takes longer may overlap with another one, which is
 #: harmless because each takes rows exclusively.
 _LEASE_PERIODS: Final = 2
-#: Shortest pause between two sweeps.
-_LEAST_SECONDS: Final = 0.05
 #: Most rows that one sweep takes of each kind; the next sweep takes the rest.
 _BATCH: Final = 500
 
@@ -113,7 +112,7 @@ class Sweeper:
             with survived("sweep_failed", sweep=sweep.__qualname__):  # the other sweeps must still run
                 seconds = await sweep()
                 if seconds is not None:
-                    pauses.append(max(seconds, _LEAST_SECONDS))
+                    pauses.append(max(seconds, POLL_SECONDS))
         return min(pauses)
 
     async def _hold_lease(self) -> bool:

@@ -35,10 +35,10 @@ __all__ = ["JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSw
 _BATCH: Final = 500
 #: Most uploaded files that one sweep removes.
 _UPLOADS_BATCH: Final = 5_000
-#: How often the sweep checks for expired rows and files.
+#: How often the sweep checks for expired rows and files: retention is counted in days.
 _RETENTION_SECONDS: Final = 3600.0
-#: How long a job may be queued before its message is considered lost and sent again.
-_QUEUED_SECONDS: Final = 60.0
+#: For how many lease times a job may be queued before its message is considered lost and sent again.
+_QUEUED_LEASES: Final = 4
 
 
 class TimerFirings:
@@ -166,7 +166,9 @@ class JobSweep:
                 break
         async with self._database.begin() as transaction:
             lost = await transaction.jobs.take_orphans(
-                waiting_seconds=self._lease_seconds, queued_seconds=_QUEUED_SECONDS, limit=_BATCH
+                waiting_seconds=self._lease_seconds,
+                queued_seconds=_QUEUED_LEASES * self._lease_seconds,
+                limit=_BATCH,
             )
         for job in lost:
             logger.bind(job_id=job.id, job_type=job.type, attempt=job.attempt).warning("job_sent_again")

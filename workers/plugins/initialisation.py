@@ -11,6 +11,7 @@ from typing import Final
 
 from loguru import logger
 
+from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError
 from nekro_agent.execution.hooks import PluginHost
 from storage.engine import Database
@@ -24,9 +25,9 @@ from workers.pools.background import BackgroundLoop
 __all__ = ["start_plugins"]
 
 _LEASE: Final = "plugins.init"
+#: How long a worker that starts waits for one that died during its init hooks.
 _LEASE_SECONDS: Final = 15.0
 _LOOKS_PER_LEASE: Final = 4
-_POLL_SECONDS: Final = 0.05
 
 
 async def start_plugins(
@@ -112,7 +113,7 @@ async def _acquire(database: Database, *, owner: str) -> tuple[float, int]:
             )
         if fence is not None:
             return asked_at, fence
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 class _InitLease:

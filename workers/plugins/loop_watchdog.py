@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from loguru import logger
 
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from runtime.metrics import metrics
 from workers.plugins.registry import MethodEntry
 
@@ -28,7 +29,7 @@ T = TypeVar("T")
 _WARN_SECONDS: Final = 0.5
 _LOOKS_PER_WARNING: Final = 4
 _FRAMES: Final = 12
-#: A method that blocks again is reported again after this time.
+#: A method that blocks again is reported again after this time, so that it cannot flood the log.
 _REPEAT_SECONDS: Final = 30.0
 _GIVE_UP_EXIT: Final = 70
 
@@ -93,7 +94,7 @@ class LoopWatchdog:
         """Stop the thread."""
         self._stopped.set()
         if self._thread is not None:
-            self._thread.join(1)
+            self._thread.join(CLOSE_STEP_SECONDS)
 
     @types.coroutine
     def follow(

@@ -22,6 +22,7 @@ from loguru import logger
 
 from broker_config.topology import lane_queue
 from broker_config.urls import is_redis
+from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
@@ -36,9 +37,6 @@ _OWNER_LEASE: Final = "pinned:"
 #: Held by each process of lane ``pinned``; keeps processes of other lanes from competing.
 _PRESENCE_LEASE: Final = "pinned-worker:"
 _LOOKS_PER_LEASE: Final = 4
-_FALLBACK_SECONDS: Final = 3.0
-#: How long a stopping process tries to release its plugins.
-_RELEASE_SECONDS: Final = 5.0
 _LOST_EXIT: Final = 70
 
 
@@ -122,12 +120,12 @@ class PinnedOwner:
     @property
     def close_seconds(self) -> float:
         """Time limit of ``close``; leases that are not released by then expire."""
-        return self._host.cleanup_seconds + _RELEASE_SECONDS
+        return self._host.cleanup_seconds + CLOSE_STEP_SECONDS
 
     async def _compete_forever(self) -> None:
         if self._is_fallback:
             # Gives priority to processes of lane ``pinned`` that start at the same time.
-            await asyncio.sleep(min(_FALLBACK_SECONDS, self._lease_seconds))
+            await asyncio.sleep(self._lease_seconds / 5)
         while True:
             with survived("pinned_plugins_not_claimed"):
                 await self._compete()

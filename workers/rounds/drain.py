@@ -71,7 +71,7 @@ class RoundDrain:
     async def drain(self, chat_key: str) -> None:
         """Run the chat's next round, if one is due and no other process holds the chat.
 
-        The rounds after it follow at once, at most ``rounds_per_drain`` in all, while a slot is free.
+        The rounds after it follow at once, at most ``rounds_per_turn`` in all, while a slot is free.
         """
         if chat_key in self._held:
             return  # same result as an unsuccessful acquire below, without a query

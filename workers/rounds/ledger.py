@@ -368,10 +368,10 @@ async def _woken_by(transaction: Transaction, rows: Sequence[Call]) -> StopType 
 
 
 def _interruption(rows: Sequence[Call]) -> str:
-    told = "".join(f" `{row.method.rpartition('.')[2]}`: {_fate(row.state)}." for row in rows)
+    fates = "".join(f" `{row.method.rpartition('.')[2]}`: {_fate(row.state)}." for row in rows)
     return (
         "The host that ran the program went down, perhaps in the middle of it; what it printed is lost. "
-        f"What it did before may stand.{told} Look at the chat before you repeat anything."
+        f"What it did before may stand.{fates} Look at the chat before you repeat anything."
     )
 
 
