@@ -70,7 +70,7 @@ class Metrics:
         self.leases_lost = counter(
             "nekro_leases_lost_total",
             "Leases that passed to another worker while this one was using them: delivery, call, chat, job, "
-            "download, init, pinned.",
+            "download, init, pinned, sweep.",
             ["lease"],
         )
         self.clock_offset_seconds = gauge(

@@ -92,8 +92,7 @@ class Services(Parts):
             await start_plugins(
                 self.host,
                 self.loaded,
-                self.database,
-                self.background,
+                self.leases,
                 owner=self.node,
                 lanes=self.lanes,
                 marks=self.marks,

@@ -37,9 +37,9 @@ from workers.calls.records import CallSweep
 from workers.calls.remote_hooks import HookExecutor, HookForwarder
 from workers.chats.publisher import EventPublisher
 from workers.jobs.downloads import DownloadSweep
-from workers.jobs.keeper import KeeperSettings
 from workers.jobs.runner import JobRunner
-from workers.leases.claim_keeper import ClaimKeeper
+from workers.jobs.running import RunningJobs
+from workers.leases.keeper import LeaseKeeper
 from workers.ops.clock_watch import ClockWatch
 from workers.ops.sweeper import Sweeper
 from workers.ops.sweeps import JobSweep, RetentionSweep, TimerFirings, TimerSweep, UploadSweep
@@ -137,6 +137,11 @@ class Parts:
         return BackgroundLoop(self.database)
 
     @cached_property
+    def leases(self) -> LeaseKeeper:
+        """Renews the leases that this process holds on rows."""
+        return LeaseKeeper(self.database, self.background)
+
+    @cached_property
     def clocks(self) -> ClockWatch:
         """Keeps the shared time correct."""
         return ClockWatch(self.database, self.settings.broker, self.background)
@@ -154,14 +159,14 @@ class Parts:
     @cached_property
     def job_runner(self) -> JobRunner:
         """Executes background jobs on a worker of lane ``long``."""
-        keeping = KeeperSettings(
-            database=self.database,
-            background=self.background,
+        running = RunningJobs(
+            self.leases,
+            self.background,
             lease_seconds=self.settings.agent.lease_seconds,
             announce=self.announcer.announce,
         )
         return JobRunner(
-            keeping=keeping,
+            running=running,
             plugins={plugin.key: plugin for plugin in self.loaded.plugins},
             redactor=self.redactor,
             worker_name=self.node,
@@ -190,8 +195,7 @@ class Parts:
     def pinned_owner(self, *, consume: Callable[[str], None]) -> PinnedOwner:
         """Build the competitor for pinned plugins; ``consume`` starts serving a queue."""
         self._pinned_owner = PinnedOwner(
-            database=self.database,
-            background=self.background,
+            leases=self.leases,
             host=self.host,
             lanes=self.lanes,
             owner=self.node,
@@ -221,8 +225,8 @@ class Parts:
     @cached_property
     def claims(self) -> CallClaims:
         """Claims and outcomes of calls with an effect."""
-        keeper = ClaimKeeper(self.database, self.background, lease_seconds=self.settings.agent.lease_seconds)
-        return CallClaims(self.database, self.publisher, self.host, keeper)
+        lease_seconds = self.settings.agent.lease_seconds
+        return CallClaims(self.leases, self.publisher, self.host, lease_seconds=lease_seconds)
 
     @cached_property
     def executor(self) -> MethodExecutor:
@@ -317,12 +321,13 @@ class Parts:
     @cached_property
     def stopper(self) -> RoundStopper:
         """Stops the rounds of a chat."""
-        return RoundStopper(self.database, self.ledger, owner=self.node)
+        return RoundStopper(self.leases, self.ledger, owner=self.node)
 
     def sweeper(self) -> Sweeper:
         """Build the sweeper; every worker has one, and a lease lets one sweep at a time."""
         return Sweeper(
             self.database,
+            self.leases,
             self.publisher,
             self.settings.agent,
             owner=self.node,

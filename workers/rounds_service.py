@@ -45,6 +45,7 @@ class RoundsService:
         )
         drain = RoundDrain(
             database=services.database,
+            leases=services.leases,
             publisher=services.publisher,
             ledger=services.ledger,
             runner=runner,

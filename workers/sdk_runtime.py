@@ -31,7 +31,7 @@ def runtime_of(parts: Parts) -> runtime.Runtime:
         jobs=SqlJobs(parts.database, parts.background, parts.publisher),
         records=SqlRecords(parts.database),
         download_claims=SqlDownloads(
-            parts.database,
+            parts.leases,
             parts.background,
             data_dir=settings.data_dir,
             owner=parts.node,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import socket
 from dataclasses import dataclass
@@ -78,19 +79,24 @@ async def _stop(args: Args, settings: Settings) -> StoppedRounds:
     from storage.engine import Database
     from storage.migrate import require_migrated
     from workers.chats.publisher import EventPublisher
+    from workers.leases.keeper import LeaseKeeper
+    from workers.pools.background import BackgroundLoop
     from workers.rounds.ledger import RoundLedger
     from workers.rounds.stop import RoundStopper
 
     settings = resolve_settings(settings)
     await require_migrated(settings.database, settings.data_dir)
     database = Database(settings.database, settings.data_dir)
+    background = BackgroundLoop(database)
     publisher = EventPublisher(create_app(settings))
     try:
         ledger = RoundLedger(database, publisher, settings.agent, max_attempts=settings.broker.max_deliveries)
-        stopper = RoundStopper(database, ledger, owner=f"cli@{socket.gethostname()}:{os.getpid()}")
+        leases = LeaseKeeper(database, background)
+        stopper = RoundStopper(leases, ledger, owner=f"cli@{socket.gethostname()}:{os.getpid()}")
         return await stopper.stop(args.chat_key, reason="cancelled on request", wait_seconds=args.seconds)
     finally:
         publisher.close()
+        await asyncio.to_thread(background.close)
         await database.dispose()
 
 

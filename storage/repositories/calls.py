@@ -12,14 +12,14 @@ recorded before they are published.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, func, or_, select, update
 
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
@@ -27,11 +27,15 @@ from storage.clock import now, seconds_from_now, seconds_parameter
 from storage.driver.fixed_statement import FixedStatement
 from storage.models import CallRow
 from storage.repositories.base import Repository, chosen_once, found, is_one_of
+from storage.repositories.leases import LeaseTable
 from storage.states import CallState
 from storage.upsert import insert
 
-__all__ = ["Call", "CallRepository", "CallRequest", "Claim", "ClaimVerdict"]
+__all__ = ["CALL_CLAIMS", "Call", "CallRepository", "CallRequest", "Claim", "ClaimVerdict"]
 
+CALL_CLAIMS: Final = LeaseTable(
+    key=CallRow.id, fence=CallRow.fence, is_live=CallRow.state == CallState.RUNNING
+)
 _OPEN: Final = (CallState.QUEUED, CallState.RUNNING)
 #: Added to the age of the first claim attempt: the time that a statement takes to reach the database.
 _ASK_MARGIN_SECONDS: Final = 1.0
@@ -154,26 +158,6 @@ class CallRepository(Repository):
         )
         call = lost or await self.get(request.id)
         return Claim(verdict=_verdict(call.state), call=call)
-
-    async def renew(self, fences: Mapping[str, int], *, lease_seconds: float) -> set[str]:
-        """Renew many claims with one statement; returns the ids of those that are lost.
-
-        Args:
-            fences: fencing token of each call id.
-        """
-        if not fences:
-            return set()
-        statement = (
-            update(CallRow)
-            .where(
-                tuple_(CallRow.id, CallRow.fence).in_(fences.items()),
-                CallRow.state == CallState.RUNNING,
-            )
-            .values(lease_until=seconds_from_now(lease_seconds))
-            .returning(CallRow.id)
-        )
-        kept = (await self._connection.execute(statement)).scalars()
-        return set(fences).difference(kept)
 
     async def finish(self, call_id: str, *, fence: int, outcome: dict[str, Any] | None) -> Call:
         """Record what the method returned; call it in the same transaction as its effects in SQL.

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from sqlalchemy import Executable, Integer, bindparam, func, select, update
 
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.ports import ChatInfo
-from storage.clock import now, seconds_from_now
+from storage.clock import now
 from storage.driver.fixed_statement import FixedStatement
 from storage.models import ChatRow, MessageRow, RoundRow
 from storage.repositories.base import Repository, found, new_id
-from storage.repositories.leases import Lease, is_free, is_held_by, release_values, take_values
+from storage.repositories.leases import (
+    Lease,
+    LeaseTable,
+    is_free,
+    is_held_by,
+    release_values,
+    take_values,
+)
 from storage.upsert import insert
 
-__all__ = ["ChatRepository"]
+__all__ = ["CHAT_LEASES", "ChatRepository"]
+
+CHAT_LEASES: Final = LeaseTable(
+    key=ChatRow.chat_key, fence=ChatRow.fence, is_live=ChatRow.lease_until.is_not(None)
+)
 
 _KNOWN = ("adapter_key", "channel_id", "channel_name", "channel_type")
 
@@ -107,7 +120,7 @@ class ChatRepository(Repository):
             await self._scalar(_lock_statement, {"of_chat": chat_key})
         self._connection.locked_chats[chat_key] = None
 
-    async def acquire_lease(self, chat_key: str, *, owner: str, lease_seconds: float) -> int | None:
+    async def acquire(self, chat_key: str, *, owner: str, lease_seconds: float) -> int | None:
         """Acquire the lease to run the chat's rounds; returns the fencing token.
 
         None when the lease is held, even by the same owner, or when there is no such chat.
@@ -122,16 +135,7 @@ class ChatRepository(Repository):
         fence: int | None = await self._scalar(statement)
         return fence
 
-    async def renew_lease(self, chat_key: str, *, fence: int, lease_seconds: float) -> bool:
-        """Renew the lease from now on; False when another holder has it: stop working."""
-        statement = (
-            update(ChatRow)
-            .where(ChatRow.chat_key == chat_key, is_held_by(ChatRow, fence))
-            .values(lease_until=seconds_from_now(lease_seconds))
-        )
-        return await self._count(statement) > 0
-
-    async def release_lease(self, chat_key: str, *, fence: int) -> bool:
+    async def release(self, chat_key: str, *, fence: int) -> bool:
         """Release the lease; False when another holder has it."""
         self._connection.locked_chats.pop(chat_key, None)
         statement = (

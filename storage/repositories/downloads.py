@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import delete, select, update
 
@@ -17,10 +17,10 @@ from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now
 from storage.models import DownloadRow
 from storage.repositories.base import Repository
-from storage.repositories.leases import is_free, is_held_by, take_values
+from storage.repositories.leases import LeaseTable, is_free, is_held_by, take_values
 from storage.upsert import insert
 
-__all__ = ["DownloadRecord", "DownloadRepository"]
+__all__ = ["DOWNLOAD_CLAIMS", "DownloadRecord", "DownloadRepository"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +77,13 @@ class DownloadRepository(Repository):
         fence = await self._scalar(statement)
         return None if fence is None else (fence, previous)
 
-    async def keep(
-        self, target: str, *, fence: int, lease_seconds: float, done_bytes: int, whole_bytes: int | None
-    ) -> None:
-        """Renew a claim and record the progress of the download.
+    async def progress(self, target: str, *, fence: int, done_bytes: int, whole_bytes: int | None) -> None:
+        """Record the progress of a download.
 
         Raises:
             FencedError: another holder has the claim.
         """
-        values = {
-            "lease_until": seconds_from_now(lease_seconds),
-            "done_bytes": done_bytes,
-            "whole_bytes": whole_bytes,
-            "updated_at": now(),
-        }
+        values = {"done_bytes": done_bytes, "whole_bytes": whole_bytes, "updated_at": now()}
         await self._write(target, fence, values)
 
     async def end(self, target: str, *, fence: int, report: dict[str, Any] | None) -> None:
@@ -135,3 +128,11 @@ class DownloadRepository(Repository):
 def _digest(target: str) -> bytes:
     """Return the key of a target; a path itself may be too long for an index entry."""
     return hashlib.sha256(target.encode("utf-8", "surrogateescape")).digest()
+
+
+DOWNLOAD_CLAIMS: Final = LeaseTable(
+    key=DownloadRow.digest,
+    fence=DownloadRow.fence,
+    is_live=DownloadRow.lease_until.is_not(None),
+    key_of=_digest,
+)

@@ -14,21 +14,24 @@ Every write of a worker carries its fencing token.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select, tuple_, update
 
 from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now
 from storage.models import JobRow
 from storage.repositories.base import Repository, chosen_once, found, is_one_of, new_id
+from storage.repositories.leases import Held, LeaseTable
 from storage.states import FINAL_JOB_STATES, CrashPolicy, JobState
 from storage.upsert import insert
 
-__all__ = ["MAX_ATTEMPTS", "Job", "JobRepository", "NewJob"]
+__all__ = ["JOB_CLAIMS", "MAX_ATTEMPTS", "Job", "JobRepository", "NewJob"]
 
+JOB_CLAIMS: Final = LeaseTable(key=JobRow.id, fence=JobRow.fence, is_live=JobRow.state == JobState.RUNNING)
 _OPEN: Final = (JobState.QUEUED, JobState.RUNNING)
 #: How often a job is started before it fails because its worker died each time.
 MAX_ATTEMPTS: Final = 3
@@ -110,35 +113,40 @@ class JobRepository(Repository):
         )
         return await self._one_or_none(Job, statement)
 
-    async def heartbeat(self, job_id: str, *, fence: int, lease_seconds: float) -> Job:
-        """Renew the claim; the returned job shows whether its cancellation was requested.
+    async def stop_requests(self, held: Collection[Held]) -> dict[Held, bool]:
+        """Whether the cancellation of each job was requested; jobs whose claim was lost are left out."""
+        statement = select(JobRow.id, JobRow.fence, JobRow.cancel_requested_at.is_not(None)).where(
+            tuple_(JobRow.id, JobRow.fence).in_(held), JobRow.state == JobState.RUNNING
+        )
+        return {(row[0], row[1]): row[2] for row in await self._connection.execute(statement)}
+
+    async def release(self, job_id: str, *, fence: int) -> Job:
+        """End the claim of a job that another worker shall continue; the claim cannot be renewed any more.
 
         Raises:
-            FencedError: another worker has the claim, or the job has ended: stop.
+            FencedError: another worker has the claim, or the job has ended.
         """
-        return await self._write(job_id, fence, {"lease_until": seconds_from_now(lease_seconds)})
+        return await self._write(job_id, fence, {"lease_until": now(), "fence": JobRow.fence + 1})
 
     async def progress(
         self,
         job_id: str,
         *,
         fence: int,
-        lease_seconds: float,
         percent: int,
         message: str,
         data: Any | None = None,
     ) -> Job:
-        """Record the progress of a job and renew the claim.
+        """Record the progress of a job.
 
         Args:
             percent: clamped to 0..100.
             data: None keeps the recorded data.
 
         Raises:
-            FencedError: as for ``heartbeat``.
+            FencedError: as for ``release``.
         """
         values = {
-            "lease_until": seconds_from_now(lease_seconds),
             "percent": min(100, max(0, percent)),
             "message": message,
             "updated_at": now(),
@@ -151,7 +159,7 @@ class JobRepository(Repository):
         """End a job as SUCCEEDED, FAILED or CANCELLED; notify its chat in the same transaction.
 
         Raises:
-            FencedError: as for ``heartbeat``; nothing was written.
+            FencedError: as for ``release``; nothing was written.
         """
         if state not in FINAL_JOB_STATES:
             raise ValueError(f"a job does not finish as {state.value!r}")

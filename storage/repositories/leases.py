@@ -1,23 +1,40 @@
 """Leases: one holder in the fleet for as long as it renews.
 
 A lease expires by the database's clock. Each acquisition increments the fencing token and writes with
-an old token are refused, so a holder that was suspended and resumes cannot corrupt state.
+an old token are refused, so a holder that was suspended and resumes cannot corrupt state. Calls and
+jobs have the same columns; the state of their rows decides who may acquire them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import BindParameter, ColumnElement, or_, select, update
+from sqlalchemy import BindParameter, ColumnElement, Executable, and_, or_, select, tuple_, update
+from sqlalchemy.orm import InstrumentedAttribute
 
 from storage.clock import now, seconds_from_now
 from storage.models import LeaseColumns, LeaseRow
-from storage.repositories.base import Repository
+from storage.repositories.base import Repository, chosen_once
 from storage.upsert import insert
 
-__all__ = ["Lease", "LeaseRepository", "is_free", "is_held_by", "release_values", "take_values"]
+__all__ = [
+    "NAMED_LEASES",
+    "Held",
+    "Lease",
+    "LeaseRepository",
+    "LeaseTable",
+    "Renewal",
+    "is_free",
+    "is_held_by",
+    "release_values",
+    "take_values",
+]
+
+#: A held lease: the key of its row and the holder's fencing token.
+Held = tuple[str, int]
 
 
 def is_free(row: type[LeaseColumns]) -> ColumnElement[bool]:
@@ -43,6 +60,28 @@ def release_values() -> dict[str, Any]:
     return {"owner": None, "lease_until": None}
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LeaseTable:
+    """A table whose rows are held by lease."""
+
+    #: Primary key, and fencing token of the row's newest holder.
+    key: InstrumentedAttribute[Any]
+    fence: InstrumentedAttribute[int]
+    #: Condition under which the lease of the newest holder was neither released nor ended.
+    is_live: ColumnElement[bool]
+    #: Converts the key that holders use to the primary key.
+    key_of: Callable[[str], Any] = str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renewal:
+    """The result of renewing several leases; those in neither set are locked by another transaction."""
+
+    kept: set[Held]
+    #: Released, ended or acquired by another holder.
+    lost: set[Held]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lease:
     """A named lease; ``owner`` and ``lease_until`` are None when it was released."""
@@ -53,8 +92,38 @@ class Lease:
     fence: int
 
 
+NAMED_LEASES: Final = LeaseTable(
+    key=LeaseRow.name, fence=LeaseRow.fence, is_live=LeaseRow.lease_until.is_not(None)
+)
+
+
 class LeaseRepository(Repository):
-    """Leases by name: for the sweep, pinned plugins and initialisations."""
+    """Leases by name (for the sweep, pinned plugins and initialisations), and renewals in every table."""
+
+    async def renew(
+        self, table: LeaseTable, held: Collection[Held], *, lease_seconds: float, waits: bool = True
+    ) -> Renewal:
+        """Renew leases from now on, in one statement; call it in ``Database.autocommit``.
+
+        Args:
+            waits: wait for rows that other transactions have locked. Otherwise such a row delays only its
+                own lease, even if the process that locked it hangs.
+        """
+        of_key = {table.key_of(name): name for name, _ in held}
+        pairs = [(table.key_of(name), fence) for name, fence in held]
+        is_held = and_(tuple_(table.key, table.fence).in_(pairs), table.is_live)
+        chosen = select(table.key).where(is_held).with_for_update(key_share=True, skip_locked=not waits)
+        statement = (
+            update(table.key.class_)
+            .where(table.key.in_(chosen_once(chosen)))
+            .values(lease_until=seconds_from_now(lease_seconds))
+            .returning(table.key, table.fence)
+        )
+        kept = await self._held(statement, of_key)
+        if len(kept) == len(pairs):
+            return Renewal(kept=kept, lost=set())
+        locked = await self._held(select(table.key, table.fence).where(is_held), of_key)
+        return Renewal(kept=kept, lost=set(held) - kept - locked)
 
     async def acquire(self, name: str, *, owner: str, lease_seconds: float) -> int | None:
         """Acquire a free lease; returns its fencing token, None when the lease is held.
@@ -71,15 +140,6 @@ class LeaseRepository(Repository):
         ).returning(LeaseRow.fence)
         fence: int | None = await self._scalar(statement)
         return fence
-
-    async def renew(self, name: str, *, fence: int, lease_seconds: float) -> bool:
-        """Renew a lease from now on; False when another holder has it."""
-        statement = (
-            update(LeaseRow)
-            .where(LeaseRow.name == name, is_held_by(LeaseRow, fence))
-            .values(lease_until=seconds_from_now(lease_seconds))
-        )
-        return await self._count(statement) > 0
 
     async def release(self, name: str, *, fence: int) -> bool:
         """Release a lease; False when another holder has it."""
@@ -104,3 +164,6 @@ class LeaseRepository(Repository):
             .limit(limit)
         )
         return await self._all(Lease, statement)
+
+    async def _held(self, statement: Executable, of_key: Mapping[Any, str]) -> set[Held]:
+        return {(of_key[row[0]], row[1]) for row in await self._connection.execute(statement)}

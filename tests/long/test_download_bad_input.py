@@ -19,6 +19,7 @@ from plugin_pkgs import model_store
 from storage.engine import Database
 from storage.migrate import upgrade
 from workers.jobs.downloads import DownloadSweep, SqlDownloads
+from workers.leases.keeper import LeaseKeeper
 from workers.pools.background import BackgroundLoop
 
 CONTENT = bytes(range(256)) * (6 << 10)
@@ -159,7 +160,9 @@ async def test_an_abandoned_unfinished_file_is_swept(tmp_path: Path) -> None:
     database = Database(settings, tmp_path)
     background = BackgroundLoop(database)
     try:
-        downloads = SqlDownloads(database, background, data_dir=tmp_path, owner="w", lease_seconds=30)
+        downloads = SqlDownloads(
+            LeaseKeeper(database, background), background, data_dir=tmp_path, owner="w", lease_seconds=30
+        )
         abandoned, running = tmp_path / "a" / "abandoned", tmp_path / "a" / "running"
         claims = [await downloads.claim(target, request="r") for target in (abandoned, running)]
         names = [model_part(target) for target in (abandoned, running)]

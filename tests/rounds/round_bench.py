@@ -115,6 +115,7 @@ class Bench:
         services = self.services
         return RoundDrain(
             database=self.database,
+            leases=services.leases,
             publisher=services.publisher,
             ledger=services.ledger,
             runner=RoundRunner(

@@ -246,7 +246,7 @@ async def test_a_next_round_whose_worker_dies_before_it_starts_is_started_by_ano
         await tx.chats.ensure("chat")
     await bench.say("chat", "hello")
     async with bench.database.begin() as tx:
-        fence = await tx.chats.acquire_lease("chat", owner="w1", lease_seconds=60)
+        fence = await tx.chats.acquire("chat", owner="w1", lease_seconds=60)
     assert fence is not None
     first = await bench.services.ledger.start_next("chat", fence=fence, worker="w1")
     assert first is not None

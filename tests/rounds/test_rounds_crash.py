@@ -16,7 +16,7 @@ from nekro_agent.errors import FencedError
 from sandbox.models import StopType
 from storage.repositories.rounds import Round, RoundReport
 from storage.states import TriggerKind
-from workers.leases.chat_lease import ChatLease
+from workers.leases.kinds import CHAT
 
 OpenBench = Callable[..., Awaitable[Bench]]
 SAY = 'send_msg_text(_ck, "done")'
@@ -84,7 +84,7 @@ async def running_round(bench: Bench, chat_key: str, *, answered: bool) -> Round
     """A round of a crashed worker: running, with an expired lease."""
     await bench.say(chat_key, "hello")
     async with bench.database.begin() as tx:
-        fence = await tx.chats.acquire_lease(chat_key, owner="w1", lease_seconds=60)
+        fence = await tx.chats.acquire(chat_key, owner="w1", lease_seconds=60)
         assert fence is not None
     claimed = await bench.services.ledger.start_next(chat_key, fence=fence, worker="w1")
     assert claimed is not None
@@ -124,7 +124,7 @@ async def test_a_round_that_kills_its_workers_is_given_up_and_the_chat_notified(
     await bench.say("chat", "hello")
     for attempt in range(4):
         async with bench.database.begin() as tx:
-            fence = await tx.chats.acquire_lease("chat", owner=f"w{attempt}", lease_seconds=60)
+            fence = await tx.chats.acquire("chat", owner=f"w{attempt}", lease_seconds=60)
             assert fence is not None
         claimed = await bench.services.ledger.start_next("chat", fence=fence, worker=f"w{attempt}")
         assert (claimed is None) is (attempt == 3)
@@ -171,15 +171,16 @@ async def test_a_worker_that_lost_the_chat_makes_no_call_and_writes_nothing(benc
 
 async def test_a_lease_is_checked_before_each_call_once_it_may_have_expired(bench: Bench) -> None:
     await bench.say("chat", "hello")
-    lease = await ChatLease.acquire(bench.database, "chat", owner="w1", lease_seconds=0.01)
+    leases = bench.services.leases
+    lease = await leases.acquire(CHAT, "chat", owner="w1", seconds=0.01, limit_seconds=0)
     assert lease is not None
     await asyncio.sleep(0.02)  # longer than the lease, as for a frozen process
     await lease.ensure()  # no other worker took it: it is renewed
     await asyncio.sleep(0.02)
-    assert await ChatLease.acquire(bench.database, "chat", owner="w2", lease_seconds=60) is not None
+    assert await leases.acquire(CHAT, "chat", owner="w2", seconds=60) is not None
     with pytest.raises(FencedError):
         await lease.ensure()
-    assert lease.lost.is_set()
+    assert lease.is_lost
 
 
 WAIT = """

@@ -110,7 +110,14 @@ async def test_two_drains_of_one_chat_run_its_round_once(bench: Bench) -> None:
 
 def sweeper(bench: Bench, *sweeps: Sweep, seconds: float = 0.001, owner: str = "w") -> Sweeper:
     settings = bench.settings.agent.model_copy(update={"lease_seconds": 3 * seconds})
-    return Sweeper(bench.database, bench.services.publisher, settings, owner=owner, sweeps=sweeps)
+    return Sweeper(
+        bench.database,
+        bench.services.leases,
+        bench.services.publisher,
+        settings,
+        owner=owner,
+        sweeps=sweeps,
+    )
 
 
 def announcements(bench: Bench) -> list[str]:
@@ -145,7 +152,7 @@ async def test_the_sweep_wakes_when_the_lease_of_a_running_round_expires(bench: 
     await bench.say("chat", "hello")
     assert await sweeper(bench).sweep() is None
     async with bench.database.begin() as tx:
-        fence = await tx.chats.acquire_lease("chat", owner="w1", lease_seconds=60)
+        fence = await tx.chats.acquire("chat", owner="w1", lease_seconds=60)
         assert fence is not None
     await bench.services.ledger.start_next("chat", fence=fence, worker="w1")
     announced.clear()

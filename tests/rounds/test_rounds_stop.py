@@ -138,7 +138,7 @@ async def test_a_round_that_ends_while_it_is_being_stopped_has_no_follow_up(benc
 async def running(bench: Bench, chat_key: str) -> Round:
     await bench.say(chat_key, "hello")
     async with bench.database.begin() as tx:
-        fence = await tx.chats.acquire_lease(chat_key, owner="w1", lease_seconds=60)
+        fence = await tx.chats.acquire(chat_key, owner="w1", lease_seconds=60)
         assert fence is not None
     claimed = await bench.services.ledger.start_next(chat_key, fence=fence, worker="w1")
     assert claimed is not None

@@ -14,8 +14,9 @@ from runtime.redaction import Redactor
 from storage.engine import Database
 from storage.models import Base
 from workers.chats.publisher import EventPublisher
-from workers.jobs.keeper import KeeperSettings
 from workers.jobs.runner import Interruption, JobRunner
+from workers.jobs.running import RunningJobs
+from workers.leases.keeper import LeaseKeeper
 from workers.pools.background import BackgroundLoop
 
 LEASE_SECONDS = 30.0
@@ -80,15 +81,15 @@ class Bench:
     def runner(
         self, *plugins: NekroPlugin, name: str = "w1", lease_seconds: float = LEASE_SECONDS
     ) -> JobRunner:
-        keeping = KeeperSettings(
-            database=self.database,
-            background=self.background,
+        running = RunningJobs(
+            LeaseKeeper(self.database, self.background),
+            self.background,
             lease_seconds=lease_seconds,
             announce=lambda *report: self.announced.append(report),
             look_seconds=0.05,
         )
         return JobRunner(
-            keeping=keeping,
+            running=running,
             plugins={plugin.key: plugin for plugin in plugins},
             redactor=Redactor(("s3cret-value",), host_paths=()),
             worker_name=name,

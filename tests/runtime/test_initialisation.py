@@ -16,6 +16,7 @@ from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from storage.models import LeaseRow
+from workers.leases.keeper import LeaseKeeper
 from workers.plugins import initialisation
 from workers.plugins.initialisation import start_plugins
 from workers.plugins.lane_overrides import MethodMarks
@@ -42,8 +43,7 @@ class Process:
         await start_plugins(
             self.host,
             self.loaded,
-            self.database,
-            self._background,
+            LeaseKeeper(self.database, self._background),
             owner=self.owner,
             lanes=self._lanes,
             marks=self._marks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,11 +14,18 @@ from waiting import WAIT_SECONDS, eventually
 
 from broker_config.settings import AgentSettings
 from nekro_agent.api.plugin import NekroPlugin, TaskCtl
-from nekro_agent.errors import ArgumentError, ConflictError, MethodFailedError, NotFoundError
+from nekro_agent.errors import (
+    ArgumentError,
+    ConflictError,
+    MethodFailedError,
+    NotFoundError,
+    StorageUnavailableError,
+)
 from nekro_agent.jobs import AsyncTaskHandle
 from nekro_agent.ports import JobRequest, JobState
 from storage.engine import Database
 from storage.repositories.jobs import MAX_ATTEMPTS, Job
+from storage.repositories.leases import LeaseRepository, Renewal
 from workers.calls.claims import DuplicateDelivery
 from workers.jobs.runner import Interruption, JobResult
 from workers.jobs.service import SqlJobs
@@ -154,6 +162,46 @@ async def test_job_that_blocks_its_thread_keeps_its_claim(
     released.set()
     assert (await thread).state is JobState.SUCCEEDED
     assert (await row(database, job_id)).attempt == 1
+
+
+async def test_job_outlives_an_outage_that_is_longer_than_its_lease(
+    database: Database,
+    bench: Bench,
+    jobs: SqlJobs,
+    plugin: NekroPlugin,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released, renew, is_away = asyncio.Event(), LeaseRepository.renew, True
+
+    async def away(self: LeaseRepository, *args: Any, **options: Any) -> Renewal:
+        if is_away:
+            raise StorageUnavailableError("the database is away")
+        return await renew(self, *args, **options)
+
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> str:
+        await released.wait()
+        return "done"
+
+    monkeypatch.setattr(LeaseRepository, "renew", away)
+    job_id = await start(jobs)
+    running = asyncio.create_task(bench.runner(plugin, lease_seconds=1).run(job_id, interruption=shutdown))
+
+    async def is_over() -> bool:
+        until = (await row(database, job_id)).lease_until
+        return until is not None and until < datetime.now(UTC)
+
+    await eventually(is_over, what="the end of the lease")
+    is_away = False
+
+    async def is_renewed() -> bool:
+        return not await is_over()
+
+    await eventually(is_renewed, what="a renewal")
+    released.set()
+    assert (await running).state is JobState.SUCCEEDED
+    ended = await row(database, job_id)
+    assert (ended.data, ended.attempt) == ("done", 1)
 
 
 async def test_job_that_must_not_restart_fails_and_wakes_the_agent_once(

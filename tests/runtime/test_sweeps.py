@@ -20,8 +20,10 @@ from storage.engine import Database
 from storage.repositories.jobs import NewJob
 from storage.states import TriggerKind
 from storage.timer_services import SqlCronJobs, SqlTimers
+from workers.leases.keeper import LeaseKeeper
 from workers.ops.sweeper import Sweeper
 from workers.ops.sweeps import RetentionSweep, TimerFirings, TimerSweep
+from workers.pools.background import BackgroundLoop
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -129,7 +131,7 @@ async def test_recurring_timer_fired_by_hand_keeps_its_schedule(
 
 
 async def test_sweeper_wakes_for_a_timer_and_survives_a_failing_sweep(
-    database: Database, recorder: RecordingPublisher
+    database: Database, background: BackgroundLoop, recorder: RecordingPublisher
 ) -> None:
     async def broken() -> float | None:
         raise StorageUnavailableError("gone")
@@ -139,6 +141,7 @@ async def test_sweeper_wakes_for_a_timer_and_survives_a_failing_sweep(
     await SqlTimers(database).add("c", fire_at=soon, description="soon", temporary=True)
     sweeper = Sweeper(
         database,
+        LeaseKeeper(database, background),
         recorder,
         AgentSettings(lease_seconds=1800),
         owner="w1",

@@ -38,7 +38,7 @@ from workers.calls import claims as claims_module
 from workers.calls.claims import CallClaims, HeldClaim
 from workers.calls.records import CallRecords
 from workers.chats.publisher import EventPublisher
-from workers.leases.claim_keeper import ClaimKeeper
+from workers.leases.keeper import LeaseKeeper
 from workers.pools.background import BackgroundLoop
 
 METHOD = "a.m.f"
@@ -497,8 +497,8 @@ class NoHooks:
 async def claims(make_settings: Callable[..., Settings], storage: Storage) -> AsyncIterator[CallClaims]:
     background = BackgroundLoop(storage.database)
     app = create_app(make_settings())
-    keeper = ClaimKeeper(storage.database, background, lease_seconds=60)
-    yield CallClaims(storage.database, EventPublisher(app), NoHooks(), keeper)
+    leases = LeaseKeeper(storage.database, background)
+    yield CallClaims(leases, EventPublisher(app), NoHooks(), lease_seconds=60)
     storage.come_back()
     await asyncio.to_thread(background.close)
     app.close()

@@ -12,7 +12,7 @@ import pytest
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.methods import SandboxMethodType
 from storage.engine import Database
-from storage.repositories.calls import Call, CallRequest, Claim, ClaimVerdict
+from storage.repositories.calls import CALL_CLAIMS, Call, CallRequest, Claim, ClaimVerdict
 from storage.states import CallState
 
 RunOut = Callable[[], Awaitable[None]]
@@ -119,8 +119,10 @@ async def test_renewal_extends_claims_and_names_the_lost_ones(
     await _finish(database, fences["b"], "b")
     await let_leases_run_out()
     async with database.autocommit() as tx:
-        assert await tx.calls.renew({}, lease_seconds=60) == set()
-        assert await tx.calls.renew({**fences, "c": 7, "x": 1}, lease_seconds=60) == {"b", "c", "x"}
+        held = [*{**fences, "c": 7, "x": 1}.items()]
+        renewal = await tx.leases.renew(CALL_CLAIMS, held, lease_seconds=60)
+    assert renewal.kept == {("a", fences["a"])}
+    assert renewal.lost == {("b", fences["b"]), ("c", 7), ("x", 1)}
     assert (await _claim(database, _request("a"))).verdict is ClaimVerdict.BUSY
     assert (await _claim(database, _request("c"))).verdict is ClaimVerdict.UNKNOWN
 

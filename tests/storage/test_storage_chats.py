@@ -14,6 +14,9 @@ from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import FencedError, InvalidValueError, NotFoundError
 from storage.engine import Database
 from storage.files.areas import DataAreas
+from storage.repositories.chats import CHAT_LEASES
+from storage.repositories.leases import NAMED_LEASES, LeaseTable
+from storage.transaction import Transaction
 
 RunOut = Callable[[], Awaitable[None]]
 CHAT = "onebot_v11-group:1/2"
@@ -28,7 +31,7 @@ from storage.engine import Database
 
 async def turn(database, name):
     async with database.begin() as tx:
-        fence = await tx.chats.acquire_lease("chat", owner=name, lease_seconds=30)
+        fence = await tx.chats.acquire("chat", owner=name, lease_seconds=30)
     if fence is None:
         return False
     async with database.read() as tx:
@@ -40,7 +43,7 @@ async def turn(database, name):
         await tx.connection.execute(
             text("UPDATE leases SET fence = :c WHERE name='counter'"), {"c": count + 1}
         )
-        await tx.chats.release_lease("chat", fence=fence)
+        await tx.chats.release("chat", fence=fence)
     return True
 
 async def main(url, name):
@@ -108,20 +111,26 @@ async def test_missing_chat_is_none_for_find_and_an_error_for_get(database: Data
             await tx.chats.lock("no")
 
 
+async def renewed(tx: Transaction, table: LeaseTable, key: str, fence: int) -> bool:
+    """Whether a lease could be renewed."""
+    renewal = await tx.leases.renew(table, [(key, fence)], lease_seconds=30)
+    return bool(renewal.kept)
+
+
 async def test_chat_has_one_holder_at_a_time_and_each_has_a_higher_fence(database: Database) -> None:
     async with database.begin() as tx:
-        assert await tx.chats.acquire_lease(CHAT, owner="a", lease_seconds=30) is None  # no row yet
+        assert await tx.chats.acquire(CHAT, owner="a", lease_seconds=30) is None  # no row yet
         await tx.chats.ensure(CHAT)
-        assert await tx.chats.acquire_lease(CHAT, owner="a", lease_seconds=30) == 1
-        assert await tx.chats.acquire_lease(CHAT, owner="a", lease_seconds=30) is None
-        assert await tx.chats.acquire_lease(CHAT, owner="b", lease_seconds=30) is None
+        assert await tx.chats.acquire(CHAT, owner="a", lease_seconds=30) == 1
+        assert await tx.chats.acquire(CHAT, owner="a", lease_seconds=30) is None
+        assert await tx.chats.acquire(CHAT, owner="b", lease_seconds=30) is None
         lease = await tx.chats.find_lease(CHAT)
         assert lease is not None and (lease.owner, lease.fence) == ("a", 1)
-        assert await tx.chats.renew_lease(CHAT, fence=1, lease_seconds=30)
-        assert await tx.chats.release_lease(CHAT, fence=1)
-        assert not await tx.chats.renew_lease(CHAT, fence=1, lease_seconds=30)
+        assert await renewed(tx, CHAT_LEASES, CHAT, 1)
+        assert await tx.chats.release(CHAT, fence=1)
+        assert not await renewed(tx, CHAT_LEASES, CHAT, 1)
         assert await tx.chats.find_lease(CHAT) is None
-        assert await tx.chats.acquire_lease(CHAT, owner="b", lease_seconds=30) == 2
+        assert await tx.chats.acquire(CHAT, owner="b", lease_seconds=30) == 2
 
 
 async def test_holder_that_lost_its_lease_cannot_act_on_it(
@@ -129,17 +138,17 @@ async def test_holder_that_lost_its_lease_cannot_act_on_it(
 ) -> None:
     async with database.begin() as tx:
         await tx.chats.ensure(CHAT)
-        old = await tx.chats.acquire_lease(CHAT, owner="frozen", lease_seconds=30)
+        old = await tx.chats.acquire(CHAT, owner="frozen", lease_seconds=30)
     assert old is not None
     await let_leases_run_out()
     async with database.begin() as tx:
         await tx.chats.hold(CHAT, fence=old)  # expired, but not taken by another holder
-        new = await tx.chats.acquire_lease(CHAT, owner="next", lease_seconds=30)
+        new = await tx.chats.acquire(CHAT, owner="next", lease_seconds=30)
         assert new == old + 1
         with pytest.raises(FencedError, match=f"lease {old}"):
             await tx.chats.hold(CHAT, fence=old)
-        assert not await tx.chats.renew_lease(CHAT, fence=old, lease_seconds=30)
-        assert not await tx.chats.release_lease(CHAT, fence=old)
+        assert not await renewed(tx, CHAT_LEASES, CHAT, old)
+        assert not await tx.chats.release(CHAT, fence=old)
         await tx.chats.hold(CHAT, fence=new)
 
 
@@ -148,11 +157,11 @@ async def test_expired_lease_can_be_renewed_while_it_is_free(
 ) -> None:
     async with database.begin() as tx:
         await tx.chats.ensure(CHAT)
-        await tx.chats.acquire_lease(CHAT, owner="a", lease_seconds=30)
+        await tx.chats.acquire(CHAT, owner="a", lease_seconds=30)
     await let_leases_run_out()
     async with database.begin() as tx:
-        assert await tx.chats.renew_lease(CHAT, fence=1, lease_seconds=30)
-        assert await tx.chats.acquire_lease(CHAT, owner="b", lease_seconds=30) is None
+        assert await renewed(tx, CHAT_LEASES, CHAT, 1)
+        assert await tx.chats.acquire(CHAT, owner="b", lease_seconds=30) is None
 
 
 async def test_named_lease_has_one_holder_at_a_time(database: Database, let_leases_run_out: RunOut) -> None:
@@ -165,8 +174,8 @@ async def test_named_lease_has_one_holder_at_a_time(database: Database, let_leas
     async with database.begin() as tx:
         held = await tx.leases.held(prefix="sweep", limit=9)
         assert held == [await tx.leases.find("sweeper")]
-        assert await tx.leases.renew("sweeper", fence=1, lease_seconds=30)
-        assert not await tx.leases.renew("sweeper", fence=2, lease_seconds=30)
+        assert await renewed(tx, NAMED_LEASES, "sweeper", 1)
+        assert not await renewed(tx, NAMED_LEASES, "sweeper", 2)
     await let_leases_run_out()
     async with database.begin() as tx:
         assert await tx.leases.find("sweeper") is None

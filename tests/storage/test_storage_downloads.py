@@ -6,6 +6,7 @@ import pytest
 
 from nekro_agent.errors import FencedError
 from storage.engine import Database
+from storage.repositories.downloads import DOWNLOAD_CLAIMS
 
 CLAIM = {"request": "r", "owner": "w"}
 
@@ -20,7 +21,7 @@ async def test_one_download_per_target_until_it_ends(database: Database) -> None
     assert await claim(database) == 1
     assert await claim(database) is None
     async with database.begin() as tx:
-        await tx.downloads.keep("a/b", fence=1, lease_seconds=30, done_bytes=7, whole_bytes=9)
+        await tx.downloads.progress("a/b", fence=1, done_bytes=7, whole_bytes=9)
         found = await tx.downloads.find("a/b")
         assert found is not None and (found.done_bytes, found.whole_bytes, found.report) == (7, 9, None)
         await tx.downloads.end("a/b", fence=1, report={"size_bytes": 9})
@@ -39,9 +40,12 @@ async def test_an_expired_claim_is_taken_over_and_its_writes_are_refused(databas
     assert await claim(database) == 2
     async with database.autocommit() as tx:
         with pytest.raises(FencedError):
-            await tx.downloads.keep("a/b", fence=1, lease_seconds=30, done_bytes=1, whole_bytes=None)
+            await tx.downloads.progress("a/b", fence=1, done_bytes=1, whole_bytes=None)
         with pytest.raises(FencedError):
             await tx.downloads.end("a/b", fence=1, report=None)
+    async with database.autocommit() as tx:
+        renewal = await tx.leases.renew(DOWNLOAD_CLAIMS, [("a/b", 1), ("a/b", 2)], lease_seconds=30)
+    assert (renewal.kept, renewal.lost) == ({("a/b", 2)}, {("a/b", 1)})
 
 
 async def test_a_download_without_a_worker_can_be_deleted(database: Database) -> None:

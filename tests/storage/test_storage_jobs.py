@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from nekro_agent.errors import ConflictError, FencedError, NotFoundError
 from storage.engine import Database
-from storage.repositories.jobs import Job, NewJob
+from storage.repositories.jobs import JOB_CLAIMS, Job, NewJob
 from storage.states import CrashPolicy, JobState
 
 RunOut = Callable[[], Awaitable[None]]
@@ -36,11 +37,9 @@ async def test_job_goes_from_waiting_to_success(database: Database) -> None:
     running = await _claim(database, added.id)
     assert running is not None and (running.state, running.fence, running.attempt) == (JobState.RUNNING, 1, 1)
     async with database.begin() as tx:
-        half = await tx.jobs.progress(
-            added.id, fence=1, lease_seconds=60, percent=150, message="half", data={"rate": 1}
-        )
+        half = await tx.jobs.progress(added.id, fence=1, percent=150, message="half", data={"rate": 1})
         assert (half.percent, half.message, half.data) == (100, "half", {"rate": 1})
-        low = await tx.jobs.progress(added.id, fence=1, lease_seconds=60, percent=-3, message="low")
+        low = await tx.jobs.progress(added.id, fence=1, percent=-3, message="low")
         assert (low.percent, low.data) == (0, {"rate": 1})
         done = await tx.jobs.finish(added.id, fence=1, state=JobState.SUCCEEDED, message="here")
     assert (done.state, done.percent, done.message, done.data) == (
@@ -86,9 +85,24 @@ async def test_job_of_a_dead_worker_is_restarted_and_the_dead_one_cannot_write(
     assert again is not None and (again.fence, again.attempt) == (2, 2)
     with pytest.raises(FencedError, match="claim 1"):
         async with database.begin() as tx:
-            await tx.jobs.heartbeat(job.id, fence=1, lease_seconds=60)
-    async with database.begin() as tx:
-        assert (await tx.jobs.heartbeat(job.id, fence=2, lease_seconds=60)).worker == "w2"
+            await tx.jobs.progress(job.id, fence=1, percent=50, message="late")
+    async with database.autocommit() as tx:
+        renewal = await tx.leases.renew(JOB_CLAIMS, [(job.id, 1), (job.id, 2)], lease_seconds=60)
+    assert (renewal.kept, renewal.lost) == ({(job.id, 2)}, {(job.id, 1)})
+
+
+async def test_released_job_is_free_at_once_and_a_late_renewal_does_not_keep_it(database: Database) -> None:
+    job = await _add(database, _new())
+    await _claim(database, job.id)
+    async with database.autocommit() as tx:
+        await tx.jobs.release(job.id, fence=1)
+        renewal = await tx.leases.renew(JOB_CLAIMS, [(job.id, 1)], lease_seconds=60)
+    assert renewal.lost == {(job.id, 1)}
+
+    async def is_free() -> bool:
+        return await _claim(database, job.id, "w2") is not None
+
+    await eventually(is_free, what="the clock of the database to pass the end of the lease")
 
 
 async def test_job_that_must_not_restart_fails_when_its_worker_dies(
@@ -117,7 +131,7 @@ async def test_running_job_is_requested_to_stop_and_chooses_its_end(database: Da
     async with database.begin() as tx:
         asked = await tx.jobs.request_cancel(job.id, reason="x")
         assert asked.state is JobState.RUNNING
-        assert (await tx.jobs.heartbeat(job.id, fence=1, lease_seconds=60)).cancel_requested_at is not None
+        assert await tx.jobs.stop_requests([(job.id, 1), (job.id, 2)]) == {(job.id, 1): True}
         ended = await tx.jobs.finish(job.id, fence=1, state=JobState.CANCELLED, message="stopped")
         assert await tx.jobs.request_cancel(job.id, reason="again") == ended
         with pytest.raises(FencedError):

@@ -23,7 +23,7 @@ async def test_open_work_counts_due_and_running_items(database: Database) -> Non
                 )
             )
     async with database.begin() as transaction:
-        fence = await transaction.chats.acquire_lease("a", owner="w", lease_seconds=30)
+        fence = await transaction.chats.acquire("a", owner="w", lease_seconds=30)
         assert fence is not None
         await transaction.rounds.claim_next("a", fence=fence, worker="w")
     async with database.read() as transaction:

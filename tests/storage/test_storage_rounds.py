@@ -33,7 +33,7 @@ async def fence(database: Database) -> int:
 
 async def _lease(database: Database) -> int:
     async with database.begin() as tx:
-        fence = await tx.chats.acquire_lease("chat", owner="worker", lease_seconds=60)
+        fence = await tx.chats.acquire("chat", owner="worker", lease_seconds=60)
     assert fence is not None
     return fence
 
@@ -299,7 +299,7 @@ async def test_sweep_finds_chats_without_a_worker_longest_waiting_first(
 async def _drain(database: Database, chat: str, worker: str, log: list[str]) -> None:
     """Run a chat's waiting rounds, unless another worker does; concurrent runs would garble the log."""
     async with database.begin() as tx:
-        fence = await tx.chats.acquire_lease(chat, owner=worker, lease_seconds=60)
+        fence = await tx.chats.acquire(chat, owner=worker, lease_seconds=60)
         if fence is None:
             return
         claimed = await tx.rounds.claim_next(chat, fence=fence, worker=worker)
@@ -310,7 +310,7 @@ async def _drain(database: Database, chat: str, worker: str, log: list[str]) -> 
     async with database.begin() as tx:
         if claimed is not None:
             await tx.rounds.finish(claimed.round.id, fence=fence, report=RoundReport())
-        await tx.chats.release_lease(chat, fence=fence)
+        await tx.chats.release(chat, fence=fence)
 
 
 async def test_many_workers_run_every_chat_in_order_without_overlap(database: Database) -> None:

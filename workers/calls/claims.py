@@ -29,7 +29,6 @@ from nekro_agent.errors import (
 from nekro_agent.execution.hooks import HOOK_SECONDS
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import MessageKind, SystemMessageHooks
-from storage.engine import Database
 from storage.repositories.calls import Call, CallRequest, Claim, ClaimVerdict
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
@@ -38,7 +37,8 @@ from storage.transaction import Transaction
 from workers.calls.detached import settle
 from workers.chats.messages import announce_message
 from workers.chats.publisher import EventPublisher
-from workers.leases.claim_keeper import ClaimKeeper
+from workers.leases.keeper import HeldLease, LeaseKeeper
+from workers.leases.kinds import CALL
 
 __all__ = ["CallClaims", "Claimable", "DuplicateDelivery", "HeldClaim", "error_of", "outcome_unknown"]
 
@@ -81,16 +81,24 @@ class HeldClaim:
     fence: int = 0
     #: What an earlier delivery returned; the method must not run again.
     envelope: Envelope | None = None
+    #: Keeps the claim; None when ``envelope`` is set.
+    lease: HeldLease | None = None
 
 
 class CallClaims:
     """Claims and outcomes of one worker process."""
 
     def __init__(
-        self, database: Database, publisher: EventPublisher, hooks: SystemMessageHooks, keeper: ClaimKeeper
+        self,
+        leases: LeaseKeeper,
+        publisher: EventPublisher,
+        hooks: SystemMessageHooks,
+        *,
+        lease_seconds: float,
     ) -> None:
-        self._database = database
-        self._keeper = keeper
+        self._database = leases.database
+        self._leases = leases
+        self._lease_seconds = lease_seconds
         self._publisher = publisher
         self._hooks = hooks
         #: Deliveries that are claiming or running, by call id; used from any thread.
@@ -124,10 +132,15 @@ class CallClaims:
 
     async def _claim(self, subject: Claimable, invocation: Invocation, worker: str) -> HeldClaim:
         claim = await self._patiently(subject, invocation, worker)
-        held = HeldClaim(call_id=invocation.call_id, subject=subject, fence=claim.fence)
         if claim.verdict is ClaimVerdict.GRANTED:
-            self._keeper.hold(held.call_id, fence=held.fence, seconds=_longest_seconds(invocation))
-            return held
+            lease = self._leases.hold(
+                CALL,
+                invocation.call_id,
+                claim.fence,
+                seconds=self._lease_seconds,
+                limit_seconds=_longest_seconds(invocation),
+            )
+            return HeldClaim(call_id=invocation.call_id, subject=subject, fence=claim.fence, lease=lease)
         if claim.verdict is ClaimVerdict.BUSY or claim.call is None:
             raise DuplicateDelivery(invocation.call_id)
         if claim.call.detached_at is not None:
@@ -169,7 +182,7 @@ class CallClaims:
             deadline=invocation.deadline,
             repeatable=invocation.repeatable,
         )
-        lease_seconds = min(_longest_seconds(invocation), self._keeper.lease_seconds)
+        lease_seconds = min(_longest_seconds(invocation), self._lease_seconds)
         async with self._database.autocommit() as transaction:
             if await _is_round_stopped(transaction, invocation):
                 raise CallCancelledError(f"call {invocation.call_id}: its round was stopped on request")
@@ -219,7 +232,8 @@ class CallClaims:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _end(self, claim: HeldClaim) -> None:
-        self._keeper.drop(claim.call_id)
+        if claim.lease is not None:
+            claim.lease.drop()
         self._under_way.pop(claim.call_id, None)
 
     async def _record(

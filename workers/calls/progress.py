@@ -1,6 +1,6 @@
 """Progress of running work: published to Celery for jobs and calls, recorded as rows for calls.
 
-Jobs write their own rows (``workers.jobs.keeper``). A method's call gets a row with its first report,
+Jobs write their own rows (``workers.jobs.running``). A method's call gets a row with its first report,
 so that ``nekro jobs`` lists it beside the jobs.
 """
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -15,10 +14,13 @@ from nekro_agent.downloads.part import remove_unfinished
 from nekro_agent.durations import REFRESH_SECONDS, RETRY_SECONDS, STALE_SECONDS
 from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.ports import DownloadReport, DownloadStatus
+from nekro_agent.shared_clock import elapsed_seconds
 from runtime.completion import complete
 from storage.engine import Database
 from storage.repositories.downloads import DownloadRecord
-from workers.leases.keeping import report_loss, survived
+from workers.leases.keeper import HeldLease, LeaseKeeper
+from workers.leases.keeping import Poll, survived
+from workers.leases.kinds import DOWNLOAD
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["DownloadSweep", "SqlDownloads"]
@@ -29,30 +31,35 @@ _BATCH: Final = 100
 
 
 class SqlDownloads:
-    """Implements ``nekro_agent.ports.Downloads``; one instance per process.
-
-    Claims are renewed on the background loop, so a plugin that blocks its own loop keeps them.
-    """
+    """Implements ``nekro_agent.ports.Downloads``; one instance per process."""
 
     def __init__(
         self,
-        database: Database,
+        leases: LeaseKeeper,
         background: BackgroundLoop,
         *,
         data_dir: Path,
         owner: str,
         lease_seconds: float,
     ) -> None:
-        self._database = database
-        self._background = background
+        self._leases = leases
+        self._database = leases.database
         self._data_dir = data_dir
         self._owner = owner
         self._lease_seconds = lease_seconds
+        self._running: set[SqlDownloadClaim] = set()
+        self._poll = Poll(
+            background,
+            self._tell,
+            seconds=REFRESH_SECONDS,
+            is_needed=lambda: bool(self._running),
+            on_error="download_progress_not_written",
+        )
 
     async def claim(self, target: Path, *, request: str) -> SqlDownloadClaim | None:
         """Claim the download to ``target``; None when another download holds the claim."""
         name = self._name(target)
-        claimed_at = time.monotonic()
+        claimed_at = elapsed_seconds()
         async with self._database.begin() as transaction:
             granted = await transaction.downloads.claim(
                 name, request=request, owner=self._owner, lease_seconds=self._lease_seconds
@@ -60,15 +67,15 @@ class SqlDownloads:
         if granted is None:
             return None
         fence, previous = granted
+        lease = self._leases.hold(DOWNLOAD, name, fence, seconds=self._lease_seconds, since=claimed_at)
         claim = SqlDownloadClaim(
             self._database,
-            target=name,
-            fence=fence,
+            lease,
             previous=None if previous is None else _status(previous),
-            lease_seconds=self._lease_seconds,
-            held_until=claimed_at + self._lease_seconds,
+            on_end=self._running.discard,
         )
-        claim.start(self._background)
+        self._running.add(claim)
+        self._poll.start()
         return claim
 
     async def status(self, target: Path) -> DownloadStatus | None:
@@ -82,6 +89,11 @@ class SqlDownloads:
         is_below = target.is_relative_to(self._data_dir)
         return str(target.relative_to(self._data_dir) if is_below else target)
 
+    async def _tell(self) -> None:
+        for claim in list(self._running):
+            with survived("download_progress_not_written", target=claim.target):
+                await claim.tell()
+
 
 class SqlDownloadClaim:
     """Implements ``nekro_agent.ports.DownloadClaim``."""
@@ -89,31 +101,23 @@ class SqlDownloadClaim:
     def __init__(
         self,
         database: Database,
+        lease: HeldLease,
         *,
-        target: str,
-        fence: int,
         previous: DownloadStatus | None,
-        lease_seconds: float,
-        held_until: float,
+        on_end: Callable[[SqlDownloadClaim], object],
     ) -> None:
         self.previous = previous
+        self.target = lease.key
         self._database = database
-        self._target = target
-        self._fence = fence
-        self._lease_seconds = lease_seconds
-        #: On this process's monotonic clock, measured before the request: ends no later than the row's.
-        self._held_until = held_until
+        self._lease = lease
+        self._on_end = on_end
         self._progress: tuple[int, int | None] = (0, None)
-        self._keeper: Future[None] | None = None
-
-    def start(self, background: BackgroundLoop) -> None:
-        """Start renewing the claim."""
-        self._keeper = background.submit(self._keep())
+        self._told: tuple[int, int | None] = self._progress
 
     @property
     def is_lost(self) -> bool:
-        """Whether the claim passed to another owner, or may have because this process was suspended."""
-        return time.monotonic() >= self._held_until
+        """Whether the claim passed to another owner, or may have because it was not renewed in time."""
+        return self._lease.is_lost
 
     def progress(self, done_bytes: int, whole_bytes: int | None) -> None:
         """Publish the progress."""
@@ -125,56 +129,40 @@ class SqlDownloadClaim:
         Raises:
             FencedError: the claim passed to another owner.
         """
-        await self._write()
+        await self._lease.confirm()
+
+    async def tell(self) -> None:
+        """Write the progress if it has changed."""
+        done_bytes, whole_bytes = progress = self._progress
+        if progress == self._told or self.is_lost:
+            return
+        try:
+            async with self._database.autocommit() as transaction:
+                await transaction.downloads.progress(
+                    self.target, fence=self._lease.fence, done_bytes=done_bytes, whole_bytes=whole_bytes
+                )
+        except FencedError:
+            self._lease.lose()
+        self._told = progress
 
     async def end(self, report: DownloadReport | None) -> None:
         """Release the claim; no effect if another owner has it."""
+        self._on_end(self)
+        self._lease.drop()
         await complete(self._end(report))
 
     async def _end(self, report: DownloadReport | None) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
         values = None if report is None else asdict(report)
         for _ in range(_END_TRIES):
             try:
                 async with self._database.autocommit() as transaction:
-                    await transaction.downloads.end(self._target, fence=self._fence, report=values)
+                    await transaction.downloads.end(self.target, fence=self._lease.fence, report=values)
                 return
             except FencedError:
                 return
             except StorageError as exc:
-                logger.bind(target=self._target, error=str(exc)).warning("download_end_not_recorded")
+                logger.bind(target=self.target, error=str(exc)).warning("download_end_not_recorded")
             await asyncio.sleep(RETRY_SECONDS)
-
-    async def _keep(self) -> None:
-        written, kept_at = self._progress, time.monotonic()
-        while self._held_until > 0:
-            await asyncio.sleep(min(REFRESH_SECONDS, self._lease_seconds / 3))
-            if self._progress == written and time.monotonic() < kept_at + self._lease_seconds / 3:
-                continue
-            written, kept_at = self._progress, time.monotonic()
-            # The claim may survive an error; ``is_lost`` becomes true when its time is over.
-            with survived("download_claim_not_kept", target=self._target):
-                await self._renew()
-
-    async def _renew(self) -> None:
-        try:
-            await self._write()
-        except FencedError:
-            self._held_until = 0.0
-            report_loss("download", target=self._target, fence=self._fence)
-
-    async def _write(self) -> None:
-        began, (done_bytes, whole_bytes) = time.monotonic(), self._progress
-        async with self._database.autocommit() as transaction:
-            await transaction.downloads.keep(
-                self._target,
-                fence=self._fence,
-                lease_seconds=self._lease_seconds,
-                done_bytes=done_bytes,
-                whole_bytes=whole_bytes,
-            )
-        self._held_until = began + self._lease_seconds
 
 
 class DownloadSweep:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -28,7 +27,8 @@ from runtime.redaction import Redactor
 from storage.repositories.jobs import Job
 from workers.calls.claims import DuplicateDelivery
 from workers.jobs.data import plain_data, unpack
-from workers.jobs.keeper import JobKeeper, KeeperSettings, StopCause
+from workers.jobs.running import RunningJob, RunningJobs
+from workers.leases.keeper import on_this_loop
 from workers.pools.jobs import CANCEL_SECONDS
 
 __all__ = ["Interruption", "JobResult", "JobRunner"]
@@ -69,13 +69,13 @@ class JobRunner:
     def __init__(
         self,
         *,
-        keeping: KeeperSettings,
+        running: RunningJobs,
         plugins: Mapping[str, NekroPlugin],
         redactor: Redactor,
         worker_name: str,
     ) -> None:
-        self._keeping = keeping
-        self._database = keeping.database
+        self._running = running
+        self._database = running.database
         self._plugins = plugins
         self._redactor = redactor
         self._worker_name = worker_name
@@ -94,7 +94,7 @@ class JobRunner:
         job = await self._claim(job_id)
         with logger.contextualize(job_id=job.id, job_type=job.type, chat_key=job.chat_key):
             try:
-                last = await self._carry_out(job, interruption)
+                last = await self._carry_out(job)
             except FencedError as exc:
                 logger.bind(fence=job.fence).warning("job_claim_lost")
                 raise DuplicateDelivery(job_id) from exc
@@ -111,7 +111,7 @@ class JobRunner:
     async def _claim(self, job_id: str) -> Job:
         async with self._database.autocommit() as transaction:
             job = await transaction.jobs.claim(
-                job_id, worker=self._worker_name, lease_seconds=self._keeping.lease_seconds
+                job_id, worker=self._worker_name, lease_seconds=self._running.lease_seconds
             )
         if job is None:
             raise DuplicateDelivery(job_id)
@@ -119,29 +119,25 @@ class JobRunner:
             logger.bind(job_id=job_id, attempt=job.attempt).warning("job_started_again")
         return job
 
-    async def _carry_out(self, job: Job, interruption: Callable[[], Interruption]) -> TaskCtl:
+    async def _carry_out(self, job: Job) -> TaskCtl:
         try:
             plugin, func = self._function(job)
             args, kwargs = unpack(job.args)
         except (MethodNotFoundError, MethodDisabledError, ArgumentError) as exc:
             return TaskCtl.fail(str(exc), exc)
         handle = AsyncTaskHandle(job.task_id, job.chat_key, plugin, job_id=job.id, task_type=job.type)
-        loop = asyncio.get_running_loop()
         work: asyncio.Task[TaskCtl] | None = None
-
-        def stop(_: StopCause) -> None:
-            with suppress(RuntimeError):  # the job's loop has ended
-                loop.call_soon_threadsafe(lambda: work and work.cancel())
-
-        async with JobKeeper(self._keeping, job, stop=stop) as keeper:
-            work = asyncio.ensure_future(_contained(drive(func, handle, args, kwargs, report=keeper.report)))
+        # A second cancellation would interrupt the job's cleanup.
+        stop = on_this_loop(lambda: work is not None and not work.cancelling() and work.cancel())
+        with self._running.follow(job, stop=stop) as running:
+            work = asyncio.ensure_future(_contained(drive(func, handle, args, kwargs, report=running.report)))
             try:
                 await asyncio.wait([work])
             except asyncio.CancelledError:
                 work.cancel()
                 await asyncio.wait([work], timeout=0.75 * CANCEL_SECONDS)
                 raise
-        return _last_signal(job, work, keeper.cause)
+        return _last_signal(running, work)
 
     def _function(self, job: Job) -> tuple[NekroPlugin, Callable[..., Any]]:
         plugin = self._plugins.get(job.plugin_key)
@@ -196,7 +192,7 @@ class JobRunner:
                 await self._finish(job, ends[why])
                 return
             async with self._database.autocommit() as transaction:
-                await transaction.jobs.heartbeat(job.id, fence=job.fence, lease_seconds=0)
+                await transaction.jobs.release(job.id, fence=job.fence)
         except (NekroError, DuplicateDelivery) as exc:  # the lease expires by itself
             logger.bind(job_id=job.id, error=str(exc)).warning("job_not_handed_on")
 
@@ -211,11 +207,11 @@ async def _contained(work: Coroutine[Any, Any, TaskCtl]) -> TaskCtl:
         return TaskCtl.fail(f"the job ended in {type(exc).__name__}", exc)
 
 
-def _last_signal(job: Job, work: asyncio.Task[TaskCtl], cause: StopCause | None) -> TaskCtl:
-    if cause is StopCause.LOST:
-        raise FencedError(f"job {job.id}: the claim passed to another worker")
+def _last_signal(running: RunningJob, work: asyncio.Task[TaskCtl]) -> TaskCtl:
+    if running.lease.is_lost:
+        raise FencedError(f"job {running.job.id}: the claim passed to another worker")
     if not work.cancelled():
         return work.result()
-    if cause is StopCause.CANCELLED:
+    if running.is_cancelled:
         return TaskCtl.cancel("cancelled on request")
     return TaskCtl.cancel("cancelled by its own code: something that it awaited was cancelled")

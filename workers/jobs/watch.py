@@ -12,10 +12,10 @@ from typing import Any
 from loguru import logger
 
 from nekro_agent.durations import REFRESH_SECONDS
-from nekro_agent.errors import StorageError
 from nekro_agent.jobs import TaskCtl
 from storage.engine import Database
 from workers.jobs.data import info_of
+from workers.leases.keeping import Poll
 from workers.pools.background import BackgroundLoop
 
 __all__ = ["JobWatch"]
@@ -33,31 +33,22 @@ class JobWatch:
 
     def __init__(self, database: Database, background: BackgroundLoop) -> None:
         self._database = database
-        self._background = background
         self._lock = threading.Lock()
         self._watchers: dict[str, _Watcher] = {}
-        self._is_looking = False
+        self._poll = Poll(
+            background,
+            self._look,
+            seconds=REFRESH_SECONDS,
+            is_needed=lambda: bool(self._watchers),
+            on_error="job_ends_not_seen",
+        )
 
     def add(self, job_id: str, callback: Callable[[Any], object]) -> None:
         """Call ``callback`` with the job's last ``TaskCtl``, on the loop that is running now."""
         watcher = _Watcher(callback=callback, loop=asyncio.get_running_loop())
         with self._lock:
             self._watchers[job_id] = watcher
-            begins, self._is_looking = not self._is_looking, True
-        if begins:
-            self._background.submit(self._look_until_none_is_left())
-
-    async def _look_until_none_is_left(self) -> None:
-        while True:
-            await asyncio.sleep(REFRESH_SECONDS)
-            try:
-                await self._look()
-            except StorageError as exc:  # the next poll sees what this one missed
-                logger.bind(error=str(exc)).warning("job_ends_not_seen")
-            with self._lock:
-                if not self._watchers:
-                    self._is_looking = False
-                    return
+        self._poll.start()
 
     async def _look(self) -> None:
         with self._lock:

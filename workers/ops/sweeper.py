@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from loguru import logger
 
 from broker_config.settings import AgentSettings
 from nekro_agent.durations import POLL_SECONDS
+from nekro_agent.errors import FencedError
 from storage.engine import Database
 from storage.repositories.calls import CallRepository
-from storage.repositories.leases import LeaseRepository
 from workers.calls.claims import outcome_unknown
 from workers.calls.detached import settle
 from workers.chats.publisher import EventPublisher
+from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.keeping import survived
+from workers.leases.kinds import SWEEP
 
 __all__ = ["Sweep", "Sweeper"]
 
@@ -41,6 +44,7 @@ class Sweeper:
     def __init__(
         self,
         database: Database,
+        leases: LeaseKeeper,
         publisher: EventPublisher,
         settings: AgentSettings,
         *,
@@ -54,12 +58,13 @@ class Sweeper:
                 the others.
         """
         self._database = database
+        self._leases = leases
         self._publisher = publisher
         self._period_seconds = settings.sweep_seconds
         self._owner = owner
         self._sweeps = (self.sweep, *sweeps)
         self._task: asyncio.Task[None] | None = None
-        self._fence: int | None = None
+        self._lease: HeldLease | None = None
 
     def start(self) -> None:
         """Start to sweep on the running loop."""
@@ -70,9 +75,8 @@ class Sweeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._fence is not None:
-            async with self._database.autocommit() as transaction:
-                await LeaseRepository(transaction.connection).release(_LEASE, fence=self._fence)
+        if self._lease is not None:
+            await self._lease.release()
 
     async def sweep(self) -> float | None:
         """End calls whose worker died, and announce chats that wait for a worker.
@@ -116,12 +120,13 @@ class Sweeper:
         return min(pauses)
 
     async def _hold_lease(self) -> bool:
-        seconds = self._period_seconds * _LEASE_PERIODS
-        async with self._database.autocommit() as transaction:
-            leases = LeaseRepository(transaction.connection)
-            if self._fence is not None and await leases.renew(
-                _LEASE, fence=self._fence, lease_seconds=seconds
-            ):
+        if self._lease is not None:
+            with suppress(FencedError):
+                await self._lease.confirm()
                 return True
-            self._fence = await leases.acquire(_LEASE, owner=self._owner, lease_seconds=seconds)
-        return self._fence is not None
+        seconds = self._period_seconds * _LEASE_PERIODS
+        # The limit lets another process sweep when this one's sweep or its event loop hangs.
+        self._lease = await self._leases.acquire(
+            SWEEP, _LEASE, owner=self._owner, seconds=seconds, limit_seconds=seconds
+        )
+        return self._lease is not None

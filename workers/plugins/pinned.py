@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from celery import Celery
@@ -26,27 +24,19 @@ from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
-from storage.engine import Database
-from workers.leases.keeping import report_loss, survived
+from workers.leases.keeper import HeldLease, LeaseKeeper
+from workers.leases.keeping import survived
+from workers.leases.kinds import PINNED
 from workers.plugins.lanes import LaneChooser
-from workers.pools.background import BackgroundLoop
 
 __all__ = ["PinnedOwner", "declare_pinned"]
 
 _OWNER_LEASE: Final = "pinned:"
 #: Held by each process of lane ``pinned``; keeps processes of other lanes from competing.
 _PRESENCE_LEASE: Final = "pinned-worker:"
-_LOOKS_PER_LEASE: Final = 4
+#: Attempts per lease duration to acquire the plugins that have no owner.
+_ATTEMPTS_PER_LEASE: Final = 4
 _LOST_EXIT: Final = 70
-
-
-@dataclass
-class _Holding:
-    """A lease of this process."""
-
-    fence: int
-    #: By this process's clock, measured before the request: ends no later than the row's. 0: lost.
-    held_until: float
 
 
 def declare_pinned(app: Celery, plugin_keys: Iterable[str]) -> None:
@@ -64,8 +54,7 @@ class PinnedOwner:
     def __init__(
         self,
         *,
-        database: Database,
-        background: BackgroundLoop,
+        leases: LeaseKeeper,
         host: PluginHost,
         lanes: LaneChooser,
         owner: str,
@@ -81,8 +70,7 @@ class PinnedOwner:
             is_fallback: do not compete while a process of lane ``pinned`` exists.
             consume: starts serving a plugin's queue.
         """
-        self._database = database
-        self._background = background
+        self._leases = leases
         self._host = host
         self._lanes = lanes
         self._owner = owner
@@ -90,18 +78,16 @@ class PinnedOwner:
         self._is_fallback = is_fallback
         self._refresh = refresh
         self._consume = consume
-        self._holdings: dict[str, _Holding] = {}
+        self._held: dict[str, HeldLease] = {}
         self._task: asyncio.Task[None] | None = None
-        self._keeper: Future[None] | None = None
 
     def start(self) -> None:
         """Start to compete, on the running loop."""
-        self._keeper = self._background.submit(self._keep())
         self._task = asyncio.create_task(self._compete_forever(), name="nekro-pinned")
 
     def holds(self, plugin_key: str) -> bool:
         """Whether this process owns a plugin."""
-        return f"{_OWNER_LEASE}{plugin_key}" in self._holdings
+        return f"{_OWNER_LEASE}{plugin_key}" in self._held
 
     async def close(self) -> None:
         """Run the plugins' cleanups, then release the leases."""
@@ -109,13 +95,9 @@ class PinnedOwner:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._host.stop([plugin for plugin in self._host.plugins if self.holds(plugin.key)])
-        if self._keeper is not None:
-            self._keeper.cancel()
-        for name, holding in self._holdings.items():
-            with survived("pinned_lease_not_released", name=name):  # it expires by itself
-                async with self._database.autocommit() as transaction:
-                    await transaction.leases.release(name, fence=holding.fence)
-        self._holdings.clear()
+        for lease in self._held.values():
+            await lease.release()
+        self._held.clear()
 
     @property
     def close_seconds(self) -> float:
@@ -129,7 +111,7 @@ class PinnedOwner:
         while True:
             with survived("pinned_plugins_not_claimed"):
                 await self._compete()
-            await asyncio.sleep(self._lease_seconds / _LOOKS_PER_LEASE)
+            await asyncio.sleep(self._lease_seconds / _ATTEMPTS_PER_LEASE)
 
     async def _compete(self) -> None:
         await self._refresh()
@@ -149,20 +131,22 @@ class PinnedOwner:
 
     async def _may_compete(self) -> bool:
         if self._is_fallback:
-            async with self._database.read() as transaction:
+            async with self._leases.database.read() as transaction:
                 return not await transaction.leases.held(prefix=_PRESENCE_LEASE, limit=1)
         name = f"{_PRESENCE_LEASE}{self._owner}"
-        return name in self._holdings or await self._acquire(name)
+        return name in self._held or await self._acquire(name)
 
     async def _acquire(self, name: str) -> bool:
-        began = time.monotonic()
-        async with self._database.autocommit() as transaction:
-            fence = await transaction.leases.acquire(
-                name, owner=self._owner, lease_seconds=self._lease_seconds
-            )
-        if fence is None:
+        lease = await self._leases.acquire(
+            PINNED,
+            name,
+            owner=self._owner,
+            seconds=self._lease_seconds,
+            on_lost=partial(self._give_up, name),
+        )
+        if lease is None:
             return False
-        self._holdings[name] = _Holding(fence=fence, held_until=began + self._lease_seconds)
+        self._held[name] = lease
         return True
 
     async def _adopt(self, plugin: NekroPlugin) -> None:
@@ -173,26 +157,7 @@ class PinnedOwner:
         self._consume(str(lane_queue(Lane.METHODS, plugin.key).name))
         logger.bind(plugin=plugin.key, owner=self._owner).info("pinned_plugin_owned")
 
-    async def _keep(self) -> None:
-        """Renew on the background loop, so a plugin that blocks its own loop stays owned."""
-        while True:
-            await asyncio.sleep(self._lease_seconds / _LOOKS_PER_LEASE)
-            for name, holding in list(self._holdings.items()):
-                with survived("pinned_lease_not_renewed", name=name):
-                    await self._renew(name, holding)
-                if time.monotonic() >= holding.held_until:
-                    self._give_up(name)
-
-    async def _renew(self, name: str, holding: _Holding) -> None:
-        began = time.monotonic()
-        async with self._database.autocommit() as transaction:
-            is_kept = await transaction.leases.renew(
-                name, fence=holding.fence, lease_seconds=self._lease_seconds
-            )
-        holding.held_until = began + self._lease_seconds if is_kept else 0.0
-
     def _give_up(self, name: str) -> None:
         """Exit the process: only this ends what init started, and another process may run it now."""
-        report_loss("pinned", name=name, owner=self._owner)
         logger.bind(name=name, owner=self._owner).critical("pinned_plugin_lost")
         os._exit(_LOST_EXIT)

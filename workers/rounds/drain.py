@@ -4,12 +4,17 @@ The holder of the lease runs the oldest requested round and merges younger ones 
 continues with the chat's next round while its worker has a slot free for another chat; otherwise
 it releases the chat after each round, so chats share the workers fairly and any worker may run the
 next round.
+
+Every write of a round names the lease's fencing token, so the database refuses a worker that lost the
+chat. Calls of methods are preceded by ``HeldLease.ensure``, so a worker that was suspended notices the
+loss before it acts.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from loguru import logger
 
@@ -21,7 +26,8 @@ from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
 from workers.calls.dispatch import CallRecord
 from workers.chats.publisher import EventPublisher
-from workers.leases.chat_lease import ChatLease
+from workers.leases.keeper import HeldLease, LeaseKeeper, on_this_loop
+from workers.leases.kinds import CHAT
 from workers.rounds.chat_view import ChatView
 from workers.rounds.input import RoundInputs
 from workers.rounds.ledger import RoundLedger
@@ -37,6 +43,7 @@ class RoundDrain:
         self,
         *,
         database: Database,
+        leases: LeaseKeeper,
         publisher: EventPublisher,
         ledger: RoundLedger,
         runner: RoundRunner,
@@ -54,6 +61,7 @@ class RoundDrain:
             is_stopping: whether this process is stopping; then every drain releases its chat.
         """
         self._database = database
+        self._leases = leases
         self._publisher = publisher
         self._ledger = ledger
         self._runner = runner
@@ -82,8 +90,14 @@ class RoundDrain:
             self._running -= 1
 
     async def _drain(self, chat_key: str) -> None:
-        lease = await ChatLease.acquire(
-            self._database, chat_key, owner=self._owner, lease_seconds=self._settings.lease_seconds
+        lost = asyncio.Event()
+        lease = await self._leases.acquire(
+            CHAT,
+            chat_key,
+            owner=self._owner,
+            seconds=self._settings.lease_seconds,
+            limit_seconds=self._settings.turn_seconds,  # a worker whose event loop hangs loses the chat
+            on_lost=on_this_loop(lost.set),
         )
         if lease is None:
             return  # the holder checks for new rounds after it has released the chat
@@ -91,7 +105,7 @@ class RoundDrain:
         try:
             with logger.contextualize(chat_key=chat_key):
                 async with lease:
-                    await self._run_rounds(lease)
+                    await self._run_rounds(lease, lost)
         except FencedError:
             logger.bind(chat_key=chat_key, fence=lease.fence).warning("chat_lease_lost")
         except StorageUnavailableError as exc:
@@ -119,13 +133,16 @@ class RoundDrain:
             del self._delayed[chat_key]
         await self._publisher.round_requested(chat_key)
 
-    async def _run_rounds(self, lease: ChatLease) -> None:
-        claimed = await self._ledger.start_next(lease.chat_key, fence=lease.fence, worker=self._owner)
-        view = ChatView(lease.chat_key, most_messages=self._settings.history_messages)
+    async def _run_rounds(self, lease: HeldLease, lost: asyncio.Event) -> None:
+        claimed = await self._ledger.start_next(lease.key, fence=lease.fence, worker=self._owner)
+        view = ChatView(lease.key, most_messages=self._settings.history_messages)
         left = self._settings.rounds_per_turn
         while claimed is not None:
             left -= 1
-            claimed = await self._run(_Attempt(claimed, lease, view, is_last=left <= 0))
+            await lease.ensure()
+            claimed = await self._run(
+                _Attempt(claimed=claimed, lease=lease, lost=lost, view=view, is_last=left <= 0)
+            )
 
     async def _run(self, attempt: _Attempt) -> ClaimedRound | None:
         """Run a round; returns the next round, already started, if the drain continues with it."""
@@ -154,7 +171,7 @@ class RoundDrain:
 
     async def _record_end(self, attempt: _Attempt, work: asyncio.Task[RoundOutcome]) -> ClaimedRound | None:
         claimed, fence, calls = attempt.claimed, attempt.lease.fence, attempt.calls
-        if attempt.lease.lost.is_set():
+        if attempt.lease.is_lost:
             raise FencedError(f"chat {claimed.round.chat_key!r} passed to another worker")
         if work.cancelled() and attempt.is_stopped:
             await self._ledger.stop(claimed, calls, fence=fence)
@@ -200,7 +217,7 @@ class RoundDrain:
     async def _wait_for_stop(self, attempt: _Attempt) -> None:
         """Return when the lease is lost or the round was asked to stop."""
         with self._stop_requests.watch(attempt.claimed.round.id) as asked:
-            waits = [asyncio.create_task(event.wait()) for event in (asked, attempt.lease.lost)]
+            waits = [asyncio.create_task(event.wait()) for event in (asked, attempt.lost)]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -208,15 +225,17 @@ class RoundDrain:
                     wait.cancel()
 
 
+@dataclass(kw_only=True)
 class _Attempt:
     """One attempt at one round, and the calls that it has made so far."""
 
-    def __init__(self, claimed: ClaimedRound, lease: ChatLease, view: ChatView, *, is_last: bool) -> None:
-        self.claimed = claimed
-        self.lease = lease
-        self.view = view
-        #: Whether the drain releases the chat after it.
-        self.is_last = is_last
-        #: Whether a stop was requested or the lease was lost.
-        self.is_stopped = False
-        self.calls: Sequence[CallRecord] = ()
+    claimed: ClaimedRound
+    #: The chat's lease, and an event that is set when it is lost.
+    lease: HeldLease
+    lost: asyncio.Event
+    view: ChatView
+    #: Whether the drain releases the chat after it.
+    is_last: bool
+    #: Whether a stop was requested or the lease was lost.
+    is_stopped: bool = False
+    calls: Sequence[CallRecord] = ()

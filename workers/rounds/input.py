@@ -15,7 +15,7 @@ from sandbox.models import Dispatch, StubCall, StubResult
 from storage.engine import Database
 from storage.repositories.rounds import ClaimedRound
 from workers.calls.dispatch import CallRecord, CallScope, Dispatcher
-from workers.leases.chat_lease import ChatLease
+from workers.leases.keeper import HeldLease
 from workers.plugins.registry import MethodEntry, Registry
 from workers.rounds.chat_view import ChatView
 from workers.rounds.runs import context_of
@@ -49,7 +49,7 @@ class RoundInputs:
     async def build(
         self,
         claimed: ClaimedRound,
-        lease: ChatLease,
+        lease: HeldLease,
         view: ChatView,
         *,
         may_wake: bool,
@@ -117,7 +117,7 @@ class RoundInputs:
         return MethodBrief(name=name, signature=entry.signature, doc=entry.doc, type=entry.type)
 
 
-def _guarded(dispatch: Dispatch, lease: ChatLease) -> Dispatch:
+def _guarded(dispatch: Dispatch, lease: HeldLease) -> Dispatch:
     """Check the lease before each call: a sandbox keeps running while its worker is suspended."""
 
     async def guarded(call: StubCall) -> StubResult:

@@ -14,10 +14,10 @@ from loguru import logger
 
 from nekro_agent.durations import POLL_SECONDS
 from nekro_agent.errors import FencedError
-from storage.engine import Database
 from storage.repositories.rounds import Round
 from storage.states import FINAL_ROUND_STATES, RoundState
-from workers.leases.chat_lease import ChatLease
+from workers.leases.keeper import LeaseKeeper
+from workers.leases.kinds import CHAT
 from workers.rounds.ledger import RoundLedger
 
 __all__ = ["RoundStopper", "StoppedRounds"]
@@ -38,13 +38,14 @@ class StoppedRounds:
 class RoundStopper:
     """Stops rounds of chats from any process."""
 
-    def __init__(self, database: Database, ledger: RoundLedger, *, owner: str) -> None:
+    def __init__(self, leases: LeaseKeeper, ledger: RoundLedger, *, owner: str) -> None:
         """Create the stopper.
 
         Args:
             owner: name of this process in the leases that it takes.
         """
-        self._database = database
+        self._database = leases.database
+        self._leases = leases
         self._ledger = ledger
         self._owner = owner
 
@@ -72,8 +73,8 @@ class RoundStopper:
 
     async def _settle(self, chat_key: str) -> None:
         """End a round whose worker is dead, if the chat's lease is free."""
-        lease = await ChatLease.acquire(
-            self._database, chat_key, owner=self._owner, lease_seconds=self._ledger.lease_seconds
+        lease = await self._leases.acquire(
+            CHAT, chat_key, owner=self._owner, seconds=self._ledger.lease_seconds
         )
         if lease is None:
             return

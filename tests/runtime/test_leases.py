@@ -1,0 +1,396 @@
+"""The lease keeper: what it does when renewals fail, when another holder takes over, and at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cut_proxy import CutProxy
+from loguru import logger
+from runtime_bench import RecordingPublisher
+from sqlalchemy import update
+from waiting import WAIT_SECONDS, eventually
+
+from broker_config.settings import AgentSettings, DatabaseSettings
+from nekro_agent.errors import FencedError, StorageUnavailableError
+from nekro_agent.execution.hooks import PluginHost
+from nekro_agent.plugin import NekroPlugin
+from nekro_agent.shared_clock import elapsed_seconds
+from storage.engine import Database
+from storage.models import LeaseRow
+from storage.repositories.leases import LeaseRepository
+from workers.leases import keeper as keeper_module
+from workers.leases.keeper import HeldLease, LeaseKeeper
+from workers.leases.kinds import PINNED, SWEEP, LeaseKind
+from workers.ops.sweeper import Sweeper
+from workers.plugins.lanes import LaneChooser
+from workers.plugins.pinned import PinnedOwner
+from workers.pools.background import BackgroundLoop
+
+#: Duration of the leases, and how far the tests' clock advances until a renewal is due, or a lease is over.
+LEASE_SECONDS = 60.0
+UNTIL_DUE_SECONDS = LEASE_SECONDS / 3
+#: A kind that is lost when its time is over, and one that is not.
+STRICT, LENIENT = PINNED, SWEEP
+
+
+class Clock:
+    """The keeper's clock, which tests advance; real time passes as well."""
+
+    def __init__(self) -> None:
+        self.ahead_seconds = 0.0
+
+    def __call__(self) -> float:
+        return elapsed_seconds() + self.ahead_seconds
+
+
+class World:
+    """A keeper on a database that can be made unreachable, and a way past the outage."""
+
+    def __init__(
+        self, settings: DatabaseSettings, database: Database, proxy: CutProxy | None, clock: Clock, path: Path
+    ) -> None:
+        limits = {"busy_timeout_seconds": 0.1, "transaction_timeout_seconds": 30, "pool_timeout_seconds": 5}
+        self.clock = clock
+        self.past = database
+        self.database = Database(settings.model_copy(update=limits), path)
+        self.background = BackgroundLoop(self.database)
+        self.keeper = LeaseKeeper(self.database, self.background)
+        #: Names of log events.
+        self.logged: list[str] = []
+        self.losses: list[str] = []
+        self._proxy = proxy
+        self._lock: sqlite3.Connection | None = None
+
+    async def hold(
+        self, kind: LeaseKind, name: str = "lease", *, limit_seconds: float | None = None
+    ) -> HeldLease:
+        """Acquire a lease; its loss is noted in ``losses``."""
+        lease = await self.keeper.acquire(
+            kind,
+            name,
+            owner="w1",
+            seconds=LEASE_SECONDS,
+            limit_seconds=limit_seconds,
+            on_lost=lambda: self.losses.append(name),
+        )
+        assert lease is not None
+        return lease
+
+    async def taken_over(self, name: str = "lease") -> None:
+        """Give a lease to another holder."""
+        async with self.past.begin() as tx:
+            await tx.connection.execute(
+                update(LeaseRow)
+                .where(LeaseRow.name == name)
+                .values(fence=LeaseRow.fence + 1, owner="w2", lease_until=LeaseRow.lease_until)
+            )
+
+    async def failed(self) -> None:
+        """Wait for a renewal that fails from now on."""
+        self.logged.clear()
+        await eventually(lambda: "leases_not_renewed" in self.logged, what="a failed renewal")
+
+    async def renewed(self, lease: HeldLease) -> None:
+        """Wait until a lease is renewed."""
+        await eventually(lambda: is_renewed(lease), what="a renewal")
+
+    def go_away(self) -> None:
+        """Hold SQLite's write lock, or cut off PostgreSQL."""
+        if self._proxy is not None:
+            self._proxy.go_away()
+            return
+        self._lock = sqlite3.connect(str(self.database.url.database), isolation_level=None)
+        self._lock.execute("BEGIN EXCLUSIVE")
+
+    def come_back(self) -> None:
+        """End the outage; a no-op without one."""
+        if self._proxy is not None:
+            self._proxy.come_back()
+        if self._lock is not None:
+            self._lock.execute("ROLLBACK")
+            self._lock.close()
+            self._lock = None
+
+
+def is_renewed(lease: HeldLease) -> bool:
+    return lease.seconds_left > LEASE_SECONDS - UNTIL_DUE_SECONDS
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(keeper_module, "elapsed_seconds", clock)
+    return clock
+
+
+@pytest.fixture
+async def world(
+    kind_settings: DatabaseSettings, database: Database, clock: Clock, tmp_path: Path
+) -> AsyncIterator[World]:
+    settings, proxy = kind_settings, None
+    if not database.is_sqlite:
+        proxy = CutProxy(kind_settings)
+        settings = await proxy.start()
+    world = World(settings, database, proxy, clock, tmp_path)
+    sink = logger.add(lambda line: world.logged.append(line.record["message"]))  # type: ignore[attr-defined]
+    yield world
+    logger.remove(sink)
+    world.come_back()
+    await asyncio.to_thread(world.background.close)
+    await world.database.dispose()
+    if proxy is not None:
+        await proxy.stop()
+
+
+kinds = pytest.mark.parametrize("kind", [STRICT, LENIENT], ids=["strict", "lenient"])
+
+
+@kinds
+async def test_an_outage_shorter_than_the_lease_is_survived(world: World, kind: LeaseKind) -> None:
+    lease = await world.hold(kind)
+    world.go_away()
+    world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+    await world.failed()
+    assert not lease.is_lost
+    world.come_back()
+    await world.renewed(lease)
+    await lease.confirm()
+    assert world.losses == []
+
+
+async def test_a_strict_lease_is_lost_once_when_an_outage_is_longer(world: World) -> None:
+    lease = await world.hold(STRICT)
+    world.go_away()
+    world.clock.ahead_seconds += LEASE_SECONDS
+    assert lease.is_lost
+    await eventually(lambda: bool(world.losses), what="the report of the loss")
+    world.come_back()
+    with pytest.raises(FencedError):
+        await lease.confirm()
+    with pytest.raises(FencedError):
+        await lease.ensure()
+    assert world.losses == ["lease"] and world.logged.count("lease_lost") == 1
+
+
+async def test_a_lenient_lease_is_renewed_after_an_outage_that_is_longer(world: World) -> None:
+    lease = await world.hold(LENIENT)
+    world.go_away()
+    world.clock.ahead_seconds += LEASE_SECONDS
+    await world.failed()
+    with pytest.raises(StorageUnavailableError):
+        await lease.ensure()
+    assert lease.seconds_left < 0 and not lease.is_lost
+    world.come_back()
+    await world.renewed(lease)
+    await lease.ensure()
+    assert world.losses == []
+
+
+@kinds
+async def test_a_lease_that_another_holder_acquired_is_lost_once(world: World, kind: LeaseKind) -> None:
+    lease, other = await world.hold(kind), await world.hold(kind, "other")
+    await world.taken_over()
+    world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+    await eventually(lambda: bool(world.losses), what="the report of the loss")
+    await world.renewed(other)
+    with pytest.raises(FencedError):
+        await lease.confirm()
+    lease.lose()
+    assert lease.is_lost and world.losses == ["lease"]
+
+
+async def test_a_holder_that_asks_finds_the_loss_at_once(world: World) -> None:
+    lease = await world.hold(LENIENT)
+    await world.taken_over()
+    await lease.ensure()  # its time is not over: no question
+    with pytest.raises(FencedError):
+        await lease.confirm()
+    assert world.losses == ["lease"]
+
+
+async def test_an_unexpected_error_of_a_renewal_is_logged_and_the_renewal_repeated(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew, failures = LeaseRepository.renew, [RuntimeError("unexpected"), ValueError("unexpected")]
+
+    async def fail_first(self: LeaseRepository, *args: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await renew(self, *args, **options)
+
+    monkeypatch.setattr(LeaseRepository, "renew", fail_first)
+    lease = await world.hold(STRICT)
+    world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+    await world.renewed(lease)
+    assert failures == [] and world.logged.count("leases_not_renewed") == 2
+    assert world.losses == []
+
+
+async def test_a_holder_that_fails_to_react_to_a_loss_does_not_stop_the_keeper(world: World) -> None:
+    failing = world.keeper.hold(STRICT, "none", 1, seconds=LEASE_SECONDS, on_lost=lambda: 1 / 0)
+    lease = await world.hold(STRICT)
+    world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+    await world.renewed(lease)
+    await eventually(lambda: "lease_loss_not_handled" in world.logged, what="the log record")
+    assert failing.is_lost and world.losses == []
+
+
+async def test_a_lease_is_renewed_while_the_loop_of_its_holder_is_blocked(world: World) -> None:
+    lease = await world.hold(STRICT)
+    if not world.database.is_sqlite:  # the proxy needs this loop, so another keeper goes past it
+        await asyncio.to_thread(world.background.close)
+        world.background = BackgroundLoop(world.past)
+        leases = LeaseKeeper(world.past, world.background)
+        lease = leases.hold(STRICT, lease.key, lease.fence, seconds=LEASE_SECONDS)
+    world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+    give_up_at = time.monotonic() + WAIT_SECONDS
+    while not is_renewed(lease) and time.monotonic() < give_up_at:
+        time.sleep(0.01)
+    assert is_renewed(lease)
+
+
+async def test_a_second_release_has_no_effect(world: World) -> None:
+    lease = await world.hold(LENIENT)
+    await lease.release()
+    again = await world.hold(LENIENT)
+    await lease.release()
+    lease.drop()
+    await again.confirm()
+    assert await world.keeper.acquire(LENIENT, "lease", owner="w2", seconds=LEASE_SECONDS) is None
+    assert again.fence == lease.fence + 1
+
+
+async def test_a_released_lease_is_neither_renewed_nor_reported_as_lost(world: World) -> None:
+    lease, other = await world.hold(STRICT), await world.hold(STRICT, "other")
+    await lease.release()
+    await world.taken_over()
+    world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+    await world.renewed(other)
+    assert not is_renewed(lease) and world.losses == []
+    assert "lease_lost" not in world.logged
+
+
+async def test_a_lease_that_cannot_be_released_runs_out_by_itself(world: World) -> None:
+    lease = await world.hold(LENIENT)
+    world.go_away()
+    await lease.release()
+    assert "lease_not_released" in world.logged
+
+
+async def test_closing_during_a_renewal_ends_it_without_a_report(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewing = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def hang(self: LeaseRepository, *_: Any, **__: Any) -> Any:
+        loop.call_soon_threadsafe(renewing.set)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(LeaseRepository, "renew", hang)
+    await world.hold(STRICT)
+    world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+    async with asyncio.timeout(WAIT_SECONDS):
+        await renewing.wait()
+    world.logged.clear()
+    await asyncio.to_thread(world.background.close)
+    assert world.losses == [] and world.logged == []
+
+
+async def test_a_renewal_that_hangs_does_not_delay_the_loss(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(self: LeaseRepository, *_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(LeaseRepository, "renew", hang)
+    await world.hold(STRICT)
+    world.clock.ahead_seconds += LEASE_SECONDS
+    await eventually(lambda: world.losses == ["lease"], what="the report of the loss")
+
+
+async def test_a_lease_with_a_limit_is_renewed_while_its_holder_asks(world: World) -> None:
+    silent = await world.hold(LENIENT, "silent", limit_seconds=UNTIL_DUE_SECONDS / 2)
+    asking = await world.hold(LENIENT, "asking", limit_seconds=UNTIL_DUE_SECONDS / 2)
+    world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+    await asking.ensure()
+    await world.renewed(asking)
+    assert not is_renewed(silent)
+
+
+async def test_a_locked_row_delays_only_its_own_lease(world: World) -> None:
+    if world.database.is_sqlite:
+        pytest.skip("SQLite has no row locks")
+    locked, free = await world.hold(STRICT, "locked"), await world.hold(STRICT, "free")
+    async with world.past.begin() as tx:
+        await tx.connection.execute(
+            update(LeaseRow).where(LeaseRow.name == "locked").values(owner=LeaseRow.owner)
+        )
+        world.clock.ahead_seconds += UNTIL_DUE_SECONDS
+        await world.renewed(free)
+        assert not is_renewed(locked)
+    await world.renewed(locked)
+    assert world.losses == []
+
+
+async def test_pinned_plugins_are_acquired_after_an_unexpected_error(
+    database: Database, background: BackgroundLoop
+) -> None:
+    plugin, consumed, tries = NekroPlugin("m", "pinned", "", "1", "Ada"), list[str](), 0
+
+    async def refresh() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise RuntimeError("unexpected")
+
+    owner = PinnedOwner(
+        leases=LeaseKeeper(database, background),
+        host=PluginHost([plugin]),
+        lanes=LaneChooser(pinned_plugins={plugin.key}),
+        owner="w",
+        lease_seconds=3,
+        is_fallback=False,
+        refresh=refresh,
+        consume=consumed.append,
+    )
+    owner.start()
+    await eventually(lambda: bool(consumed), what="the queue to be served")
+    await owner.close()
+
+
+async def test_sweeps_continue_after_an_unexpected_error(
+    database: Database,
+    background: BackgroundLoop,
+    recorder: RecordingPublisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    swept, acquire, failures = asyncio.Event(), LeaseRepository.acquire, [RuntimeError("unexpected")]
+
+    async def fail_first(self: LeaseRepository, *args: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await acquire(self, *args, **options)
+
+    async def sweep() -> None:
+        swept.set()
+
+    monkeypatch.setattr(LeaseRepository, "acquire", fail_first)
+    sweeper = Sweeper(
+        database,
+        LeaseKeeper(database, background),
+        recorder,
+        AgentSettings(sweep_seconds=0.2),
+        owner="w",
+        sweeps=(sweep,),
+    )
+    sweeper.start()
+    async with asyncio.timeout(WAIT_SECONDS):
+        await swept.wait()
+    await sweeper.close()

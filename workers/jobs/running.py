@@ -1,0 +1,122 @@
+"""The jobs that run in this process: their claims, their progress reports, and requests to stop them.
+
+Works on the background loop, so a job that blocks its own thread keeps its claim and its progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from nekro_agent.durations import REFRESH_SECONDS
+from nekro_agent.errors import FencedError
+from nekro_agent.jobs import TaskCtl
+from storage.repositories.jobs import Job
+from workers.jobs.data import plain_data
+from workers.leases.keeper import HeldLease, LeaseKeeper
+from workers.leases.keeping import Poll, survived
+from workers.leases.kinds import JOB
+from workers.pools.background import BackgroundLoop
+
+__all__ = ["RunningJob", "RunningJobs"]
+
+
+class RunningJob:
+    """One job, from its claim until its function has ended."""
+
+    def __init__(self, job: Job, lease: HeldLease, *, stop: Callable[[], object]) -> None:
+        self.job = job
+        self.lease = lease
+        self.stop = stop
+        #: Whether a stop was requested.
+        self.is_cancelled = False
+        #: The newest report that was not written.
+        self.unwritten: TaskCtl | None = None
+
+    async def report(self, signal: TaskCtl) -> None:
+        """Schedule a report for writing; a newer report replaces it, so any rate of reports is allowed."""
+        self.unwritten = signal
+
+
+class RunningJobs:
+    """The jobs of one process."""
+
+    def __init__(
+        self,
+        leases: LeaseKeeper,
+        background: BackgroundLoop,
+        *,
+        lease_seconds: float,
+        announce: Callable[[str, int, str], object],
+        look_seconds: float = REFRESH_SECONDS,
+    ) -> None:
+        """Create the jobs' follower.
+
+        Args:
+            announce: called with job id, percent and message of each written report; must neither block
+                nor raise.
+        """
+        self.database = leases.database
+        self.lease_seconds = lease_seconds
+        self._leases = leases
+        self._announce = announce
+        self._jobs: set[RunningJob] = set()
+        self._poll = Poll(
+            background,
+            self._look,
+            seconds=look_seconds,
+            is_needed=lambda: bool(self._jobs),
+            on_error="stop_requests_of_jobs_not_read",
+        )
+
+    @contextmanager
+    def follow(self, job: Job, *, stop: Callable[[], object]) -> Iterator[RunningJob]:
+        """Keep a job's claim and write its reports for the length of a block.
+
+        Args:
+            stop: called, on any thread, when a stop is requested and when the claim is lost.
+        """
+        lease = self._leases.hold(JOB, job.id, job.fence, seconds=self.lease_seconds, on_lost=stop)
+        running = RunningJob(job, lease, stop=stop)
+        self._jobs.add(running)
+        try:
+            self._poll.start()
+            yield running
+        finally:
+            self._jobs.discard(running)
+            lease.drop()
+
+    async def _look(self) -> None:
+        jobs = {(running.job.id, running.job.fence): running for running in list(self._jobs)}
+        for running in jobs.values():
+            with survived("job_progress_not_written", job_id=running.job.id):
+                await self._write(running)
+        if not jobs:
+            return
+        async with self.database.read() as transaction:
+            requests = await transaction.jobs.stop_requests(list(jobs))
+        for row, running in jobs.items():
+            if row not in requests:
+                running.lease.lose()
+            elif requests[row] and not running.is_cancelled:
+                running.is_cancelled = True
+                running.stop()
+
+    async def _write(self, running: RunningJob) -> None:
+        report, running.unwritten = running.unwritten, None
+        if report is None:
+            return
+        percent: int = running.job.percent if report.progress is None else report.progress
+        try:
+            async with self.database.autocommit() as transaction:
+                job = await transaction.jobs.progress(
+                    running.job.id,
+                    fence=running.job.fence,
+                    percent=percent,
+                    message=report.message,
+                    data=plain_data(report.data),
+                )
+        except FencedError:  # the job has ended, or its claim is lost: the read that follows tells
+            return
+        if running in self._jobs:
+            self._announce(job.id, job.percent, job.message)
