@@ -230,27 +230,33 @@ async def answer(request: dict[str, Any]) -> dict[str, Any]:
             }
 
 
-def as_other_user(request: dict[str, Any]) -> dict[str, Any]:
+def other_user_command(*arguments: str, uid: int = OTHER_USER) -> list[str]:
+    """Return the command that runs the system's Python as an ordinary user; root only."""
+    setpriv = shutil.which("setpriv") or "setpriv"
+    return [setpriv, f"--reuid={uid}", f"--regid={uid}", "--clear-groups", str(SYSTEM_PYTHON), *arguments]
+
+
+def other_user_environment() -> dict[str, str]:
+    """Return variables with which the system's Python finds this project and its packages."""
+    return {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": f"{REPOSITORY}:{sysconfig.get_paths()['purelib']}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def as_other_user(request: dict[str, Any], *, uid: int = OTHER_USER) -> dict[str, Any]:
     """Execute a request in a process of an ordinary user; root only."""
-    packages = sysconfig.get_paths()["purelib"]
     done = subprocess.run(
-        [
-            shutil.which("setpriv") or "setpriv",
-            f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups",
-            str(SYSTEM_PYTHON), str(Path(__file__).resolve()),
-        ],
+        other_user_command(str(Path(__file__).resolve()), uid=uid),
         input=json.dumps(request),
-        env={
-            "PATH": "/usr/bin:/bin",
-            "PYTHONPATH": f"{REPOSITORY}:{packages}",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
+        env=other_user_environment(),
         cwd="/",
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result

@@ -15,15 +15,14 @@ from typing import Any
 
 import pytest
 from sandbox_lab import (
-    OTHER_USER,
     REPOSITORY,
-    SYSTEM_PYTHON,
     Lab,
     answer,
     as_other_user,
     host_processes,
     lab,
     method,
+    other_user_command,
 )
 from waiting import WAIT_SECONDS, wait_until
 
@@ -698,10 +697,7 @@ sys.stdin.read()
 
 
 def test_full_pipes_of_its_own_user_do_not_prevent_a_start(other_user: None) -> None:
-    holding = [
-        "setpriv", f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups",
-        str(SYSTEM_PYTHON), "-c", HOLDS_PIPES,
-    ]  # fmt: skip
+    holding = other_user_command("-c", HOLDS_PIPES)
     with subprocess.Popen(holding, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin is not None and holder.stdout is not None
         assert holder.stdout.readline() == "holds them\n"

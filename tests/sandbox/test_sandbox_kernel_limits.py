@@ -6,13 +6,19 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_lab import OTHER_USER, REPOSITORY, SYSTEM_PYTHON, Areas, host_processes, lab
+from sandbox_lab import (
+    REPOSITORY,
+    Areas,
+    host_processes,
+    lab,
+    other_user_command,
+    other_user_environment,
+)
 
 from broker_config.settings import SandboxSettings
 from nekro_agent.errors import SandboxUnavailableError
@@ -252,17 +258,14 @@ print(json.dumps([capability.ok, list(capability.reasons), {l.limit: l.by for l 
 
 def described_as_other_user(**settings: Any) -> tuple[bool, str, dict[str, str]]:
     done = subprocess.run(
-        [
-            "setpriv", f"--reuid={OTHER_USER}", f"--regid={OTHER_USER}", "--clear-groups",
-            str(SYSTEM_PYTHON), "-c", AS_OTHER, json.dumps(settings),
-        ],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{REPOSITORY}:{sysconfig.get_paths()['purelib']}"},
+        other_user_command("-c", AS_OTHER, json.dumps(settings)),
+        env=other_user_environment(),
         cwd="/",
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     ok, reasons, limits = json.loads(done.stdout)
     return ok, "; ".join(reasons), limits

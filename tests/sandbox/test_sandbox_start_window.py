@@ -9,13 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_lab import REPOSITORY, SYSTEM_PYTHON
+from sandbox_lab import REPOSITORY, other_user_command, other_user_environment
 from waiting import wait_until
 
 from sandbox.drivers.bwrap import BwrapDriver
@@ -99,20 +98,12 @@ def start(program: str, uid: int) -> subprocess.Popen[bytes]:
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             stdout=subprocess.PIPE,
         )
-    packages = sysconfig.get_paths()["purelib"]
     return subprocess.Popen(
-        [
-            "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
-            str(SYSTEM_PYTHON), "-c", program,
-        ],
-        env={
-            "PATH": "/usr/bin:/bin",
-            "PYTHONPATH": f"{REPOSITORY}:{packages}",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
+        other_user_command("-c", program, uid=uid),
+        env=other_user_environment(),
         cwd="/",
         stdout=subprocess.PIPE,
-    )  # fmt: skip
+    )
 
 
 PR_SET_CHILD_SUBREAPER = 36
