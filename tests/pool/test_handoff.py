@@ -22,7 +22,7 @@ from broker_config.keys import Keys
 from broker_config.settings import Settings
 from codec.wire import new_id
 from messaging.delivery.leases import LeaseKeeper
-from messaging.delivery.offers import HANDOFF_SECONDS, OFFER_SECONDS
+from messaging.delivery.offers import HANDOFF_SECONDS
 from messaging.delivery.transport import DELIVERIES_HEADER
 from messaging.publishing import PipelinePublisher
 from messaging.redis.subscription import MAX_PUBLISHED_BYTES
@@ -38,7 +38,7 @@ class World:
         self.publisher = PipelinePublisher(settings.broker)
         prefix = settings.broker.key_prefix
         self.queue, self.offers = f"{prefix}methods", Keys(prefix=prefix).offers("methods")
-        self.held_key = f"{prefix}unacked.methods"
+        self.held_key, self.leases_key = f"{prefix}unacked.methods", f"{prefix}unacked.methods_index"
 
     async def call(self, how: str = "ok", **body: Any) -> Any:
         """Publish a call of ``f.run`` as callers do; returns its ``AsyncResult``."""
@@ -81,6 +81,11 @@ class World:
     def held(self) -> int:
         """Number of messages that workers hold."""
         return int(self.client.hlen(self.held_key))
+
+    def longest_lease(self) -> float:
+        """Seconds for which a held message still belongs to its worker; 0 without one."""
+        ends = [end for _, end in self.client.zrange(self.leases_key, 0, -1, withscores=True)]
+        return max(ends) - self.client.time()[0] if ends else 0
 
     def starts(self) -> list[str]:
         """The calls whose methods started, in order."""
@@ -246,7 +251,7 @@ async def test_a_briefly_frozen_worker_runs_the_call_delivered_to_it(
     world: World, start_worker: StartWorker
 ) -> None:
     frozen, handed = await world.hand_to_frozen(start_worker)
-    await asyncio.sleep(HANDOFF_SECONDS * 0.6)
+    assert 0 < world.longest_lease() <= HANDOFF_SECONDS + 1
     frozen.send(signal.SIGCONT)
     assert await world.value(handed) == "handed"
     assert world.starts() == [handed.id]
@@ -271,7 +276,7 @@ async def test_a_blocked_worker_renews_the_leases_of_delivered_calls(
     await world.offered(2)
     end = tmp_path / "end"
     result = await world.call("block", path=str(end))
-    await asyncio.sleep(HANDOFF_SECONDS + 4)  # its first lease, and the search for expired leases
+    await world.until(lambda: world.longest_lease() > HANDOFF_SECONDS + 1, what="a renewed lease")
     end.touch()
     assert await world.value(result) == "done"
     assert world.starts() == [result.id]
@@ -362,9 +367,10 @@ async def test_many_calls_at_once_run_each_once(world: World, start_worker: Star
 
 async def test_a_worker_of_several_queues_offers_no_place(world: World, start_worker: StartWorker) -> None:
     await asyncio.to_thread(start_worker, lane="methods,long")
-    assert await world.value(await world.call(value=1)) == 1
-    await asyncio.sleep(OFFER_SECONDS)
-    assert not world.client.keys("*offers*")
+    for number in range(5):
+        assert await world.value(await world.call(value=number)) == number
+        assert not world.client.keys("*offers*")
+    assert world.pushes() == 5, "every call went through the queue"
 
 
 async def test_a_cancelled_consumer_offers_no_place(world: World, start_worker: StartWorker) -> None:
@@ -376,8 +382,12 @@ async def test_a_cancelled_consumer_offers_no_place(world: World, start_worker: 
     )
     await world.until(lambda: not _is_listed(world, "methods"), what="the queue to be left")
     left = await world.call(value=1)
-    await asyncio.sleep(OFFER_SECONDS)
+    await world.until(
+        lambda: world.client.info("clients")["blocked_clients"] == 0, what="the last wait to end"
+    )
+    assert not _is_listed(world, "methods")
     assert (world.waiting(), world.held()) == (1, 0)
+    assert not world.client.exists(world.offers)
     assert await asyncio.to_thread(control.add_consumer, "methods", reply=True, limit=1, timeout=WAIT_SECONDS)
     assert await world.value(left) == 1
     await world.offered()
