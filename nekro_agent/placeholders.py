@@ -64,6 +64,8 @@ _IMPORT_OPCODES: Final = frozenset({dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_
 #: Whether a plugin is being imported.
 _loading: ContextVar[bool] = ContextVar("nekro_placeholders_loading", default=False)
 
+#: Placeholder modules in ``sys.modules``, by name.
+_modules: dict[str, ModuleType] = {}
 #: Importing module → full names of the placeholders that it received.
 _used: defaultdict[str, set[str]] = defaultdict(set)
 
@@ -137,7 +139,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """Create the module."""
-        return _PlaceholderModule(spec.name)
+        module = _modules[spec.name] = _PlaceholderModule(spec.name)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing, because the module has no content."""
@@ -185,11 +188,11 @@ def forget(module_prefix: str) -> None:
 
 def _forget_modules() -> None:
     """Remove placeholder modules from ``sys.modules``, so that the next plugin imports its own."""
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, _PlaceholderModule):
-            del sys.modules[name]
-            parent, _, child = name.rpartition(".")
-            vars(sys.modules.get(parent, module)).pop(child, None)
+    while _modules:
+        name, module = _modules.popitem()
+        sys.modules.pop(name, None)
+        parent, _, child = name.rpartition(".")
+        vars(sys.modules.get(parent, module)).pop(child, None)
 
 
 def _missing_names(module_name: str, own: Callable[[str], Any] | None) -> Callable[[str], Any]:

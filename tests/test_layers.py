@@ -143,6 +143,7 @@ def part_of(package: str, module: str) -> str | None:
     return name if name and (ROOT / package / name).is_dir() else "*"
 
 
+@functools.cache
 def imports_of(package: str) -> list[tuple[Path, str]]:
     found = []
     for path in sorted((ROOT / package).rglob("*.py")):

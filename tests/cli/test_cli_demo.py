@@ -1,20 +1,23 @@
-"""The tour passes its points, and reports a point that fails."""
+"""The tour reports a point that fails; ``tests/security/test_security_private_files.py`` runs it."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-import os
-import subprocess
-import sys
+import tempfile
 import urllib.request
+from pathlib import Path
+from typing import Any
 
+import pytest
+from nekro_inside import run_inside
 from waiting import WAIT_SECONDS
 
-from cli.demo import points, scenes, timeline
+from broker_config.settings import Settings
+from cli.demo import points, timeline
 from cli.demo.evidence import Evidence
 from cli.demo.model_server import ModelServer
+from cli.exit_codes import ExitCode
 
 NOTHING = Evidence(
     messages=(),
@@ -28,21 +31,21 @@ NOTHING = Evidence(
 )
 
 
-def test_the_tour_passes_every_point() -> None:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("NEKRO_")}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "cli.main", "demo", "--json"],
-        env=clean,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    value = json.loads(done.stdout)
-    assert [point["name"] for point in value["points"] if not point["ok"]] == []
-    assert len(value["points"]) == 10
-    assert len({entry["process"] for entry in value["timeline"] if entry["process"]}) >= 5
-    assert any(scenes.GREETING in entry["what"] for entry in value["timeline"])
+@pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.FAILED])
+def test_a_temporary_directory_is_kept_only_if_a_point_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ExitCode
+) -> None:
+    async def play(settings: Settings, *_: Any) -> ExitCode:
+        (settings.data_dir / "nekro.db").touch()
+        return code
+
+    monkeypatch.setattr("cli.commands.demo._play", play)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended, _, said = run_inside("demo", directory=tmp_path, environment={})
+    assert ended == code
+    kept = [str(path.parent) for path in tmp_path.rglob("nekro.db")]
+    assert len(kept) == (code is not ExitCode.OK)
+    assert all(path in said for path in kept)
 
 
 def test_no_point_passes_when_nothing_happened() -> None:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker_config.embedded import make_data_dir
 from broker_config.settings import Settings
+from cli.demo import scenes
 from nekro_agent.files import private_files, safe_files
 
 MOUNTS_A_CONFIG = """
@@ -69,11 +71,25 @@ def wide_open(root: Path) -> list[str]:
     )
 
 
-def test_the_tour_with_umask_0_leaves_nothing_readable_for_others(tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    done = run("--data-dir", str(root), "demo", "--json", cwd=tmp_path, umask=0)
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The data directory of a tour under umask 0, and what the tour printed."""
+    directory = tmp_path_factory.mktemp("tour")
+    done = run("--data-dir", str(directory / "data"), "demo", "--json", cwd=directory, umask=0)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [point["name"] for point in json.loads(done.stdout)["points"] if not point["ok"]] == []
+    return directory / "data", json.loads(done.stdout)
+
+
+def test_the_tour_passes_every_point(tour: tuple[Path, dict[str, Any]]) -> None:
+    _, printed = tour
+    assert [point["name"] for point in printed["points"] if not point["ok"]] == []
+    assert len(printed["points"]) == 10
+    assert len({entry["process"] for entry in printed["timeline"] if entry["process"]}) >= 5
+    assert any(scenes.GREETING in entry["what"] for entry in printed["timeline"])
+
+
+def test_the_tour_with_umask_0_leaves_nothing_readable_for_others(tour: tuple[Path, dict[str, Any]]) -> None:
+    root, _ = tour
     names = {path.name for path in root.iterdir()}
     assert {"logs", "nekro.db", "plugins", "redis", "run", "sandboxes", "secrets"} <= names
     assert mode_of(root) == 0o700
