@@ -71,8 +71,10 @@ class Waiter:
         self._gate = allocate_lock()
         self._gate.acquire()
         self.thread = get_ident()
-        #: Id of the call; 0 until it is sent.
+        #: Id of the call; 0 until it is being sent.
         self.id = 0
+        #: Whether the whole call is in the socket.
+        self.is_sent = False
         #: Kind of the answer; 0 until it arrives, ABANDONED when it is no longer awaited.
         self.kind = 0
         self.payload = b""
@@ -99,10 +101,8 @@ class Channel:
     """
 
     def __init__(self) -> None:
-        self._send_lock = allocate_lock()
-        #: Thread that sends a call; 0 when none does.
-        self._sender = 0
-        # Reentrant: a signal's handler may run, and call, while its thread holds the lock.
+        # Reentrant: a signal's handler may run, and call, while its thread holds a lock.
+        self._send_lock = RLock()
         self._role_lock = RLock()
         self._waiters: dict[int, Waiter] = {}
         self._last_id = 0
@@ -118,6 +118,8 @@ class Channel:
         self.lingers = False
         self._main_thread = get_ident()
         self._main_thread_waits = False
+        #: Whether the main thread itself sends a call.
+        self._main_thread_sends = False
         self.owner = os.getpid()
         self.argument_bytes = 0
         self._socket = socket(fileno=CHANNEL)
@@ -192,17 +194,22 @@ class Channel:
     def _post(self, waiter: Waiter, payload: bytes) -> None:
         """Send a call so that no signal's handler runs while its frame is partly written.
 
-        Handlers run in the main thread only. Without other threads, it blocks signals; other threads
-        would receive the signals instead, so then a thread that no handler interrupts sends the frame.
+        Handlers run in the main thread only. Beside other threads, which may fill the socket, a thread
+        of its own sends the frame, and handlers run while it waits. Without them, the main thread blocks
+        signals, so the kernel writes the frame as a whole. A thread of a library, or one that is about to
+        end, may receive a signal nevertheless: its handler runs before or after the frame is written.
         """
         if get_ident() != self._main_thread:
             self._send_call(waiter, payload)
-        elif not (count_threads() and self._post_apart(waiter, payload)):
+        # Below a call that holds the lock, another thread would wait for it forever.
+        elif self._main_thread_sends or not (count_threads() and self._post_apart(waiter, payload)):
+            outer, self._main_thread_sends = self._main_thread_sends, True
             before = pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
             try:
                 self._send_call(waiter, payload)
             finally:
                 pthread_sigmask(SIG_SETMASK, before)
+                self._main_thread_sends = outer
 
     def _post_apart(self, waiter: Waiter, payload: bytes) -> bool:
         """Send a call from a thread of its own; False when none can be started."""
@@ -227,18 +234,13 @@ class Channel:
         return True
 
     def _send_call(self, waiter: Waiter, payload: bytes) -> None:
-        if self._sender == get_ident():
-            raise MethodError("a signal's handler called a method while its thread was sending another call")
         with self._send_lock:
-            self._sender = get_ident()
-            try:
-                if self._stopped:
-                    raise RunStopped(0)
-                self._last_id = waiter.id = self._last_id + 1
-                self._waiters[waiter.id] = waiter
-                self.send(CALL, payload, waiter.id)
-            finally:
-                self._sender = 0
+            if self._stopped:
+                raise RunStopped(0)
+            self._last_id = waiter.id = self._last_id + 1
+            self._waiters[waiter.id] = waiter
+            self.send(CALL, payload, waiter.id)
+            waiter.is_sent = True
 
     def _wake_reader(self) -> None:
         """Open the gate of the reading thread: a handler may have interrupted ``_pass_on`` before it did."""
@@ -253,14 +255,18 @@ class Channel:
             return self._reader == me
 
     def _pass_on(self) -> None:
-        """Pass the role of the reader to another caller, if there is one."""
+        """Pass the role of the reader to another caller that waits, if there is one.
+
+        Not to one that is still sending: a signal's handler may call before it reads, and the bridge accepts
+        no further call while answers are not read. After that it takes the role itself if it is free.
+        """
         with self._role_lock:
             self._reader = 0
             # The newest first: an older call of the same thread may wait below a signal's handler.
             for waiter in reversed(list(self._waiters.values())):
                 if self._reader:  # a handler called meanwhile, and passed the role on itself
                     return
-                if not waiter.kind:
+                if waiter.is_sent and not waiter.kind:
                     self._reader = waiter.thread
                     waiter.go_on()
 

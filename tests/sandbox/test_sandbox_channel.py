@@ -155,19 +155,50 @@ print("went on")
     assert "left" in result.output and "went on" not in result.output
 
 
-@pytest.mark.parametrize("others", [0, 12], ids=["alone", "beside threads that wait"])
-async def test_a_signal_handler_may_call_while_its_thread_sends_a_call(box: Lab, others: int) -> None:
-    """Twelve open calls are more than the bridge accepts, so that the main thread's write blocks."""
+#: Twelve open calls are more than the bridge accepts, so that the main thread's write blocks.
+THREADS_THAT_WAIT = """
+import threading
+threads = [threading.Thread(target=later, args=(0.3, large)) for _ in range(12)]
+for thread in threads:
+    thread.start()
+"""
+#: Python does not count it; signals that the main thread blocks are delivered to it.
+THREAD_OF_A_LIBRARY = """
+import ctypes
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(mutex)
+libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pthread_mutex_lock, mutex)
+"""
+STARTS_A_THREAD = """
+import threading
+def prepare():
+    threads.append(threading.Thread(target=later, args=(0.01, 1)))
+    threads[-1].start()
+"""
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param("", id="alone"),
+        pytest.param(THREADS_THAT_WAIT, id="beside threads that wait"),
+        pytest.param(THREAD_OF_A_LIBRARY, id="beside a thread of a library"),
+        pytest.param(THREAD_OF_A_LIBRARY + STARTS_A_THREAD, id="after it started a thread"),
+    ],
+)
+async def test_a_signal_handler_may_call_while_its_thread_sends_a_call(box: Lab, others: str) -> None:
     later(box)
     result = await box.run(
         f"""
-import signal, threading
+import signal
 large = "x" * 900_000
-threads = [threading.Thread(target=later, args=(0.3, large)) for _ in range({others})]
-for thread in threads:
-    thread.start()
+threads = []
+def prepare():
+    pass
+{others}
 rung = []
 def ring(*_):
+    prepare()
     rung.append(echo(len(rung))[0][0])
     if len(rung) < 20:
         signal.setitimer(signal.ITIMER_REAL, 0.002)
