@@ -80,9 +80,12 @@ def test_every_block_is_tested() -> None:
     assert set(blocks("bash")) >= TWO_COMMANDS
 
 
-def test_documented_method_calls_and_file_execution_work(folder: Path, environment: dict[str, str]) -> None:
+def test_documented_method_calls_work(folder: Path, environment: dict[str, str]) -> None:
     said = run(block_with("nekro methods"), folder, environment)
     assert "save_note" in said and "milk and bread" in said
+
+
+def test_documented_file_execution_works(folder: Path, environment: dict[str, str]) -> None:
     assert "Buy milk" in run(block_with("shopping.py"), folder, environment)
 
 
