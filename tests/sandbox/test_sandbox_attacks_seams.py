@@ -135,13 +135,16 @@ time.sleep(30)
 """
 HOLD_OPEN = "held.append(os.open('shared/d', os.O_PATH))"
 #: Each in its own child, which works in the directory without a descriptor of it.
-HOLD_AS_CWD = """if not os.fork():
+HOLD_AS_CWD = """works, begins = os.pipe()
+    if not os.fork():
         os.chdir('shared/d')
-        time.sleep(30)
+        os.write(begins, b'x')
+        os.closerange(3, 256)
+        time.sleep(600)
         os._exit(0)
-    while not any(os.readlink(f'/proc/{pid}/cwd').endswith('/d') for pid in os.listdir('/proc')
-                  if pid.isdigit() and int(pid) > 2):
-        time.sleep(0.001)"""
+    os.read(works, 1)
+    os.close(works)
+    os.close(begins)"""
 #: A program that copies itself to new memory, continues there and unmaps its text. With nothing
 #: mapped and nothing open, the process alone keeps the file, 1 MiB each.
 UNMAPPED_PROGRAMS = """
