@@ -85,12 +85,12 @@ def _disk(settings: SandboxSettings, shared_root: Path | None) -> Enforcement:
             limit="disk",
             by=Enforcer.KERNEL,
             detail=f"{shared_root} is a file system of its own with {size.f_blocks * size.f_frsize >> 20} MiB"
-            " for all chats together; each chat's usage is measured every 100 ms",
+            " for all chats together; each chat's usage is measured every 50 ms",
         )
     return Enforcement(
         limit="disk",
         by=Enforcer.POLLED,
-        detail="/app/shared is measured every 100 ms while code runs and trimmed afterwards",
+        detail="/app/shared is measured every 50 ms while code runs and trimmed afterwards",
         fix=_OWN_DISK.format(shared_root or "<data directory>/sandboxes"),
     )
 

@@ -35,7 +35,8 @@ def watch(
         quotas["tmp"] = Quota.of_scratch(sandbox.scratch_dir, settings)
     for name, watched in quotas.items():
         look = disk_look(sandbox, watched, most_file_bytes=settings.max_file_bytes)
-        guards.look(name, look, every_seconds=every_seconds)
+        # Half as often as memory: measuring a directory costs more than reading counters.
+        guards.look(name, look, every_seconds=max(every_seconds, 2 * POLL_SECONDS))
     if not sandbox.memory_bounded:
         guards.look("memory", memory_look(sandbox, settings), every_seconds=every_seconds)
 
