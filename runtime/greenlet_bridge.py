@@ -12,18 +12,15 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from greenlet import getcurrent, greenlet
-from sqlalchemy.util import await_only
-from sqlalchemy.util.concurrency import in_greenlet
 
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from runtime.completion import outlast
 
 __all__ = [
     "Closing",
@@ -35,7 +32,6 @@ __all__ = [
     "limit_loop_close",
     "seconds_to_close",
     "spawn",
-    "spawn_cleanly",
 ]
 
 T = TypeVar("T")
@@ -81,12 +77,10 @@ class _Returned:
 
 
 class _Runner(greenlet):  # type: ignore[misc]  # greenlet has no types
-    """Runs one function after another; SQLAlchemy's ``await_only`` works inside.
+    """Runs one function after another; ``await_here`` works inside.
 
     A runner whose function raises ends with it, so that only runners in a clean state are reused.
     """
-
-    __sqlalchemy_greenlet_provider__ = True
 
     def run(self, function: Callable[[], Any]) -> None:
         """Switch to the parent with awaitables to wait for, and with each function's wrapped result."""
@@ -107,15 +101,19 @@ class _Idle(threading.local):
 _idle = _Idle()
 
 
-async def _run(function: Callable[[], T], wait_for: Callable[[Any], Awaitable[Any]] | None = None) -> T:
+async def spawn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a synchronous function in a greenlet.
+
+    Source: the technique of SQLAlchemy's ``greenlet_spawn``; here greenlets are reused.
+    """
     idle = _idle.runners
     runner = idle.pop() if idle else _Runner()
     driver = getcurrent()
     runner.parent, runner.gr_context = driver, driver.gr_context
-    outcome = runner.switch(function)
+    outcome = runner.switch(partial(function, *args, **kwargs))
     while not isinstance(outcome, _Returned):
         try:
-            value = await (outcome if wait_for is None else wait_for(outcome))
+            value = await outcome
         except BaseException as exc:  # including cancellation: the function handles it
             runner.parent = getcurrent()
             outcome = runner.throw(type(exc), exc, exc.__traceback__)
@@ -129,57 +127,15 @@ async def _run(function: Callable[[], T], wait_for: Callable[[Any], Awaitable[An
     return result
 
 
-def spawn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-    """Return a coroutine that runs a synchronous function in a greenlet.
-
-    Source: the technique of SQLAlchemy's ``greenlet_spawn``; here greenlets are reused.
-    """
-    return _run(partial(function, *args, **kwargs))
-
-
-async def spawn_cleanly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function as ``spawn`` does, and let it complete its cleanup after a cancellation.
-
-    The first cancellation is raised inside the function. Everything it awaits from then on runs to its
-    end; a further cancellation is raised after the function has ended.
-    """
-    waiting = _CleanWait()
-    try:
-        return await _run(partial(function, *args, **kwargs), waiting.wait_for)
-    finally:
-        if waiting.later is not None:
-            raise waiting.later
-
-
-class _CleanWait:
-    """Waits for awaitables on behalf of ``spawn_cleanly``."""
-
-    __slots__ = ("_is_cancelled", "later")
-
-    def __init__(self) -> None:
-        self._is_cancelled = False
-        self.later: asyncio.CancelledError | None = None
-
-    async def wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        if not self._is_cancelled:
-            try:
-                return await awaitable
-            except asyncio.CancelledError:
-                self._is_cancelled = True
-                raise
-        future = asyncio.ensure_future(awaitable)
-        self.later = await outlast(future) or self.later
-        return future.result()
-
-
 def can_await() -> bool:
     """Whether the calling code runs in a greenlet that ``spawn`` started."""
-    return in_greenlet()
+    return isinstance(getcurrent(), _Runner)
 
 
 def await_here(awaitable: Awaitable[T]) -> T:
     """Wait for an awaitable in synchronous code; requires that ``can_await`` is True."""
-    return await_only(awaitable)
+    value: T = getcurrent().parent.switch(awaitable)
+    return value
 
 
 def at_loop_close(cleanup: Cleanup, *, seconds: float = CLOSE_STEP_SECONDS, what: str | None = None) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import Select, select
 
 from nekro_agent.shared_clock import Reading, read_clock, share_time
 from storage.clock import now
-from storage.driver.fixed_statement import SingleStatement
+from storage.driver.statements import SingleStatement
 from storage.engine import Database
 
 __all__ = ["follow_database_clock", "read_database_clock"]

@@ -1,4 +1,4 @@
-"""The database of a process: engines, transactions, time limits.
+"""The database of a process: transactions, single statements, time limits.
 
 ``Database.begin()`` opens a transaction for writing, ``Database.autocommit()`` a connection for writes
 of one statement and ``Database.read()`` one for reading; all yield a
@@ -17,85 +17,31 @@ import asyncio
 import logging
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
-
-from sqlalchemy.ext.asyncio import AsyncEngine
+from typing import Any
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.durations import CLOSE_STEP_SECONDS
-from nekro_agent.errors import NekroError
+from nekro_agent.errors import StorageError
 from runtime.completion import complete
-from storage.driver import postgresql, sqlite
-from storage.driver.connection import LoopConnection
-from storage.driver.errors import translated_from_driver
-from storage.driver.fixed_statement import SingleStatement
-from storage.driver.kept_connections import KeptConnections
-from storage.driver.limits import limited
-from storage.driver.loop_pool import LoopPool
-from storage.driver.sqlite_driver import StepConnection
-from storage.driver.sqlite_lanes import SqliteLanes
-from storage.driver.urls import async_url
-from storage.driver.write_gate import WriteGate
+from storage.driver.connection import Connection, DriverConnection
+from storage.driver.pool import Pool, limited
+from storage.driver.sqlite import SqlitePool
+from storage.driver.statements import SingleStatement, dialect_of
+from storage.driver.urls import database_url
 from storage.transaction import Transaction
 
 __all__ = ["Database"]
 
-
 logger = logging.getLogger(__name__)
-
-
-class SingleRunner(Protocol):
-    """Runs single statements in autocommit mode directly on a driver's connections."""
-
-    async def fetch_one(self, sql: str, parameters: Any, *, writes: bool) -> tuple[Any, ...] | None:
-        """Run a statement; returns its first row. The driver's errors are not translated."""
-        ...
-
-    async def close(self) -> None:
-        """Close the runner's own connections."""
-        ...
-
-
-class _LoopEngine:
-    """Engine, pool and single-statement runner of one event loop."""
-
-    def __init__(self, settings: DatabaseSettings, data_dir: Path) -> None:
-        url = async_url(settings, data_dir)
-        self.is_sqlite = url.get_backend_name() == "sqlite"
-        self.engine: AsyncEngine = (
-            sqlite.create(url, settings) if self.is_sqlite else postgresql.create(url, settings)
-        )
-        self.write_gate = WriteGate(settings) if self.is_sqlite else None
-        self.writers: set[asyncio.Task[object] | None] = set()
-        self.driver_error = self.engine.dialect.loaded_dbapi.Error
-        self.pool = LoopPool(self.engine)
-        self.singles: SingleRunner = (
-            KeptConnections(self.pool, settings)
-            if self.write_gate is None
-            else SqliteLanes(url, settings, self.write_gate)
-        )
-
-    def refuse_second_writer(self) -> None:
-        """Raise RuntimeError when the current task is already in a write transaction (a deadlock)."""
-        if self.writers and asyncio.current_task() in self.writers:
-            raise RuntimeError("this task is already inside a write transaction; use that transaction")
-
-    async def dispose(self) -> None:
-        """Close the connections; call it on the loop. A cancellation waits until that is done."""
-        await complete(self._dispose())
-
-    async def _dispose(self) -> None:
-        await self.singles.close()
-        await self.pool.dispose()
 
 
 class Database:
     """One database, usable from any number of event loops and threads of the process.
 
-    Nothing is opened before the first use; each loop gets an engine of its own. Call
+    Nothing is opened before the first use; each loop gets connections of its own. Call
     ``dispose_loop`` before a loop ends and ``dispose`` before the process ends.
     """
 
@@ -108,13 +54,15 @@ class Database:
         Raises:
             SettingsError: the URL does not name PostgreSQL or a SQLite file.
         """
-        self.url = async_url(settings, data_dir)
+        self.url = database_url(settings, data_dir)
         self.settings = settings
-        self._data_dir = data_dir
+        self._dialect = dialect_of(self.url.drivername)
         self._lock = threading.Lock()
-        self._engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopEngine] = (
+        self._pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pool[Any]] = (
             weakref.WeakKeyDictionary()
         )
+        #: Tasks inside a write transaction.
+        self._writing: set[asyncio.Task[object] | None] = set()
 
     @property
     def is_sqlite(self) -> bool:
@@ -134,21 +82,17 @@ class Database:
             ConflictError: a row violates a constraint.
             RuntimeError: the task is already inside ``begin()`` and would deadlock.
         """
-        local = self._local()
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._writing(local))
-            connection = await stack.enter_async_context(self._connected(local))
-            if local.is_sqlite:
-                stack.enter_context(_begun_with_next(connection.driver_connection))
-            # Statements that bypass SQLAlchemy would not make it begin or commit a transaction.
-            connection.sync_connection.begin()
-            transaction = Transaction(connection)
+        async with self._writer() as connection:
+            await connection.begin()
+            transaction = Transaction(Connection(connection, self._dialect))
             try:
                 async with limited(self.settings.transaction_timeout_seconds):
                     yield transaction
                 await connection.commit()
             except BaseException:
-                await complete(_roll_back(connection, is_sqlite=local.is_sqlite), among=local.pool.endings)
+                # The original error is the one to report; a connection in an unknown state is not used again.
+                with suppress(StorageError):
+                    await complete(connection.rollback())
                 raise
         await transaction.run_callbacks()
 
@@ -158,12 +102,8 @@ class Database:
 
         For writes of one statement: it saves the round trips of BEGIN and COMMIT.
         """
-        local = self._local()
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._writing(local))
-            connection = await stack.enter_async_context(self._connected(local, autocommit=True))
-            async with limited(self.settings.transaction_timeout_seconds):
-                yield Transaction(connection)
+        async with self._writer() as connection, limited(self.settings.transaction_timeout_seconds):
+            yield Transaction(Connection(connection, self._dialect))
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Transaction]:
@@ -171,13 +111,12 @@ class Database:
 
         Each statement sees the data that was committed when it began.
         """
-        local = self._local()
-        limit = limited(self.settings.transaction_timeout_seconds)
-        async with self._connected(local, autocommit=True) as connection, limit:
-            yield Transaction(connection)
+        reader = self._pool().reader()
+        async with reader as connection, limited(self.settings.transaction_timeout_seconds):
+            yield Transaction(Connection(connection, self._dialect))
 
     async def run(self, statement: SingleStatement, values: Mapping[str, Any]) -> Any:
-        """Run one statement as a transaction of its own, directly on the driver.
+        """Run one statement as a transaction of its own.
 
         Returns:
             The first column of the first row; None when there is no row.
@@ -186,23 +125,19 @@ class Database:
             StorageUnavailableError, ConflictError, RuntimeError: as from ``begin``.
             InvalidValueError: a column type refuses a value.
         """
-        local = self._local()
         if statement.writes:
-            local.refuse_second_writer()
-        on_driver = statement.compiled(local.engine.dialect)
-        parameters = on_driver.parameters(values)
-        try:
-            row = await local.singles.fetch_one(on_driver.sql, parameters, writes=statement.writes)
-        except local.driver_error as exc:
-            raise translated_from_driver(exc, local.engine.dialect) from exc
-        return None if row is None else on_driver.rows([row])[0][0]
+            self._refuse_second_writer()
+        compiled = statement.compiled(self._dialect)
+        parameters = compiled.parameters(values)
+        rows, _ = await self._pool().run(compiled.sql, parameters, writes=statement.writes)
+        return compiled.rows(rows[:1])[0][0] if rows else None
 
     async def dispose_loop(self) -> None:
         """Close the connections of the running loop; the next use opens new ones."""
         with self._lock:
-            local = self._engines.pop(asyncio.get_running_loop(), None)
-        if local is not None:
-            await local.dispose()
+            pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            await complete(pool.close())
 
     async def dispose(self) -> None:
         """Close the connections of every loop of the process.
@@ -212,80 +147,52 @@ class Database:
         """
         await self.dispose_loop()
         with self._lock:
-            others = list(self._engines.items())
-            self._engines.clear()
-        for loop, local in others:
+            others = list(self._pools.items())
+            self._pools.clear()
+        for loop, pool in others:
             if loop.is_running():
-                await _dispose_there(local, loop)
+                await _close_there(pool, loop)
             else:
-                local.pool.abandon()
+                pool.abandon()
 
-    def _local(self) -> _LoopEngine:
+    def _pool(self) -> Pool[Any]:
         loop = asyncio.get_running_loop()
-        local = self._engines.get(loop)
-        if local is None:
-            local = _LoopEngine(self.settings, self._data_dir)
+        pool = self._pools.get(loop)
+        if pool is None:
+            pool = self._new_pool()
             with self._lock:
-                self._engines[loop] = local
-            weakref.finalize(loop, local.pool.abandon).atexit = False
-        return local
+                self._pools[loop] = pool
+            weakref.finalize(loop, pool.abandon).atexit = False
+        return pool
+
+    def _new_pool(self) -> Pool[Any]:
+        if self.is_sqlite:
+            return SqlitePool(self.url, self.settings)
+        # A process that uses SQLite need not load psycopg.
+        from storage.driver.postgresql import postgres_pool
+
+        return postgres_pool(self.url, self.settings)
 
     @asynccontextmanager
-    async def _writing(self, local: _LoopEngine) -> AsyncIterator[None]:
-        local.refuse_second_writer()
+    async def _writer(self) -> AsyncIterator[DriverConnection]:
+        self._refuse_second_writer()
         task = asyncio.current_task()
-        async with local.write_gate.alone() if local.write_gate is not None else nullcontext():
-            local.writers.add(task)
+        async with self._pool().writer() as connection:
+            self._writing.add(task)
             try:
-                yield
+                yield connection
             finally:
-                local.writers.discard(task)
+                self._writing.discard(task)
 
-    @asynccontextmanager
-    async def _connected(
-        self, local: _LoopEngine, *, autocommit: bool = False
-    ) -> AsyncIterator[LoopConnection]:
-        # SQLite's driver is in autocommit anyway (see storage.driver.sqlite); setting it costs thread hops.
-        connection = await local.pool.connect(autocommit=autocommit and not local.is_sqlite)
-        cut = None
-        if not self.is_sqlite:
-            seconds = self.settings.transaction_timeout_seconds
-            cut = postgresql.cut_later(connection.driver_connection, seconds)
-        try:
-            yield connection
-        finally:
-            if cut is not None:
-                cut.cancel()
-            await connection.close()
+    def _refuse_second_writer(self) -> None:
+        if self._writing and asyncio.current_task() in self._writing:
+            raise RuntimeError("this task is already inside a write transaction; use that transaction")
 
 
-async def _dispose_there(local: _LoopEngine, loop: asyncio.AbstractEventLoop) -> None:
-    future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(local.dispose(), loop))
+async def _close_there(pool: Pool[Any], loop: asyncio.AbstractEventLoop) -> None:
+    future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.close(), loop))
     if not (await asyncio.wait({future}, timeout=2 * CLOSE_STEP_SECONDS))[0]:
         logger.warning("the database connections of a blocked event loop were not closed; abandoned")
         future.cancel()
         return
     future.result()
-
-
-@contextmanager
-def _begun_with_next(driver: StepConnection) -> Iterator[None]:
-    """Send BEGIN together with the block's first statement, which saves a call to the driver's thread."""
-    driver.precede = "BEGIN IMMEDIATE"
-    try:
-        yield
-    finally:
-        driver.precede = None
-
-
-async def _roll_back(connection: LoopConnection, *, is_sqlite: bool) -> None:
-    if connection.invalidated or connection.closed:
-        return
-    if is_sqlite and not connection.driver_connection.in_transaction:
-        return  # BEGIN failed, or no statement was run
-    try:
-        # SQLAlchemy skips the rollback of a driver in autocommit mode, and SQLite's driver always is.
-        await (connection.exec_driver_sql("ROLLBACK") if is_sqlite else connection.rollback())
-    except NekroError:
-        # The original error is the one to report; a connection in an unknown state is not used again.
-        await connection.invalidate()

@@ -13,7 +13,7 @@ from broker_config.settings import StoreSettings
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.store import MAX_KEY_CHARS
 from storage.clock import now
-from storage.driver.fixed_statement import SingleStatement
+from storage.driver.statements import SingleStatement
 from storage.engine import Database
 from storage.models import PluginValueRow
 from storage.upsert import insert

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Engine
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import StorageError, StorageUnavailableError
-from storage.driver import postgresql, sqlite
-from storage.driver.urls import async_url, sync_url
+from storage.driver.blocking import blocking_engine
+from storage.driver.urls import database_url
 from storage.schema import is_newer, known_revisions, revision_of
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _upgrade(settings: DatabaseSettings, data_dir: Path, revision: str) -> None:
 
 
 def _check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
-    url = async_url(settings, data_dir).render_as_string(hide_password=True)
+    url = database_url(settings, data_dir).render_as_string(hide_password=True)
     head = known_revisions()[-1]
     try:
         with _engine(settings, data_dir) as engine, engine.connect() as connection:
@@ -159,9 +159,7 @@ def _check(settings: DatabaseSettings, data_dir: Path) -> DatabaseStatus:
 
 @contextmanager
 def _engine(settings: DatabaseSettings, data_dir: Path) -> Iterator[Engine]:
-    url = async_url(settings, data_dir)
-    create = sqlite.create_sync if url.get_backend_name() == "sqlite" else postgresql.create_sync
-    engine = create(sync_url(url), settings)
+    engine = blocking_engine(database_url(settings, data_dir), settings)
     try:
         yield engine
     finally:

@@ -21,6 +21,12 @@ from storage.transaction import Transaction
 __all__ = ["is_newer", "known_revisions", "require_schema", "revision_of"]
 
 _VERSIONS: Final = Path(__file__).parent / "migrations" / "versions"
+_REVISION: Final = "SELECT version_num FROM alembic_version"
+#: Return a row when Alembic's table exists.
+_HAS_REVISION: Final = {
+    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'alembic_version'",
+    "postgresql": "SELECT 1 WHERE to_regclass('alembic_version') IS NOT NULL",
+}
 
 
 @cache
@@ -42,7 +48,7 @@ async def require_schema(database: Database) -> None:
             connection pooler runs in transaction mode.
     """
     async with database.read() as transaction:
-        revision = await transaction.connection.run_sync(revision_of)
+        revision = await _revision(transaction)
         if not database.is_sqlite:
             await _refuse_transaction_pooling(database, transaction)
     needed = known_revisions()[-1]
@@ -80,9 +86,17 @@ async def _server_process(transaction: Transaction) -> int:
     return int(result.scalar_one())
 
 
+async def _revision(transaction: Transaction) -> str | None:
+    connection = transaction.connection
+    if (await connection.exec_driver_sql(_HAS_REVISION[connection.dialect.name])).first() is None:
+        return None
+    found: str | None = (await connection.exec_driver_sql(_REVISION)).scalar()
+    return found
+
+
 def revision_of(connection: Connection) -> str | None:
     """Return the revision of the database's schema; None when there is none yet."""
     if not inspect(connection).has_table("alembic_version"):
         return None
-    found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    found: str | None = connection.execute(text(_REVISION)).scalar()
     return found

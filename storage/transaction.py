@@ -7,8 +7,7 @@ from functools import cached_property
 
 from loguru import logger
 
-from storage.driver.connection import LoopConnection
-from storage.repositories.base import StatementRunner
+from storage.driver.connection import Connection
 from storage.repositories.call_progress import CallProgressRepository
 from storage.repositories.calls import CallRepository
 from storage.repositories.chats import ChatRepository
@@ -29,7 +28,7 @@ __all__ = ["Repositories", "Transaction"]
 class Repositories:
     """All repositories on one connection."""
 
-    def __init__(self, connection: StatementRunner) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._runner = connection
 
     @cached_property
@@ -106,7 +105,7 @@ class Repositories:
 class Transaction(Repositories):
     """Yielded by ``Database.begin()``, ``autocommit()`` and ``read()``; do not construct it directly."""
 
-    def __init__(self, connection: LoopConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self.connection = connection
         self._callbacks: list[Callable[[], Awaitable[object]]] = []

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from left_out import pytest_terminal_summary as pytest_terminal_summary
 from postgres_process import PostgresServer
 from redis_process import RedisServer, use_server
 from sentinel_group import SentinelGroup
-from sqlalchemy import event
 from waiting import WAIT_SECONDS
 
 from broker_config.app import NekroApp, create_app
 from broker_config.settings import DatabaseSettings, Settings
 from broker_config.urls import client_url
-from storage.driver.fixed_statement import FixedStatement, Row
+from storage.driver.connection import DriverRows
 from storage.migrate import upgrade
 from storage.models import Base
 from storage.transaction import Transaction
@@ -205,19 +204,14 @@ def watch_statements(monkeypatch: pytest.MonkeyPatch) -> Callable[[Transaction],
     """Record the SQL and parameters that a transaction passes to the driver from now on."""
 
     def watch(transaction: Transaction) -> list[tuple[str, Any]]:
-        connection, statements = transaction.connection, []
-        run = connection.run
+        driver, statements = transaction.connection.driver, []
+        execute = driver.execute
 
-        async def remembering(statement: FixedStatement, values: Mapping[str, Any]) -> Sequence[Row]:
-            on_driver = statement.compiled(connection.dialect)
-            statements.append((on_driver.sql, on_driver.parameters(values)))
-            return await run(statement, values)
+        async def remembering(sql: str, parameters: Any = None, **options: Any) -> DriverRows:
+            statements.append((sql, parameters))
+            return await execute(sql, parameters, **options)
 
-        @event.listens_for(connection.sync_connection, "before_cursor_execute")
-        def remember(_conn: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
-            statements.append((statement, parameters))
-
-        monkeypatch.setattr(connection, "run", remembering)
+        monkeypatch.setattr(driver, "execute", remembering)
         return statements
 
     return watch

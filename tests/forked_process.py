@@ -30,7 +30,6 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 # Imports of running workers and commands, except for plugins and their main module.
 _CONTEXT.set_forkserver_preload(
     [
-        "aiosqlite",
         "alembic.command",
         "messaging.celery.consumer",
         "messaging.celery.remote_control",

@@ -29,7 +29,7 @@ ORDER = (
 )
 #: Packages that may import only the modules and packages named here, not all of those before them.
 ONLY = {
-    "storage": {"nekro_agent", "runtime.greenlet_bridge", "runtime.completion", "broker_config.settings"},
+    "storage": {"nekro_agent", "runtime.completion", "broker_config.settings"},
     "plugin_pkgs": {"nekro_agent"},
 }
 #: Libraries that a package must not import.

@@ -1,170 +1,148 @@
-"""A database connection on an event loop.
-
-SQLAlchemy's ``AsyncConnection`` creates a new greenlet for each step (connect, execute, close), which
-costs tens of microseconds. This connection reuses its greenlets.
-"""
+"""What a driver provides, and the runner of SQLAlchemy's statements on it."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Connection, CursorResult, Dialect, Executable
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import Dialect, Executable
 
-from nekro_agent.errors import NekroError
-from runtime.completion import complete
-from runtime.greenlet_bridge import spawn, spawn_cleanly
-from storage.driver.errors import translated_from_driver
-from storage.driver.fixed_statement import FixedStatement, Row
+from storage.driver.statements import FixedStatement, Parameters, Row, prepared
 
-__all__ = ["LoopConnection"]
-
-T = TypeVar("T")
+__all__ = ["Connection", "DriverConnection", "DriverRows", "Rows"]
 
 
-class LoopConnection:
-    """The subset of ``AsyncConnection`` that storage uses, under the same names.
+class DriverRows(NamedTuple):
+    """What a driver returns for a statement."""
 
-    A cancellation stops the awaited step and discards the connection. Even after repeated cancellations
-    the caller resumes only when the connection is closed: a half-closed connection that is used again
-    fails other callers' statements and may crash SQLite's driver.
+    rows: Sequence[Row]
+    #: How many rows it changed or returned; for INSERT the drivers differ.
+    rowcount: int
+
+
+class DriverConnection(Protocol):
+    """A driver's connection; it commits each statement separately outside of ``begin`` and ``commit``.
+
+    Its methods raise our errors. A cancellation is raised when the cancelled statement has ended.
     """
 
-    def __init__(
-        self, engine: AsyncEngine, endings: set[asyncio.Task[Any]], *, autocommit: bool = False
-    ) -> None:
-        """Store the options; ``start`` opens the connection.
-
-        Args:
-            endings: the pool's set of running tasks that close or return a connection.
-            autocommit: the driver commits each statement separately.
-        """
-        self._engine = engine
-        self._autocommit = autocommit
-        self._endings = endings
-        self._started: Connection | None = None
-        #: The pool it was taken from; the engine has another one after each ``dispose``.
-        self._pool = engine.sync_engine.pool
-        #: ``time.monotonic`` at the end of the last use; set by a caller that keeps the connection.
-        self.rests_since = 0.0
-        #: As in ``storage.repositories.base.StatementRunner``; a connection object serves one transaction.
-        self.locked_chats: dict[str, int | None] = {}
+    #: ``time.monotonic`` at the end of the last use; set by the pool.
+    rests_since: float
 
     @property
-    def dialect(self) -> Dialect:
-        """The SQL dialect of the database."""
-        return self._engine.dialect
+    def is_idle(self) -> bool:
+        """Whether it is open, runs no statement and is outside of a transaction."""
+        ...
 
     @property
-    def sync_connection(self) -> Connection:
-        """The underlying SQLAlchemy connection, for use inside ``run_sync``.
-
-        Raises:
-            RuntimeError: ``start`` has not been called.
-        """
-        if self._started is None:
-            raise RuntimeError("the connection has not been started")
-        return self._started
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was returned to its pool."""
-        return self.sync_connection.closed
-
-    @property
-    def invalidated(self) -> bool:
-        """Whether it is broken and must not be used again."""
-        return self.sync_connection.invalidated
-
-    @property
-    def driver_connection(self) -> Any:
-        """The driver's own connection."""
-        return self.sync_connection.connection.driver_connection
-
-    async def start(self) -> None:
-        """Take a connection from the pool, or open one if the pool is not full; keeps none when it raises."""
-        try:
-            await spawn_cleanly(self._start)
-        except BaseException:
-            await complete(self.throw_away(), among=self._endings)
-            raise
-
-    def _start(self) -> None:
-        self._pool = self._engine.sync_engine.pool
-        self._started = self._engine.sync_engine.connect()
-        if self._autocommit:
-            # Not an option of the engine: its ``connect`` would leak the connection if this step fails.
-            self._started.execution_options(isolation_level="AUTOCOMMIT")
+    def is_running(self) -> bool:
+        """Whether a statement runs, perhaps one whose caller was cancelled."""
+        ...
 
     async def execute(
-        self, statement: Executable, parameters: Mapping[str, Any] | None = None, /
-    ) -> CursorResult[*tuple[Any, ...]]:
-        """Run a statement; all rows have been fetched when this returns."""
-        return await spawn_cleanly(self.sync_connection.execute, statement, parameters)
+        self, sql: str, parameters: Parameters | None = None, *, is_short: bool = False
+    ) -> DriverRows:
+        """Run a statement and fetch all of its rows.
 
-    async def run(self, statement: FixedStatement, values: Mapping[str, Any]) -> Sequence[Row]:
-        """Run a statement directly on the driver; returns its rows, empty if it returns none.
-
-        Inside ``Database.begin``, SQLAlchemy's ``begin`` must come first, because only that causes a commit.
+        Args:
+            is_short: it takes less time than a call to a thread.
         """
-        on_driver = statement.compiled(self.dialect)
-        parameters = on_driver.parameters(values)
-        try:
-            cursor = await self.driver_connection.execute(on_driver.sql, parameters)
-            rows = await cursor.fetchall() if on_driver.columns else ()
-        except self.dialect.loaded_dbapi.Error as exc:
-            raise await self._refused(exc) from exc
-        except BaseException:
-            # The state of the statement is not known.
-            await self.invalidate()
-            raise
-        return on_driver.rows(rows)
+        ...
 
-    async def _refused(self, error: Any) -> NekroError:
-        """Return our error for a driver's error; lets SQLAlchemy detect a broken connection."""
-        if self.dialect.is_disconnect(error, self.sync_connection.connection.dbapi_connection, None):
-            with contextlib.suppress(NekroError):
-                await self.exec_driver_sql("SELECT 1")
-        return translated_from_driver(error, self.dialect)
-
-    async def exec_driver_sql(
-        self, statement: str, parameters: Any = None, /
-    ) -> CursorResult[*tuple[Any, ...]]:
-        """Run SQL text unchanged; parameters use the driver's own style."""
-        return await spawn_cleanly(self.sync_connection.exec_driver_sql, statement, parameters)
-
-    async def run_sync(self, function: Callable[[Connection], T]) -> T:
-        """Run a function on the underlying SQLAlchemy connection."""
-        return await spawn_cleanly(function, self.sync_connection)
+    async def begin(self) -> None:
+        """Begin a transaction with the next statement."""
+        ...
 
     async def commit(self) -> None:
-        """Commit."""
-        await spawn_cleanly(self.sync_connection.commit)
+        """Commit the transaction, if a statement began one."""
+        ...
 
     async def rollback(self) -> None:
-        """Roll back."""
-        await spawn_cleanly(self.sync_connection.rollback)
+        """Roll the transaction back, if a statement began one."""
+        ...
 
-    async def invalidate(self) -> None:
-        """Discard the connection instead of returning it; a cancellation waits until that is done."""
-        await complete(spawn(self.sync_connection.invalidate), among=self._endings)
+    async def answers(self) -> bool:
+        """Whether the database still answers on an idle connection; discards it otherwise."""
+        ...
 
-    async def throw_away(self) -> None:
-        """Discard the connection and free its slot in the pool; does nothing before ``start``."""
-        if self._started is not None:
-            await self.invalidate()
-            await self.close()
+    def discard(self) -> None:
+        """Close it without waiting, also while a statement runs or after its loop has ended."""
+        ...
 
     async def close(self) -> None:
-        """Return the connection to its pool; a cancellation waits. Does nothing before ``start``."""
-        if self._started is not None:
-            await complete(spawn(self._give_back, self._started), among=self._endings)
+        """Close it."""
+        ...
 
-    def _give_back(self, started: Connection) -> None:
-        # A pool that was disposed closes nothing of what it is given afterwards.
-        if self._pool is not self._engine.sync_engine.pool and not started.closed:
-            started.invalidate()
-        started.close()
+
+class Rows:
+    """All rows of a statement, converted by their column types; methods are named as SQLAlchemy's."""
+
+    __slots__ = ("_rows", "columns", "rowcount")
+
+    def __init__(self, columns: tuple[str, ...], rows: Sequence[Row], rowcount: int) -> None:
+        #: Names of the columns; empty for a statement that is plain text.
+        self.columns = columns
+        self._rows = rows
+        #: How many rows an UPDATE or DELETE changed; for INSERT the drivers differ.
+        self.rowcount = rowcount
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def all(self) -> Sequence[Row]:
+        """Return the rows."""
+        return self._rows
+
+    def one(self) -> Row:
+        """Return the only row; ValueError if there is none or another one."""
+        (row,) = self._rows
+        return row
+
+    def first(self) -> Row | None:
+        """Return the first row; None without a row."""
+        return self._rows[0] if self._rows else None
+
+    def scalars(self) -> list[Any]:
+        """Return the first column of each row."""
+        return [row[0] for row in self._rows]
+
+    def scalar_one(self) -> Any:
+        """Return the first column of the only row."""
+        return self.one()[0]
+
+    def scalar(self) -> Any:
+        """Return the first column of the first row; None without a row."""
+        return self._rows[0][0] if self._rows else None
+
+
+class Connection:
+    """Runs the statements of one transaction; do not construct it directly."""
+
+    __slots__ = ("dialect", "driver", "locked_chats")
+
+    def __init__(self, driver: DriverConnection, dialect: Dialect) -> None:
+        self.driver = driver
+        self.dialect = dialect
+        #: Chats whose rows the transaction has locked, with the lease's fencing token or None. It saves the
+        #: round trip of locking a row again.
+        self.locked_chats: dict[str, int | None] = {}
+
+    async def execute(
+        self, statement: Executable | FixedStatement, values: Mapping[str, Any] | None = None
+    ) -> Rows:
+        """Run a statement.
+
+        Raises:
+            StorageUnavailableError: the database did not run it; see ``errors.is_refusal``.
+            ConflictError: a row violates a constraint.
+            InvalidValueError: a column type refuses a value.
+        """
+        compiled, sql, parameters = prepared(statement, values or {}, self.dialect)
+        is_short = isinstance(statement, FixedStatement)
+        rows, rowcount = await self.driver.execute(sql, parameters, is_short=is_short)
+        return Rows(compiled.columns, compiled.rows(rows), rowcount)
+
+    async def exec_driver_sql(self, sql: str, parameters: Parameters | None = None) -> Rows:
+        """Run SQL text unchanged; parameters use the driver's own style."""
+        rows, rowcount = await self.driver.execute(sql, parameters)
+        return Rows((), rows, rowcount)

@@ -1,7 +1,7 @@
-"""Translates errors of SQLAlchemy and the drivers into ours; this is the only place that does.
+"""Translates the drivers' errors into ours; this is the only place that does.
 
-The engine calls :func:`translated` for every error that a driver raises, while connecting as
-well as inside statements, so callers never see a driver's exception class.
+The connections call :func:`translated` for every error of their driver, and :func:`install` does so for an
+engine of SQLAlchemy, so callers never see a driver's exception class.
 """
 
 from __future__ import annotations
@@ -10,48 +10,60 @@ import re
 import sqlite3
 from typing import Final
 
-from sqlalchemy import Dialect
-from sqlalchemy import exc as sa
+from sqlalchemy import Engine, event
+from sqlalchemy.engine import ExceptionContext
 
 from nekro_agent.errors import ConflictError, NekroError, StorageError, StorageUnavailableError
-from storage.driver.sqlite_driver import is_busy
 
-__all__ = ["is_refusal", "translated", "translated_from_driver"]
+__all__ = ["install", "is_busy", "is_refusal", "translated"]
 
+#: Mask of the primary result code in SQLite's extended result codes.
+_PRIMARY_CODE: Final = 0xFF
 #: SQLSTATEs of an undefined table, column and schema.
 _SCHEMA_STATES: Final = frozenset({"42P01", "42703", "3F000"})
 #: SQLite's error text for the same faults; it has no SQLSTATE.
 _SCHEMA_WORDS: Final = re.compile(r"no such (table|column)|has no column named")
 #: Prefixes of SQLSTATEs that end a connection.
 _ENDING_CLASSES: Final = ("08", "57P")
-_UNAVAILABLE: Final = (sa.OperationalError, sa.InterfaceError, sa.InternalError, sa.TimeoutError)
+_UNAVAILABLE: Final = frozenset({"OperationalError", "InterfaceError", "InternalError"})
 
 
 def translated(error: BaseException) -> NekroError:
-    """Return our error for an error of SQLAlchemy; raise it ``from`` the driver's error.
+    """Return our error for a driver's error; raise it ``from`` the driver's.
 
     ConflictError for a violated constraint, StorageUnavailableError for a statement that may succeed
     later or after ``nekro db upgrade``, StorageError for the rest: a value or a statement is wrong.
     """
-    cause = error.orig if isinstance(error, sa.StatementError) and error.orig is not None else error
-    if isinstance(cause, NekroError):
-        # A column type refused a value; SQLAlchemy only wrapped the error.
-        return cause
-    words = _first_line(cause)
-    if isinstance(error, sa.IntegrityError):
+    if isinstance(error, NekroError):
+        # A column type refused a value.
+        return error
+    words = _first_line(error)
+    # Both drivers name their classes as PEP 249 does.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "IntegrityError" in kinds:
         return ConflictError(f"the database refused a row: {words}")
-    if _is_schema_error(cause):
+    if _is_schema_error(error):
         return StorageUnavailableError(
             f"the database schema does not match this version ({words}); run `nekro db upgrade`"
         )
-    if isinstance(error, _UNAVAILABLE) or getattr(error, "connection_invalidated", False):
+    if kinds & _UNAVAILABLE:
         return StorageUnavailableError(f"the database did not run the statement: {words}")
     return StorageError(f"the database refused a statement: {words}")
 
 
-def translated_from_driver(error: Exception, dialect: Dialect) -> NekroError:
-    """Return our error for a driver's error that did not pass through SQLAlchemy."""
-    return translated(sa.DBAPIError.instance(None, None, error, dialect.loaded_dbapi.Error, dialect=dialect))
+def install(engine: Engine) -> None:
+    """Make an engine raise our error, ``from`` the driver's, for every error of its driver."""
+
+    @event.listens_for(engine, "handle_error")
+    def translate(context: ExceptionContext) -> BaseException | None:
+        # None: not a database error (for example an interrupt), which is not translated.
+        return None if context.sqlalchemy_exception is None else translated(context.original_exception)
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether a statement was refused because another connection holds a lock."""
+    code: int = getattr(error, "sqlite_errorcode", 0)  # errors raised by the sqlite3 module itself have none
+    return code & _PRIMARY_CODE == sqlite3.SQLITE_BUSY
 
 
 def is_refusal(error: StorageUnavailableError) -> bool:
@@ -66,13 +78,13 @@ def is_refusal(error: StorageUnavailableError) -> bool:
     return state is not None and not state.startswith(_ENDING_CLASSES)
 
 
-def _is_schema_error(cause: BaseException) -> bool:
-    if getattr(cause, "sqlstate", None) in _SCHEMA_STATES:
+def _is_schema_error(error: BaseException) -> bool:
+    if getattr(error, "sqlstate", None) in _SCHEMA_STATES:
         return True
-    return type(cause).__module__ == "sqlite3" and bool(_SCHEMA_WORDS.search(str(cause)))
+    return type(error).__module__ == "sqlite3" and bool(_SCHEMA_WORDS.search(str(error)))
 
 
-def _first_line(cause: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """Return the first line only: PostgreSQL adds values of rows below it, which may be private."""
-    text = str(cause).strip().partition("\n")[0]
-    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

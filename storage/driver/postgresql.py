@@ -1,79 +1,123 @@
-"""Engines for PostgreSQL: psycopg, with time limits and detection of stale connections before use."""
+"""PostgreSQL: psycopg, with time limits and detection of stale connections before use."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-import time
-from typing import Any, Final
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Engine, create_engine, event
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry, NullPool, QueuePool
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import TupleRow
+from sqlalchemy import URL
 
-from broker_config.settings import CONNECT_SECONDS, DatabaseSettings
-from nekro_agent.durations import FRESH_SECONDS
-from storage.driver.error_hook import install
+from broker_config.settings import DatabaseSettings
+from nekro_agent.errors import StorageUnavailableError
+from storage.driver.blocking import ANSWER_SECONDS, connect_arguments
+from storage.driver.connection import DriverRows
+from storage.driver.errors import translated
+from storage.driver.pool import Pool, connection_gate
+from storage.driver.statements import Parameters, dialect_of
 
-__all__ = ["create", "create_sync", "cut_later", "has_rested_long"]
+__all__ = ["PostgresConnection", "postgres_pool"]
 
-#: Time limit of connecting to a single server, and of a ping.
-ANSWER_SECONDS: Final = 5
-_APPLICATION_NAME: Final = "nekro"
+T = TypeVar("T")
 
 
-def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
-    """Build the engine of one event loop; connections open at first use."""
-    engine = create_async_engine(
-        url,
-        pool_size=settings.pool_size,
-        max_overflow=0,
-        pool_timeout=settings.pool_timeout_seconds,
-        connect_args=_connect_arguments(url, settings),
-        skip_autocommit_rollback=True,
+def postgres_pool(url: URL, settings: DatabaseSettings) -> Pool[PostgresConnection]:
+    """Return the pool of an event loop; nothing is opened."""
+    _, of_url = dialect_of(url.drivername).create_connect_args(url)
+    arguments = {**of_url, **connect_arguments(url, settings)}
+
+    async def connect() -> PostgresConnection:
+        try:
+            return PostgresConnection(await psycopg.AsyncConnection.connect(autocommit=True, **arguments))
+        except psycopg.Error as exc:
+            raise translated(exc) from exc
+
+    return Pool(
+        connect,
+        connection_gate(settings.pool_size, settings),
+        cut_later=lambda connection: connection.cut_later(settings.transaction_timeout_seconds),
     )
-    install(engine.sync_engine)
-    _ping_after_rest(engine.sync_engine)
-    return engine
 
 
-def create_sync(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -> Engine:
-    """Build a blocking engine: without a pool for migrations, with one for repeated reading.
+class PostgresConnection:
+    """Implements ``storage.driver.connection.DriverConnection``.
 
-    Migrations have no time limit on their statements, because a large table may need long.
+    A cancelled statement leaves the connection closed: psycopg has asked the server to stop it, and the
+    request might reach the next one.
     """
-    arguments = _connect_arguments(url, settings)
-    if not pooled:
-        arguments.pop("options", None)
-    engine = create_engine(
-        url,
-        poolclass=QueuePool if pooled else NullPool,
-        pool_pre_ping=pooled,
-        connect_args=arguments,
-    )
-    install(engine)
-    return engine
 
+    def __init__(self, connection: psycopg.AsyncConnection[TupleRow]) -> None:
+        self.rests_since = 0.0
+        self.is_running = False
+        self._connection = connection
 
-def cut_later(driver_connection: Any, seconds: float) -> asyncio.TimerHandle:
-    """Shut the connection's socket down after ``seconds``, unless the returned handle is cancelled.
+    @property
+    def is_idle(self) -> bool:
+        return self._connection.pgconn.transaction_status == TransactionStatus.IDLE
 
-    The server's limits have no effect when the server hangs or the network drops packets, and the driver
-    waits for a response without a limit. Shutting the socket down ends its wait.
-    """
-    return asyncio.get_running_loop().call_later(seconds, _shut_down, driver_connection.pgconn)
+    async def execute(
+        self, sql: str, parameters: Parameters | None = None, *, is_short: bool = False
+    ) -> DriverRows:
+        return await self._complete(self._fetch(sql, parameters))
 
+    async def begin(self) -> None:
+        await self._complete(self._connection.set_autocommit(False))
 
-def has_rested_long(rests_since: float) -> bool:
-    """Whether a connection must be pinged before it is used.
+    async def commit(self) -> None:
+        await self._complete(self._connection.commit())
+        await self._complete(self._connection.set_autocommit(True))
 
-    Args:
-        rests_since: ``time.monotonic`` at the end of its last use.
-    """
-    return time.monotonic() - rests_since >= FRESH_SECONDS
+    async def rollback(self) -> None:
+        if not self._connection.closed:
+            await self._complete(self._connection.rollback())
+            await self._complete(self._connection.set_autocommit(True))
+
+    async def answers(self) -> bool:
+        cut = self.cut_later(ANSWER_SECONDS)
+        try:
+            await self.execute("SELECT 1")
+        except StorageUnavailableError:
+            self.discard()
+            return False
+        finally:
+            cut.cancel()
+        return True
+
+    def cut_later(self, seconds: float) -> asyncio.TimerHandle:
+        """Shut the socket down after ``seconds``, unless the returned handle is cancelled.
+
+        The server's limits have no effect when the server hangs or the network drops packets, and the driver
+        waits for a response without a limit. Shutting the socket down ends its wait.
+        """
+        return asyncio.get_running_loop().call_later(seconds, _shut_down, self._connection.pgconn)
+
+    def discard(self) -> None:
+        self._connection.pgconn.finish()
+
+    async def close(self) -> None:
+        self.discard()
+
+    async def _fetch(self, sql: str, parameters: Parameters | None) -> DriverRows:
+        cursor = await self._connection.execute(sql, parameters)
+        result = cursor.pgresult
+        return DriverRows(await cursor.fetchall() if result and result.nfields else (), cursor.rowcount)
+
+    async def _complete(self, work: Awaitable[T]) -> T:
+        self.is_running = True
+        try:
+            return await work
+        except psycopg.Error as exc:
+            raise translated(exc) from exc
+        except asyncio.CancelledError:
+            self.discard()
+            raise
+        finally:
+            self.is_running = False
 
 
 def _shut_down(pgconn: Any) -> None:
@@ -86,51 +130,3 @@ def _shut_down(pgconn: Any) -> None:
             duplicate.shutdown(socket.SHUT_RDWR)
         except OSError:
             return
-
-
-def _connect_arguments(url: URL, settings: DatabaseSettings) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        "connect_timeout": ANSWER_SECONDS if _has_one_server(url) else int(CONNECT_SECONDS),
-        # Of several servers, use the primary; refuse a single server that was demoted.
-        "target_session_attrs": "read-write",
-        "application_name": _APPLICATION_NAME,
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-    }
-    if "options" not in url.query:
-        # A worker that hangs inside a transaction must not hold its row locks forever.
-        limit = int(settings.transaction_timeout_seconds * 1000)
-        arguments["options"] = f"-c statement_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
-    return {name: value for name, value in arguments.items() if name not in url.query}
-
-
-def _has_one_server(url: URL) -> bool:
-    hosts = url.query.get("host", ())
-    return not isinstance(hosts, tuple) and "," not in hosts
-
-
-def _ping_after_rest(engine: Engine) -> None:
-    """Detect connections that broke while idle (a restarted server, a dropped NAT entry).
-
-    Cheaper than SQLAlchemy's ``pool_pre_ping``, which pings before every use: a busy connection
-    is not pinged at all.
-    """
-
-    @event.listens_for(engine, "checkin")
-    def remember(_connection: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
-        entry.info["rests_since"] = time.monotonic()
-
-    @event.listens_for(engine, "checkout")
-    def ping(connection: DBAPIConnection, entry: ConnectionPoolEntry, _proxy: Any) -> None:
-        rests_since = entry.info.get("rests_since")
-        if rests_since is None or not has_rested_long(rests_since):
-            return
-        cut = cut_later(entry.driver_connection, ANSWER_SECONDS)
-        try:
-            engine.dialect.do_ping(connection)
-        except engine.dialect.loaded_dbapi.Error as exc:
-            # The pool drops every connection of that age and opens a new one.
-            raise DisconnectionError() from exc
-        finally:
-            cut.cancel()

@@ -1,4 +1,4 @@
-"""Engines for SQLite: write-ahead log, explicit transactions, time limits.
+"""SQLite: write-ahead log, explicit transactions, time limits; one writer and some readers per event loop.
 
 SQLite allows one writer at a time, on one machine and a local disk. A process that is suspended (SIGSTOP,
 a debugger) inside a write transaction blocks all writers until it resumes or dies; they fail after
@@ -7,95 +7,93 @@ a debugger) inside a write transaction blocks all writers until it resumes or di
 
 from __future__ import annotations
 
-import os
+import asyncio
+import sqlite3
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import URL, Engine, create_engine, event
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool, QueuePool
+from sqlalchemy import URL
 
 from broker_config.settings import DatabaseSettings
-from nekro_agent.errors import StorageUnavailableError
-from nekro_agent.files.private_files import make_directory
-from storage.driver import sqlite_driver
-from storage.driver.error_hook import install
+from runtime.completion import complete
+from storage.driver.blocking import configure, make_file
+from storage.driver.connection import DriverRows
+from storage.driver.errors import translated
+from storage.driver.gate import Gate
+from storage.driver.pool import Pool, connection_gate
+from storage.driver.sqlite_connection import SqliteConnection
+from storage.driver.statements import Parameters
 
-__all__ = ["create", "create_sync"]
+__all__ = ["SqlitePool"]
 
-#: More connections would only wait for the single writer and for Python's interpreter lock.
-_MOST_CONNECTIONS: Final = 4
-#: Size to which the log file is truncated after a checkpoint; otherwise it never shrinks.
-_WAL_LIMIT_BYTES: Final = 32 << 20
-
-
-def create(url: URL, settings: DatabaseSettings) -> AsyncEngine:
-    """Build the engine of one event loop; the file is created if there is none."""
-    _make_file(url)
-    engine = create_async_engine(
-        url,
-        pool_size=min(_MOST_CONNECTIONS, settings.pool_size),
-        max_overflow=0,
-        pool_timeout=settings.pool_timeout_seconds,
-        connect_args={"async_creator_fn": sqlite_driver.connect},
-        # A rollback after `begin()` has ended would be an unnecessary call to the connection's thread.
-        skip_autocommit_rollback=True,
-    )
-    _prepare(engine.sync_engine, settings)
-    return engine
+#: More readers would only wait for Python's interpreter lock.
+_MOST_READERS: Final = 4
 
 
-def create_sync(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -> Engine:
-    """Build a blocking engine: without a pool for migrations, with one for repeated reading."""
-    _make_file(url)
-    engine = create_engine(
-        url,
-        poolclass=QueuePool if pooled else NullPool,
-        connect_args={"check_same_thread": False},  # opened on a thread, used on the loop
-    )
-    _prepare(engine, settings)
-    return engine
+class SqlitePool(Pool[SqliteConnection]):
+    """The connections of an event loop: a pool of readers, and one writer behind a gate."""
 
+    def __init__(self, url: URL, settings: DatabaseSettings) -> None:
+        super().__init__(
+            self._connect_to_file, connection_gate(min(_MOST_READERS, settings.pool_size), settings)
+        )
+        self._path = Path(url.database or "")
+        self._settings = settings
+        seconds = settings.pool_timeout_seconds
+        error = (
+            f"other writers of this process kept SQLite busy for {seconds} s; "
+            "raise NEKRO_DATABASE__POOL_TIMEOUT_SECONDS or use PostgreSQL"
+        )
+        self._writers = Pool(self._connect_to_file, Gate(1, seconds=seconds, error=error))
 
-def _prepare(engine: Engine, settings: DatabaseSettings) -> None:
-    install(engine)
+    def writer(self) -> AbstractAsyncContextManager[SqliteConnection]:
+        """Lend the writer, to one transaction at a time in order."""
+        return self._writers.writer()
 
-    @event.listens_for(engine, "connect")
-    def configure(connection: DBAPIConnection, _record: Any) -> None:
-        # The driver's implicit transactions begin late and deferred; ours begin with an explicit BEGIN.
-        connection.isolation_level = None
-        cursor = connection.cursor()
+    async def run(self, sql: str, parameters: Parameters, *, writes: bool) -> DriverRows:
+        """Run a single statement; concurrent writes share the writer, whose thread runs them in order."""
+        if not writes:
+            reader = self.idle  # not lent, because nothing else can use it before this has ended
+            found = None if reader is None else reader.run_here(sql, parameters)
+            return await super().run(sql, parameters, writes=False) if found is None else found
+        await self._writers.gate.enter(shared=True)
         try:
-            for pragma in (
-                f"busy_timeout = {int(settings.pool_timeout_seconds * 1000)}",  # first: WAL may have to wait
-                "journal_mode = WAL",
-                f"synchronous = {settings.sqlite_synchronous.upper()}",
-                "foreign_keys = ON",
-                f"journal_size_limit = {_WAL_LIMIT_BYTES}",
-            ):
-                cursor.execute(f"PRAGMA {pragma}")
+            if (writer := self._writers.idle) is not None:
+                return await writer.execute(sql, parameters)
         finally:
-            cursor.close()
+            self._writers.gate.leave()
+        return await self._writers.run(sql, parameters, writes=True)  # it has to be opened
 
+    async def close(self) -> None:
+        await asyncio.gather(super().close(), self._writers.close())
 
-def _make_file(url: URL) -> None:
-    """Create directory and file, readable by the owner only, because they contain chats and plugin data."""
-    path = Path(url.database or "")
-    try:
-        make_directory(path.parent)
-        # SQLite creates its log files with the permissions of this file. An existing file must not be
-        # opened here: closing it would drop the POSIX locks of every connection of this process, and
-        # another process could then remove the log while it is in use.
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except FileExistsError as exc:
-        if not path.is_file() or not os.access(path, os.R_OK | os.W_OK):
-            raise _cannot_open(path, "it is not a file that this user may write") from exc
-    except OSError as exc:
-        raise _cannot_open(path, exc.strerror) from exc
+    def abandon(self) -> None:
+        super().abandon()
+        self._writers.abandon()
 
+    async def _connect_to_file(self) -> SqliteConnection:
+        opening = asyncio.create_task(asyncio.to_thread(self._open_file))
+        try:
+            sqlite = await complete(opening)
+        except asyncio.CancelledError:
+            if not opening.cancelled() and opening.exception() is None:
+                opening.result().close()
+            raise
+        except sqlite3.Error as exc:
+            raise translated(exc) from exc
+        settings = self._settings
+        seconds = min(settings.pool_timeout_seconds, settings.transaction_timeout_seconds)
+        return SqliteConnection(sqlite, busy_seconds=seconds)
 
-def _cannot_open(path: Path, reason: str | None) -> StorageUnavailableError:
-    return StorageUnavailableError(
-        f"cannot open {path} for SQLite ({reason}); choose another NEKRO_DATA_DIR or NEKRO_DATABASE__URL"
-    )
+    def _open_file(self) -> sqlite3.Connection:
+        make_file(self._path)
+        # The loop and the connection's thread use it alternately, never concurrently.
+        sqlite = sqlite3.connect(self._path, check_same_thread=False)
+        try:
+            configure(sqlite, self._settings)
+            sqlite.execute("PRAGMA busy_timeout = 0")  # the connection waits for locks itself
+        except BaseException:
+            sqlite.close()
+            raise
+        return sqlite

@@ -1,4 +1,4 @@
-"""Converts the database URL of the settings to the URLs that SQLAlchemy needs."""
+"""Converts the database URL of the settings to the URL that SQLAlchemy needs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from sqlalchemy.exc import ArgumentError as MalformedUrlError
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import SettingsError
 
-__all__ = ["SQLITE_FILE_NAME", "async_url", "sync_url"]
+__all__ = ["SQLITE_FILE_NAME", "database_url"]
 
 #: Name of the SQLite file in the data directory when no URL is set.
 SQLITE_FILE_NAME: Final = "nekro.db"
 
 _VARIABLE: Final = "NEKRO_DATABASE__URL"
 _POSTGRESQL: Final = frozenset({"postgresql", "postgres", "postgresql+psycopg"})
-_SQLITE: Final = frozenset({"sqlite", "sqlite+aiosqlite"})
 
 
-def async_url(settings: DatabaseSettings, data_dir: Path) -> URL:
-    """Return the URL of the asyncio driver: ``sqlite+aiosqlite`` or ``postgresql+psycopg``.
+def database_url(settings: DatabaseSettings, data_dir: Path) -> URL:
+    """Return the URL with the driver ``sqlite`` or ``postgresql+psycopg``.
 
     Raises:
         SettingsError: the URL is malformed, or names another database or driver or an
             in-memory SQLite database, which connections cannot share.
     """
     if settings.url is None:
-        return URL.create("sqlite+aiosqlite", database=str(data_dir.absolute() / SQLITE_FILE_NAME))
+        return URL.create("sqlite", database=str(data_dir.absolute() / SQLITE_FILE_NAME))
     try:
         url = make_url(_hosts_in_query(settings.url))
     except (MalformedUrlError, ValueError) as exc:
@@ -40,7 +39,7 @@ def async_url(settings: DatabaseSettings, data_dir: Path) -> URL:
         ) from exc
     if url.drivername in _POSTGRESQL:
         return url.set(drivername="postgresql+psycopg")
-    if url.drivername in _SQLITE:
+    if url.drivername == "sqlite":
         return _sqlite(url)
     raise SettingsError(
         f"{_VARIABLE} starts with {url.drivername}://, which is not supported; "
@@ -56,11 +55,6 @@ def _hosts_in_query(url: str) -> str:
         return url
     pairs = [*parse_qsl(parts.query), *(("host", host) for host in hosts.split(","))]
     return f"{parts.scheme}://{userinfo}{at}{parts.path}?{urlencode(pairs)}"
-
-
-def sync_url(url: URL) -> URL:
-    """Return the same database for the synchronous driver, which migrations use."""
-    return url.set(drivername=url.drivername.removesuffix("+aiosqlite"))
 
 
 def _sqlite(url: URL) -> URL:
@@ -79,4 +73,4 @@ def _sqlite(url: URL) -> URL:
             f"{_VARIABLE}: SQLite takes no URL parameters, got {', '.join(sorted(url.query))}"
         )
     path = str(Path(url.database).expanduser().absolute())
-    return URL.create("sqlite+aiosqlite", database=path)
+    return URL.create("sqlite", database=path)

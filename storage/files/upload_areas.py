@@ -23,8 +23,8 @@ from broker_config.settings import DatabaseSettings
 from nekro_agent import layout
 from nekro_agent.errors import StorageError, StorageUnavailableError
 from storage.clock import now
-from storage.driver import postgresql, sqlite
-from storage.driver.urls import async_url, sync_url
+from storage.driver.blocking import blocking_engine
+from storage.driver.urls import database_url
 from storage.models import UploadAreaRow
 from storage.upsert import insert
 
@@ -110,9 +110,8 @@ class UploadAreas:
     def _engine(self) -> Engine:
         # Created lazily: a process that requests no path opens no connection.
         if self._opened is None:
-            url = async_url(self._settings, self._data_dir)
-            create = sqlite.create_sync if url.get_backend_name() == "sqlite" else postgresql.create_sync
-            self._opened = create(sync_url(url), self._settings, pooled=True)
+            url = database_url(self._settings, self._data_dir)
+            self._opened = blocking_engine(url, self._settings, pooled=True)
         return self._opened
 
 

@@ -1,26 +1,27 @@
 """Base class of all repositories: a connection, and the conversion of rows to frozen values.
 
 Statements that run for every plugin call or every round are a ``FixedStatement``, because SQLAlchemy
-takes longer to build and run one than the database.
+takes longer to build one than the database to run it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import cache
 from operator import itemgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, CursorResult, Dialect, Executable, Select, literal_column, select
+from sqlalchemy import ColumnElement, Executable, Select, literal_column, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from nekro_agent.errors import NotFoundError
-from storage.driver.fixed_statement import FixedStatement, Row
+from storage.driver.connection import Connection, Rows
+from storage.driver.statements import FixedStatement, Row
 
-__all__ = ["Repository", "StatementRunner", "chosen_once", "found", "is_one_of", "new_id"]
+__all__ = ["Repository", "chosen_once", "found", "is_one_of", "new_id"]
 
 
 class _Dataclass(Protocol):
@@ -36,37 +37,10 @@ def new_id() -> str:
     return uuid4().hex
 
 
-class StatementRunner(Protocol):
-    """The part of a connection that repositories use, as ``LoopConnection`` implements it."""
-
-    @property
-    def dialect(self) -> Dialect:
-        """The SQL dialect of the database."""
-        ...
-
-    @property
-    def locked_chats(self) -> dict[str, int | None]:
-        """Chats whose rows the transaction has locked, with the lease's fencing token or None.
-
-        It saves the round trip of locking a row again.
-        """
-        ...
-
-    async def execute(
-        self, statement: Executable, parameters: Mapping[str, Any] | None = None, /
-    ) -> CursorResult[*tuple[Any, ...]]:
-        """Run a statement."""
-        ...
-
-    async def run(self, statement: FixedStatement, values: Mapping[str, Any]) -> Sequence[Row]:
-        """Run a statement whose text never varies; returns its rows."""
-        ...
-
-
 class Repository:
     """Works on the connection of one transaction; neither commits nor logs."""
 
-    def __init__(self, connection: StatementRunner) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._dialect = connection.dialect.name
 
@@ -79,24 +53,15 @@ class Repository:
     async def _all(
         self, value: type[_Value], statement: AnyStatement, values: Mapping[str, Any] | None = None
     ) -> list[_Value]:
-        columns, rows = await self._rows(statement, values)
-        read = _reader(value, columns)
-        return [read(row) for row in rows]
+        found = await self._rows(statement, values)
+        return list(map(_reader(value, found.columns), found))
 
     async def _scalar(self, statement: AnyStatement, values: Mapping[str, Any] | None = None) -> Any:
         """Return the first column of the first row; None without a row."""
-        _, rows = await self._rows(statement, values)
-        return rows[0][0] if rows else None
+        return (await self._rows(statement, values)).scalar()
 
-    async def _rows(
-        self, statement: AnyStatement, values: Mapping[str, Any] | None
-    ) -> tuple[tuple[str, ...], Sequence[Row]]:
-        """Return the column names and the rows."""
-        if isinstance(statement, FixedStatement):
-            rows = await self._connection.run(statement, values or {})
-            return statement.compiled(self._connection.dialect).columns, rows
-        result = await self._connection.execute(statement, values)
-        return tuple(result.keys()), result.all()
+    async def _rows(self, statement: AnyStatement, values: Mapping[str, Any] | None = None) -> Rows:
+        return await self._connection.execute(statement, values)
 
     async def _count(self, statement: Executable) -> int:
         """Return how many rows an UPDATE or DELETE changed; for INSERT the drivers differ."""

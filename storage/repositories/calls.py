@@ -24,7 +24,7 @@ from sqlalchemy import ColumnElement, Executable, Select, and_, bindparam, func,
 from nekro_agent.errors import FencedError
 from nekro_agent.methods import SandboxMethodType
 from storage.clock import now, seconds_from_now, seconds_parameter
-from storage.driver.fixed_statement import FixedStatement
+from storage.driver.statements import FixedStatement
 from storage.models import CallRow
 from storage.repositories.base import Repository, chosen_once, found, is_one_of
 from storage.repositories.leases import LeaseTable

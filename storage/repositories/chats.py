@@ -9,7 +9,7 @@ from sqlalchemy import Executable, Integer, bindparam, func, select, update
 from nekro_agent.errors import FencedError, NotFoundError
 from nekro_agent.ports import ChatInfo
 from storage.clock import now
-from storage.driver.fixed_statement import FixedStatement
+from storage.driver.statements import FixedStatement
 from storage.models import ChatRow, MessageRow, RoundRow
 from storage.repositories.base import Repository, found, new_id
 from storage.repositories.leases import (

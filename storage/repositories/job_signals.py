@@ -68,7 +68,7 @@ class JobSignalRepository(Repository):
         statement = select(JobSignalRow.key, JobSignalRow.data).where(
             JobSignalRow.job_id == job_id, JobSignalRow.key.in_((_WAIT + key, _DATA + key))
         )
-        rows: dict[str, Any] = {row.key: row.data for row in await self._connection.execute(statement)}
+        rows: dict[str, Any] = dict(await self._connection.execute(statement))
         if rows.get(_WAIT + key) != waiter:
             return WaitState.CANCELLED
         return WaitState.READY if _DATA + key in rows else WaitState.WAITING
@@ -82,11 +82,11 @@ class JobSignalRepository(Repository):
             .where(JobSignalRow.job_id == job_id, JobSignalRow.key == _DATA + key, is_mine)
             .returning(JobSignalRow.data)
         )
-        row = (await self._connection.execute(statement)).one_or_none()
+        row = (await self._connection.execute(statement)).first()
         if row is None:
             return SignalView(state=await self.look(job_id, key=key, waiter=waiter))
         await self.end(job_id, key=key, waiter=waiter)
-        return SignalView(state=WaitState.READY, data=row.data)
+        return SignalView(state=WaitState.READY, data=row[0])
 
     async def end(self, job_id: str, *, key: str, waiter: str) -> None:
         """Delete a wait that its waiter gave up; another waiter's wait for the same key stays."""

@@ -12,7 +12,7 @@ from sqlalchemy import Executable, Integer, bindparam, delete, func, select
 
 from nekro_agent.ports import MessageKind
 from storage.clock import now
-from storage.driver.fixed_statement import FixedStatement
+from storage.driver.statements import FixedStatement
 from storage.models import ChatRow, MessageRow
 from storage.repositories.base import Repository, found, new_id
 from storage.repositories.chats import ChatRepository

@@ -34,7 +34,7 @@ from sqlalchemy.orm import aliased
 
 from nekro_agent.errors import FencedError
 from storage.clock import now, seconds_from_now, seconds_parameter
-from storage.driver.fixed_statement import FixedStatement
+from storage.driver.statements import FixedStatement
 from storage.models import ChatRow, RoundRow
 from storage.repositories.base import Repository, found, is_one_of
 from storage.repositories.chats import ChatRepository
@@ -78,7 +78,7 @@ class RoundRepository(Repository):
             ConflictError: a round of the chat is running (``take_over`` was not called).
         """
         await ChatRepository(self._connection).hold(chat_key, fence=fence)
-        waiting = await self._connection.run(_waiting_statement, {"of_chat": chat_key})
+        waiting = await self._rows(_waiting_statement, {"of_chat": chat_key})
         if not any(due for _, due in waiting):
             return None
         ids: Sequence[str] = [round_id for round_id, _ in waiting]
@@ -211,7 +211,7 @@ class RoundRepository(Repository):
             .order_by(func.min(RoundRow.sequence))
             .limit(limit)
         )
-        return list((await self._connection.execute(statement)).scalars())
+        return (await self._connection.execute(statement)).scalars()
 
     async def seconds_until_due(self, chat_key: str) -> float | None:
         """Return the seconds until the chat's next requested round is due, 0 if one is; None without one."""

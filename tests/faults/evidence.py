@@ -173,8 +173,10 @@ async def open_rows(database: Database) -> list[Violation]:
 
 async def read_ledger(evidence: Evidence, database: Database) -> None:
     """Add the database's rows."""
-    for row in await ask(database, _CALLS):
-        evidence.rows[row.id] = Row(**row._mapping)
+    names = [one.name for one in fields(Row)]
+    for values in await ask(database, _CALLS):
+        row = Row(**dict(zip(names, values, strict=True)))
+        evidence.rows[row.id] = row
     evidence.messages = _first(await ask(database, "SELECT id FROM messages WHERE kind = 'user'"))
     evidence.stored = _first(await ask(database, "SELECT store_key FROM plugin_values"))
     for task_id, state in await ask(database, "SELECT task_id, state FROM jobs"):

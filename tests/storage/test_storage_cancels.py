@@ -20,10 +20,10 @@ import psycopg
 import pytest
 from cut_proxy import CutProxy
 from sqlalchemy import text
+from waiting import WAIT_SECONDS
 
 from broker_config.settings import StoreSettings
 from nekro_agent.methods import SandboxMethodType
-from storage.driver.sqlite_driver import StepCursor
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 from storage.repositories.calls import CallRequest
@@ -103,7 +103,7 @@ class Load:
         """Compare the rows with the outcomes that callers saw."""
         async with self._database.read() as tx:
             rows = await tx.connection.execute(text("SELECT id, state FROM calls"))
-            done = {row.id for row in rows if row.state == CallState.DONE}
+            done = {call_id for call_id, state in rows if state == CallState.DONE}
         assert self.incidents == []
         assert self.recorded <= done, "a caller was told of a record that is not there"
         assert len(self.recorded) >= self._calls - len(self._cancelled)
@@ -189,36 +189,62 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_second_cancellation_waits_until_sqlite_has_closed_the_connection(
-    migrated_copy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_repeated_cancellation_waits_until_the_thread_has_left_the_connection(
+    migrated_copy: Any, tmp_path: Path
 ) -> None:
-    settings = migrated_copy("sqlite").model_copy(update={"pool_size": 1})
-    database = Database(settings, tmp_path)
-    await claim_and_finish(database, "first")
-    is_on_thread = threading.Event()
-    run_step = StepCursor.run
+    database = Database(migrated_copy("sqlite"), tmp_path)
+    is_running, may_end = threading.Event(), threading.Event()
 
-    def run(cursor: StepCursor, function: Callable[[sqlite3.Cursor], object]) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            is_on_thread.set()
-        run_step(cursor, function)
+    def wait() -> None:  # SQLite does not interrupt a function
+        is_running.set()
+        may_end.wait(WAIT_SECONDS)
 
-    monkeypatch.setattr(StepCursor, "run", run)
-    other = sqlite3.connect(str(settings.url).removeprefix("sqlite:///"), isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    writing = asyncio.create_task(claim_and_finish(database, "kept waiting"))
-    await asyncio.to_thread(is_on_thread.wait)  # its statement waits for the lock now
+    async def write() -> None:
+        async with database.begin() as tx:
+            connection: Any = tx.connection.driver
+            connection._sqlite.create_function("wait", 0, wait)
+            await tx.connection.exec_driver_sql("UPDATE leases SET fence = wait()")
+            await tx.connection.exec_driver_sql("SELECT wait()")
+
+    writing = asyncio.create_task(write())
+    await asyncio.to_thread(is_running.wait)
     for _ in range(3):
         writing.cancel()
         await turns()
     assert not writing.done(), "the connection is given back while its thread still uses it"
     disposing = asyncio.create_task(database.dispose())
     await turns()
-    assert not disposing.done(), "the database is closed while a connection still closes"
-    other.execute("ROLLBACK")
-    other.close()
+    assert not disposing.done(), "the database is closed while a statement still runs"
+    may_end.set()
     assert isinstance((await asyncio.gather(writing, return_exceptions=True))[0], asyncio.CancelledError)
     await disposing
+    await claim_and_finish(database, "next")
+    await database.dispose()
+
+
+@pytest.mark.parametrize("way", ["transaction", "single"])
+async def test_a_cancelled_writer_does_not_wait_for_the_lock_of_another_process(
+    migrated_copy: Any, tmp_path: Path, way: str
+) -> None:
+    settings = migrated_copy("sqlite")
+    database = Database(settings, tmp_path)
+    values = SqlKeyValueStore(database, StoreSettings())
+    await claim_and_finish(database, "first")
+    other = sqlite3.connect(str(settings.url).removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    if way == "single":
+        writing: Any = asyncio.create_task(
+            values.set("a.p", chat_key="", user_key="", store_key="k", value="")
+        )
+    else:
+        writing = asyncio.create_task(claim_and_finish(database, "kept waiting"))
+    await turns()
+    assert not writing.done()
+    writing.cancel()
+    await asyncio.wait({writing}, timeout=WAIT_SECONDS)
+    assert writing.cancelled(), "it waits until the lock is free"
+    other.execute("ROLLBACK")
+    other.close()
     await claim_and_finish(database, "next")
     await database.dispose()
 

@@ -1,4 +1,4 @@
-"""Single statements without SQLAlchemy: connections, cancellation, errors, databases that fail."""
+"""Single statements: connections, cancellation, errors, databases that fail."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import psycopg
 import pytest
 import uvloop
 from cut_proxy import CutProxy
-from sqlalchemy import create_engine, insert, select, text
+from sqlalchemy import insert, select, text
 from waiting import WAIT_SECONDS
 
 from broker_config.settings import DatabaseSettings, StoreSettings
 from nekro_agent.errors import ConflictError, InvalidValueError, StorageUnavailableError
-from storage.driver.fixed_statement import SingleStatement
-from storage.driver.write_gate import WriteGate
+from storage.driver.gate import Gate
+from storage.driver.statements import SingleStatement
 from storage.engine import Database
 from storage.kv import SqlKeyValueStore
 from storage.models import LeaseRow, PluginValueRow
@@ -50,8 +50,8 @@ def store(database: Database) -> Store:
     return Store(database)
 
 
-def lane_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "sqlite-lane"}
+def sqlite_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "sqlite"}
 
 
 # --- connections -----------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ async def test_missing_connection_is_an_error_after_the_time_limit(
 def test_every_loop_has_its_own_connections_and_leaves_none(
     migrated_settings: DatabaseSettings, tmp_path: Path
 ) -> None:
-    before = lane_threads()
+    before = sqlite_threads()
     database = Database(migrated_settings, tmp_path)
     created: list[bool] = []
 
@@ -141,11 +141,11 @@ def test_every_loop_has_its_own_connections_and_leaves_none(
     for thread in threads:
         thread.join(30)
     assert (created.count(True), created.count(False)) == (20, 40)
-    assert lane_threads() == before
+    assert sqlite_threads() == before
 
 
 async def test_dispose_closes_the_cached_connections_of_other_loops(database: Database) -> None:
-    before = lane_threads()
+    before = sqlite_threads()
     started, stop = threading.Event(), threading.Event()
 
     async def live() -> None:
@@ -158,20 +158,20 @@ async def test_dispose_closes_the_cached_connections_of_other_loops(database: Da
     thread.start()
     await asyncio.to_thread(started.wait, 30)
     await database.dispose()
-    assert lane_threads() == before
+    assert sqlite_threads() == before
     stop.set()
     await asyncio.to_thread(thread.join, 30)
     assert await Store(database).get("k") == "v"
 
 
 def test_loop_that_ended_without_dispose_leaves_no_thread(migrated_copy: Any, tmp_path: Path) -> None:
-    before = lane_threads()
+    before = sqlite_threads()
     database = Database(migrated_copy("sqlite"), tmp_path)
     asyncio.run(Store(database).set("k"))
     gc.collect()
-    for thread in lane_threads() - before:
+    for thread in sqlite_threads() - before:
         thread.join(WAIT_SECONDS)
-    assert lane_threads() == before
+    assert sqlite_threads() == before
     asyncio.run(database.dispose())
 
 
@@ -272,33 +272,15 @@ async def test_writers_wait_for_another_process_and_readers_do_not(
 
 
 async def test_values_are_read_without_a_thread(migrated_copy: Any, tmp_path: Path) -> None:
-    database, before = Database(migrated_copy("sqlite"), tmp_path), lane_threads()
+    database, before = Database(migrated_copy("sqlite"), tmp_path), sqlite_threads()
     store = Store(database)
     assert await asyncio.gather(*(store.get("k") for _ in range(20))) == [None] * 20
-    assert lane_threads() == before
+    assert sqlite_threads() == before
     await store.set("k", "v")
     assert await store.get("k") == "v"
-    assert len(lane_threads() - before) == 1
+    assert len(sqlite_threads() - before) == 1
     await database.dispose()
-    assert lane_threads() == before
-
-
-async def test_a_blocked_reader_waits_on_a_thread(migrated_copy: Any, tmp_path: Path) -> None:
-    database = Database(migrated_copy("sqlite"), tmp_path)
-    store = Store(database)
-    await store.set("k", "v")
-    before = lane_threads()
-    # With a write-ahead log readers wait for its recovery only. This one waits for long, on a database
-    # without a log, for a writer.
-    path = tmp_path / "locked.db"
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("CREATE TABLE plugin_values (digest, value)")
-        other.execute("BEGIN EXCLUSIVE")
-        lanes: Any = database._local().singles
-        lanes._here = create_engine(f"sqlite:///{path}", connect_args={"timeout": 0}).connect()
-        assert await store.get("k") == "v"
-    assert len(lane_threads() - before) == 1
-    await database.dispose()
+    assert sqlite_threads() == before
 
 
 async def test_an_exclusively_locked_database_is_waited_for_without_blocking_the_loop(
@@ -334,10 +316,12 @@ async def test_write_that_waits_too_long_gets_an_error(migrated_copy: Any, tmp_p
     await database.dispose()
 
 
-async def test_statement_that_takes_too_long_is_cancelled(migrated_copy: Any, tmp_path: Path) -> None:
+async def test_statement_waits_for_a_lock_no_longer_than_a_transaction_may_take(
+    migrated_copy: Any, tmp_path: Path
+) -> None:
     settings = migrated_copy("sqlite").model_copy(update={"transaction_timeout_seconds": 0.05})
     database = Database(settings, tmp_path)
-    with locked(settings), pytest.raises(StorageUnavailableError, match="TRANSACTION_TIMEOUT_SECONDS"):
+    with locked(settings), pytest.raises(StorageUnavailableError, match="database is locked"):
         await Store(database).set("k")
     await database.dispose()
 
@@ -359,28 +343,29 @@ async def test_queued_write_of_a_cancelled_caller_is_not_started(migrated_copy: 
 
 
 async def test_transaction_is_not_starved_by_single_writes() -> None:
-    gate = WriteGate(DatabaseSettings())
+    gate = Gate(1, seconds=WAIT_SECONDS, error="")
     entered: list[str] = []
 
     async def single(name: str) -> None:
-        await gate.join()
+        await gate.enter(shared=True)
         entered.append(name)
         await may_leave.wait()
         gate.leave()
 
     async def transaction() -> None:
-        async with gate.alone():
-            entered.append("transaction")
+        await gate.enter()
+        entered.append("transaction")
+        gate.leave()
 
     may_leave = asyncio.Event()
     tasks = [asyncio.create_task(single(name)) for name in ("first", "beside")]
     tasks.append(asyncio.create_task(transaction()))
-    tasks.append(asyncio.create_task(single("behind")))
+    tasks += [asyncio.create_task(single(name)) for name in ("behind", "behind too")]
     await asyncio.sleep(0)
     assert entered == ["first", "beside"]
     may_leave.set()
     await asyncio.gather(*tasks)
-    assert entered == ["first", "beside", "transaction", "behind"]
+    assert entered == ["first", "beside", "transaction", "behind", "behind too"]
 
 
 # --- a PostgreSQL that goes away ---------------------------------------------------------------------------
@@ -415,7 +400,7 @@ async def test_idle_connections_that_were_cut_are_replaced_without_an_error(
 ) -> None:
     database, proxy = proxied
     store = Store(database)
-    monkeypatch.setattr("storage.driver.postgresql.FRESH_SECONDS", 0)
+    monkeypatch.setattr("storage.driver.pool.FRESH_SECONDS", 0)
     await asyncio.gather(*(store.set(str(number)) for number in range(20)))
     proxy.cut()
     assert await asyncio.gather(*(store.get(str(number)) for number in range(20))) == ["v"] * 20
@@ -426,7 +411,7 @@ async def test_after_one_broken_connection_all_of_its_age_are_checked(
 ) -> None:
     database, proxy = proxied
     store = Store(database)
-    monkeypatch.setattr("storage.driver.postgresql.FRESH_SECONDS", 3600)
+    monkeypatch.setattr("storage.driver.pool.FRESH_SECONDS", 3600)
     await asyncio.gather(*(store.set(str(number)) for number in range(20)))
     proxy.cut()
     with pytest.raises(StorageUnavailableError):
@@ -439,7 +424,7 @@ async def test_transaction_on_a_broken_connection_makes_cached_ones_be_checked(
 ) -> None:
     database, proxy = proxied
     store = Store(database)
-    monkeypatch.setattr("storage.driver.postgresql.FRESH_SECONDS", 3600)
+    monkeypatch.setattr("storage.driver.pool.FRESH_SECONDS", 3600)
     await store.set("k")
     async with database.read() as tx:
         proxy.cut()

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Column, MetaData, Table, insert, literal, select
 from sqlalchemy.dialects.sqlite import dialect as SQLiteDialect
+from sqlalchemy.schema import CreateTable
 
 from nekro_agent.errors import InvalidValueError
 from storage.clock import now, seconds_from_now
@@ -32,7 +33,8 @@ SCRATCH = Table(
 @pytest.fixture
 async def scratch(database: Database) -> Database:
     async with database.begin() as tx:
-        await tx.connection.run_sync(SCRATCH.metadata.create_all)
+        create = CreateTable(SCRATCH, if_not_exists=True)
+        await tx.connection.exec_driver_sql(str(create.compile(dialect=tx.connection.dialect)))
     return database
 
 
@@ -40,8 +42,8 @@ async def _round_trip(database: Database, **values: Any) -> Any:
     async with database.begin() as tx:
         await tx.connection.execute(SCRATCH.delete())
         await tx.connection.execute(insert(SCRATCH).values(**values))
-        row = (await tx.connection.execute(select(SCRATCH))).one()
-    return getattr(row, next(iter(values)))
+        rows = await tx.connection.execute(select(SCRATCH))
+    return rows.one()[rows.columns.index(next(iter(values)))]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ __all__ = ["configure_logs"]
 #: returned value. Below WARNING these loggers also log arguments.
 _SAID_BETTER: Final = ("celery.worker.strategy", "celery.app.trace")
 #: Drivers that log every statement, request and poll at DEBUG or INFO.
-_TALKATIVE: Final = ("aiosqlite", "amqp", "asyncio", "httpcore", "httpx", "openai", "sqlalchemy", "kombu")
+_TALKATIVE: Final = ("amqp", "asyncio", "httpcore", "httpx", "openai", "sqlalchemy", "kombu")
 
 
 def configure_logs(settings: Settings, *, lane: str, worker: str) -> None:

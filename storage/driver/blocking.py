@@ -1,0 +1,117 @@
+"""Blocking engines of SQLAlchemy, and what they share with the connections of event loops.
+
+Migrations need SQLAlchemy's own engines, and so do plugins' synchronous requests for paths. This module
+does not import psycopg, so that a process that uses SQLite need not load it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import NullPool, QueuePool
+
+from broker_config.settings import CONNECT_SECONDS, DatabaseSettings
+from nekro_agent.errors import StorageUnavailableError
+from nekro_agent.files.private_files import make_directory
+from storage.driver.errors import install
+
+__all__ = ["ANSWER_SECONDS", "blocking_engine", "configure", "connect_arguments", "make_file"]
+
+#: Time limit of connecting to a single server, and of a ping.
+ANSWER_SECONDS: Final = 5
+_APPLICATION_NAME: Final = "nekro"
+#: Size to which SQLite's log file is truncated after a checkpoint; otherwise it never shrinks.
+_WAL_LIMIT_BYTES: Final = 32 << 20
+
+
+def blocking_engine(url: URL, settings: DatabaseSettings, *, pooled: bool = False) -> Engine:
+    """Build a blocking engine: without a pool for migrations, with one for repeated reading."""
+    is_sqlite = url.get_backend_name() == "sqlite"
+    if is_sqlite:
+        make_file(Path(url.database or ""))
+        # The pool lends a connection to one thread at a time.
+        arguments: dict[str, Any] = {"check_same_thread": False}
+    else:
+        arguments = connect_arguments(url, settings)
+        if not pooled:
+            # Migrations have no time limit on their statements, because a large table may need long.
+            arguments.pop("options", None)
+    engine = create_engine(
+        url,
+        poolclass=QueuePool if pooled else NullPool,
+        pool_pre_ping=pooled and not is_sqlite,
+        connect_args=arguments,
+    )
+    install(engine)
+
+    if is_sqlite:
+
+        @event.listens_for(engine, "connect")
+        def prepare(connection: DBAPIConnection, _record: object) -> None:
+            assert isinstance(connection, sqlite3.Connection)  # noqa: S101 - the driver of SQLAlchemy's dialect
+            configure(connection, settings)
+
+    return engine
+
+
+def configure(sqlite: sqlite3.Connection, settings: DatabaseSettings) -> None:
+    """Set the modes and limits of a new connection to SQLite."""
+    # The driver's implicit transactions begin late and deferred; ours begin with an explicit BEGIN.
+    sqlite.isolation_level = None
+    for pragma in (
+        f"busy_timeout = {int(settings.pool_timeout_seconds * 1000)}",  # first: WAL may have to wait
+        "journal_mode = WAL",
+        f"synchronous = {settings.sqlite_synchronous.upper()}",
+        "foreign_keys = ON",
+        f"journal_size_limit = {_WAL_LIMIT_BYTES}",
+    ):
+        sqlite.execute(f"PRAGMA {pragma}").close()
+
+
+def make_file(path: Path) -> None:
+    """Create SQLite's directory and file for its owner only: they contain chats and plugin data."""
+    try:
+        make_directory(path.parent)
+        # SQLite creates its log files with the permissions of this file. An existing file must not be
+        # opened here: closing it would drop the POSIX locks of every connection of this process, and
+        # another process could then remove the log while it is in use.
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError as exc:
+        if not path.is_file() or not os.access(path, os.R_OK | os.W_OK):
+            raise _cannot_open(path, "it is not a file that this user may write") from exc
+    except OSError as exc:
+        raise _cannot_open(path, exc.strerror) from exc
+
+
+def _cannot_open(path: Path, reason: str | None) -> StorageUnavailableError:
+    return StorageUnavailableError(
+        f"cannot open {path} for SQLite ({reason}); choose another NEKRO_DATA_DIR or NEKRO_DATABASE__URL"
+    )
+
+
+def connect_arguments(url: URL, settings: DatabaseSettings) -> dict[str, Any]:
+    """Return the arguments of psycopg that the URL does not contain."""
+    arguments: dict[str, Any] = {
+        "connect_timeout": ANSWER_SECONDS if _has_one_server(url) else int(CONNECT_SECONDS),
+        # Of several servers, use the primary; refuse a single server that was demoted.
+        "target_session_attrs": "read-write",
+        "application_name": _APPLICATION_NAME,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+    }
+    if "options" not in url.query:
+        # A worker that hangs inside a transaction must not hold its row locks forever.
+        limit = int(settings.transaction_timeout_seconds * 1000)
+        arguments["options"] = f"-c statement_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
+    return {name: value for name, value in arguments.items() if name not in url.query}
+
+
+def _has_one_server(url: URL) -> bool:
+    hosts = url.query.get("host", ())
+    return not isinstance(hosts, tuple) and "," not in hosts

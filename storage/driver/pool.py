@@ -1,0 +1,188 @@
+"""The connections of one event loop: opened when needed, kept, checked, and closed with the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final, Generic, TypeVar
+
+from broker_config.settings import DatabaseSettings
+from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, POLL_SECONDS
+from nekro_agent.errors import StorageUnavailableError
+from storage.driver.connection import DriverConnection, DriverRows
+from storage.driver.gate import Gate
+from storage.driver.statements import Parameters
+
+__all__ = ["Pool", "connection_gate", "limited"]
+
+C = TypeVar("C", bound=DriverConnection)
+
+
+#: How much later than its connection a transaction's task is stopped, so that the driver's error comes first.
+_GRACE_SECONDS: Final = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+def connection_gate(size: int, settings: DatabaseSettings) -> Gate:
+    """Return the gate of a pool with at most ``size`` connections."""
+    seconds = settings.pool_timeout_seconds
+    error = (
+        f"no database connection was free within {seconds} s; "
+        "raise NEKRO_DATABASE__POOL_SIZE or lower the worker's concurrency"
+    )
+    return Gate(size, seconds=seconds, error=error)
+
+
+@asynccontextmanager
+async def limited(seconds: float) -> AsyncIterator[None]:
+    """Stop a block that waits for something other than its connection, which may have its own time limit.
+
+    Raises:
+        StorageUnavailableError: the block took longer than ``seconds`` and a grace period.
+    """
+    try:
+        async with asyncio.timeout(seconds + _GRACE_SECONDS) as limit:
+            yield
+    except TimeoutError as exc:
+        if not limit.expired():
+            raise
+        raise StorageUnavailableError(
+            f"a transaction took longer than {seconds} s (NEKRO_DATABASE__TRANSACTION_TIMEOUT_SECONDS)"
+        ) from exc
+
+
+class Pool(Generic[C]):
+    """Lends connections of one event loop to callers in order."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[C]],
+        gate: Gate,
+        *,
+        cut_later: Callable[[C], asyncio.TimerHandle] | None = None,
+    ) -> None:
+        """Open nothing.
+
+        Args:
+            connect: opens a connection; leaves none open when it is cancelled.
+            gate: limits the connections in use.
+            cut_later: starts the time limit of a use; the pool cancels it at the end of the use.
+        """
+        self.gate = gate
+        self._connect = connect
+        self._cut_later = cut_later
+        self._idle: list[C] = []
+        self._in_use: dict[C, asyncio.TimerHandle | None] = {}
+        self._opened: weakref.WeakSet[C] = weakref.WeakSet()
+        self._doubted_at = 0.0
+        self._is_closed = False
+
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[C]:
+        """Lend a connection for reading.
+
+        Raises:
+            StorageUnavailableError: none was free in time, or the database does not answer.
+        """
+        connection = await self._take()
+        try:
+            yield connection
+        finally:
+            self._give_back(connection)
+
+    def writer(self) -> AbstractAsyncContextManager[C]:
+        """Lend a connection for writing.
+
+        Raises:
+            StorageUnavailableError: as for ``reader``.
+        """
+        return self.reader()
+
+    async def run(self, sql: str, parameters: Parameters, *, writes: bool) -> DriverRows:
+        """Run a short statement as a transaction of its own.
+
+        Raises:
+            StorageUnavailableError: as for ``reader`` and ``DriverConnection.execute``.
+        """
+        connection = await self._take()
+        try:
+            return await connection.execute(sql, parameters, is_short=True)
+        finally:
+            self._give_back(connection)
+
+    @property
+    def idle(self) -> C | None:
+        """The connection that would be lent next; None if one would have to be opened."""
+        return self._idle[-1] if self._idle else None
+
+    async def _take(self) -> C:
+        await self.gate.enter()
+        try:
+            connection = await self._kept() or await self._open()
+        except BaseException:
+            self.gate.leave()
+            raise
+        self._in_use[connection] = None if self._cut_later is None else self._cut_later(connection)
+        return connection
+
+    def _give_back(self, connection: C) -> None:
+        cut = self._in_use.pop(connection)
+        if cut is not None:
+            cut.cancel()
+        if connection.is_idle and not self._is_closed:
+            connection.rests_since = time.monotonic()
+            self._idle.append(connection)
+        else:  # it is broken, or closed because of a cancellation
+            self._doubted_at = time.monotonic()  # others may be broken too
+            connection.discard()
+        self.gate.leave()
+
+    async def close(self) -> None:
+        """Close the connections that are not in use; the others are closed when they are given back.
+
+        Waits for statements that run, so that those of cancelled callers end before the loop does.
+        """
+        self._is_closed = True
+        end = time.monotonic() + CLOSE_STEP_SECONDS
+        # Telling the pool about the end of each statement would cost more.
+        while (running := self._running()) and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+        if running:
+            logger.warning(
+                "database connections (%d) still ran statements after %g s; abandoned",
+                running,
+                CLOSE_STEP_SECONDS,
+            )
+        closing = set(self._opened).difference(self._in_use)
+        self._idle.clear()
+        await asyncio.gather(*(connection.close() for connection in closing))
+
+    def abandon(self) -> None:
+        """Discard the connections of a loop that has ended."""
+        self._is_closed = True
+        for connection in set(self._opened):
+            connection.discard()
+        self._idle.clear()
+
+    def _running(self) -> int:
+        return sum(connection.is_running for connection in self._opened)
+
+    async def _kept(self) -> C | None:
+        while self._idle:
+            connection = self._idle.pop()
+            since = connection.rests_since
+            is_trusted = since > self._doubted_at and time.monotonic() - since < FRESH_SECONDS
+            if is_trusted or await connection.answers():
+                return connection
+            self._doubted_at = time.monotonic()
+        return None
+
+    async def _open(self) -> C:
+        connection = await self._connect()
+        self._opened.add(connection)
+        return connection
