@@ -56,7 +56,7 @@ class Ledger:
         call = await self._claim()
         async with self._database.begin() as tx:
             await tx.calls.finish(call.id, fence=1, outcome={"text": "x" * 100})
-            await tx.messages.append_once(
+            await tx.messages.append(
                 NewMessage(chat_key="chat", kind=MessageKind.SYSTEM, text="x", once_key=call.id)
             )
             await tx.rounds.request(

@@ -53,26 +53,16 @@ class Message(NewMessage):
 class MessageRepository(Repository):
     """Rows of messages."""
 
-    async def append(self, message: NewMessage) -> Message:
-        """Add a message at the end of its chat.
+    async def append(self, message: NewMessage) -> tuple[Message, bool]:
+        """Add a message at the end of its chat unless its id or ``once_key`` exists.
 
-        Raises:
-            NotFoundError: the chat has no row.
-            ConflictError: the id or the ``once_key`` exists already.
-        """
-        await ChatRepository(self._connection).lock(message.chat_key)
-        statement = _append_statement(once=False)
-        return found(await self._one_or_none(Message, statement, _values(message)), "message", message.id)
-
-    async def append_once(self, message: NewMessage) -> tuple[Message, bool]:
-        """Add a message unless its id or ``once_key`` exists; returns the stored message, and True if new.
+        Returns the stored message, and True if it is new.
 
         Raises:
             NotFoundError: the chat has no row.
         """
         await ChatRepository(self._connection).lock(message.chat_key)
-        statement = _append_statement(once=True)
-        new = await self._one_or_none(Message, statement, _values(message))
+        new = await self._one_or_none(Message, _append_statement(), _values(message))
         if new is not None:
             return new, True
         same = MessageRow.id == message.id
@@ -164,12 +154,12 @@ def _newest_statement(*, is_paged: bool, with_past: bool) -> FixedStatement:
 
 
 @cache
-def _append_statement(*, once: bool) -> FixedStatement:
+def _append_statement() -> FixedStatement:
     given: dict[str, Any] = {item.name: bindparam(item.name) for item in dataclasses.fields(NewMessage)}
 
     @FixedStatement
     def statement(dialect: str) -> Executable:
         new = insert(dialect, MessageRow).values({**given, "created_at": now()})
-        return (new.on_conflict_do_nothing() if once else new).returning(MessageRow)
+        return new.on_conflict_do_nothing().returning(MessageRow)
 
     return statement

@@ -35,8 +35,8 @@ from storage.repositories.rounds import RoundRequest
 from storage.states import CallState, TriggerKind
 from storage.transaction import Transaction
 from workers.calls.detached import settle
-from workers.chats.messages import announce_message
 from workers.chats.publisher import EventPublisher
+from workers.chats.writer import append_message, request_round
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import CALL
 
@@ -289,26 +289,18 @@ class CallClaims:
     async def _record_text(
         self, transaction: Transaction, claim: HeldClaim, invocation: Invocation, text: str
     ) -> None:
-        await transaction.chats.lock(invocation.chat_key, create=True)
-        message, is_new = await transaction.messages.append_once(
-            NewMessage(
-                chat_key=invocation.chat_key,
-                kind=MessageKind.SYSTEM,
-                text=text,
-                call_id=invocation.call_id,
-                round_id=invocation.round_id,
-                plugin_key=claim.subject.plugin_key,
-                data={"method": claim.subject.name},
-                once_key=f"observation:{invocation.call_id}",
-            )
+        message = NewMessage(
+            chat_key=invocation.chat_key,
+            kind=MessageKind.SYSTEM,
+            text=text,
+            call_id=invocation.call_id,
+            round_id=invocation.round_id,
+            plugin_key=claim.subject.plugin_key,
+            data={"method": claim.subject.name},
+            once_key=f"observation:{invocation.call_id}",
         )
-        if is_new:
-            announce_message(
-                transaction,
-                self._publisher,
-                message,
-                later=_answer_goes_first(claim.subject.type, invocation),
-            )
+        later = _answer_goes_first(claim.subject.type, invocation)
+        await append_message(transaction, self._publisher, message, later=later)
 
     async def _follow_up(
         self, transaction: Transaction, invocation: Invocation, envelope: Envelope
@@ -320,27 +312,19 @@ class CallClaims:
         # cancels it, or it came first and no round is requested.
         if await _is_round_stopped(transaction, invocation):
             return None
-        return await self._request_round(transaction, invocation, envelope)
-
-    async def _request_round(
-        self, transaction: Transaction, invocation: Invocation, envelope: Envelope
-    ) -> str:
-        round_, _ = await transaction.rounds.request(
-            RoundRequest(
-                chat_key=invocation.chat_key,
-                trigger_kind=TriggerKind.CALL,
-                trigger_id=invocation.call_id,
-                # A call that outlived its run begins a new turn: the time of the old turn may be over.
-                turn_id=invocation.turn_id if invocation.waited_seconds_left() > 0 else None,
-                number=invocation.round_number + 1,
-                user_id=invocation.user_id,
-                observation=envelope.text,
-                segments=envelope.segments,
-            )
+        request = RoundRequest(
+            chat_key=invocation.chat_key,
+            trigger_kind=TriggerKind.CALL,
+            trigger_id=invocation.call_id,
+            # A call that outlived its run begins a new turn: the time of the old turn may be over.
+            turn_id=invocation.turn_id if invocation.waited_seconds_left() > 0 else None,
+            number=invocation.round_number + 1,
+            user_id=invocation.user_id,
+            observation=envelope.text,
+            segments=envelope.segments,
         )
         later = _answer_goes_first(envelope.type, invocation)
-        transaction.after_commit(lambda: self._publisher.round_requested(invocation.chat_key, later=later))
-        return round_.id
+        return (await request_round(transaction, self._publisher, request, later=later)).id
 
 
 def _longest_seconds(invocation: Invocation) -> float:

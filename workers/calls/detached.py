@@ -28,8 +28,8 @@ from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import CallState, TriggerKind
 from storage.transaction import Transaction
-from workers.chats.messages import announce_message
 from workers.chats.publisher import EventPublisher
+from workers.chats.writer import append_message, request_round
 from workers.plugins.registry import MethodEntry
 
 __all__ = ["CallDetacher", "CallEnds", "end_job", "settle", "still_running", "wait_seconds"]
@@ -164,21 +164,18 @@ async def settle(
     await end_job(transaction, call.id, _ENDS.get(call.state, JobState.FAILED), text or "done")
     if text is None:
         return
-    await transaction.chats.lock(call.chat_key, create=True)
-    message, is_new = await transaction.messages.append_once(
-        NewMessage(
-            chat_key=call.chat_key,
-            kind=MessageKind.SYSTEM,
-            text=text,
-            call_id=call.id,
-            round_id=call.round_id,
-            plugin_key=call.method.rpartition(".")[0],
-            data={"method": call.method.rpartition(".")[2]},
-            once_key=f"observation:{call.id}",
-        )
+    plugin_key, _, name = call.method.rpartition(".")
+    message = NewMessage(
+        chat_key=call.chat_key,
+        kind=MessageKind.SYSTEM,
+        text=text,
+        call_id=call.id,
+        round_id=call.round_id,
+        plugin_key=plugin_key,
+        data={"method": name},
+        once_key=f"observation:{call.id}",
     )
-    if is_new:
-        announce_message(transaction, publisher, message)
+    await append_message(transaction, publisher, message)
     await _wake(transaction, publisher, call, text)
 
 
@@ -207,19 +204,17 @@ async def _wake(transaction: Transaction, publisher: EventPublisher, call: Call,
     found = _told(call)
     if found is None or not found.wakes_agent:
         return
-    await transaction.rounds.request(
-        RoundRequest(
-            chat_key=call.chat_key,
-            trigger_kind=TriggerKind.CALL,
-            trigger_id=call.id,
-            # A new turn, because the time of the old one is over. The number continues, so that
-            # the limit on chains of calls and rounds still applies.
-            number=found.round_number + 1,
-            user_id=found.user_id,
-            observation=text,
-        )
+    request = RoundRequest(
+        chat_key=call.chat_key,
+        trigger_kind=TriggerKind.CALL,
+        trigger_id=call.id,
+        # A new turn, because the time of the old one is over. The number continues, so that
+        # the limit on chains of calls and rounds still applies.
+        number=found.round_number + 1,
+        user_id=found.user_id,
+        observation=text,
     )
-    transaction.after_commit(lambda: publisher.round_requested(call.chat_key))
+    await request_round(transaction, publisher, request)
 
 
 def _told(call: Call) -> Invocation | None:

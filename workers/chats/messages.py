@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 from codec.wire import new_id
 from nekro_agent.ports import MessageKind, OutgoingMessage
 from storage.engine import Database
@@ -12,11 +10,9 @@ from storage.repositories.rounds import Round, RoundRequest
 from storage.states import TriggerKind
 from storage.transaction import Transaction
 from workers.chats.publisher import EventPublisher
+from workers.chats.writer import append_message, request_round
 
-__all__ = ["MESSAGE_EVENT", "SqlMessages", "announce_message"]
-
-#: Event of each new message of a chat; its body names the row, subscribers read in order of ``sequence``.
-MESSAGE_EVENT: Final = "message.added"
+__all__ = ["SqlMessages"]
 
 
 class SqlMessages:
@@ -58,14 +54,11 @@ class SqlMessages:
     async def wake(self, chat_key: str) -> None:
         """Request a round of the chat's agent without a message."""
         async with self._database.begin() as transaction:
-            await transaction.chats.lock(chat_key, create=True)
             await self._request_round(transaction, chat_key, TriggerKind.MANUAL, new_id(), None)
 
     async def _append(self, new: NewMessage, *, wake: bool = False) -> Message:
         async with self._database.begin() as transaction:
-            await transaction.chats.lock(new.chat_key, create=True)
-            row = await transaction.messages.append(new)
-            announce_message(transaction, self._publisher, row)
+            row = await append_message(transaction, self._publisher, new)
             if wake:
                 cause = None
                 if row.call_id is not None:
@@ -90,22 +83,4 @@ class SqlMessages:
             user_id=cause.user_id if cause else None,
             delay_seconds=self._debounce_seconds,
         )
-        await transaction.rounds.request(request)
-        transaction.after_commit(lambda: self._publisher.round_requested(chat_key))
-
-
-def announce_message(
-    transaction: Transaction, publisher: EventPublisher, row: Message, *, later: bool = False
-) -> None:
-    """Publish ``message.added`` after the transaction is committed.
-
-    Args:
-        later: publish in the background; the caller does not wait for it.
-    """
-    body: dict[str, Any] = {
-        "id": row.id,
-        "sequence": row.sequence,
-        "kind": row.kind.value,
-        "chat_key": row.chat_key,
-    }
-    transaction.after_commit(lambda: publisher.event(MESSAGE_EVENT, row.chat_key, body, later=later))
+        await request_round(transaction, self._publisher, request)

@@ -25,8 +25,8 @@ from storage.retention import delete_expired
 from storage.states import TriggerKind
 from storage.timer_services import Firing, fire_due
 from storage.transaction import Transaction
-from workers.chats.messages import announce_message
 from workers.chats.publisher import EventPublisher
+from workers.chats.writer import append_message, request_round
 from workers.jobs.data import is_call
 
 __all__ = ["JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSweep"]
@@ -50,26 +50,20 @@ class TimerFirings:
 
     async def fire(self, transaction: Transaction, firing: Firing) -> None:
         """Record both in the transaction that takes the firing; publish after its commit."""
-        await transaction.chats.lock(firing.chat_key, create=True)
-        message, is_new = await transaction.messages.append_once(
-            NewMessage(
-                chat_key=firing.chat_key,
-                kind=MessageKind.SYSTEM,
-                text=firing.text,
-                once_key=f"timer:{firing.id}",
-            )
+        message = NewMessage(
+            chat_key=firing.chat_key,
+            kind=MessageKind.SYSTEM,
+            text=firing.text,
+            once_key=f"timer:{firing.id}",
         )
-        if is_new:
-            announce_message(transaction, self._publisher, message)
-        await transaction.rounds.request(
-            RoundRequest(
-                chat_key=firing.chat_key,
-                trigger_kind=TriggerKind.TIMER,
-                trigger_id=firing.id,
-                delay_seconds=self._debounce_seconds,
-            )
+        await append_message(transaction, self._publisher, message)
+        request = RoundRequest(
+            chat_key=firing.chat_key,
+            trigger_kind=TriggerKind.TIMER,
+            trigger_id=firing.id,
+            delay_seconds=self._debounce_seconds,
         )
-        transaction.after_commit(lambda: self._publisher.round_requested(firing.chat_key))
+        await request_round(transaction, self._publisher, request)
 
 
 class TimerSweep:
@@ -188,19 +182,13 @@ class JobSweep:
 
     async def _tell(self, transaction: Transaction, job: Job) -> None:
         # The job's own code can no longer inform the chat, and the agent may wait for it.
-        await transaction.chats.lock(job.chat_key, create=True)
-        message, is_new = await transaction.messages.append_once(
-            NewMessage(
-                chat_key=job.chat_key,
-                kind=MessageKind.SYSTEM,
-                text=f"Background task {job.type} {job.task_id!r} ended: {job.message}",
-                plugin_key=job.plugin_key,
-                once_key=f"job:{job.id}",
-            )
+        message = NewMessage(
+            chat_key=job.chat_key,
+            kind=MessageKind.SYSTEM,
+            text=f"Background task {job.type} {job.task_id!r} ended: {job.message}",
+            plugin_key=job.plugin_key,
+            once_key=f"job:{job.id}",
         )
-        if is_new:
-            announce_message(transaction, self._publisher, message)
-        await transaction.rounds.request(
-            RoundRequest(chat_key=job.chat_key, trigger_kind=TriggerKind.JOB, trigger_id=job.id)
-        )
-        transaction.after_commit(lambda: self._publisher.round_requested(job.chat_key))
+        await append_message(transaction, self._publisher, message)
+        request = RoundRequest(chat_key=job.chat_key, trigger_kind=TriggerKind.JOB, trigger_id=job.id)
+        await request_round(transaction, self._publisher, request)

@@ -16,8 +16,8 @@ from storage.engine import Database
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import TriggerKind
-from workers.chats.messages import announce_message
 from workers.chats.publisher import EventPublisher
+from workers.chats.writer import append_message, request_round
 from workers.rounds.runs import context_of
 from workers.rounds.stop import RoundStopper, StoppedRounds
 
@@ -96,16 +96,13 @@ class MessageIntake:
 
     async def _record(self, new: NewMessage, *, wake: bool) -> None:
         async with self._database.begin() as transaction:
-            row = await transaction.messages.append(new)
-            announce_message(transaction, self._publisher, row)
+            row = await append_message(transaction, self._publisher, new)
             if wake:
-                await transaction.rounds.request(
-                    RoundRequest(
-                        chat_key=new.chat_key,
-                        trigger_kind=TriggerKind.MESSAGE,
-                        trigger_id=row.id,
-                        user_id=new.sender_id,
-                        delay_seconds=self._debounce_seconds,
-                    )
+                request = RoundRequest(
+                    chat_key=new.chat_key,
+                    trigger_kind=TriggerKind.MESSAGE,
+                    trigger_id=row.id,
+                    user_id=new.sender_id,
+                    delay_seconds=self._debounce_seconds,
                 )
-                transaction.after_commit(lambda: self._publisher.round_requested(new.chat_key))
+                await request_round(transaction, self._publisher, request)

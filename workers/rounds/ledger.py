@@ -31,8 +31,8 @@ from storage.transaction import Transaction
 from workers.calls.detached import end_job
 from workers.calls.dispatch import CallRecord
 from workers.calls.story import call_json, told_calls
-from workers.chats.messages import announce_message
 from workers.chats.publisher import EventPublisher
+from workers.chats.writer import append_message
 
 __all__ = ["ROUND_ENDED", "ROUND_STARTED", "RoundLedger"]
 
@@ -317,17 +317,14 @@ class RoundLedger:
     async def _tell_chat(
         self, transaction: Transaction, ended: Round, text: str, *, kind: MessageKind
     ) -> None:
-        message, is_new = await transaction.messages.append_once(
-            NewMessage(
-                chat_key=ended.chat_key,
-                kind=kind,
-                text=text,
-                round_id=ended.id,
-                once_key=f"notice:{ended.id}",
-            )
+        message = NewMessage(
+            chat_key=ended.chat_key,
+            kind=kind,
+            text=text,
+            round_id=ended.id,
+            once_key=f"notice:{ended.id}",
         )
-        if is_new:
-            announce_message(transaction, self._publisher, message)
+        await append_message(transaction, self._publisher, message)
 
     def _tell_watchers(
         self, transaction: Transaction, event: str, item: Round, *, later: bool = False
