@@ -206,13 +206,14 @@ class MethodCaller:
     async def close(self) -> None:
         """Stop listening, delete the reply list, and cancel every waiting call."""
         tasks, self._tasks = self._tasks, []
+        for pending in self._pending.values():
+            pending.cancel()
+        await asyncio.sleep(0)  # the cancelled waits revoke their calls
         if self._revocations:  # cancelled, a withdrawal could outlive the event loop
             await asyncio.wait(self._revocations, timeout=CLOSE_STEP_SECONDS)
         await _end({*tasks, *self._revocations})
         if self._subscription is not None:
             self._subscription.abort()
-        for pending in self._pending.values():
-            pending.cancel()
         if self._reader is not None:
             with contextlib.suppress(RedisError, OSError):
                 await self._reader.execute("DEL", self._reply_key)
@@ -234,7 +235,8 @@ class MethodCaller:
     async def call(self, invocation: Invocation, *, lane: Lane | str) -> Envelope:
         """Run a method on a worker and return its envelope.
 
-        When the broker has lost its data, the message is sent again with the same id.
+        When the broker has lost its data, the message is sent again with the same id. Cancelling the wait
+        revokes the call, because its result is no longer needed.
 
         Args:
             lane: a lane, or the name of a pinned plugin's queue. An unknown name raises
@@ -310,6 +312,10 @@ class MethodCaller:
             raise CallTimeoutError(
                 f"{invocation.method}: no answer to call {call_id} before its deadline"
             ) from exc
+        except asyncio.CancelledError:
+            # ``wait`` leaves the revocation running when this task is cancelled again.
+            await asyncio.wait({self._revoke_soon(call_id)})
+            raise
         finally:
             if self._pending.get(call_id) is pending:  # no answer came
                 del self._pending[call_id]
@@ -465,7 +471,7 @@ class MethodCaller:
         except StorageError as exc:  # the call ends at its deadline
             logger.warning("call %s cannot be withdrawn: %s", call_id, exc)
 
-    def _revoke_soon(self, call_id: str) -> None:
+    def _revoke_soon(self, call_id: str) -> asyncio.Task[None]:
         async def revoke() -> None:
             try:
                 await self.revoke(call_id)
@@ -475,6 +481,7 @@ class MethodCaller:
         task = asyncio.create_task(revoke())
         self._revocations.add(task)
         task.add_done_callback(self._revocations.discard)
+        return task
 
     def _link(self) -> RedisLink:
         return RedisLink(self._settings.broker, self._results_url())

@@ -31,7 +31,7 @@ from workers.calls.claims import DuplicateDelivery
 from workers.pools.awaiting import at_loop_close, current_job, guarded, run_async
 from workers.pools.fast_path import FAST_BODY
 from workers.pools.observation import observe_tasks
-from workers.tasks import _method_body
+from workers.tasks import task_body
 
 #: Option of this program; the others are Celery's.
 TRACED = "--traced"
@@ -204,18 +204,22 @@ def register_methods(app: NekroApp, ledger: Ledger) -> None:
     def garbage(body: dict[str, Any]) -> str:
         return "no envelope"
 
+    @app.task(name="m.echo")
+    def echo(body: dict[str, Any]) -> dict[str, Any]:
+        return envelope(body, text=signer.verify(body).args)
+
     @app.task(name="m.big")
     def big(body: dict[str, Any]) -> dict[str, Any]:
         return envelope(body, value="A" * (4 << 20))
 
 
 class Methods:
-    """Result of ``f.run``, chosen by ``how`` in its body; replaces the executor of methods."""
+    """Result of ``f.run``, chosen by ``how`` in its body; replaces the handler of calls."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    async def execute(self, body: dict[str, Any], *, task_name: str) -> Any:
+    async def execute(self, body: dict[str, Any]) -> Any:
         """Record the execution and its path, then behave as the body says."""
         job = current_job()
         assert job is not None
@@ -275,21 +279,16 @@ def _listener(**_: Any) -> None:
     """Connect a signal receiver, as an extension of Celery does."""
 
 
-class _NoCleanups:
-    def ensure(self) -> None:
-        """Do nothing, as there are no connections."""
-
-
 def register_fast(app: NekroApp, ledger: Ledger, *, is_traced: bool) -> None:
     """Add a task made like those of methods, and tasks that report on it.
 
     Args:
         is_traced: use Celery's tracer, which must end calls in the same way.
     """
-    run, execute = _method_body("f.run", Methods(ledger), _NoCleanups())  # type: ignore[arg-type]
+    run, begin = task_body(Methods(ledger).execute, before=lambda: None)
     task = app.task(name="f.run", bind=True, typing=False)(run)
     if not is_traced:
-        setattr(task, FAST_BODY, execute)
+        setattr(task, FAST_BODY, begin)
     figures = start_metrics()
 
     @app.task(name="t.note")

@@ -28,13 +28,15 @@ from storage.files.areas import DataAreas
 from storage.files.upload_areas import UploadAreas
 from storage.kv import SqlKeyValueStore
 from workers.calls.claims import CallClaims
-from workers.calls.commands import CommandDesk, CommandExecutor
+from workers.calls.commands import CommandDesk, CommandLines
 from workers.calls.detached import CallDetacher, CallEnds
 from workers.calls.dispatch import Dispatcher
-from workers.calls.executor import MethodExecutor
+from workers.calls.handler import CallHandler
+from workers.calls.methods import MethodTargets
+from workers.calls.plugin_tasks import PluginTasks
 from workers.calls.progress import CallReports, ProgressAnnouncer
 from workers.calls.records import CallSweep
-from workers.calls.remote_hooks import HookExecutor, HookForwarder
+from workers.calls.remote_hooks import ForwardedHooks, HookForwarder
 from workers.chats.publisher import EventPublisher
 from workers.jobs.downloads import DownloadSweep
 from workers.jobs.runner import JobRunner
@@ -49,7 +51,7 @@ from workers.plugins.lanes import LaneChooser
 from workers.plugins.loader import LoadedPlugins
 from workers.plugins.loop_watchdog import LoopWatchdog
 from workers.plugins.pinned import PinnedOwner, declare_pinned
-from workers.plugins.registry import MethodEntry, Registry
+from workers.plugins.registry import Registry
 from workers.pools.background import BackgroundLoop
 from workers.rounds.intake import MessageIntake
 from workers.rounds.ledger import RoundLedger
@@ -98,21 +100,20 @@ class Parts:
         return HookForwarder(
             background=self.background,
             make_caller=lambda: MethodCaller(self.app, self.settings),
-            lanes=self.lanes,
-            refresh=self.marks.refresh,
+            tasks=self.plugin_tasks,
             lives_here=lambda key: self._queue_of_home(key) is None,
-            return_bytes=self.settings.sandbox.return_bytes,
         )
 
     @cached_property
-    def hook_executor(self) -> HookExecutor:
+    def forwarded_hooks(self) -> ForwardedHooks:
         """Runs hooks of the pinned plugins that this process owns."""
-        return HookExecutor(
-            host=self.host,
-            signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
-            home_of=self._queue_of_home,
-            sandbox_settings=self.settings.sandbox,
-            worker_name=self.node,
+        return ForwardedHooks(self.host, home_of=self._queue_of_home)
+
+    @cached_property
+    def plugin_tasks(self) -> PluginTasks:
+        """Sends commands and hooks to the processes of their plugins."""
+        return PluginTasks(
+            self.lanes, refresh_lanes=self.marks.refresh, return_bytes=self.settings.sandbox.return_bytes
         )
 
     @cached_property
@@ -173,6 +174,11 @@ class Parts:
         )
 
     @cached_property
+    def signer(self) -> Signer:
+        """Signs and verifies invocations."""
+        return Signer.from_text(resolve_signing_key(self.settings).get_secret_value())
+
+    @cached_property
     def redactor(self) -> Redactor:
         """Removes secrets and host paths from texts that leave the host."""
         key = resolve_signing_key(self.settings).get_secret_value()
@@ -206,11 +212,8 @@ class Parts:
         )
         return self._pinned_owner
 
-    def _home_of(self, entry: MethodEntry) -> str | None:
-        """Return the queue of a plugin that is pinned to another process; None if it may run here."""
-        return self._queue_of_home(entry.plugin.key)
-
     def _queue_of_home(self, key: str) -> str | None:
+        """Return the queue of a plugin that is pinned to another process; None if it may run here."""
         if not self.lanes.is_pinned(key) or (self._pinned_owner and self._pinned_owner.holds(key)):
             return None
         return self.lanes.lane_of_plugin(key)
@@ -229,18 +232,24 @@ class Parts:
         return CallClaims(self.leases, self.publisher, self.host, lease_seconds=lease_seconds)
 
     @cached_property
-    def executor(self) -> MethodExecutor:
-        """Runs calls on a worker."""
-        return MethodExecutor(
-            registry=self.registry,
-            signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
+    def call_handler(self) -> CallHandler:
+        """Handles calls on a worker."""
+        return CallHandler(
+            signer=self.signer,
             claims=self.claims,
             ends=CallEnds(self.database, self.publisher),
             redactor=self.redactor,
             sandbox_settings=self.settings.sandbox,
             worker_name=self.node,
+        )
+
+    @cached_property
+    def methods(self) -> MethodTargets:
+        """The methods that calls run."""
+        return MethodTargets(
+            registry=self.registry,
             reports=CallReports(self.database, self.background, self.announcer, worker_name=self.node),
-            home_of=self._home_of,
+            home_of=self._queue_of_home,
             watchdog=self.watchdog,
         )
 
@@ -250,16 +259,9 @@ class Parts:
         return CommandTable(self.loaded.plugins)
 
     @cached_property
-    def command_executor(self) -> CommandExecutor:
-        """Runs commands on a worker."""
-        return CommandExecutor(
-            table=self.commands,
-            signer=Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
-            claims=self.claims,
-            redactor=self.redactor,
-            sandbox_settings=self.settings.sandbox,
-            worker_name=self.node,
-        )
+    def command_lines(self) -> CommandLines:
+        """The command lines that calls run."""
+        return CommandLines(self.commands, self.redactor, return_bytes=self.settings.sandbox.return_bytes)
 
     @cached_property
     def command_desk(self) -> CommandDesk:
@@ -273,10 +275,8 @@ class Parts:
         return CommandDesk(
             table=self.commands,
             caller=self._caller,
-            lanes=self.lanes,
-            refresh_lanes=self.marks.refresh,
+            tasks=self.plugin_tasks,
             store=SqlKeyValueStore(self.database, self.settings.store),
-            return_bytes=self.settings.sandbox.return_bytes,
         )
 
     @cached_property
@@ -335,7 +335,7 @@ class Parts:
                 CallSweep(
                     self.database,
                     self.publisher,
-                    Signer.from_text(resolve_signing_key(self.settings).get_secret_value()),
+                    self.signer,
                     waiting_seconds=self.settings.agent.unclaimed_seconds,
                 ).sweep,
                 TimerSweep(self.database, self.firings).sweep,

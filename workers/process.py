@@ -29,7 +29,7 @@ from workers.ops.printed import printed_to_log
 from workers.ops.shutdown_limit import ShutdownLimit
 from workers.pools.jobs import LoopThread
 from workers.pools.observation import observe_tasks
-from workers.tasks import register_commands, register_drain, register_hooks, register_jobs, register_methods
+from workers.tasks import register_tasks
 
 __all__ = ["keep_what_is_loaded", "run_worker"]
 
@@ -52,15 +52,9 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
     if settings.metrics.port:
         start_metrics().worker.labels(lane, node).set(1)
     services = Services.load(settings, role=lane)
-    register_methods(services)
-    register_commands(services)
-    register_hooks(services)
     health = Health(lane=lane, worker=node, database=services.database)
     home = _Home(services, health)
-    if lane == Lane.ROUNDS.value:
-        register_drain(services.app, home.drain)
-    if lane == Lane.LONG.value:
-        register_jobs(services)
+    register_tasks(services, drain=home.drain)
     services.app.steps["worker"].add(_step(home))
     worker = services.app.Worker(
         hostname=node,

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from celery import Celery, Task
+from celery import Task
 from celery.exceptions import Ignore
 
 from broker_config.app import checked_task_options
@@ -16,9 +16,10 @@ from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK
 from messaging.celery.worker_state import is_revoked
 from messaging.tracing import trace_headers
 from nekro_agent.durations import GRACE_SECONDS
+from nekro_agent.methods import Lane
 from runtime.greenlet_bridge import at_loop_close
 from workers.calls.claims import DuplicateDelivery
-from workers.calls.executor import MethodExecutor, MisplacedCall
+from workers.calls.handler import FindTarget, MisplacedCall
 from workers.jobs.runner import Interruption
 from workers.pools.awaiting import StopReason, current_job, run_async
 from workers.pools.fast_path import FAST_BODY
@@ -27,89 +28,84 @@ if TYPE_CHECKING:
     from workers.composition import Services
     from workers.rounds.drain import RoundDrain
 
-__all__ = ["register_commands", "register_drain", "register_hooks", "register_jobs", "register_methods"]
+__all__ = ["register_tasks", "task_body"]
+
+#: Work of a task: takes its argument, returns its result as JSON data.
+Execute = Callable[[Any], Awaitable[Any]]
 
 
-def register_methods(services: Services) -> None:
-    """Register a Celery task ``author.module.function`` for each method of the catalogue.
+def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> None:
+    """Register the tasks of this process's lane: calls on every lane, drains and jobs on their own.
 
-    Disabled methods are registered too, so that this worker answers their callers with an error.
+    Each method of the catalogue is a task ``author.module.function``. Disabled methods are registered too,
+    so that this worker answers their callers with an error.
+
+    Args:
+        drain: returns the drain of lane ``rounds``; not called on other lanes.
     """
-    executor, cleanups = services.executor, _LoopCleanups(services)
-    for entry in services.registry:
-        options = checked_task_options(name=entry.task, typing=False, shared=False, bind=True)
-        run, execute = _method_body(entry.task, executor, cleanups)
-        setattr(services.app.task(**options)(run), FAST_BODY, execute)
+    cleanups, handle = _LoopCleanups(services), services.call_handler.handle
+
+    def register(name: str, execute: Execute, **options: Any) -> None:
+        run, begin = task_body(execute, before=cleanups.ensure)
+        run.__name__ = name.rpartition(".")[2]
+        checked = checked_task_options(name=name, typing=False, shared=False, bind=True, **options)
+        setattr(services.app.task(**checked)(run), FAST_BODY, begin)
+
+    methods, command_lines, hooks = services.methods, services.command_lines, services.forwarded_hooks
+    finders: dict[str, FindTarget] = {entry.task: methods.find for entry in services.registry}
+    finders |= {COMMAND_TASK: lambda _: command_lines, HOOK_TASK: lambda _: hooks}
+    for name, find in finders.items():
+        register(name, functools.partial(handle, task_name=name, find=find))
+    if services.role == Lane.ROUNDS.value:
+        register(DRAIN_TASK, lambda chat_key: drain().drain(chat_key), ignore_result=True)
+    if services.role == Lane.LONG.value:
+        seconds = services.settings.workers.long_timeout_seconds
+        register(
+            JOB_TASK,
+            functools.partial(_run_job, services),
+            soft_time_limit=seconds,
+            time_limit=seconds + GRACE_SECONDS,
+        )
 
 
-def register_commands(services: Services) -> None:
-    """Register the task that runs plugins' commands."""
-    executor, cleanups = services.command_executor, _LoopCleanups(services)
+def task_body(execute: Execute, *, before: Callable[[], None]) -> tuple[Callable[[Task, Any], Any], Execute]:
+    """Return the synchronous body of a bound task of one argument, and its form for the fast path.
 
-    async def execute(body: dict[str, Any]) -> dict[str, Any]:
-        cleanups.ensure()
-        return await executor.execute(body)
+    Args:
+        execute: the work; ``DuplicateDelivery`` and ``MisplacedCall`` end the task without a result.
+        before: called before each execution, on its event loop.
+    """
 
-    def run(body: dict[str, Any]) -> dict[str, Any]:
+    def begin(argument: Any) -> Awaitable[Any]:
+        before()
+        return execute(argument)
+
+    async def awaited(argument: Any) -> Any:
+        return await begin(argument)
+
+    def run(task: Task, argument: Any) -> Any:
+        job = current_job()
         try:
-            return run_async(execute(body))
+            if job is not None and job.outcome is not None:
+                return job.outcome.get()
+            return run_async(awaited(argument))
         except DuplicateDelivery as exc:
-            raise Ignore("another delivery of this command is running") from exc
-
-    services.app.task(**checked_task_options(name=COMMAND_TASK, typing=False, shared=False))(run)
-
-
-def register_hooks(services: Services) -> None:
-    """Register the task that runs hooks of pinned plugins."""
-    executor, cleanups = services.hook_executor, _LoopCleanups(services)
-
-    async def execute(body: dict[str, Any]) -> dict[str, Any]:
-        cleanups.ensure()
-        return await executor.execute(body)
-
-    def run(task: Task, body: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return run_async(execute(body))
+            # Neither success nor failure: the delivery that runs the work stores the result.
+            raise Ignore("it has ended, or another delivery of it is running") from exc
         except MisplacedCall as exc:
+            # Its sender did not know yet that the plugin is pinned.
             _send_home(task, exc)
             raise Ignore(str(exc)) from exc
 
-    options = checked_task_options(name=HOOK_TASK, typing=False, shared=False, bind=True)
-    services.app.task(**options)(run)
+    return run, begin
 
 
-def register_drain(app: Celery, drain: Callable[[], RoundDrain]) -> None:
-    """Register the task that drains a chat."""
-
-    def body(chat_key: str) -> None:
-        run_async(drain().drain(chat_key))
-
-    app.task(**checked_task_options(name=DRAIN_TASK, shared=False, ignore_result=True))(body)
-
-
-def register_jobs(services: Services) -> None:
-    """Register the task that executes background jobs; their claimed rows decide which worker runs one."""
-    runner, announcer, cleanups = services.job_runner, services.announcer, _LoopCleanups(services)
-    seconds = services.settings.workers.long_timeout_seconds
-
-    async def execute(job_id: str) -> dict[str, str]:
-        cleanups.ensure()
-        try:
-            result = await runner.run(job_id, interruption=lambda: _interruption(job_id))
-        finally:
-            await announcer.settled()
-        return {"state": result.state.value, "message": result.message}
-
-    def body(job_id: str) -> dict[str, str]:
-        try:
-            return run_async(execute(job_id))
-        except DuplicateDelivery as exc:
-            raise Ignore("the job has ended, or another worker has it") from exc
-
-    options = checked_task_options(
-        name=JOB_TASK, shared=False, soft_time_limit=seconds, time_limit=seconds + GRACE_SECONDS
-    )
-    services.app.task(**options)(body)
+async def _run_job(services: Services, job_id: str) -> dict[str, str]:
+    try:
+        result = await services.job_runner.run(job_id, interruption=lambda: _interruption(job_id))
+    finally:
+        await services.announcer.settled()
+    return {"state": result.state.value, "message": result.message}
 
 
 def _interruption(job_id: str) -> Interruption:
@@ -117,36 +113,6 @@ def _interruption(job_id: str) -> Interruption:
     if delivery is not None and delivery.stop_reason in (StopReason.SOFT_LIMIT, StopReason.HARD_LIMIT):
         return Interruption.TIME_LIMIT
     return Interruption.REVOKED if is_revoked(job_id) else Interruption.SHUTDOWN
-
-
-def _method_body(
-    task_name: str, executor: MethodExecutor, cleanups: _LoopCleanups
-) -> tuple[Callable[[Task, dict[str, Any]], dict[str, Any]], Callable[[dict[str, Any]], Awaitable[Any]]]:
-    def begin(body: dict[str, Any]) -> Awaitable[dict[str, Any]]:
-        cleanups.ensure()
-        return executor.execute(body, task_name=task_name)
-
-    async def execute(body: dict[str, Any]) -> dict[str, Any]:
-        return await begin(body)
-
-    def run(task: Task, body: dict[str, Any]) -> dict[str, Any]:
-        job = current_job()
-        try:
-            if job is not None and job.outcome is not None:
-                known: dict[str, Any] = job.outcome.get()
-                return known
-            return run_async(execute(body))
-        except DuplicateDelivery as exc:
-            # Neither success nor failure: the delivery that runs the call will store the result.
-            raise Ignore("another delivery of this call is running") from exc
-        except MisplacedCall as exc:
-            # Its sender did not know yet that the plugin is pinned.
-            _send_home(task, exc)
-            raise Ignore(str(exc)) from exc
-
-    functools.update_wrapper(run, execute, assigned=("__doc__",))
-    run.__name__ = task_name.rpartition(".")[2]
-    return run, begin
 
 
 def _send_home(task: Task, misplaced: MisplacedCall) -> None:

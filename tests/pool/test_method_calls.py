@@ -147,6 +147,19 @@ async def test_call_that_expired_in_the_queue_never_runs(
     assert worker.ledger() == []
 
 
+async def test_cancelling_the_wait_revokes_the_call(caller: MethodCaller, settings: Settings) -> None:
+    call = invocation("m.noop", seconds=60)
+    waiting = asyncio.create_task(caller.call(call, lane="long"))  # the lane has no consumer
+    queued = f"{settings.broker.key_prefix}long"
+    await eventually(lambda: queued in keys_under(settings), what="the message")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with redis.Redis.from_url(settings.broker.url or "") as client:
+        revoked = client.zscore(Keys(prefix=settings.broker.key_prefix).revoked, call.call_id)
+    assert revoked is not None
+
+
 async def test_revoked_call_ends_with_an_error_for_its_caller(
     caller: MethodCaller, worker: WorkerProcess
 ) -> None:

@@ -49,7 +49,7 @@ class Model:
 
 
 class DirectCaller:
-    """``MethodCaller`` without a broker: calls go directly to a worker's executor."""
+    """``MethodCaller`` without a broker: calls go directly to a worker's handler."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -59,9 +59,15 @@ class DirectCaller:
 
     async def call(self, invocation: Invocation, *, lane: str) -> Envelope:
         """Run the method as a task of its own, as a worker would."""
-        work = self._services.executor.execute(self._signer.sign(invocation), task_name=invocation.method)
+        work = self._services.call_handler.handle(
+            self._signer.sign(invocation), task_name=invocation.method, find=self._services.methods.find
+        )
         self._running[invocation.call_id] = task = asyncio.ensure_future(work)
-        done, _ = await asyncio.wait([task], timeout=invocation.remaining_seconds())
+        try:
+            done, _ = await asyncio.wait([task], timeout=invocation.remaining_seconds())
+        except asyncio.CancelledError:
+            await self.revoke(invocation.call_id)
+            raise
         if not done:
             raise CallTimeoutError(f"{invocation.method}: no answer")
         try:
@@ -76,11 +82,14 @@ class DirectCaller:
     ) -> Envelope | None:
         """Run it as ``call`` does, and detach it when its caller has waited long enough."""
         call = asyncio.create_task(self.call(invocation, lane=lane))
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             done, _ = await asyncio.wait([call], timeout=seconds)
             return None if not done and await leave() else await call
-        finally:
+        except asyncio.CancelledError:
             call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            raise
 
     async def revoke(self, call_id: str, *, terminate: bool = True) -> None:
         """Cancel it."""

@@ -171,7 +171,7 @@ async def test_a_call_of_a_stopped_round_does_not_start(bench: Bench) -> None:
 async def test_a_result_that_arrives_after_the_stop_wakes_no_agent(bench: Bench) -> None:
     """The stop request falls between the claim of an AGENT call and its end."""
     round_ = await running(bench, "chat")
-    claims, registry = bench.services.executor._claims, bench.services.registry
+    claims, registry = bench.services.claims, bench.services.registry
     made = invocation("tests.scene.look", ("x",), call_id="c1", round_=round_)
     entry = registry.find("look")
     claim = await claims.claim(entry, made, worker="w")
@@ -184,7 +184,7 @@ async def test_a_result_that_arrives_after_the_stop_wakes_no_agent(bench: Bench)
 
 async def test_a_cancelled_call_records_nothing(bench: Bench) -> None:
     round_ = await running(bench, "chat")
-    claims, registry = bench.services.executor._claims, bench.services.registry
+    claims, registry = bench.services.claims, bench.services.registry
     made = invocation("tests.scene.look", ("x",), call_id="c1", round_=round_)
     entry = registry.find("look")
     claim = await claims.claim(entry, made, worker="w")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 from loguru import logger
 
@@ -27,48 +26,24 @@ from nekro_agent.errors import (
     StorageUnavailableError,
 )
 from nekro_agent.execution.hooks import HOOK_SECONDS
-from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import MessageKind, SystemMessageHooks
 from storage.repositories.calls import Call, CallRequest, Claim, ClaimVerdict
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import CallState, TriggerKind
 from storage.transaction import Transaction
-from workers.calls.detached import settle
+from workers.calls.detached import CallSubject, settle
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 from workers.leases.keeper import HeldLease, LeaseKeeper
 from workers.leases.kinds import CALL
 
-__all__ = ["CallClaims", "Claimable", "DuplicateDelivery", "HeldClaim", "error_of", "outcome_unknown"]
+__all__ = ["CallClaims", "DuplicateDelivery", "HeldClaim", "error_of", "outcome_unknown"]
 
 
 class DuplicateDelivery(Exception):
     """Another delivery of the same call is running; this delivery must have no effect."""
-
-
-class Claimable(Protocol):
-    """What a call runs: a sandbox method or a command."""
-
-    @property
-    def name(self) -> str:
-        """Name of the function or command, for the history."""
-        ...
-
-    @property
-    def plugin_key(self) -> str:
-        """Plugin that owns it."""
-        ...
-
-    @property
-    def type(self) -> SandboxMethodType:
-        """Determines what happens to the result."""
-        ...
-
-    @property
-    def lane(self) -> Lane:
-        """Lane that it requests."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +51,7 @@ class HeldClaim:
     """The right to run a call, or the outcome of an earlier delivery."""
 
     call_id: str
-    subject: Claimable
+    subject: CallSubject
     #: Fencing token; 0 when ``envelope`` is set.
     fence: int = 0
     #: What an earlier delivery returned; the method must not run again.
@@ -106,7 +81,7 @@ class CallClaims:
         #: Calls that ran here and whose end could not be recorded.
         self._unrecorded: set[str] = set()
 
-    async def claim(self, subject: Claimable, invocation: Invocation, *, worker: str) -> HeldClaim:
+    async def claim(self, subject: CallSubject, invocation: Invocation, *, worker: str) -> HeldClaim:
         """Claim the right to run a call.
 
         While the database does not answer, the claim is retried until the call's deadline: the call
@@ -130,7 +105,7 @@ class CallClaims:
             if held is None or held.envelope is not None:
                 del self._under_way[invocation.call_id]
 
-    async def _claim(self, subject: Claimable, invocation: Invocation, worker: str) -> HeldClaim:
+    async def _claim(self, subject: CallSubject, invocation: Invocation, worker: str) -> HeldClaim:
         claim = await self._patiently(subject, invocation, worker)
         if claim.verdict is ClaimVerdict.GRANTED:
             lease = self._leases.hold(
@@ -149,7 +124,7 @@ class CallClaims:
                 await settle(transaction, self._publisher, claim.call)
         return HeldClaim(call_id=invocation.call_id, subject=subject, envelope=_earlier_outcome(claim.call))
 
-    async def _patiently(self, subject: Claimable, invocation: Invocation, worker: str) -> Claim:
+    async def _patiently(self, subject: CallSubject, invocation: Invocation, worker: str) -> Claim:
         """Claim; retry while the database does not answer and the call may still start."""
         first_at: float | None = None
         while True:
@@ -170,7 +145,7 @@ class CallClaims:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _ask(
-        self, subject: Claimable, invocation: Invocation, worker: str, since_seconds: float | None
+        self, subject: CallSubject, invocation: Invocation, worker: str, since_seconds: float | None
     ) -> Claim:
         request = CallRequest(
             id=invocation.call_id,

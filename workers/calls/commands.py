@@ -6,20 +6,15 @@ answer may arrive in another process; each question accepts one answer.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pydantic import BaseModel, Field
 
-from broker_config.settings import SandboxSettings
 from broker_config.topology import COMMAND_TASK
-from codec.values import decode_arguments, decode_value, encode_arguments, encode_value, pickled_for
-from codec.wire import Envelope, Invocation, Signer, new_id
+from codec.values import Arguments, encode_value, pickled_for
+from codec.wire import Invocation
 from messaging.calls import MethodCaller
 from nekro_agent.commands.ctl import CmdCtl
 from nekro_agent.commands.schemas import (
@@ -28,91 +23,44 @@ from nekro_agent.commands.schemas import (
     CommandResponseStatus,
 )
 from nekro_agent.commands.table import CommandTable
-from nekro_agent.errors import BrokerUnavailableError, CallTimeoutError, InvalidValueError, ResultError
+from nekro_agent.errors import InvalidValueError, ResultError
+from nekro_agent.execution.invoke import Outcome
 from nekro_agent.files import staging
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import ChatInfo, KeyValueStore
 from nekro_agent.shared_clock import shared_time
 from runtime.redaction import Redactor
-from workers.calls.claims import CallClaims
-from workers.plugins.lanes import LaneChooser
+from workers.calls.handler import CallTarget, OnStep
+from workers.calls.plugin_tasks import PluginTasks
 
-__all__ = ["CommandDesk", "CommandExecutor"]
+__all__ = ["CommandDesk", "CommandLines"]
 
 #: Owner of open questions in the store; cannot collide with plugin keys, which contain a dot.
 _OWNER: Final = "nekro"
 _STORE_KEY: Final = "open_question"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Subject:
-    """A command as a subject of claims (``workers.calls.claims.Claimable``)."""
-
-    name: str
-    plugin_key: str
-    type: SandboxMethodType = SandboxMethodType.TOOL
-    lane: Lane = Lane.METHODS
-
-
-class CommandExecutor:
+class CommandLines(CallTarget):
     """Runs command lines on a worker, each at most once because commands have effects."""
 
-    def __init__(
-        self,
-        *,
-        table: CommandTable,
-        signer: Signer,
-        claims: CallClaims,
-        redactor: Redactor,
-        sandbox_settings: SandboxSettings,
-        worker_name: str,
-    ) -> None:
+    name = "command"
+    plugin_key = _OWNER
+    type = SandboxMethodType.TOOL
+    lane = Lane.METHODS
+    is_claimed = True
+
+    def __init__(self, table: CommandTable, redactor: Redactor, *, return_bytes: int) -> None:
         self._table = table
-        self._signer = signer
-        self._claims = claims
         self._redactor = redactor
-        self._argument_bytes = sandbox_settings.argument_bytes
-        self._return_bytes = sandbox_settings.return_bytes
-        self._worker_name = worker_name
+        self._return_bytes = return_bytes
 
-    async def execute(self, body: object) -> dict[str, Any]:
-        """Run the line of a message body; returns the envelope with every response as JSON data.
-
-        Raises:
-            MessageRefusedError: the body is unsigned, altered or malformed.
-            CallTimeoutError: its deadline passed in the queue.
-            OutcomeUnknownError: a worker died during an earlier delivery of it.
-        """
-        invocation = self._signer.verify(body, task_name=COMMAND_TASK)
-        if invocation.remaining_seconds() <= 0:
-            raise CallTimeoutError(f"the deadline of command {invocation.call_id} passed in the queue")
-        arguments, _ = decode_arguments(invocation.args, max_bytes=self._argument_bytes)
-        line, fields = arguments
+    async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
+        """Run a line; the value is every response as JSON data."""
+        (line, fields), _ = arguments
         context = CommandExecutionContext.model_validate(fields)
-        subject = _Subject(name=line.partition(" ")[0], plugin_key=_OWNER)
-        claim = await self._claims.claim(subject, invocation, worker=self._worker_name)
-        if claim.envelope is not None:
-            return claim.envelope.model_dump(mode="json")
-        started_at = shared_time()
-        try:
-            responses = await self._run(line, context)
-            value = encode_value(responses, max_bytes=self._return_bytes)
-        except BaseException as exc:
-            await self._claims.fail(claim, exc)
-            raise
-        envelope = Envelope.of(
-            call_id=invocation.call_id,
-            type=subject.type,
-            value=value,
-            worker=self._worker_name,
-            started_at=started_at,
-            finished_at=shared_time(),
-        )
-        return (await self._claims.finish(claim, invocation, envelope)).model_dump(mode="json")
-
-    async def _run(self, line: str, context: CommandExecutionContext) -> list[dict[str, Any]]:
         async with staging.call_scope():
-            return [self._plain(response) async for response in self._table.run(line, context)]
+            responses = [self._plain(response) async for response in self._table.run(line, context)]
+        return Outcome(type=self.type, value=responses)
 
     def _plain(self, response: CommandResponse) -> dict[str, Any]:
         plain = response.model_dump(exclude={"data"}, mode="json", fallback=str)
@@ -142,26 +90,12 @@ class CommandDesk:
     """Receives command lines and answers, and sends them to a worker."""
 
     def __init__(
-        self,
-        *,
-        table: CommandTable,
-        caller: MethodCaller,
-        lanes: LaneChooser,
-        refresh_lanes: Callable[[], Awaitable[None]],
-        store: KeyValueStore,
-        return_bytes: int,
+        self, *, table: CommandTable, caller: MethodCaller, tasks: PluginTasks, store: KeyValueStore
     ) -> None:
-        """Create the desk.
-
-        Args:
-            refresh_lanes: updates ``lanes``; awaited before each command.
-        """
-        self._refresh_lanes = refresh_lanes
         self._table = table
         self._caller = caller
-        self._lanes = lanes
+        self._tasks = tasks
         self._store = store
-        self._return_bytes = return_bytes
 
     async def run(
         self, line: str, *, chat: ChatInfo, who: CommandExecutionContext, timeout_seconds: float
@@ -194,36 +128,21 @@ class CommandDesk:
     async def _send(
         self, line: str, chat: ChatInfo, who: CommandExecutionContext, timeout_seconds: float
     ) -> list[CommandResponse]:
-        await self._refresh_lanes()
+        await self._tasks.refresh()
         try:
-            lane = self._lanes.lane_of_plugin(self._table.find(line.split()[0]).plugin.key)
+            plugin_key = self._table.find(line.split()[0]).plugin.key
         except InvalidValueError as exc:
             return [CmdCtl.failed(str(exc))]
-        now = shared_time()
-        arguments = encode_arguments((line, who.model_dump(mode="json")), {})
-        invocation = Invocation(
-            call_id=new_id(),
-            method=COMMAND_TASK,
-            chat_key=chat.chat_key,
-            container_key=chat.container_key,
+        responses = await self._tasks.run(
+            self._caller,
+            COMMAND_TASK,
+            (line, who.model_dump(mode="json")),
+            plugin_key=plugin_key,
+            chat=chat,
             user_id=who.user_id or None,
-            adapter_key=chat.adapter_key,
-            wakes_agent=False,
-            issued_at=now,
-            deadline=now + timedelta(seconds=timeout_seconds),
-            args=arguments,
+            timeout_seconds=timeout_seconds,
         )
-        try:
-            envelope = await self._caller.call(invocation, lane=lane)
-        except asyncio.CancelledError:
-            await self._revoke(invocation.call_id)
-            raise
-        plain = decode_value(envelope.value or "", max_bytes=self._return_bytes)
-        return [CommandResponse.model_validate(response) for response in _as_list(plain)]
-
-    async def _revoke(self, call_id: str) -> None:
-        with contextlib.suppress(BrokerUnavailableError):  # the worker stops it at its deadline
-            await self._caller.revoke(call_id)
+        return [CommandResponse.model_validate(response) for response in _as_list(responses)]
 
     async def _take_question(self, chat_key: str, user_id: str) -> _Question | None:
         address = {"chat_key": chat_key, "user_key": user_id, "store_key": _STORE_KEY}

@@ -8,7 +8,7 @@ informs the chat in the same transaction, and requests a round if the chat waits
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from loguru import logger
 
@@ -32,7 +32,7 @@ from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 from workers.plugins.registry import MethodEntry
 
-__all__ = ["CallDetacher", "CallEnds", "end_job", "settle", "still_running", "wait_seconds"]
+__all__ = ["CallDetacher", "CallEnds", "CallSubject", "end_job", "settle", "still_running", "wait_seconds"]
 
 _TEXT_CHARS: Final = 4000
 _STOPS: Final = {
@@ -43,6 +43,30 @@ _ENDS: Final = {
     CallState.DONE: JobState.SUCCEEDED,
     CallState.CANCELLED: JobState.CANCELLED,
 }
+
+
+class CallSubject(Protocol):
+    """What a call runs, for its record: a method, a command or a hook."""
+
+    @property
+    def name(self) -> str:
+        """Name of the function or command, for the history."""
+        ...
+
+    @property
+    def plugin_key(self) -> str:
+        """Plugin that owns it."""
+        ...
+
+    @property
+    def type(self) -> SandboxMethodType:
+        """Determines what happens to the result."""
+        ...
+
+    @property
+    def lane(self) -> Lane:
+        """Lane that it requests."""
+        ...
 
 
 def wait_seconds(entry: MethodEntry, *, lane: str, settings: WorkerSettings) -> float:
@@ -118,7 +142,7 @@ class CallEnds:
 
     async def record(
         self,
-        entry: MethodEntry,
+        subject: CallSubject,
         invocation: Invocation,
         *,
         value: Any = None,
@@ -128,19 +152,19 @@ class CallEnds:
 
         The ends of most calls are not recorded, because their callers wait.
         """
-        if invocation.waited_seconds_left() > GRACE_SECONDS:
+        if invocation.waits_until is None or invocation.waited_seconds_left() > GRACE_SECONDS:
             return
         try:
-            await self._record(entry, invocation, value, error)
+            await self._record(subject, invocation, value, error)
         except StorageError as exc:  # the sweep reports to the chat that the outcome is unknown
             logger.bind(call_id=invocation.call_id, error=str(exc)).warning("call_end_not_recorded")
 
     async def _record(
-        self, entry: MethodEntry, invocation: Invocation, value: Any, error: BaseException | None
+        self, subject: CallSubject, invocation: Invocation, value: Any, error: BaseException | None
     ) -> None:
         async with self._database.begin() as transaction:
             call = await transaction.detached_calls.end(
-                _request(entry, invocation, lane=entry.lane.value),
+                _request(subject, invocation, lane=subject.lane.value),
                 state=CallState.DONE if error is None else CallState.FAILED,
                 error_type=None if error is None else type(error).__name__,
                 error_message=None if error is None else str(error) or repr(error),
@@ -179,11 +203,11 @@ async def settle(
     await _wake(transaction, publisher, call, text)
 
 
-def _request(entry: MethodEntry, invocation: Invocation, *, lane: str) -> CallRequest:
+def _request(subject: CallSubject, invocation: Invocation, *, lane: str) -> CallRequest:
     return CallRequest(
         id=invocation.call_id,
         method=invocation.method,
-        type=entry.type,
+        type=subject.type,
         chat_key=invocation.chat_key,
         round_id=invocation.round_id,
         lane=lane,

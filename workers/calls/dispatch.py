@@ -23,7 +23,6 @@ from messaging.tracing import Span, span
 from nekro_agent.errors import (
     ArgumentError,
     BrokerError,
-    BrokerUnavailableError,
     MethodFailedError,
     NekroError,
     OutcomeUnknownError,
@@ -139,18 +138,12 @@ class Dispatcher:
     ) -> Envelope:
         """Run a method on a worker and wait for its result.
 
-        Cancelling the wait revokes the call, because its result is no longer needed.
-
         Raises:
             ArgumentError, MethodFailedError, CallTimeoutError, BrokerUnavailableError and the
                 other errors of ``MethodCaller.call``.
         """
         invocation = invocation_of(entry, arguments, scope, call_id=call_id, deadline=deadline)
-        try:
-            return await self._caller.call(invocation, lane=self.lane_of(entry))
-        except asyncio.CancelledError:
-            await self._revoke(call_id)
-            raise
+        return await self._caller.call(invocation, lane=self.lane_of(entry))
 
     async def invoke_patiently(
         self, entry: MethodEntry, arguments: str, scope: CallScope, *, call_id: str, lane: str
@@ -158,7 +151,7 @@ class Dispatcher:
         """Run a method on a worker and wait for its result for the configured time.
 
         Returns None when the wait ended first: the call continues as a job, and the worker that
-        ends it informs the chat. Cancelling the wait revokes the call.
+        ends it informs the chat.
 
         Args:
             lane: the result of ``lane_of`` for the method.
@@ -187,11 +180,7 @@ class Dispatcher:
             row = await self._detacher.detach(entry, invocation, lane=lane)
             return row.finished_at is None
 
-        try:
-            return await self._caller.call_patiently(invocation, lane=lane, seconds=patience, leave=leave)
-        except asyncio.CancelledError:
-            await self._revoke(call_id)
-            raise
+        return await self._caller.call_patiently(invocation, lane=lane, seconds=patience, leave=leave)
 
     async def _send_detached(self, invocation: Invocation, lane: str) -> None:
         call_id = invocation.call_id
@@ -205,12 +194,6 @@ class Dispatcher:
             except StorageError as exc:  # the call will not run, and the sweep ends its job
                 logger.bind(call_id=call_id, error=str(exc)).warning("call_not_withdrawn")
             raise
-
-    async def _revoke(self, call_id: str) -> None:
-        try:
-            await self._caller.revoke(call_id)
-        except BrokerUnavailableError as exc:  # the worker stops it at its deadline
-            logger.bind(call_id=call_id, error=str(exc)).warning("call_not_revoked")
 
     async def invoke_once(
         self,

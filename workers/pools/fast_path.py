@@ -41,13 +41,14 @@ def run_job(job: Job, tasks: Mapping[str, Any]) -> Awaitable[None]:
     task = tasks.get(job.args[0])
     body: Body | None = getattr(task, FAST_BODY, None)
     request = getattr(job.callback, "__self__", None)
-    if body is None or not isinstance(request, PrivateRequest) or not _is_plain(request):
+    if body is None or not isinstance(request, PrivateRequest) or not _is_plain(task, request):
         return spawn(job.run)
     return _run(job, body, task, request)
 
 
-def _is_plain(request: PrivateRequest) -> bool:
-    return not request.ignore_result and is_only_observer() and not signals.task_success.receivers
+def _is_plain(task: Any, request: PrivateRequest) -> bool:
+    has_result = not (task.ignore_result or request.ignore_result)
+    return has_result and is_only_observer() and not signals.task_success.receivers
 
 
 async def _run(job: Job, body: Body, task: Any, request: PrivateRequest) -> None:

@@ -1,0 +1,225 @@
+"""Handles calls on a worker: the work behind their Celery tasks, without Celery.
+
+The handler verifies a call, decodes its arguments, runs its target, and encodes and times the result.
+Only the target depends on the kind of call: a method, a command line, or a hook of a pinned plugin.
+
+A target without effects runs and returns; nothing is recorded unless its caller may have stopped
+waiting. The others are claimed by their call id first, so that a repeated delivery never repeats an effect,
+and their history, follow-up round and outcome are one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, Protocol
+
+from broker_config.settings import SandboxSettings
+from codec.decode_pool import DecodePool
+from codec.values import Arguments, encode_value
+from codec.wire import Envelope, Invocation, Signer, is_long_body, tool_answer
+from messaging.pace import ChatPace
+from nekro_agent.errors import CallTimeoutError, ResultError
+from nekro_agent.execution.invoke import Outcome
+from nekro_agent.methods import SandboxMethodType
+from nekro_agent.shared_clock import shared_time
+from runtime.redaction import Redactor
+from workers.calls.claims import CallClaims, DuplicateDelivery
+from workers.calls.detached import CallEnds, CallSubject
+from workers.calls.failures import redacted
+
+__all__ = ["CallHandler", "CallTarget", "FindTarget", "MisplacedCall", "OnStep"]
+
+#: Called with the seconds for which a part of a call occupied the event loop; None for calls with short
+#: arguments, which are not charged to their chat.
+OnStep = Callable[[float], None] | None
+
+
+class MisplacedCall(Exception):
+    """The plugin of the call is pinned to another process."""
+
+    def __init__(self, queue: str, body: object) -> None:
+        super().__init__(f"belongs to queue {queue}")
+        self.queue = queue
+        #: The body of the call's message.
+        self.body = body
+
+
+class CallTarget(CallSubject, Protocol):
+    """What one call runs."""
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether it runs at most once per call id."""
+        return self.type is not SandboxMethodType.TOOL
+
+    def home(self, arguments: Arguments) -> str | None:
+        """Return the queue of the process that must run it; None if this process may.
+
+        Raises:
+            MethodNotFoundError: this worker does not have it.
+        """
+        return None
+
+    @abstractmethod
+    def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Awaitable[Outcome]:
+        """Run it; the plugin's own exceptions propagate."""
+        ...
+
+    def explained(self, error: Exception, arguments: Arguments) -> Exception:
+        """Return an error of ``run``, or one in its place that tells the caller more."""
+        return error
+
+
+#: Returns the target that a verified call names, or raises ``MethodNotFoundError`` or
+#: ``MethodDisabledError``.
+FindTarget = Callable[[Invocation], CallTarget]
+
+
+class CallHandler:
+    """Handles the calls of one worker process."""
+
+    def __init__(
+        self,
+        *,
+        signer: Signer,
+        claims: CallClaims,
+        ends: CallEnds,
+        redactor: Redactor,
+        sandbox_settings: SandboxSettings,
+        worker_name: str,
+    ) -> None:
+        self._signer = signer
+        self._claims = claims
+        self._ends = ends
+        self._redactor = redactor
+        self._argument_bytes = sandbox_settings.argument_bytes
+        self._return_bytes = sandbox_settings.return_bytes
+        self._worker_name = worker_name
+        self._decode_pool = DecodePool()
+        self._pace = ChatPace(only_beside_others=True)
+
+    async def handle(self, body: object, *, task_name: str, find: FindTarget) -> dict[str, Any]:
+        """Run the call of a message body; returns the envelope as JSON data.
+
+        Args:
+            task_name: the Celery task that carried the body; the call must be signed for it.
+
+        Raises:
+            MessageRefusedError: the body is unsigned, altered, malformed, or signed for another task.
+            CallTimeoutError: its deadline has passed; it was not started.
+            MethodNotFoundError, MethodDisabledError, ArgumentError, ResultError,
+                OutcomeUnknownError: as their names say.
+            DuplicateDelivery: another delivery of the call is running; nothing was done.
+            MisplacedCall: the plugin is pinned to another process; nothing was done.
+            Exception: what the target itself raised, redacted if its text holds a secret.
+        """
+        invocation = await self._verified(body, task_name)
+        if invocation.remaining_seconds() <= 0:
+            raise CallTimeoutError(
+                f"{invocation.method}: the deadline of call {invocation.call_id} passed in the queue"
+            )
+        target = find(invocation)
+        try:
+            # Arguments first: a call that cannot start must not be claimed.
+            arguments = await self._arguments(invocation)
+            home = target.home(arguments)
+            if home is not None:
+                raise MisplacedCall(home, body)
+            del body  # frees memory: thousands of calls may wait at a time
+            if target.is_claimed:
+                return await self._run_once(target, invocation, arguments)
+            return await self._run(target, invocation, arguments)
+        except (DuplicateDelivery, MisplacedCall):
+            raise
+        except Exception as exc:
+            await self._ends.record(target, invocation, error=exc)
+            raise
+
+    async def _verified(self, body: object, task_name: str) -> Invocation:
+        if is_long_body(body):
+            # Hashing takes a millisecond and releases the GIL.
+            return await asyncio.to_thread(self._signer.verify, body, task_name=task_name)
+        return self._signer.verify(body, task_name=task_name)
+
+    async def _arguments(self, invocation: Invocation) -> Arguments:
+        chat_key = invocation.chat_key
+        self._pace.called(chat_key)
+        if self._decode_pool.is_large(invocation.args):
+            await self._pace.turn(chat_key)
+        return await self._decode_pool.read(
+            invocation.args,
+            chat_key=chat_key,
+            max_bytes=self._argument_bytes,
+            spent=functools.partial(self._pace.spent, chat_key),
+        )
+
+    async def _run(self, target: CallTarget, invocation: Invocation, arguments: Arguments) -> dict[str, Any]:
+        started_at = shared_time()
+        outcome = await self._outcome(target, invocation, arguments)
+        answer = tool_answer(
+            call_id=invocation.call_id,
+            value=self._encoded(invocation, outcome.value),
+            worker=self._worker_name,
+            started_at=started_at,
+            finished_at=shared_time(),
+        )
+        await self._ends.record(target, invocation, value=outcome.value)
+        return answer
+
+    async def _run_once(
+        self, target: CallTarget, invocation: Invocation, arguments: Arguments
+    ) -> dict[str, Any]:
+        claim = await self._claims.claim(target, invocation, worker=self._worker_name)
+        if claim.envelope is not None:
+            return claim.envelope.model_dump(mode="json")
+        started_at = shared_time()
+        try:
+            outcome = await self._outcome(target, invocation, arguments)
+            envelope = self._envelope(invocation, outcome, started_at)
+        except BaseException as exc:
+            await self._claims.fail(claim, exc)
+            raise
+        return (await self._claims.finish(claim, invocation, envelope)).model_dump(mode="json")
+
+    async def _outcome(self, target: CallTarget, invocation: Invocation, arguments: Arguments) -> Outcome:
+        try:
+            return await target.run(invocation, arguments, self._on_step(invocation))
+        except Exception as exc:
+            shown = redacted(target.explained(exc, arguments), self._redactor)
+            if shown is exc:
+                raise
+            # Without a cause: Celery stores the traceback of the whole chain, including secrets.
+            raise shown.with_traceback(exc.__traceback__) from None
+
+    def _on_step(self, invocation: Invocation) -> OnStep:
+        if not self._decode_pool.is_large(invocation.args):
+            return None
+        return functools.partial(self._pace.spent, invocation.chat_key)
+
+    def _envelope(self, invocation: Invocation, outcome: Outcome, started_at: datetime) -> Envelope:
+        return Envelope.of(
+            call_id=invocation.call_id,
+            type=outcome.type,
+            value=None if outcome.type.wakes_agent else self._encoded(invocation, outcome.value),
+            text=outcome.text,
+            segments=outcome.segments,
+            worker=self._worker_name,
+            started_at=started_at,
+            finished_at=shared_time(),
+        )
+
+    def _encoded(self, invocation: Invocation, value: Any) -> bytes:
+        began = time.monotonic()
+        try:
+            return encode_value(value, max_bytes=self._return_bytes)
+        except ResultError as exc:
+            # Its message may quote what the value's own code raised.
+            raise redacted(exc, self._redactor) from None
+        finally:
+            if (on_step := self._on_step(invocation)) is not None:
+                on_step(time.monotonic() - began)

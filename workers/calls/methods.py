@@ -1,0 +1,108 @@
+"""Sandbox methods as targets of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from codec.values import Arguments
+from codec.wire import Invocation
+from nekro_agent.execution.invoke import Outcome, call_method
+from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.schemas.agent_ctx import AgentCtx
+from workers.calls.failures import explained
+from workers.calls.handler import CallTarget, OnStep
+from workers.calls.progress import CallReports
+from workers.plugins.loop_watchdog import LoopWatchdog
+from workers.plugins.registry import MethodEntry, Registry
+
+__all__ = ["MethodTargets"]
+
+
+class MethodTargets:
+    """Finds the methods that calls name; one instance per worker process."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        reports: CallReports,
+        home_of: Callable[[str], str | None],
+        watchdog: LoopWatchdog | None = None,
+    ) -> None:
+        """Create the targets.
+
+        Args:
+            home_of: the queue of a plugin that another process owns; None if this process may run it.
+        """
+        self._registry = registry
+        self.reports = reports
+        self.home_of = home_of
+        self.watchdog = watchdog
+
+    def find(self, invocation: Invocation) -> CallTarget:
+        """Return the method that a call names.
+
+        Raises:
+            MethodNotFoundError, MethodDisabledError: as their names say.
+        """
+        return _Method(self._registry.find(invocation.method), self)
+
+
+class _Method(CallTarget):
+    """One method, and the services of the process that runs it."""
+
+    __slots__ = ("_entry", "_targets")
+
+    def __init__(self, entry: MethodEntry, targets: MethodTargets) -> None:
+        self._entry, self._targets = entry, targets
+
+    @property
+    def name(self) -> str:
+        return self._entry.name
+
+    @property
+    def plugin_key(self) -> str:
+        return self._entry.plugin.key
+
+    @property
+    def type(self) -> SandboxMethodType:
+        return self._entry.type
+
+    @property
+    def lane(self) -> Lane:
+        return self._entry.lane
+
+    def home(self, arguments: Arguments) -> str | None:
+        return self._targets.home_of(self.plugin_key)
+
+    async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
+        entry, watchdog = self._entry, self._targets.watchdog
+        with self._targets.reports.following(entry, invocation) as on_progress:
+            ctx = _context(entry, invocation, on_progress)
+            work = call_method(entry.method, ctx, *arguments)
+            if watchdog is None:
+                return await work
+            return await watchdog.follow(
+                entry, work, remaining_seconds=invocation.remaining_seconds(), on_step=on_step
+            )
+
+    def explained(self, error: Exception, arguments: Arguments) -> Exception:
+        return explained(error, self._entry, *arguments)
+
+
+def _context(
+    entry: MethodEntry, invocation: Invocation, on_progress: Callable[[float, str], None]
+) -> AgentCtx:
+    return AgentCtx.for_call(
+        chat_key=invocation.chat_key,
+        container_key=invocation.container_key,
+        user_id=invocation.user_id,
+        adapter_key=invocation.adapter_key,
+        channel_id=invocation.channel_id,
+        channel_name=invocation.channel_name,
+        channel_type=invocation.channel_type,
+        plugin_key=entry.plugin.key,
+        call_id=invocation.call_id,
+        round_id=invocation.round_id,
+        on_progress=on_progress,
+    )
