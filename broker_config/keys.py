@@ -1,7 +1,5 @@
 """All Redis keys that this project defines, with their types, contents and expiry.
 
-``<prefix>reply:<caller id>``
-    list, expires ``ABANDONED_SECONDS`` after the last push: results for one ``MethodCaller``.
 ``<prefix>dead``
     list, does not expire: raw messages that no worker finished or could read, newest first.
 ``<prefix>refused``
@@ -16,11 +14,12 @@
     string, expires a minute after its last renewal: the queue ``watch.<id>`` has a reader.
 ``<prefix>offers:<queue>``
     sorted set (offer → expiry), expires a minute after the last offer: places for one message in
-    idle workers. Related channels: ``<prefix>handed:<id>`` of a worker, and for a caller the
-    name of its reply list.
+    idle workers. Related channel: ``<prefix>handed:<id>`` of a worker.
 ``<prefix>unacked.<lane>``, ``…_index``, ``…_mutex``, ``…_index_seen``
     hash, sorted set, string, hash, written by the transport: deliveries held by workers of a lane, and
     the last time that a worker of the lane reached Redis.
+
+Channel ``<prefix>reply:<caller id>``: announces to one ``MethodCaller`` that results are stored.
 
 Keys of Celery and kombu themselves (results, bindings, queues) carry the same prefix through
 their ``global_keyprefix`` options.
@@ -34,7 +33,7 @@ from typing import Final, TypeGuard
 
 __all__ = ["ABANDONED_SECONDS", "Keys", "is_caller_id"]
 
-#: How long replies to a caller, and the queue of a watcher, are kept after it died or lost its connection.
+#: How long the queue of a watcher is kept after it died or lost its connection.
 ABANDONED_SECONDS: Final = 120
 #: Maximum length of the dead list; the oldest messages are dropped.
 DEAD_LIMIT: Final = 10_000
@@ -66,7 +65,7 @@ class Keys:
     prefix: str
 
     def reply(self, caller_id: str) -> str:
-        """List on the results' Redis from which one caller pops its results."""
+        """Channel on the results' Redis to which one caller subscribes."""
         return f"{self.prefix}reply:{caller_id}"
 
     @property

@@ -1,8 +1,8 @@
 """Calls plugin methods from an event loop: publishes the call, waits, and returns the envelope or raises.
 
-One ``MethodCaller`` serves all calls of a process. Workers publish results on its channel, or push them
-to its reply list if they are long or the channel has no subscriber; a reply that was lost with a broken
-connection is read again from its result key.
+One ``MethodCaller`` serves all calls of a process. Workers store results and announce them on its channel.
+A short announcement contains the result. A long result is read under its key, and so are those whose
+announcement may have been missed: after each subscription, and regularly for calls that take long.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -35,12 +35,12 @@ from messaging.publishing import (
     unavailable,
 )
 from messaging.redis.epochs import Place
-from messaging.redis.link import BLOCK_SECONDS, RedisLink
+from messaging.redis.link import RedisLink
 from messaging.redis.subscription import Subscription
 from messaging.revocations import revoke
 from messaging.shares import ChatShares
 from messaging.tracing import span, trace_headers
-from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
+from nekro_agent.durations import CLOSE_STEP_SECONDS, FRESH_SECONDS, REFRESH_SECONDS
 from nekro_agent.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -57,8 +57,6 @@ from runtime.deadlines import Limits
 
 __all__ = ["CallFate", "CallLedger", "MethodCaller", "RecordUnknownError"]
 
-#: Replies fetched with one command after the first one.
-POP_COUNT: Final = 256
 #: Result keys read with one command.
 REREAD_KEYS: Final = 100
 #: Time that a message takes on a worker's loop before its arguments are decoded, per character.
@@ -174,56 +172,51 @@ class MethodCaller:
         self._settings = settings
         self._signer = Signer.from_text(resolve_signing_key(settings).get_secret_value())
         self._caller_id = new_id()
-        self._reply_key = Keys(prefix=settings.broker.key_prefix).reply(self._caller_id)
+        self._channel = Keys(prefix=settings.broker.key_prefix).reply(self._caller_id)
         self._pending: dict[str, _Pending] = {}
         self._shares = ChatShares(per_chat=settings.broker.calls_per_chat, waiting=settings.broker.max_queued)
         self._pace = ChatPace(only_beside_others=False)
         self._publisher: Publisher | None = None
-        self._popper: RedisLink | None = None
         self._reader: RedisLink | None = None
         self._subscription: Subscription | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._reads: set[asyncio.Task[None]] = set()
         self._revocations: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start listening for replies. Redis need not be reachable yet; the tasks retry."""
+        """Start listening for results. Redis need not be reachable yet; the tasks retry."""
         if self._tasks:
             return
         self._publisher = make_publisher(self._app, self._settings.broker)
         self._queues = self._app.amqp.queues
         self._limits = Limits()
-        # Separate connections, because a blocking pop occupies its connection.
-        self._popper, self._reader = self._link(), self._link()
+        url = self._settings.results.url or self._settings.broker.url
+        self._reader = RedisLink(self._settings.broker, url)
         self._subscription = Subscription(
-            self._settings.broker, self._results_url(), self._reply_key, self._settle
+            self._settings.broker, url, self._channel, self._on_announced, on_subscribed=self._read_all_soon
         )
         self._tasks = [
-            asyncio.create_task(self._listen(self._popper), name="nekro-replies"),
-            asyncio.create_task(self._reread_forever(self._reader), name="nekro-rereads"),
+            asyncio.create_task(self._recover_forever(), name="nekro-recovery"),
             asyncio.create_task(self._subscription.listen(), name="nekro-answers"),
         ]
 
     async def close(self) -> None:
-        """Stop listening, delete the reply list, and cancel every waiting call."""
+        """Stop listening, and cancel every waiting call."""
         tasks, self._tasks = self._tasks, []
         for pending in self._pending.values():
             pending.cancel()
         await asyncio.sleep(0)  # the cancelled waits revoke their calls
         if self._revocations:  # cancelled, a withdrawal could outlive the event loop
             await asyncio.wait(self._revocations, timeout=CLOSE_STEP_SECONDS)
-        await _end({*tasks, *self._revocations})
+        await _end({*tasks, *self._reads, *self._revocations})
         if self._subscription is not None:
             self._subscription.abort()
         if self._reader is not None:
-            with contextlib.suppress(RedisError, OSError):
-                await self._reader.execute("DEL", self._reply_key)
-        for link in (self._popper, self._reader):
-            if link is not None:
-                await link.close()
+            await self._reader.close()
         if self._publisher is not None:
             await self._publisher.close()
             self._limits.close()
-        self._publisher = self._popper = self._reader = self._subscription = None
+        self._publisher = self._reader = self._subscription = None
 
     async def __aenter__(self) -> MethodCaller:
         await self.start()
@@ -483,54 +476,49 @@ class MethodCaller:
         task.add_done_callback(self._revocations.discard)
         return task
 
-    def _link(self) -> RedisLink:
-        return RedisLink(self._settings.broker, self._results_url())
-
-    def _results_url(self) -> str | None:
-        return self._settings.results.url or self._settings.broker.url
-
-    async def _listen(self, link: RedisLink) -> None:
-        while True:
-            try:
-                await self._pop(link)
-            except (RedisError, OSError) as exc:
-                logger.warning("replies cannot be read, retrying: %s", exc)
-                await asyncio.sleep(RETRY_SECONDS)
-            except Exception:  # all calls depend on this task, whatever one reply contained
-                logger.exception("a reply could not be handled")
-
-    async def _pop(self, link: RedisLink) -> None:
-        popped = await link.execute("BLPOP", self._reply_key, BLOCK_SECONDS, blocks_seconds=BLOCK_SECONDS)
-        if popped is None:
-            return
-        self._settle(popped[1])
-        # Resume the waiting caller before sending the next command.
-        await asyncio.sleep(0)
-        if self._pending:
-            for raw in await link.execute("LPOP", self._reply_key, POP_COUNT) or ():
-                self._settle(raw)
-
-    async def _reread_forever(self, link: RedisLink) -> None:
-        """Recover old calls whose reply was lost with a pop, or whose message was lost by Redis."""
+    async def _recover_forever(self) -> None:
+        """Recover old calls whose announcement was lost, or whose message was lost by Redis."""
         while True:
             await asyncio.sleep(FRESH_SECONDS)
             old = time.monotonic() - FRESH_SECONDS
             calls = [call_id for call_id, pending in self._pending.items() if pending.since <= old]
             try:
-                for start in range(0, len(calls), REREAD_KEYS):
-                    keys = [
-                        self._app.backend.get_key_for_task(call_id)
-                        for call_id in calls[start : start + REREAD_KEYS]
-                    ]
-                    for raw in await link.execute("MGET", *keys):
-                        if raw is not None:
-                            self._settle(raw)
+                await self._read(calls)
                 if calls:
                     await self._send_lost_again()
             except (RedisError, OSError, BrokerError) as exc:
                 logger.debug("recovery of pending calls failed: %s", exc)
             except Exception:  # all calls depend on this task
                 logger.exception("recovery of pending calls failed")
+
+    async def _read(self, calls: Sequence[str]) -> None:
+        """Read the stored results of calls.
+
+        Raises:
+            RedisError, OSError: Redis does not answer.
+        """
+        assert self._reader is not None  # noqa: S101 - set while the tasks run
+        key_of = self._app.backend.get_key_for_task
+        for start in range(0, len(calls), REREAD_KEYS):
+            keys = [key_of(call_id) for call_id in calls[start : start + REREAD_KEYS]]
+            for raw in await self._reader.execute("MGET", *keys):
+                if raw is not None:
+                    self._on_announced(raw)
+
+    def _read_soon(self, calls: Sequence[str]) -> None:
+        async def read() -> None:
+            try:
+                await self._read(calls)
+            except (RedisError, OSError) as exc:  # the regular reading finds them
+                logger.debug("results cannot be read yet: %s", exc)
+
+        if calls:
+            task = asyncio.create_task(read())
+            self._reads.add(task)
+            task.add_done_callback(self._reads.discard)
+
+    def _read_all_soon(self) -> None:
+        self._read_soon(list(self._pending))
 
     async def _send_lost_again(self) -> None:
         """Publish calls again that the broker has lost; TOOL calls are known only to this process."""
@@ -551,18 +539,20 @@ class MethodCaller:
         for pending in lost:
             pending.place = await self._put(pending)
 
-    def _settle(self, raw: Any) -> None:
-        """Pass a result to the call that waits for it; anything else is dropped."""
+    def _on_announced(self, raw: bytes) -> None:
+        """Pass a result to the call that waits for it; read a long one; drop anything else."""
         try:
             record = plain_json.load(raw)
         except ValueError:
-            logger.warning("a reply of %d bytes is not JSON; dropped", len(raw))
+            logger.warning("an announcement of %d bytes is not JSON; dropped", len(raw))
             return
-        if not isinstance(record, dict) or record.get("status") not in states.READY_STATES:
+        call_id = str(record.get("task_id")) if isinstance(record, dict) else ""
+        if call_id not in self._pending:
             return
-        pending = self._pending.pop(str(record.get("task_id")), None)
-        if pending is not None:
-            pending.settle(record)
+        if "status" not in record:
+            self._read_soon([call_id])
+        elif record["status"] in states.READY_STATES:
+            self._pending.pop(call_id).settle(record)
 
 
 async def _end(tasks: set[asyncio.Task[None]]) -> None:

@@ -211,7 +211,7 @@ class AnsweringConsumer(Consumer):  # type: ignore[misc]
     def on_refused(self, message: Any, exc: Exception) -> None:
         """Dead-letter a message without executing it, and answer its caller.
 
-        The answer goes to the caller's reply list; nothing else is written for a message without a caller.
+        Nothing else is written for a message without a caller.
         """
         _log("refused", message, exc)
         reason = str(exc) if isinstance(exc, MessageRefusedError) else "message refused: it cannot be decoded"

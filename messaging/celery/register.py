@@ -237,7 +237,7 @@ USES: Final = (
         module="messaging.celery.result_backend",
         why="Stores a result, answers its caller and ends its delivery in one script; repeats failures.",
         tests=(
-            "tests/broker/test_results_backend.py::test_result_is_stored_and_pushed_to_its_caller",
+            "tests/broker/test_results_backend.py::test_result_is_stored_and_announced_to_its_caller",
             "tests/broker/test_results_backend.py::test_storing_is_retried_when_redis_returns",
         ),
         imports=(

@@ -1,9 +1,9 @@
 """The result backend: Celery's Redis backend, plus delivery to the waiting caller.
 
 A result is stored under its usual key and published on its usual channel, so ``AsyncResult``, Flower
-and scripts see it. If the message names a caller in ``reply_to``, the same script delivers the result to
-that caller's channel or list, which saves the caller one subscription per call. On an event loop, storing
-is asynchronous and pipelined.
+and scripts see it. If the message names a caller in ``reply_to``, the same script announces the result on
+that caller's channel, which saves the caller one subscription per call; the caller reads a long or missed
+result under its key. On an event loop, storing is asynchronous and pipelined.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str, str_to_bytes
 from redis.exceptions import RedisError
 
-from broker_config.keys import ABANDONED_SECONDS, Keys, is_caller_id
+from broker_config.keys import Keys, is_caller_id
 from broker_config.redis_endpoint import RedisEndpoint
 from broker_config.urls import without_password
 from codec import plain_json
 from messaging.delivery.offers import OFFER, OFFER_SECONDS
 from messaging.redis.link import RedisLink, Script
-from messaging.redis.subscription import MAX_PUBLISHED_BYTES
 from runtime.greenlet_bridge import at_loop_close, await_here, can_await
 
 if TYPE_CHECKING:
@@ -36,11 +35,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplyBackend"]
 
-#: Stores a result, publishes it, delivers it to the waiting caller, acknowledges the delivery and offers its
-#: place, atomically. KEYS: result (string; its channel has the same name), reply list (and channel) or "",
+#: Longer results are announced by their id. Redis disconnects a subscriber that is 32 MiB behind (its
+#: default); such a caller reads its results under their keys.
+MAX_ANNOUNCED_BYTES: Final = 64 << 10
+
+#: Stores a result, publishes it, announces it to the waiting caller, acknowledges the delivery and offers its
+#: place, atomically. KEYS: result (string; its channel has the same name), the caller's channel or "",
 #: then, for a delivery, its index and held (``messaging.delivery.transport.CLAIM``) and, for an offer, its
-#: offers. ARGV: payload, expiry of the result in seconds (0: never), expiry of the list in seconds, maximum
-#: length of a payload that is published to the caller, tag, offer, lifetime of the offer in seconds.
+#: offers. ARGV: payload, expiry of the result in seconds (0: never), announcement ("": the payload itself),
+#: tag, offer, lifetime of the offer in seconds.
 STORE: Final = Script(f"""{OFFER}
 if ARGV[2] == '0' then
     redis.call('SET', KEYS[1], ARGV[1])
@@ -48,19 +51,12 @@ else
     redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 end
 redis.call('PUBLISH', KEYS[1], ARGV[1])
-if KEYS[2] ~= '' then
-    local readers = 0
-    if #ARGV[1] <= tonumber(ARGV[4]) then readers = redis.pcall('PUBLISH', KEYS[2], ARGV[1]) end
-    if readers ~= 1 then
-        redis.call('RPUSH', KEYS[2], ARGV[1])
-        redis.call('EXPIRE', KEYS[2], ARGV[3])
-    end
-end
+if KEYS[2] ~= '' then redis.pcall('PUBLISH', KEYS[2], ARGV[3] == '' and ARGV[1] or ARGV[3]) end
 if KEYS[3] then
-    redis.call('HDEL', KEYS[4], ARGV[5])
-    redis.call('ZREM', KEYS[3], ARGV[5])
+    redis.call('HDEL', KEYS[4], ARGV[4])
+    redis.call('ZREM', KEYS[3], ARGV[4])
 end
-if KEYS[5] then offer(KEYS[5], ARGV[6], ARGV[7]) end
+if KEYS[5] then offer(KEYS[5], ARGV[5], ARGV[6]) end
 return 1
 """)
 
@@ -73,20 +69,15 @@ class StoredResult:
     payload: bytes
     #: None keeps the result forever.
     expires_seconds: int | None
-    #: Reply list of the waiting caller; None when no caller waits.
-    reply_key: str | None
-    #: Longer payloads go to the caller's list even if it is subscribed; 0 sends all payloads to the list.
-    longest_published: int
+    #: Channel of the waiting caller; None when no caller waits.
+    reply_channel: str | None
+    #: What is published there in place of a long payload; "" for the payload itself.
+    announcement: str
 
     def for_script(self, ending: Ending | None = None) -> tuple[list[str | bytes], list[Any]]:
         """Return keys and arguments of ``STORE``."""
-        keys: list[str | bytes] = [self.key, self.reply_key or ""]
-        values: list[Any] = [
-            self.payload,
-            self.expires_seconds or 0,
-            ABANDONED_SECONDS,
-            self.longest_published,
-        ]
+        keys: list[str | bytes] = [self.key, self.reply_channel or ""]
+        values: list[Any] = [self.payload, self.expires_seconds or 0, self.announcement]
         if ending is not None:
             index, held, tag = ending.ack
             keys += [index, held]
@@ -98,7 +89,7 @@ class StoredResult:
 
 
 class ReplyBackend(RedisBackend):  # type: ignore[misc]
-    """Stores results for Celery and delivers them to ``messaging.calls.MethodCaller``."""
+    """Stores results for Celery and announces them to ``messaging.calls.MethodCaller``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -133,7 +124,7 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
     async def store_success(
         self, task_id: str, result: Any, *, reply_to: str | None, ending: Ending | None = None
     ) -> bool:
-        """Store the result of a successful task without callbacks, and deliver it to the waiting caller.
+        """Store the result of a successful task without callbacks, and announce it to the waiting caller.
 
         Args:
             result: plain JSON data.
@@ -152,7 +143,8 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
                 "task_id": task_id,
             }
             key = self._before_id + task_id.encode()
-            stored = self._stored(key, plain_json.dump(meta), state=states.SUCCESS, reply_to=reply_to)
+            payload = plain_json.dump(meta)
+            stored = self._stored(task_id, key, payload, state=states.SUCCESS, reply_to=reply_to)
             if len(stored.payload) > self._MAX_STR_VALUE_SIZE:
                 return False
             keys, values = stored.for_script(ending)
@@ -183,16 +175,16 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             raise BackendStoreError("value too large for Redis backend", state=state, task_id=task_id)
         reply_to = getattr(request, "reply_to", None) if state in states.READY_STATES else None
         key = self.get_key_for_task(task_id)
-        self._write(self._stored(key, payload, state=state, reply_to=reply_to))
+        self._write(self._stored(meta["task_id"], key, payload, state=state, reply_to=reply_to))
         return result
 
-    def _stored(self, key: bytes, payload: bytes, *, state: str, reply_to: Any) -> StoredResult:
+    def _stored(self, task_id: str, key: bytes, payload: bytes, *, state: str, reply_to: Any) -> StoredResult:
         return StoredResult(
             key=key,
             payload=payload,
             expires_seconds=(self.failure_expires if state == states.FAILURE else self.expires) or None,
-            reply_key=self._keys.reply(reply_to) if is_caller_id(reply_to) else None,
-            longest_published=MAX_PUBLISHED_BYTES,
+            reply_channel=self._keys.reply(reply_to) if is_caller_id(reply_to) else None,
+            announcement="" if len(payload) <= MAX_ANNOUNCED_BYTES else json.dumps({"task_id": task_id}),
         )
 
     def _encoded(self, meta: dict[str, Any]) -> bytes:

@@ -1,8 +1,7 @@
 """A subscription to one channel of Redis.
 
-A subscriber gets messages without a request for each, which saves a round trip and a list in Redis.
-Messages are not stored: PUBLISH returns the number of subscribers, and a publisher uses a list or queue
-instead if there is none.
+A subscriber gets messages without a request for each, which saves a round trip. Messages are not stored:
+what they announce is stored elsewhere, or the publisher uses a queue if PUBLISH reports no subscriber.
 """
 
 from __future__ import annotations
@@ -31,15 +30,23 @@ class Subscription:
     """Subscribes to one channel, and again after each lost connection."""
 
     def __init__(
-        self, broker: BrokerSettings, url: str | None, channel: str, on_message: Callable[[bytes], None]
+        self,
+        broker: BrokerSettings,
+        url: str | None,
+        channel: str,
+        on_message: Callable[[bytes], None],
+        *,
+        on_subscribed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Set the channel and the callback; ``listen`` connects.
+        """Set the channel and the callbacks; ``listen`` connects.
 
         Args:
             on_message: called on the loop with each message; its errors are logged.
+            on_subscribed: called after each subscription; earlier messages may have been missed.
         """
         self.channel = channel
         self._on_message = on_message
+        self._on_subscribed = on_subscribed
         self._link = RedisLink(broker, url, on_message=self._pass_on)
         self._proved_at = float("-inf")
         #: When the newest answered ping was sent.
@@ -64,10 +71,11 @@ class Subscription:
         while True:
             try:
                 await self._link.execute("SUBSCRIBE", self.channel)
+                self._on_subscribed()
                 while await self._is_subscribed():
                     self._proved_at = time.monotonic()
                     await asyncio.sleep(FRESH_SECONDS)
-            except (redis.RedisError, OSError) as exc:  # publishers use the list or queue instead
+            except (redis.RedisError, OSError) as exc:  # missed messages are read elsewhere
                 logger.debug("the subscription to %s broke: %s", self.channel, exc)
             self._proved_at = float("-inf")
             await asyncio.sleep(RETRY_SECONDS)

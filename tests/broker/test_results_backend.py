@@ -1,23 +1,25 @@
-"""Stored and pushed results, and errors as callers receive them."""
+"""Stored and announced results, and errors as callers receive them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
 from celery import states
 from celery.app.task import Context
+from waiting import WAIT_SECONDS, wait_until
 
 from broker_config.app import RESULT_SECONDS, NekroApp, create_app
-from broker_config.keys import ABANDONED_SECONDS, Keys
+from broker_config.keys import Keys
 from broker_config.settings import Settings
 from codec.wire import new_id
 from messaging.failures import failure_from_record
+from messaging.redis.subscription import MAX_PUBLISHED_BYTES
 from nekro_agent import errors
 from nekro_agent.errors import (
     CallCancelledError,
@@ -39,32 +41,54 @@ from runtime.greenlet_bridge import (
 from workers.pools import jobs as pool_jobs
 
 
-def test_result_is_stored_and_pushed_to_its_caller(
-    app: NekroApp, settings: Settings, client: redis.Redis
+@pytest.fixture
+def announced(settings: Settings, client: redis.Redis) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Returns the next announcement to any caller, with ``channel``."""
+    with client.pubsub(ignore_subscribe_messages=True) as subscriber:
+        subscriber.psubscribe(f"{settings.broker.key_prefix}reply:*")
+        assert subscriber.get_message(timeout=WAIT_SECONDS) is None  # it is subscribed
+
+        def following() -> dict[str, Any]:
+            found = wait_until(lambda: subscriber.get_message(timeout=1), what="an announcement")
+            return {"channel": found["channel"].decode(), **json.loads(found["data"])}
+
+        yield following
+
+
+def test_result_is_stored_and_announced_to_its_caller(
+    app: NekroApp, settings: Settings, client: redis.Redis, announced: Callable[[], dict[str, Any]]
 ) -> None:
     task_id, caller = new_id(), new_id()
     app.backend.store_result(task_id, {"a": 1}, states.SUCCESS, request=Context(reply_to=caller))
-    reply_key = Keys(prefix=settings.broker.key_prefix).reply(caller)
-    pushed = json.loads(client.lrange(reply_key, 0, -1)[0])
-    assert (pushed["task_id"], pushed["result"]) == (task_id, {"a": 1})
-    assert 0 < client.ttl(reply_key) <= ABANDONED_SECONDS
     stored = app.backend.get_key_for_task(task_id)
-    assert json.loads(client.get(stored)) == pushed
+    channel = Keys(prefix=settings.broker.key_prefix).reply(caller)
+    assert announced() == {"channel": channel, **json.loads(client.get(stored))}
     assert 0 < client.ttl(stored) <= RESULT_SECONDS
     assert app.AsyncResult(task_id).result == {"a": 1}
 
 
+def test_of_a_long_result_only_the_id_is_announced(
+    app: NekroApp, client: redis.Redis, announced: Callable[[], dict[str, Any]]
+) -> None:
+    task_id, text = new_id(), "x" * MAX_PUBLISHED_BYTES
+    app.backend.store_result(task_id, text, states.SUCCESS, request=Context(reply_to=new_id()))
+    assert announced().keys() == {"channel", "task_id"}
+    assert app.AsyncResult(task_id).result == text
+
+
 @pytest.mark.parametrize("reply_to", [None, "", "x", "../etc", "a" * 33, "0123456789ABCDEF" * 2, 5])
-def test_only_a_caller_id_becomes_a_key(
-    app: NekroApp, settings: Settings, client: redis.Redis, reply_to: Any
+def test_only_a_caller_id_becomes_a_channel(
+    app: NekroApp, announced: Callable[[], dict[str, Any]], reply_to: Any
 ) -> None:
     app.backend.store_result(new_id(), 1, states.SUCCESS, request=Context(reply_to=reply_to))
-    assert not client.keys(f"{settings.broker.key_prefix}reply*")
+    app.backend.store_result(new_id(), 2, states.SUCCESS, request=Context(reply_to=new_id()))
+    assert announced()["result"] == 2
 
 
-def test_only_a_final_state_is_pushed(app: NekroApp, settings: Settings, client: redis.Redis) -> None:
+def test_only_a_final_state_is_announced(app: NekroApp, announced: Callable[[], dict[str, Any]]) -> None:
     app.backend.store_result(new_id(), None, states.STARTED, request=Context(reply_to=new_id()))
-    assert not client.keys(f"{settings.broker.key_prefix}reply*")
+    app.backend.store_result(new_id(), 2, states.SUCCESS, request=Context(reply_to=new_id()))
+    assert announced()["result"] == 2
 
 
 def test_a_stored_success_is_not_overwritten(app: NekroApp) -> None:

@@ -155,17 +155,22 @@ def test_a_success_leaves_the_same_keys_in_redis_as_celery(
     for path, queue in PATHS.items():
         caller = new_id()
         with client.pubsub(ignore_subscribe_messages=True) as subscriber:
-            subscriber.psubscribe(f"{settings.broker.key_prefix}celery-task-meta-*")
-            assert subscriber.get_message(timeout=WAIT_SECONDS) is None  # it is subscribed
+            channel = Keys(prefix=settings.broker.key_prefix).reply(caller)
+            subscriber.psubscribe(f"{settings.broker.key_prefix}celery-task-meta-*", channel)
+            for _ in range(2):
+                assert subscriber.get_message(timeout=WAIT_SECONDS) is None  # it is subscribed
             result = send("f.run", {"how": "ok", "value": [1, {"b": "x"}]}, queue=queue, reply_to=caller)
             assert result.get(WAIT_SECONDS) == [1, {"b": "x"}]
-            published = wait_until(
-                lambda subscriber=subscriber: subscriber.get_message(timeout=1), what="the publication"
+            published, announced = (
+                wait_until(
+                    lambda subscriber=subscriber: subscriber.get_message(timeout=1), what="the publication"
+                )
+                for _ in range(2)
             )
         key = app.backend.get_key_for_task(result.id)
         stored = client.get(key)
-        (pushed,) = client.lrange(Keys(prefix=settings.broker.key_prefix).reply(caller), 0, -1)
-        assert stored == pushed == published["data"]
+        assert stored == published["data"] == announced["data"]
+        assert announced["channel"].decode() == channel
         assert 0 < client.ttl(key) <= RESULT_SECONDS
         records[path] = json.loads(stored)
         assert records[path].pop("task_id") == result.id

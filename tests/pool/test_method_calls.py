@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 import uvloop
-from waiting import WAIT_SECONDS, eventually, wait_until
+from waiting import eventually, wait_until
 from worker_process import WorkerProcess
 
 from broker_config.app import NekroApp, create_app
@@ -21,6 +20,7 @@ from broker_config.keys import Keys
 from broker_config.settings import Settings
 from codec.wire import Invocation, new_id
 from messaging.calls import MethodCaller
+from messaging.celery.result_backend import MAX_ANNOUNCED_BYTES
 from messaging.pace import LARGE_CHARS
 from messaging.publishing import encode_message
 from nekro_agent.errors import (
@@ -202,56 +202,57 @@ async def test_second_call_of_one_id_is_refused(caller: MethodCaller) -> None:
 async def test_closed_caller_leaves_no_keys(app: NekroApp, settings: Settings, worker: WorkerProcess) -> None:
     async with MethodCaller(app, settings) as caller:
         await caller.call(invocation("m.noop"), lane=Lane.METHODS)
-        reply_key = Keys(prefix=settings.broker.key_prefix).reply(caller._caller_id)
         orphan = asyncio.create_task(caller.call(invocation("m.wait", "0.2"), lane=Lane.METHODS))
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await orphan
     left = keys_under(settings)
-    assert reply_key not in left
+    assert not [key for key in left if "reply:" in key]
     with redis.Redis.from_url(settings.broker.url or "") as client:
         results = [key for key in left if "celery-task-meta" in key]
         assert results
         assert all(client.ttl(key) > 0 for key in results)
 
 
-async def test_lost_reply_is_read_from_its_result_key(
-    caller: MethodCaller, worker: WorkerProcess, settings: Settings
+async def test_a_result_without_announcement_is_read_under_its_key(
+    caller: MethodCaller, worker: WorkerProcess
 ) -> None:
-    """Another client pops the reply, like a connection that breaks at the wrong moment."""
+    """As when the connection breaks, or a worker of an older release pushes the result to a list."""
+    assert caller._subscription is not None
+    caller._tasks[1].cancel()
+    caller._subscription.abort()
     call = invocation("m.wait", "0.3")
-    reply_key = Keys(prefix=settings.broker.key_prefix).reply(caller._caller_id)
-    stolen = threading.Event()
-
-    def steal() -> None:
-        with redis.Redis.from_url(settings.broker.url or "") as client:
-            while not stolen.is_set():
-                if client.lpop(reply_key):
-                    stolen.set()
-
-    # Redis serves the client that waits longest, so ours must not wait, nor may it subscribe.
-    for task in (*caller._tasks[:1], *caller._tasks[2:]):
-        task.cancel()
-    thread = threading.Thread(target=steal)
-    thread.start()
     answer = await caller.call(call, lane=Lane.METHODS)
-    thread.join(WAIT_SECONDS)
-    assert stolen.is_set()
     assert answer.call_id == call.call_id
 
 
-async def test_answers_are_published_to_a_subscribed_caller(
+async def test_results_are_announced_to_a_subscribed_caller(
     caller: MethodCaller, worker: WorkerProcess, settings: Settings
 ) -> None:
     assert caller._subscription is not None
     subscription = caller._subscription
     await eventually(lambda: subscription.stands, what="the subscription")
-    for task in caller._tasks[:2]:  # neither the list nor the results' keys are read
-        task.cancel()
+    caller._tasks[0].cancel()  # results of old calls are not read
     answers = await asyncio.gather(*(caller.call(invocation("m.noop"), lane=Lane.METHODS) for _ in range(50)))
     assert {answer.text for answer in answers} == {"x"}
-    with redis.Redis.from_url(settings.broker.url or "") as client:
-        assert not client.exists(caller._reply_key)
+    long = "x" * MAX_ANNOUNCED_BYTES
+    assert (await caller.call(invocation("m.echo", long), lane=Lane.METHODS)).text == long
+    assert not [key for key in keys_under(settings) if "reply:" in key]
+
+
+async def test_results_before_the_first_subscription_are_read_after_it(
+    app: NekroApp, settings: Settings, worker: WorkerProcess
+) -> None:
+    async with MethodCaller(app, settings) as caller:
+        assert caller._subscription is not None
+        for task in caller._tasks:
+            task.cancel()
+        call = invocation("m.noop")
+        waiting = asyncio.create_task(caller.call(call, lane=Lane.METHODS))
+        key = app.backend.get_key_for_task(call.call_id).decode()
+        await eventually(lambda: key in keys_under(settings), what="the result")
+        caller._tasks = [asyncio.create_task(caller._subscription.listen())]
+        assert (await waiting).call_id == call.call_id
 
 
 async def test_a_caller_whose_subscription_is_cut_gets_its_answers(

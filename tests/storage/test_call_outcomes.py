@@ -191,7 +191,7 @@ class Caller:
         call_id = message["headers"]["id"]
         raw = plain_json.dump({"task_id": call_id, **record})
         await self.client.set(self.app.backend.get_key_for_task(call_id), raw, ex=60)
-        await self.client.rpush(self.caller._reply_key, raw)
+        await self.client.publish(self.caller._channel, raw)
 
     async def succeed(self, message: dict[str, Any], made: Invocation) -> None:
         """Answer like a worker whose method returned."""
