@@ -1,7 +1,7 @@
 """The host's end of a sandbox's socket, one bridge per run: the sandbox's only way out.
 
 The bridge reads one frame at a time, checks it against the state of the run, and passes
-calls to ``dispatch``. It adds what the sandbox must not choose: call id and time limit. At
+calls to ``dispatch``. It adds what the sandbox must not choose: the call id. At
 ``max_calls_in_flight`` it stops reading, so a sandbox that calls faster than plugins answer
 blocks in its own ``write``; only one answer at a time is in the socket's buffer, so a sandbox
 that does not read cannot make the host buffer more than the answers of the calls in flight.
@@ -279,13 +279,14 @@ class Bridge:
         return _refused(error_type, message)
 
     async def _call(self, method: StubMethod, arguments: bytes) -> StubResult:
-        seconds = method.timeout_seconds
         call = StubCall(token=method.token, call_id=new_id(), arguments=arguments)
+        seconds = method.timeout_seconds
         try:
-            with self._waits.of(seconds):
+            with contextlib.nullcontext() if seconds is None else self._waits.of(seconds):
                 result = await self._dispatch(call)
         except TimeoutError:
-            return _refused("CallTimeoutError", f"{method.path} did not answer within {seconds:g} s")
+            limit = "its time limit" if seconds is None else f"{seconds:g} s"
+            return _refused("CallTimeoutError", f"{method.path} did not answer within {limit}")
         except Exception as exc:
             # dispatch translates its own errors; an unexpected one must be reported to the code.
             return _refused("InternalError", f"{method.path} could not be called ({type(exc).__name__})")

@@ -97,8 +97,8 @@ class StubMethod:
     signature: str
     doc: str | None
     type: SandboxMethodType
-    #: Longest wait for one call.
-    timeout_seconds: float
+    #: Longest wait for one call; None: its dispatch ends it at its own deadline.
+    timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

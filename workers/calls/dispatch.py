@@ -243,7 +243,6 @@ class RunCalls:
                         signature=entry.signature,
                         doc=entry.doc,
                         type=entry.type,
-                        timeout_seconds=dispatcher.timeout_seconds(entry),
                     )
                 )
 
