@@ -4,8 +4,7 @@ Celery reads messages on its hub's thread. With a pool that runs tasks on an eve
 would move between two threads, which compete for Python's interpreter lock. Here the loop itself waits
 for messages, claims them (or gets them by direct delivery) and delivers them, with the protocol of
 ``messaging.delivery.transport``; the hub handles control commands, heartbeats, events and exceptional
-messages. While the hub reconnects, no message is taken and running tasks continue. The loop also sends
-acknowledgements; those that it cannot send go back to ``messaging.delivery.leases``.
+messages. While the hub reconnects, no message is taken and running tasks continue.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 import redis
 from kombu.utils.encoding import bytes_to_str
 
-from messaging.delivery.endings import Ack, Ending
+from messaging.delivery.endings import Ending
 from messaging.delivery.handoff import Handoff
-from messaging.delivery.leases import ACK_SECONDS, RENEW, LeaseKeeper, ack_commands, ack_of
+from messaging.delivery.leases import RENEW, LeaseKeeper, ack_of
 from messaging.delivery.offers import HANDOFF_SECONDS
 from messaging.delivery.transport import held_keys, seen_key
 from messaging.redis.link import BLOCK_SECONDS, RedisLink
@@ -65,7 +64,6 @@ class LoopIntake:
         self._is_stopping = False
         self._claims = False
         self._handoff: Handoff | None = None
-        self._is_courier = False
         self._untaken: list[str] = []
         self._thread: int | None = None
         self._taking: RedisLink
@@ -107,14 +105,6 @@ class LoopIntake:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._idle.set)
 
-    def send_soon(self) -> None:
-        """Send pending acknowledgements soon; called by the keeper."""
-        if self.is_here():
-            self._plan_acknowledging()
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the keeper renews for a while
-                self._loop.call_soon_threadsafe(self._plan_acknowledging)
-
     def is_here(self) -> bool:
         """Whether the calling thread is the loop's."""
         return threading.get_ident() == self._thread
@@ -138,8 +128,6 @@ class LoopIntake:
         with contextlib.ExitStack() as stack:
             waiting, taking = stack.enter_context(self._link()), stack.enter_context(self._link())
             self._taking = taking
-            self._is_courier = True
-            self._keeper.use(self)
             self._handoff = Handoff(
                 self._channel, settings=self._settings, link=taking, take=self._take_handed
             )
@@ -147,8 +135,6 @@ class LoopIntake:
                 await self._take_forever(waiting, taking)
             finally:
                 await self._close_handoff()
-                self._is_courier = False
-                self._keeper.use(None)
                 if self._asides:
                     await asyncio.wait(self._asides)
 
@@ -179,28 +165,10 @@ class LoopIntake:
                 logger.exception("messages cannot be taken")
                 await self._rest(RETRY_SECONDS)
 
-    def _plan_acknowledging(self) -> None:
-        self._loop.call_later(ACK_SECONDS, self._acknowledge)
-
-    def _acknowledge(self) -> None:
-        # The timer may outlive the link; then the keeper sends, and the link must not reconnect.
-        acks = self._keeper.hand_over() if self._is_courier else []
-        if acks:
-            self._go_aside(self._send(acks))
-
     def _go_aside(self, exchange: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(exchange)
         self._asides.add(task)
         task.add_done_callback(self._asides.discard)
-
-    async def _send(self, acks: list[Ack]) -> None:
-        try:
-            await asyncio.gather(*(self._taking.execute(*command) for command in ack_commands(acks)))
-        except (redis.RedisError, OSError) as exc:
-            logger.warning("acknowledgements failed and will be retried: %s", exc)
-            self._keeper.came_back(acks)
-        else:
-            self._keeper.delivered(acks)
 
     @contextlib.contextmanager
     def _link(self) -> Iterator[RedisLink]:
@@ -309,12 +277,19 @@ class LoopIntake:
 
     def ending(self, tag: str) -> Ending | None:
         """Return how storing a delivery's result also ends the delivery; None if Celery acknowledges it."""
-        qos = self._channel.qos
-        if not self._has_results or self._handoff is None or tag not in qos._delivered or tag in qos._dirty:
+        qos, handoff, keeper = self._channel.qos, self._handoff, self._keeper
+        if not self._has_results or handoff is None or tag not in qos._delivered or tag in qos._dirty:
             return None
         ack = ack_of(self._channel, tag)
-        self._keeper.ending(ack)
-        return Ending(ack, self._handoff.next_offer(), self._keeper, self._handoff)
+        keeper.ending(ack)
+        offer = handoff.next_offer()
+
+        def end(is_stored: bool) -> None:
+            keeper.ended(ack, is_done=is_stored)
+            if offer is not None:
+                handoff.offer_arrived()
+
+        return Ending(ack, offer, end)
 
     def _deliver(self, queue: str, tag: str, message: bytes) -> None:
         if self._is_stopping:

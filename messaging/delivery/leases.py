@@ -3,8 +3,8 @@
 A delivery belongs to its worker for the visibility timeout. The keeper renews the lease while the
 task runs, so the timeout can be short (a dead worker's tasks are redelivered soon) although tasks
 are long. It also sends the acknowledgements: in batches, repeated until Redis has accepted them, and
-never on the worker's hub, which must not block. If messages are taken on an event loop, that loop
-sends the acknowledgements, and the keeper sends only those that the loop could not.
+never on the worker's hub, which must not block. The exception is a stored success, whose script
+acknowledges its delivery (``messaging.delivery.endings``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Set
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import redis
 from celery import bootsteps
@@ -26,7 +26,7 @@ from messaging.delivery.transport import LOOK, LOST, ClaimChannel, held_keys, se
 from nekro_agent.durations import CLOSE_STEP_SECONDS, GRACE_SECONDS, RETRY_SECONDS
 from runtime.metrics import metrics
 
-__all__ = ["ACK_SECONDS", "RENEW", "Courier", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
+__all__ = ["RENEW", "LeaseKeeper", "LeaseStep", "ack_commands", "ack_of"]
 
 #: Renewals per lease duration.
 RENEWALS_PER_TIMEOUT: Final = 3
@@ -52,14 +52,6 @@ return lost
 """
 
 logger = logging.getLogger(__name__)
-
-
-class Courier(Protocol):
-    """Sends acknowledgements on the event loop of their tasks; see ``messaging.delivery.intake``."""
-
-    def send_soon(self) -> None:
-        """Fetch the pending acknowledgements from the keeper and send them within about ``ACK_SECONDS``."""
-        ...
 
 
 def ack_of(channel: ClaimChannel, tag: str) -> Ack:
@@ -95,7 +87,6 @@ class LeaseKeeper:
         self._under_way: set[Ack] = set()
         #: Acknowledged together with their results; Celery's own acknowledgement of them is ignored.
         self._ended: set[Ack] = set()
-        self._courier: Courier | None = None
         self._since: dict[str, float] = {}
         self._lost: set[str] = set()
         #: Used directly for each message that need not wait, because entering the condition is slower.
@@ -137,14 +128,11 @@ class LeaseKeeper:
                 self._forget([ack])
                 return
             self._acks.append(ack)
-            if self._courier is None:
-                if len(self._acks) in (1, MAX_ACKS):
-                    self._changed.notify()
-            elif len(self._acks) == 1:
-                self._courier.send_soon()
+            if len(self._acks) in (1, MAX_ACKS):
+                self._changed.notify()
 
     def ending(self, ack: Ack) -> None:
-        """Record that another component is acknowledging a delivery; it must call ``ended``."""
+        """Record that a script is acknowledging a delivery; call ``ended`` after it."""
         with self._lock:
             self._under_way.add(ack)
 
@@ -162,32 +150,6 @@ class LeaseKeeper:
             if self._brief_at is None:
                 self._brief_at = time.monotonic() + min(self._period, HANDOFF_SECONDS / 5)
                 self._changed.notify()
-
-    def use(self, courier: Courier | None) -> None:
-        """Let a courier send acknowledgements; None means that the keeper's thread sends them."""
-        with self._changed:
-            self._courier = courier
-            self._changed.notify()
-
-    def hand_over(self) -> list[Ack]:
-        """Pass pending acknowledgements to the courier, which must call ``delivered`` or ``came_back``."""
-        with self._changed:
-            acks, self._acks = self._acks, []
-            self._under_way.update(acks)
-        return acks
-
-    def delivered(self, acks: list[Ack]) -> None:
-        """Record that Redis accepted the courier's acknowledgements."""
-        self._forget(acks)
-        with self._changed:
-            self._under_way.difference_update(acks)
-
-    def came_back(self, acks: list[Ack]) -> None:
-        """Take back acknowledgements that the courier could not send; the keeper's thread retries them."""
-        with self._changed:
-            self._under_way.difference_update(acks)
-            self._acks = acks + self._acks
-            self._changed.notify()
 
     def close(self, *, running: Set[str]) -> None:
         """Send the last acknowledgements, requeue deliveries that were not executed, end the thread.

@@ -80,7 +80,7 @@ async def _store(backend: Any, request: PrivateRequest, value: Any) -> bool:
         is_stored = await backend.store_success(request.id, value, reply_to=request.reply_to, ending=ending)
     finally:
         if ending is not None:
-            ending.end(is_stored=is_stored)
+            ending.end(is_stored)
     return is_stored
 
 
