@@ -7,7 +7,7 @@ parsed from the output of the code.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
@@ -18,6 +18,7 @@ from nekro_agent.methods import SandboxMethodType
 __all__ = [
     "ARGUMENT_ERROR",
     "GONE_SECONDS",
+    "STOPS",
     "Dispatch",
     "Limit",
     "Raised",
@@ -54,6 +55,13 @@ class StopType(IntEnum):
     SECURITY = 10
     #: A MULTIMODAL_AGENT method answered; the lines after it did not run.
     MULTIMODAL_AGENT = 11
+
+
+#: Stop types of runs that a result ended, by the type of the method.
+STOPS: Mapping[SandboxMethodType, StopType] = {
+    SandboxMethodType.AGENT: StopType.AGENT,
+    SandboxMethodType.MULTIMODAL_AGENT: StopType.MULTIMODAL_AGENT,
+}
 
 
 class Limit(StrEnum):

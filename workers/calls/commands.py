@@ -26,11 +26,11 @@ from nekro_agent.commands.table import CommandTable
 from nekro_agent.errors import InvalidValueError, ResultError
 from nekro_agent.execution.invoke import Outcome
 from nekro_agent.files import staging
-from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.methods import Lane
 from nekro_agent.ports import ChatInfo, KeyValueStore
 from nekro_agent.shared_clock import shared_time
 from runtime.redaction import Redactor
-from workers.calls.handler import CallTarget, OnStep
+from workers.calls.handler import CallTarget, OnStep, TaskSubject
 from workers.calls.plugin_tasks import PluginTasks
 
 __all__ = ["CommandDesk", "CommandLines"]
@@ -43,10 +43,7 @@ _STORE_KEY: Final = "open_question"
 class CommandLines(CallTarget):
     """Runs command lines on a worker, each at most once because commands have effects."""
 
-    name = "command"
-    plugin_key = _OWNER
-    type = SandboxMethodType.TOOL
-    lane = Lane.METHODS
+    subject = TaskSubject(name="command", plugin_key=_OWNER, lane=Lane.METHODS)
     is_claimed = True
 
     def __init__(self, table: CommandTable, redactor: Redactor, *, return_bytes: int) -> None:
@@ -60,7 +57,7 @@ class CommandLines(CallTarget):
         context = CommandExecutionContext.model_validate(fields)
         async with staging.call_scope():
             responses = [self._plain(response) async for response in self._table.run(line, context)]
-        return Outcome(type=self.type, value=responses)
+        return Outcome(type=self.subject.type, value=responses)
 
     def _plain(self, response: CommandResponse) -> dict[str, Any]:
         plain = response.model_dump(exclude={"data"}, mode="json", fallback=str)

@@ -20,7 +20,7 @@ from nekro_agent.errors import FencedError, StorageError
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.ports import JobState, MessageKind
 from runtime.metrics import metrics
-from sandbox.models import Raised, Returned, Stopped, StopType, StubResult
+from sandbox.models import STOPS, Raised, Returned, Stopped, StubResult
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
 from storage.repositories.calls import Call, CallRequest
@@ -35,10 +35,6 @@ from workers.plugins.registry import MethodEntry
 __all__ = ["CallDetacher", "CallEnds", "CallSubject", "end_job", "settle", "still_running", "wait_seconds"]
 
 _TEXT_CHARS: Final = 4000
-_STOPS: Final = {
-    SandboxMethodType.AGENT: StopType.AGENT,
-    SandboxMethodType.MULTIMODAL_AGENT: StopType.MULTIMODAL_AGENT,
-}
 _ENDS: Final = {
     CallState.DONE: JobState.SUCCEEDED,
     CallState.CANCELLED: JobState.CANCELLED,
@@ -78,7 +74,7 @@ def wait_seconds(entry: MethodEntry, *, lane: str, settings: WorkerSettings) -> 
 
 def still_running(entry: MethodEntry, call_id: str) -> StubResult:
     """Return the result that code gets when its call is detached."""
-    stop = _STOPS.get(entry.type)
+    stop = STOPS.get(entry.type)
     if stop is not None:
         return Stopped(stop=stop)
     if entry.type is SandboxMethodType.BEHAVIOR:

@@ -33,10 +33,10 @@ from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
 from sandbox.models import (
     ARGUMENT_ERROR,
+    STOPS,
     Raised,
     Returned,
     Stopped,
-    StopType,
     StubCall,
     StubMethod,
     StubResult,
@@ -46,11 +46,6 @@ from workers.plugins.lanes import LaneChooser
 from workers.plugins.registry import MethodEntry, Registry
 
 __all__ = ["CallRecord", "CallScope", "Dispatcher", "RunCalls", "invocation_of"]
-
-_STOPS = {
-    SandboxMethodType.AGENT: StopType.AGENT,
-    SandboxMethodType.MULTIMODAL_AGENT: StopType.MULTIMODAL_AGENT,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +275,7 @@ class RunCalls:
             round_id=envelope.round_id,
             worker=envelope.worker,
         )
-        stop = _STOPS.get(envelope.type)
+        stop = STOPS.get(envelope.type)
         return Stopped(stop=stop) if stop is not None else Returned(value=envelope.value_bytes())
 
     def _recorder(self, entry: MethodEntry, call_id: str, lane: str) -> Callable[..., None]:

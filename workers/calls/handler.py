@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from abc import abstractmethod
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -25,14 +25,14 @@ from codec.wire import Envelope, Invocation, Signer, is_long_body, tool_answer
 from messaging.pace import ChatPace
 from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.execution.invoke import Outcome
-from nekro_agent.methods import SandboxMethodType
+from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.shared_clock import shared_time
 from runtime.redaction import Redactor
 from workers.calls.claims import CallClaims, DuplicateDelivery
 from workers.calls.detached import CallEnds, CallSubject
 from workers.calls.failures import redacted
 
-__all__ = ["CallHandler", "CallTarget", "FindTarget", "MisplacedCall", "OnStep"]
+__all__ = ["CallHandler", "CallTarget", "FindTarget", "MisplacedCall", "OnStep", "TaskSubject"]
 
 #: Called with the seconds for which a part of a call occupied the event loop; None for calls with short
 #: arguments, which are not charged to their chat.
@@ -49,13 +49,23 @@ class MisplacedCall(Exception):
         self.body = body
 
 
-class CallTarget(CallSubject, Protocol):
+@dataclass(frozen=True, kw_only=True)
+class TaskSubject:
+    """The ``CallSubject`` of calls other than those of methods."""
+
+    name: str
+    plugin_key: str
+    lane: Lane
+    type: SandboxMethodType = SandboxMethodType.TOOL
+
+
+class CallTarget(Protocol):
     """What one call runs."""
 
-    @property
-    def is_claimed(self) -> bool:
-        """Whether it runs at most once per call id."""
-        return self.type is not SandboxMethodType.TOOL
+    #: Identifies it in records.
+    subject: CallSubject
+    #: Whether it runs at most once per call id.
+    is_claimed: bool
 
     def home(self, arguments: Arguments) -> str | None:
         """Return the queue of the process that must run it; None if this process may.
@@ -65,7 +75,6 @@ class CallTarget(CallSubject, Protocol):
         """
         return None
 
-    @abstractmethod
     def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Awaitable[Outcome]:
         """Run it; the plugin's own exceptions propagate."""
         ...
@@ -137,7 +146,7 @@ class CallHandler:
         except (DuplicateDelivery, MisplacedCall):
             raise
         except Exception as exc:
-            await self._ends.record(target, invocation, error=exc)
+            await self._ends.record(target.subject, invocation, error=exc)
             raise
 
     async def _verified(self, body: object, task_name: str) -> Invocation:
@@ -168,13 +177,13 @@ class CallHandler:
             started_at=started_at,
             finished_at=shared_time(),
         )
-        await self._ends.record(target, invocation, value=outcome.value)
+        await self._ends.record(target.subject, invocation, value=outcome.value)
         return answer
 
     async def _run_once(
         self, target: CallTarget, invocation: Invocation, arguments: Arguments
     ) -> dict[str, Any]:
-        claim = await self._claims.claim(target, invocation, worker=self._worker_name)
+        claim = await self._claims.claim(target.subject, invocation, worker=self._worker_name)
         if claim.envelope is not None:
             return claim.envelope.model_dump(mode="json")
         started_at = shared_time()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from codec.values import Arguments
 from codec.wire import Invocation
 from nekro_agent.execution.invoke import Outcome, call_method
-from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.methods import SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from workers.calls.failures import explained
 from workers.calls.handler import CallTarget, OnStep
@@ -51,29 +51,13 @@ class MethodTargets:
 class _Method(CallTarget):
     """One method, and the services of the process that runs it."""
 
-    __slots__ = ("_entry", "_targets")
-
     def __init__(self, entry: MethodEntry, targets: MethodTargets) -> None:
         self._entry, self._targets = entry, targets
-
-    @property
-    def name(self) -> str:
-        return self._entry.name
-
-    @property
-    def plugin_key(self) -> str:
-        return self._entry.plugin.key
-
-    @property
-    def type(self) -> SandboxMethodType:
-        return self._entry.type
-
-    @property
-    def lane(self) -> Lane:
-        return self._entry.lane
+        self.subject = entry
+        self.is_claimed = entry.type is not SandboxMethodType.TOOL
 
     def home(self, arguments: Arguments) -> str | None:
-        return self._targets.home_of(self.plugin_key)
+        return self._targets.home_of(self._entry.plugin.key)
 
     async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
         entry, watchdog = self._entry, self._targets.watchdog

@@ -20,12 +20,12 @@ from messaging.calls import MethodCaller
 from nekro_agent.errors import MethodNotFoundError, NekroError
 from nekro_agent.execution.hooks import HOOK_SECONDS, PluginHost
 from nekro_agent.execution.invoke import Outcome
-from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.methods import Lane
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
-from workers.calls.handler import CallTarget, OnStep
+from workers.calls.handler import CallTarget, OnStep, TaskSubject
 from workers.calls.plugin_tasks import PluginTasks
 from workers.pools.background import BackgroundLoop
 
@@ -104,10 +104,8 @@ class HookForwarder:
 class ForwardedHooks(CallTarget):
     """Runs forwarded hooks in the process that owns the plugin."""
 
-    name = "hook"
-    plugin_key = ""
-    type = SandboxMethodType.TOOL
-    lane = Lane.PINNED
+    subject = TaskSubject(name="hook", plugin_key="", lane=Lane.PINNED)
+    is_claimed = False
 
     def __init__(self, host: PluginHost, *, home_of: Callable[[str], str | None]) -> None:
         """Create the target.
@@ -131,7 +129,7 @@ class ForwardedHooks(CallTarget):
         answer = await self._host.run_here(plugin, hook, _context(invocation), *args)
         # Only texts and signals have a meaning; a hook may return any other value too.
         value = int(answer) if isinstance(answer, int) else None if answer is None else str(answer)
-        return Outcome(type=self.type, value=value)
+        return Outcome(type=self.subject.type, value=value)
 
     def _plugin(self, arguments: Arguments) -> NekroPlugin:
         (plugin_key, _, _), _ = arguments

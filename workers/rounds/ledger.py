@@ -18,10 +18,9 @@ from agent.rounds import RoundAnswer, RoundOutcome
 from broker_config.settings import AgentSettings
 from nekro_agent.durations import RETRY_SECONDS
 from nekro_agent.errors import NekroError, StorageUnavailableError
-from nekro_agent.methods import SandboxMethodType
 from nekro_agent.ports import JobState, MessageKind
 from runtime.metrics import metrics
-from sandbox.models import StopType
+from sandbox.models import STOPS, StopType
 from storage.engine import Database
 from storage.repositories.calls import Call
 from storage.repositories.messages import NewMessage
@@ -41,11 +40,6 @@ ROUND_STARTED: Final = "round.started"
 ROUND_ENDED: Final = "round.ended"
 
 
-#: Stop types whose follow-up round was requested by the worker that ran the method.
-_STOPS: Final = {
-    SandboxMethodType.AGENT: StopType.AGENT,
-    SandboxMethodType.MULTIMODAL_AGENT: StopType.MULTIMODAL_AGENT,
-}
 _STOPPED: Final = "stopped on request"
 
 
@@ -155,7 +149,8 @@ class RoundLedger:
                 return ended
             if outcome.notice is not None:
                 await self._tell_chat(transaction, ended, outcome.notice, kind=MessageKind.ASSISTANT)
-            if outcome.needs_follow_up and outcome.stop_type not in _STOPS.values():
+            # The follow-up round of a result was requested by the worker that ran the method.
+            if outcome.needs_follow_up and outcome.stop_type not in STOPS.values():
                 await self._request_follow_up(transaction, ended, user_id=claimed.user_id)
             if next_worker is not None:
                 following = await self._start(transaction, ended.chat_key, fence, next_worker, later=True)
@@ -358,9 +353,9 @@ def _count(ended: Round) -> None:
 async def _woken_by(transaction: Transaction, rows: Sequence[Call]) -> StopType | None:
     """Return the stop type of an AGENT result that already has its follow-up round, else None."""
     for row in rows:
-        is_result = row.state is CallState.DONE and row.type in _STOPS
+        is_result = row.state is CallState.DONE and row.type in STOPS
         if is_result and await transaction.rounds.find_by_trigger(TriggerKind.CALL, row.id) is not None:
-            return _STOPS[row.type]
+            return STOPS[row.type]
     return None
 
 
