@@ -61,7 +61,7 @@ class CallMessage:
     def build(self, app: Celery) -> Any:
         """Build Celery's message, with the time limits that remain now.
 
-        It does not use Celery's ``expires``, because the worker's executor checks the signed deadline.
+        It does not use Celery's ``expires``, because the worker's handler checks the signed deadline.
         """
         remaining = max(0.0, self.invocation.remaining_seconds())
         return app.amqp.signed_task(

@@ -44,8 +44,6 @@ _CELERYS: Final[Mapping[str, tuple[type[NekroError], str]]] = {
     "Reject": (MethodAbortedError, "the worker refused the call"),
 }
 _CELERY_MODULES: Final = frozenset({"celery.exceptions", "billiard.exceptions", "celery.backends.base"})
-#: Reason that Celery gives for a task whose ``expires`` passed in the queue.
-_EXPIRED: Final = "expired"
 
 
 def failure_from_record(record: Mapping[str, Any]) -> NekroError:
@@ -62,8 +60,6 @@ def failure_from_record(record: Mapping[str, Any]) -> NekroError:
     named = result if isinstance(result, Mapping) else {}
     name, module, detail = _unwrapped(named)
     if record.get("status") == states.REVOKED:
-        if detail == _EXPIRED:
-            return CallTimeoutError("no worker took the call before its deadline")
         return CallCancelledError("the call was cancelled")
     if module in _CELERY_MODULES and name in _CELERYS:
         cls, message = _CELERYS[name]

@@ -5,7 +5,7 @@ limits, reply addresses. So each message is verified here, before Celery reads i
 the fields that its signature covers: task, id, queue, arguments, time limits and the waiting caller.
 The worker sets all other fields. Every task message passes this check, on every pool and broker.
 
-Arguments that are a signed invocation are covered by that invocation's signature, which the executor
+Arguments that are a signed invocation are covered by that invocation's signature, which the handler
 verifies, so they are not hashed twice.
 """
 

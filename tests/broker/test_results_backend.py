@@ -18,8 +18,8 @@ from broker_config.app import RESULT_SECONDS, NekroApp, create_app
 from broker_config.keys import Keys
 from broker_config.settings import Settings
 from codec.wire import new_id
+from messaging.celery.result_backend import MAX_ANNOUNCED_BYTES
 from messaging.failures import failure_from_record
-from messaging.redis.subscription import MAX_PUBLISHED_BYTES
 from nekro_agent import errors
 from nekro_agent.errors import (
     CallCancelledError,
@@ -70,7 +70,7 @@ def test_result_is_stored_and_announced_to_its_caller(
 def test_of_a_long_result_only_the_id_is_announced(
     app: NekroApp, client: redis.Redis, announced: Callable[[], dict[str, Any]]
 ) -> None:
-    task_id, text = new_id(), "x" * MAX_PUBLISHED_BYTES
+    task_id, text = new_id(), "x" * MAX_ANNOUNCED_BYTES
     app.backend.store_result(task_id, text, states.SUCCESS, request=Context(reply_to=new_id()))
     assert announced().keys() == {"channel", "task_id"}
     assert app.AsyncResult(task_id).result == text
@@ -238,7 +238,6 @@ def test_error_of_the_errors_tree_arrives_as_itself_or_as_text(name: str) -> Non
         (failure("NotRegistered", "a.b.c", module="celery.exceptions"), MethodNotFoundError, "a.b.c"),
         (failure("TimeLimitExceeded", 3, module="billiard.exceptions"), CallTimeoutError, "time limit"),
         (failure("WorkerLostError", "x", module="billiard.exceptions"), OutcomeUnknownError, "unknown"),
-        (failure("TaskRevokedError", "expired", status=states.REVOKED), CallTimeoutError, "deadline"),
         (failure("TaskRevokedError", "terminated", status=states.REVOKED), CallCancelledError, "cancelled"),
         (
             failure("UnpicklableExceptionWrapper", "a", "Odd", ["x"], "Odd(x)"),
