@@ -33,7 +33,7 @@ from typing import Final, TypeGuard
 
 __all__ = ["ABANDONED_SECONDS", "Keys", "is_caller_id"]
 
-#: How long the queue of a watcher is kept after it died or lost its connection.
+#: How long the queue of a watcher is kept after the watcher died or lost its connection.
 ABANDONED_SECONDS: Final = 120
 #: Maximum length of the dead list; the oldest messages are dropped.
 DEAD_LIMIT: Final = 10_000

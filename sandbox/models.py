@@ -106,7 +106,7 @@ class StubMethod:
     doc: str | None
     type: SandboxMethodType
     #: Longest wait for one call; None: its dispatch ends it at its own deadline.
-    timeout_seconds: float | None = None
+    timeout_seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -527,8 +527,10 @@ async def test_attack_L10_call_that_never_answers_times_out(tmp_path: Path) -> N
             await asyncio.Event().wait()
 
         box.handlers["never"] = never
-        code = "try:\n    never()\nexcept MethodError as exc:\n    print(exc)"
-        result = await box.run(code, methods=[method("never", timeout_seconds=0.2)])
+        result = await box.run(
+            "try:\n    never()\nexcept MethodError as exc:\n    print(exc)",
+            methods=[method("never", timeout_seconds=0.2)],
+        )
     assert "did not answer within 0.2 s" in result.output
 
 

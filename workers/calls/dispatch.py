@@ -238,6 +238,7 @@ class RunCalls:
                         signature=entry.signature,
                         doc=entry.doc,
                         type=entry.type,
+                        timeout_seconds=None,
                     )
                 )
 
