@@ -11,7 +11,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 IMAGE ?= nekro-workers:local
 PYTEST_ARGS ?=
 # More processes than the 2 cores of a small machine, as many tests mostly wait.
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 6
 # Container images set this; without bytecode files, each process that tests start compiles the project again.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests that start no worker and no sandbox.
