@@ -222,7 +222,10 @@ class BwrapDriver:
         # service that is killed at any point from here on leaves no process outside of it.
         sockets.send_arguments(arguments)
         child = await self._child_pid(launched, sockets)
-        pidfd = os.pidfd_open(child)
+        try:
+            pidfd = os.pidfd_open(child)
+        except ProcessLookupError as exc:  # it has ended
+            raise SandboxUnavailableError(explain_start_failure(await launched.words())) from exc
         try:
             try:
                 await expect_hello(launched.reader)

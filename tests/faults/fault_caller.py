@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from fault_plan import CallKind, CallPlan, FaultKind, Options, call_plans
+from fault_plan import LIMIT_SECONDS, CallKind, CallPlan, FaultKind, Options, call_plans, runs_in
 
 from broker_config.settings import Settings
 from codec.values import decode_value, encode_arguments
@@ -36,7 +36,7 @@ class Caller:
     """Makes the calls of a plan, several at a time."""
 
     def __init__(self, services: Services, options: Options, number: int, log: Path) -> None:
-        self._services, self._options = services, options
+        self._services, self._options, self._number = services, options, number
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._scopes: dict[str, CallScope] = {}
         self._plans: Iterator[CallPlan] = call_plans(options, number)
@@ -50,6 +50,16 @@ class Caller:
     async def run(self, until: float) -> None:
         """Call until then, or until the plan is done; open calls are waited for."""
         await asyncio.gather(*(self._line(until) for _ in range(self._options.at_once)))
+
+    async def call_once(self) -> None:
+        """Make one call without work, and wait for its answer."""
+        kind = next(kind for kind in CallKind if kind is not CallKind.PERSON and runs_in(kind, self._options))
+        await self._one(
+            CallPlan(
+                call_id=f"{kind[0].upper()}{self._number}-first", kind=kind, chat_key="calls/0",
+                work_seconds=0, limit_seconds=LIMIT_SECONDS, cancel_after_seconds=None,
+            )
+        )  # fmt: skip
 
     async def _line(self, until: float) -> None:
         for plan in self._plans:
@@ -106,14 +116,17 @@ def _public_name(error: Exception) -> str:
 
 
 async def main() -> None:
-    """Start, write ``ready``, call, close."""
+    """Start, make the first call if requested, write ``ready``, call, close."""
     log, number, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+    calls_first = sys.argv[4] == "calls-first"
     options["faults"] = tuple(map(FaultKind, options["faults"]))
     options["lanes"] = tuple(options["lanes"])
     services = Services.load(Settings.load(env_file=None), role="cli")
     await services.start()
     try:
         caller = Caller(services, Options(**options), number, log)
+        if calls_first:
+            await caller.call_once()
         caller.write("ready")
         await caller.run(float(await asyncio.to_thread(sys.stdin.readline)))
     finally:

@@ -174,10 +174,15 @@ class CallPlan:
     cancel_after_seconds: float | None
 
 
+def runs_in(kind: CallKind, options: Options) -> bool:
+    """Whether the workers of a run serve calls of a kind."""
+    return _LANES.get(kind, "methods") in options.lanes
+
+
 def call_plans(options: Options, caller: int) -> Iterator[CallPlan]:
     """An infinite sequence of one caller's calls; ``caller`` makes their ids unique."""
     rng = random.Random(f"{options.seed} caller {caller}")
-    kinds = [kind for kind in CallKind if _LANES.get(kind, "methods") in options.lanes]
+    kinds = [kind for kind in CallKind if runs_in(kind, options)]
     weights = [_WEIGHTS[kind] for kind in kinds]
     for number in itertools.count():
         kind = rng.choices(kinds, weights)[0]

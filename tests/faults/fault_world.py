@@ -61,10 +61,18 @@ SCRIPT = """
 class CallerProcess:
     """One caller; see `fault_caller`."""
 
-    def __init__(self, fleet: Fleet, options: Options, number: int, directory: Path) -> None:
+    def __init__(
+        self, fleet: Fleet, options: Options, number: int, directory: Path, *, calls_first: bool
+    ) -> None:
+        """Start it.
+
+        Args:
+            calls_first: it makes one call before it is ready.
+        """
         self.log = directory / f"caller-{number}.jsonl"
         self.was_killed = False
-        arguments = [str(self.log), str(number), json.dumps(asdict(options))]
+        mode = "calls-first" if calls_first else "-"
+        arguments = [str(self.log), str(number), json.dumps(asdict(options)), mode]
         environment = environment_of(fleet.settings) | {"PYTHONPATH": str(HERE.parent)}
         with (directory / f"caller-{number}.log").open("wb") as output:
             self.process = subprocess.Popen(
@@ -74,7 +82,10 @@ class CallerProcess:
 
     def wait_ready(self) -> None:
         """Wait until it is ready, or has ended."""
-        wait_until(lambda: self.log.exists() or self.process.poll() is not None, what=f"{self.log.stem}")
+        wait_until(lambda: self._is_ready() or self.process.poll() is not None, what=f"{self.log.stem}")
+
+    def _is_ready(self) -> bool:
+        return self.log.exists() and '"event": "ready"' in self.log.read_text()
 
     def begin(self, until: float) -> None:
         """Let it call until then."""
@@ -111,24 +122,25 @@ class World:
         self.evidence = Evidence()
 
     async def start(self) -> None:
-        """Start workers and callers; returns when all are running."""
-        callers = [self._add_caller() for _ in range(self.options.callers)]
-        await asyncio.gather(
-            *(self.crew.start(lane) for lane in self.options.lanes),
-            *(asyncio.to_thread(caller.wait_ready) for caller in callers),
-        )
+        """Start workers and callers; returns when each caller got an answer, so that faults meet calls."""
+        await asyncio.gather(*(self.crew.start(lane) for lane in self.options.lanes))
+        callers = [self._add_caller(calls_first=True) for _ in range(self.options.callers)]
+        await asyncio.gather(*(asyncio.to_thread(caller.wait_ready) for caller in callers))
         self.until = time.time() + self.options.seconds
         for caller in callers:
             caller.begin(self.until)
 
     async def replace_caller(self) -> None:
         """Start another caller with calls of its own."""
-        caller = self._add_caller()
+        caller = self._add_caller(calls_first=False)
         await asyncio.to_thread(caller.wait_ready)
         caller.begin(self.until)
 
-    def _add_caller(self) -> CallerProcess:
-        self.callers.append(CallerProcess(self.fleet, self.options, len(self.callers), self.directory))
+    def _add_caller(self, *, calls_first: bool) -> CallerProcess:
+        number = len(self.callers)
+        self.callers.append(
+            CallerProcess(self.fleet, self.options, number, self.directory, calls_first=calls_first)
+        )
         return self.callers[-1]
 
     def notice(self, rule: str, subject: str, detail: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sandbox_lab import lab
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, eventually
 
 from nekro_agent.errors import SandboxUnavailableError
 from sandbox import StopType
@@ -99,8 +100,20 @@ async def test_closing_the_manager_ends_waiting_sandboxes(driver: CountingDriver
     assert not driver.started[0].alive
 
 
-async def test_failed_preparation_fails_the_run_again(bwrap_driver: BwrapDriver, tmp_path: Path) -> None:
-    broken = BwrapDriver(bwrap_driver._settings)
+class _LateDriver(BwrapDriver):
+    """Looks at a sandbox's process when the process has ended."""
+
+    async def _child_pid(self, *arguments: Any) -> int:
+        child = await super()._child_pid(*arguments)
+        await eventually(lambda: not Path(f"/proc/{child}").exists(), what="the end of the process")
+        return child
+
+
+@pytest.mark.parametrize("driver", [BwrapDriver, _LateDriver])
+async def test_failed_preparation_fails_the_run_again(
+    bwrap_driver: BwrapDriver, tmp_path: Path, driver: type[BwrapDriver]
+) -> None:
+    broken = driver(bwrap_driver._settings)
     broken.__dict__["_runner"] = b"raise SystemExit('broken')"
     async with lab(tmp_path, use=broken) as box:
         await box.prepare()
