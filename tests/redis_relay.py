@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 from pathlib import Path
+from typing import Any
 
 #: Close with a reset (RST) instead of FIN.
 RESET = struct.pack("ii", 1, 0)
@@ -25,6 +26,8 @@ class RedisRelay:
         self._target, self._tls, self._path = port, tls, path
         self.clients: list[Client] = []
         self._pumps: set[asyncio.Task[None]] = set()
+        #: Those that connect to Redis.
+        self._serving: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server | None = None
         #: Whether later clients are never answered.
         self.is_mute = False
@@ -57,9 +60,10 @@ class RedisRelay:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
-        for task in self._pumps:
+        tasks = self._serving | self._pumps
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for client in self.clients:
             client.hang_up()
 
@@ -86,14 +90,18 @@ class RedisRelay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(writer, is_mute=self.is_mute, mute_at=self.mute_at)
         self.clients.append(client)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
         try:
             up_reader, client.upstream = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:  # Redis is not running at the moment
             client.reset()
             return
+        finally:
+            self._serving.discard(task)
         for pump in (client.pump_up(reader), client.pump_down(up_reader)):
-            task = asyncio.create_task(pump)
-            self._pumps.add(task)
+            self._pumps.add(asyncio.create_task(pump))
 
 
 class Client:
