@@ -49,7 +49,7 @@ async def test_32_burst_beyond_the_limit_is_refused_and_the_rest_finishes(make_c
             scope = CallScope(chat=await services.chat("chaos"), user_id=None)
             names = [f"T{n}" for n in range(10_000)]
             await asyncio.gather(
-                *(account.follow(name, work(services, scope, name, seconds=60)) for name in names)
+                *(account.follow(name, work(services, scope, name, 0.05, seconds=60)) for name in names)
             )
             await until_quiet(fleet)
             results = client.keys(key(fleet, "celery-task-meta-*"))

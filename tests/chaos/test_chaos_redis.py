@@ -131,7 +131,7 @@ async def test_14_redis_restarted_empty_loses_no_accepted_call(
     fleet.start("methods", "methods", concurrency=4)
     account = Account()
     async with opened(fleet) as services:
-        tasks = follow(account, services, 120, 0.3)
+        tasks = follow(account, services, 120, 1)
         await accepted(services, 80)
         await eventually(lambda: account.count >= 30, what="calls to end")
         await asyncio.to_thread(own_redis.kill)

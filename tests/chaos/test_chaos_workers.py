@@ -156,7 +156,7 @@ async def test_07_worker_killed_while_it_drains_releases_its_calls(make_chaos: M
     fleet = make_chaos(workers={"drain_seconds": 30})
     (worker,) = fleet.start("methods")
     async with opened(fleet) as services:
-        tools = [asyncio.create_task(call(services, "work", f"T{n}", 6)) for n in range(5)]
+        tools = [asyncio.create_task(call(services, "work", f"T{n}", 15)) for n in range(5)]
         await started(fleet, *(f"T{n}" for n in range(5)))
         fleet.start("methods")
         worker.process.terminate()
