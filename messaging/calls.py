@@ -415,6 +415,7 @@ class MethodCaller:
         invocation = pending.message.invocation
         if pending.is_awaited:
             rest_seconds = pending.since + PUBLISH_SECONDS - time.monotonic()
+            # The message may have arrived just now: its answer gets a second or so in any case.
             with contextlib.suppress(TimeoutError), self._limits.of(max(rest_seconds, PUBLISH_SECONDS / 6)):
                 await pending.answer()
                 return

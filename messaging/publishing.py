@@ -179,6 +179,7 @@ class PipelinePublisher:
         self, ask: Callable[[], Awaitable[Any]], attempt: _Attempt, *, may_repeat: bool
     ) -> Any:
         """Send a request; retry while a restarting Redis breaks or refuses the connection."""
+        # A quarter covers the restart of a broker; the rest is for the last attempt.
         give_up_at = time.monotonic() + PUBLISH_SECONDS / 4
         while True:
             try:

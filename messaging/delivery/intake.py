@@ -270,6 +270,7 @@ class LoopIntake:
         if handoff is None:
             return
         try:
+            # The rest of the step is left to what closes after it.
             async with asyncio.timeout(CLOSE_STEP_SECONDS / 2):
                 await handoff.close()
         except (redis.RedisError, OSError) as exc:  # TimeoutError is an OSError

@@ -148,6 +148,7 @@ class LeaseKeeper:
         with self._lock:
             self._brief.add(tag)
             if self._brief_at is None:
+                # Well before the short lease ends, with time for a repetition.
                 self._brief_at = time.monotonic() + min(self._period, HANDOFF_SECONDS / 5)
                 self._changed.notify()
 

@@ -64,6 +64,7 @@ class Subscription:
     @property
     def stands(self) -> bool:
         """Whether the subscription was confirmed recently, so that messages will most likely arrive."""
+        # One confirmation may be late, or lost.
         return time.monotonic() - self._proved_at < 2.5 * FRESH_SECONDS
 
     async def listen(self) -> NoReturn:

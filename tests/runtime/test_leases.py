@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from cut_proxy import CutProxy
+from database_outage import DatabaseOutage
 from loguru import logger
 from runtime_bench import RecordingPublisher
 from sqlalchemy import update
@@ -49,12 +49,13 @@ class Clock:
         return elapsed_seconds() + self.ahead_seconds
 
 
-class World:
+class World(DatabaseOutage):
     """A keeper on a database that can be made unreachable, and a way past the outage."""
 
     def __init__(
         self, settings: DatabaseSettings, database: Database, proxy: CutProxy | None, clock: Clock, path: Path
     ) -> None:
+        super().__init__(str(settings.url), proxy)
         # On SQLite the latter is how long a writer waits for the outage to end.
         limits = {"transaction_timeout_seconds": 30, "pool_timeout_seconds": 5 if proxy else 0.1}
         self.clock = clock
@@ -65,8 +66,6 @@ class World:
         #: Names of log events.
         self.logged: list[str] = []
         self.losses: list[str] = []
-        self._proxy = proxy
-        self._lock: sqlite3.Connection | None = None
 
     async def hold(
         self, kind: LeaseKind, name: str = "lease", *, limit_seconds: float | None = None
@@ -100,23 +99,6 @@ class World:
     async def renewed(self, lease: HeldLease) -> None:
         """Wait until a lease is renewed."""
         await eventually(lambda: is_renewed(lease), what="a renewal")
-
-    def go_away(self) -> None:
-        """Hold SQLite's write lock, or cut off PostgreSQL."""
-        if self._proxy is not None:
-            self._proxy.go_away()
-            return
-        self._lock = sqlite3.connect(str(self.database.url.database), isolation_level=None)
-        self._lock.execute("BEGIN EXCLUSIVE")
-
-    def come_back(self) -> None:
-        """End the outage; a no-op without one."""
-        if self._proxy is not None:
-            self._proxy.come_back()
-        if self._lock is not None:
-            self._lock.execute("ROLLBACK")
-            self._lock.close()
-            self._lock = None
 
 
 def is_renewed(lease: HeldLease) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +13,7 @@ import psycopg
 import pytest
 import redis.asyncio
 from cut_proxy import CutProxy
+from database_outage import DatabaseOutage
 from redis_relay import RedisRelay
 from waiting import WAIT_SECONDS, eventually
 
@@ -44,28 +44,20 @@ from workers.pools.background import BackgroundLoop
 METHOD = "a.m.f"
 
 
-class Storage:
+class Storage(DatabaseOutage):
     """A database that can be made unreachable, with a second connection past the outage."""
 
     def __init__(self, settings: DatabaseSettings, tmp_path: Path, proxy: CutProxy | None) -> None:
-        self._proxy, self._url = proxy, str(settings.url)
+        super().__init__(str(settings.url), proxy)
+        self._proxied = proxy
         limits = {"transaction_timeout_seconds": 1, "pool_timeout_seconds": 0.1}
         self.database = Database(settings.model_copy(update=limits), tmp_path)
-        self._lock: sqlite3.Connection | None = None
 
     @property
     def proxy(self) -> CutProxy:
         """The same for PostgreSQL."""
-        assert self._proxy is not None
-        return self._proxy
-
-    def go_away(self) -> None:
-        """Hold SQLite's write lock, or cut off PostgreSQL."""
-        if self._proxy is not None:
-            self._proxy.go_away()
-            return
-        self._lock = sqlite3.connect(self._url.removeprefix("sqlite:///"), isolation_level=None)
-        self._lock.execute("BEGIN EXCLUSIVE")
+        assert self._proxied is not None
+        return self._proxied
 
     def break_connections(self) -> None:
         """End every connection; new ones work."""
@@ -90,15 +82,6 @@ class Storage:
             return await self.states() == [state]
 
         await eventually(is_reached, what=f"the call to be {state}")
-
-    def come_back(self) -> None:
-        """End the outage; a no-op without one."""
-        if self._proxy is not None:
-            self._proxy.come_back()
-        if self._lock is not None:
-            self._lock.execute("ROLLBACK")
-            self._lock.close()
-            self._lock = None
 
     async def call(self, call_id: str) -> Call | None:
         """The row of a call."""

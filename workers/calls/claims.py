@@ -33,7 +33,7 @@ from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.states import CallState, TriggerKind
 from storage.transaction import Transaction
-from workers.calls.detached import CallSubject, settle
+from workers.calls.detached import CallSubject, longest_seconds, settle
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 from workers.leases.keeper import HeldLease, LeaseKeeper
@@ -113,7 +113,7 @@ class CallClaims:
                 invocation.call_id,
                 claim.fence,
                 seconds=self._lease_seconds,
-                limit_seconds=_longest_seconds(invocation),
+                limit_seconds=longest_seconds(invocation),
             )
             return HeldClaim(call_id=invocation.call_id, subject=subject, fence=claim.fence, lease=lease)
         if claim.verdict is ClaimVerdict.BUSY or claim.call is None:
@@ -157,7 +157,7 @@ class CallClaims:
             deadline=invocation.deadline,
             repeatable=invocation.repeatable,
         )
-        lease_seconds = min(_longest_seconds(invocation), self._lease_seconds)
+        lease_seconds = min(longest_seconds(invocation), self._lease_seconds)
         async with self._database.autocommit() as transaction:
             if await _is_round_stopped(transaction, invocation):
                 raise CallCancelledError(f"call {invocation.call_id}: its round was stopped on request")
@@ -300,10 +300,6 @@ class CallClaims:
         )
         later = _answer_goes_first(envelope.type, invocation)
         return (await request_round(transaction, self._publisher, request, later=later)).id
-
-
-def _longest_seconds(invocation: Invocation) -> float:
-    return max(invocation.remaining_seconds(), 0) + 3 * GRACE_SECONDS
 
 
 async def _is_round_stopped(transaction: Transaction, invocation: Invocation) -> bool:

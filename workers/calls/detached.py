@@ -32,7 +32,16 @@ from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 from workers.plugins.registry import MethodEntry
 
-__all__ = ["CallDetacher", "CallEnds", "CallSubject", "end_job", "settle", "still_running", "wait_seconds"]
+__all__ = [
+    "CallDetacher",
+    "CallEnds",
+    "CallSubject",
+    "end_job",
+    "longest_seconds",
+    "settle",
+    "still_running",
+    "wait_seconds",
+]
 
 _TEXT_CHARS: Final = 4000
 _ENDS: Final = {
@@ -72,6 +81,11 @@ def wait_seconds(entry: MethodEntry, *, lane: str, settings: WorkerSettings) -> 
     return settings.wait_seconds
 
 
+def longest_seconds(invocation: Invocation) -> float:
+    """How long a call may still run, and its outcome be recorded, after which its worker counts as dead."""
+    return max(invocation.remaining_seconds(), 0) + 3 * GRACE_SECONDS
+
+
 def still_running(entry: MethodEntry, call_id: str) -> StubResult:
     """Return the result that code gets when its call is detached."""
     stop = STOPS.get(entry.type)
@@ -102,7 +116,7 @@ class CallDetacher:
         Returns the call in its current state; a call that has ended has a result on its way.
         """
         request = _request(entry, invocation, lane=lane)
-        seconds = max(invocation.remaining_seconds(), 0) + 3 * GRACE_SECONDS
+        seconds = longest_seconds(invocation)
         is_tool = entry.type is SandboxMethodType.TOOL
         async with self._database.begin() as transaction:
             call = await transaction.detached_calls.detach(request, runs_seconds=seconds if is_tool else None)
@@ -221,7 +235,7 @@ async def end_job(transaction: Transaction, call_id: str, state: JobState, messa
 
 
 async def _wake(transaction: Transaction, publisher: EventPublisher, call: Call, text: str) -> None:
-    found = _told(call)
+    found = _caller_of(call)
     if found is None or not found.wakes_agent:
         return
     request = RoundRequest(
@@ -237,7 +251,7 @@ async def _wake(transaction: Transaction, publisher: EventPublisher, call: Call,
     await request_round(transaction, publisher, request)
 
 
-def _told(call: Call) -> Invocation | None:
+def _caller_of(call: Call) -> Invocation | None:
     payload = (call.invocation or {}).get("invocation")
     return None if payload is None else Invocation.model_validate({**payload, "args": ""})
 

@@ -62,6 +62,46 @@ class CallScope:
     #: Whether an AGENT result requests a follow-up round.
     wakes_agent: bool = True
 
+    def invocation(
+        self,
+        method: str,
+        arguments: str,
+        *,
+        call_id: str,
+        deadline: datetime,
+        repeatable: bool = False,
+        waits_until: datetime | None = None,
+    ) -> Invocation:
+        """Create the invocation of one call on behalf of this chat and user.
+
+        Args:
+            method: the Celery task of a method or of another kind of call.
+            arguments: their encoded text.
+            repeatable: whether the call may run again after a worker died inside it.
+            waits_until: when its caller stops waiting; None means at the deadline.
+        """
+        chat = self.chat
+        return Invocation(
+            call_id=call_id,
+            method=method,
+            chat_key=chat.chat_key,
+            container_key=chat.container_key,
+            user_id=self.user_id,
+            adapter_key=chat.adapter_key,
+            channel_id=chat.channel_id,
+            channel_name=chat.channel_name,
+            channel_type=chat.channel_type,
+            round_id=self.round_id,
+            turn_id=self.turn_id,
+            round_number=self.round_number,
+            wakes_agent=self.wakes_agent,
+            repeatable=repeatable,
+            issued_at=shared_time(),
+            deadline=deadline,
+            waits_until=waits_until,
+            args=arguments,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class CallRecord:
@@ -316,29 +356,12 @@ def invocation_of(
     deadline: datetime,
     waits_until: datetime | None = None,
 ) -> Invocation:
-    """Create the invocation of one call.
-
-    Args:
-        waits_until: when its caller stops waiting; None means at the deadline.
-    """
-    chat = scope.chat
-    return Invocation(
+    """Create the invocation of one call of a method; see ``CallScope.invocation``."""
+    return scope.invocation(
+        entry.task,
+        arguments,
         call_id=call_id,
-        method=entry.task,
-        chat_key=chat.chat_key,
-        container_key=chat.container_key,
-        user_id=scope.user_id,
-        adapter_key=chat.adapter_key,
-        channel_id=chat.channel_id,
-        channel_name=chat.channel_name,
-        channel_type=chat.channel_type,
-        round_id=scope.round_id,
-        turn_id=scope.turn_id,
-        round_number=scope.round_number,
-        wakes_agent=scope.wakes_agent,
-        repeatable=entry.repeatable,
-        issued_at=shared_time(),
         deadline=deadline,
+        repeatable=entry.repeatable,
         waits_until=waits_until,
-        args=arguments,
     )

@@ -26,13 +26,22 @@ from messaging.pace import ChatPace
 from nekro_agent.errors import CallTimeoutError, ResultError
 from nekro_agent.execution.invoke import Outcome
 from nekro_agent.methods import Lane, SandboxMethodType
+from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.shared_clock import shared_time
 from runtime.redaction import Redactor
 from workers.calls.claims import CallClaims, DuplicateDelivery
 from workers.calls.detached import CallEnds, CallSubject
 from workers.calls.failures import redacted
 
-__all__ = ["CallHandler", "CallTarget", "FindTarget", "MisplacedCall", "OnStep", "TaskSubject"]
+__all__ = [
+    "CallHandler",
+    "CallTarget",
+    "FindTarget",
+    "MisplacedCall",
+    "OnStep",
+    "TaskSubject",
+    "context_of_call",
+]
 
 #: Called with the seconds for which a part of a call occupied the event loop; None for calls with short
 #: arguments, which are not charged to their chat.
@@ -57,6 +66,30 @@ class TaskSubject:
     plugin_key: str
     lane: Lane
     type: SandboxMethodType = SandboxMethodType.TOOL
+
+
+def context_of_call(
+    invocation: Invocation,
+    *,
+    plugin_key: str | None = None,
+    call_id: str | None = None,
+    round_id: str | None = None,
+    on_progress: Callable[[float, str], None] | None = None,
+) -> AgentCtx:
+    """Build the context in which a worker runs the code of a call; see ``AgentCtx.for_call``."""
+    return AgentCtx.for_call(
+        chat_key=invocation.chat_key,
+        container_key=invocation.container_key or None,
+        user_id=invocation.user_id,
+        adapter_key=invocation.adapter_key,
+        channel_id=invocation.channel_id,
+        channel_name=invocation.channel_name,
+        channel_type=invocation.channel_type,
+        plugin_key=plugin_key,
+        call_id=call_id,
+        round_id=round_id,
+        on_progress=on_progress,
+    )
 
 
 class CallTarget(Protocol):

@@ -8,9 +8,8 @@ from codec.values import Arguments
 from codec.wire import Invocation
 from nekro_agent.execution.invoke import Outcome, call_method
 from nekro_agent.methods import SandboxMethodType
-from nekro_agent.schemas.agent_ctx import AgentCtx
 from workers.calls.failures import explained
-from workers.calls.handler import CallTarget, OnStep
+from workers.calls.handler import CallTarget, OnStep, context_of_call
 from workers.calls.progress import CallReports
 from workers.plugins.loop_watchdog import LoopWatchdog
 from workers.plugins.registry import MethodEntry, Registry
@@ -62,7 +61,13 @@ class _Method(CallTarget):
     async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
         entry, watchdog = self._entry, self._targets.watchdog
         with self._targets.reports.following(entry, invocation) as on_progress:
-            ctx = _context(entry, invocation, on_progress)
+            ctx = context_of_call(
+                invocation,
+                plugin_key=entry.plugin.key,
+                call_id=invocation.call_id,
+                round_id=invocation.round_id,
+                on_progress=on_progress,
+            )
             work = call_method(entry.method, ctx, *arguments)
             if watchdog is None:
                 return await work
@@ -72,21 +77,3 @@ class _Method(CallTarget):
 
     def explained(self, error: Exception, arguments: Arguments) -> Exception:
         return explained(error, self._entry, *arguments)
-
-
-def _context(
-    entry: MethodEntry, invocation: Invocation, on_progress: Callable[[float, str], None]
-) -> AgentCtx:
-    return AgentCtx.for_call(
-        chat_key=invocation.chat_key,
-        container_key=invocation.container_key,
-        user_id=invocation.user_id,
-        adapter_key=invocation.adapter_key,
-        channel_id=invocation.channel_id,
-        channel_name=invocation.channel_name,
-        channel_type=invocation.channel_type,
-        plugin_key=entry.plugin.key,
-        call_id=invocation.call_id,
-        round_id=invocation.round_id,
-        on_progress=on_progress,
-    )

@@ -7,10 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 from codec.values import decode_value, encode_arguments
-from codec.wire import Invocation, new_id
+from codec.wire import new_id
 from messaging.calls import MethodCaller
 from nekro_agent.ports import ChatInfo
 from nekro_agent.shared_clock import shared_time
+from workers.calls.dispatch import CallScope
 from workers.plugins.lanes import LaneChooser
 
 __all__ = ["PluginTasks"]
@@ -49,21 +50,11 @@ class PluginTasks:
             ArgumentError: an argument or the value is not plain data.
             The errors of ``MethodCaller.call``.
         """
-        now = shared_time()
-        invocation = Invocation(
+        invocation = CallScope(chat=chat, user_id=user_id, wakes_agent=False).invocation(
+            task,
+            encode_arguments(arguments, {}),
             call_id=new_id(),
-            method=task,
-            chat_key=chat.chat_key,
-            container_key=chat.container_key,
-            user_id=user_id,
-            adapter_key=chat.adapter_key,
-            channel_id=chat.channel_id,
-            channel_name=chat.channel_name,
-            channel_type=chat.channel_type,
-            wakes_agent=False,
-            issued_at=now,
-            deadline=now + timedelta(seconds=timeout_seconds),
-            args=encode_arguments(arguments, {}),
+            deadline=shared_time() + timedelta(seconds=timeout_seconds),
         )
         envelope = await caller.call(invocation, lane=self.lanes.lane_of_plugin(plugin_key))
         return decode_value(envelope.value or "", max_bytes=self._return_bytes)

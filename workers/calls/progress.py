@@ -17,11 +17,12 @@ from celery import Celery
 from loguru import logger
 
 from codec.wire import Invocation
-from nekro_agent.durations import GRACE_SECONDS, REFRESH_SECONDS, RETRY_SECONDS
+from nekro_agent.durations import REFRESH_SECONDS, RETRY_SECONDS
 from nekro_agent.errors import StorageError
 from nekro_agent.ports import JobState
 from storage.engine import Database
 from storage.repositories.call_progress import CallProgress
+from workers.calls.detached import longest_seconds
 from workers.plugins.registry import MethodEntry
 from workers.pools.background import BackgroundLoop
 
@@ -108,7 +109,7 @@ class _Following:
             worker=self._reports.worker_name,
             percent=round(percent),
             message=message,
-            lease_seconds=max(invocation.remaining_seconds(), 0) + 3 * GRACE_SECONDS,
+            lease_seconds=longest_seconds(invocation),
         )
         self._reports.put(_Report(progress=self._newest))
 

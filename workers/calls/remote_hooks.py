@@ -25,7 +25,7 @@ from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import ChatInfo
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
-from workers.calls.handler import CallTarget, OnStep, TaskSubject
+from workers.calls.handler import CallTarget, OnStep, TaskSubject, context_of_call
 from workers.calls.plugin_tasks import PluginTasks
 from workers.pools.background import BackgroundLoop
 
@@ -126,7 +126,7 @@ class ForwardedHooks(CallTarget):
         if hook == "user_message":
             args = [ChatMessage.model_validate(args[0])]
         plugin = self._plugin(arguments)
-        answer = await self._host.run_here(plugin, hook, _context(invocation), *args)
+        answer = await self._host.run_here(plugin, hook, context_of_call(invocation), *args)
         # Only texts and signals have a meaning; a hook may return any other value too.
         value = int(answer) if isinstance(answer, int) else None if answer is None else str(answer)
         return Outcome(type=self.subject.type, value=value)
@@ -137,15 +137,3 @@ class ForwardedHooks(CallTarget):
             if plugin.key == plugin_key:
                 return plugin
         raise MethodNotFoundError(f"this worker has no plugin {plugin_key!r}")
-
-
-def _context(invocation: Invocation) -> AgentCtx:
-    return AgentCtx.for_call(
-        chat_key=invocation.chat_key,
-        container_key=invocation.container_key or None,
-        user_id=invocation.user_id,
-        adapter_key=invocation.adapter_key,
-        channel_id=invocation.channel_id,
-        channel_name=invocation.channel_name,
-        channel_type=invocation.channel_type,
-    )

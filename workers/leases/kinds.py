@@ -24,9 +24,9 @@ class LeaseKind:
     #: As in the metric ``nekro_leases_lost_total``.
     name: str
     table: LeaseTable
-    #: Whether a lease that was not renewed in time is lost, although perhaps nobody has acquired it: its work
-    #: has effects that neither a fencing token nor ``HeldLease.ensure`` prevents. Otherwise it is renewed
-    #: when the database answers again, so that an outage does not end the work.
+    #: Whether a lease that was not renewed in time is lost, even if no other holder has acquired it: its
+    #: work has effects that neither a fencing token nor ``HeldLease.ensure`` prevents. Otherwise it is
+    #: renewed when the database answers again, so that an outage does not end the work.
     is_lost_with_time: bool
     #: Acquires and releases; None: the writes that record the start and the end of the work do.
     rows: Callable[[Transaction], ChatRepository | LeaseRepository] | None = None
