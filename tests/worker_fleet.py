@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -93,8 +94,10 @@ class Worker:
         try:
             return self.process.wait(WAIT_SECONDS)
         except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGUSR1)  # Celery writes the stacks of all threads
+            time.sleep(1)
             self.kill()
-            pytest.fail(f"{self.log.stem} did not stop:\n{self.log.read_text()[-4000:]}")
+            pytest.fail(f"{self.log.stem} did not stop:\n{self.log.read_text()[-20000:]}")
         finally:
             self._ours.close()
 

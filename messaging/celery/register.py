@@ -296,7 +296,10 @@ USES: Final = (
     ),
     Use(
         module="messaging.celery.worker_state",
-        why="Celery has no public way to ask whether the worker stops, or to revoke in this process only.",
+        why=(
+            "Celery has no public way to ask whether the worker stops, or to revoke in this process only; "
+            "the lock of its signal is replaced by a reentrant one."
+        ),
         tests=(
             "tests/docs/test_commands_run.py::test_each_command_behaves_as_its_page_says",
             (
@@ -307,6 +310,7 @@ USES: Final = (
                 "tests/long/test_long_pinned.py::"
                 "test_after_the_owner_is_killed_another_worker_continues_counting"
             ),
+            "tests/system/test_shutdown.py::test_a_stop_signal_may_interrupt_the_handler_of_another",
         ),
         imports="celery.platforms:EX_FAILURE celery.worker:state",
     ),

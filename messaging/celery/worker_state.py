@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
+from celery import signals
 from celery.platforms import EX_FAILURE
 from celery.worker import state
 
 __all__ = [
     "add_revoked",
+    "allow_repeated_stop_signals",
     "consume_queue",
     "is_revoked",
     "is_stopping",
     "was_interrupted",
     "why_it_consumes_nothing",
 ]
+
+
+def allow_repeated_stop_signals() -> None:
+    """Let a second signal to stop interrupt Celery's handler of the first one.
+
+    The handler sends ``worker_shutting_down`` under a lock that is not reentrant. A process that gets the
+    second signal in that moment would wait for itself forever.
+    """
+    signals.worker_shutting_down.lock = threading.RLock()
 
 
 def is_stopping() -> bool:

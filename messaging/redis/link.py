@@ -170,6 +170,8 @@ class RedisLink:
         try:
             await connection.connect()
         except BaseException:  # redis-py leaves the connection open when it is cancelled
+            if connection._writer is not None:
+                connection._writer.transport.abort()
             connection._close()
             raise
         exchange = _Exchange(connection, reply_seconds=self._reply_seconds, on_message=self._on_message)
@@ -271,14 +273,15 @@ class _Exchange(asyncio.Protocol):
             self._transport.write(b"".join(unsent))
 
     async def finish(self) -> None:
-        """Wait for pending replies, then close."""
+        """Wait for pending replies, then close.
+
+        Without the exchange that ends a TLS connection: it would take longer than most loops last.
+        """
         self._flush()
         replies = [reply for reply, _, _ in self._due if not reply.done()]
         if replies:
             await asyncio.wait(replies)
-        if self._transport is not None:
-            self._transport.close()
-            self._end(redis.ConnectionError("the connection to Redis is closed"))
+        self.abort()
 
     def abort(self) -> None:
         """Close immediately."""

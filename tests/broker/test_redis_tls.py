@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
@@ -104,6 +106,13 @@ def tls(authority: Authority) -> dict[str, Any]:
     return {"tls_ca_file": authority.ca, "tls_cert_file": certificate, "tls_key_file": key}
 
 
+def open_sockets() -> set[str]:
+    """Names of the sockets of this process."""
+    with os.scandir("/proc/self/fd") as entries:
+        links = [os.path.realpath(entry.path) for entry in entries]
+    return {link.rpartition("/")[2] for link in links if "socket:" in link}
+
+
 def test_every_kind_of_connection_is_encrypted(
     server: TLSServer, tls: dict[str, Any], make_settings: Callable[..., Settings]
 ) -> None:
@@ -123,6 +132,23 @@ def test_every_kind_of_connection_is_encrypted(
     app.close()
     require_broker(settings)
     assert asyncio.run(by_link()) == b"x"
+
+
+async def test_a_closed_link_waits_for_no_answer_of_the_server(
+    server: TLSServer, tls: dict[str, Any]
+) -> None:
+    link = RedisLink(BrokerSettings(url=server.url, **tls), server.url)
+    before = open_sockets()
+    await link.execute("PING")
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        await link.close()
+        for _ in range(10):  # iterations of the loop
+            await asyncio.sleep(0)
+        assert open_sockets() == before
+    finally:
+        server.process.send_signal(signal.SIGCONT)
 
 
 def test_a_certificate_and_its_key_may_share_one_file(

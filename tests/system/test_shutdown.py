@@ -1,17 +1,34 @@
-"""A worker that is told to stop ends, whatever a plugin left running in it."""
+"""A worker that shall stop ends, whatever a plugin left running in it and however often it is signalled."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_SECONDS
 from worker_fleet import Fleet
 
 STUCK = Path(__file__).parent / "stuck_plugins"
 #: Workers with their own variables are not forked: the test is about the end of an interpreter.
 OWN_INTERPRETER = {"PYTHONUNBUFFERED": "1"}
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+#: Sends itself a signal at the moment in which Celery's handler of another one holds its lock.
+INTERRUPTED = """
+import os, signal
+from types import SimpleNamespace
+from celery import signals
+from celery.apps.worker import install_worker_term_handler
+from messaging.celery.worker_state import is_stopping
+from workers.ops.shutdown_limit import ShutdownLimit
+ShutdownLimit(warm_seconds=3600, cold_seconds=3600)
+install_worker_term_handler(SimpleNamespace(hostname="w"))
+with signals.worker_shutting_down.lock:
+    os.kill(os.getpid(), signal.SIGTERM)
+print(is_stopping())
+"""
 
 
 @pytest.fixture
@@ -27,6 +44,7 @@ def call(fleet: Fleet, method: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@on_sqlite
 def test_a_thread_that_never_ends_does_not_block_the_shutdown(fleet: Fleet) -> None:
     (worker,) = fleet.start("methods", variables=OWN_INTERPRETER)
     call(fleet, "leave_thread")
@@ -36,8 +54,15 @@ def test_a_thread_that_never_ends_does_not_block_the_shutdown(fleet: Fleet) -> N
     assert "_0: threading.py" in log, "the log names the thread"
 
 
+@on_sqlite
 def test_a_cleanup_hook_that_blocks_the_loop_shortens_the_shutdown(fleet: Fleet) -> None:
     (worker,) = fleet.start("methods", variables=OWN_INTERPRETER)
     call(fleet, "block_cleanup")
     assert worker.stop() == 1
     assert "shutdown_cut_short" in worker.log.read_text()
+
+
+def test_a_stop_signal_may_interrupt_the_handler_of_another() -> None:
+    command = [sys.executable, "-c", INTERRUPTED]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS)
+    assert ran.stdout.split()[-1] == "True", ran.stderr

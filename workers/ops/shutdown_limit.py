@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from celery import signals
 from loguru import logger
 
+from messaging.celery.worker_state import allow_repeated_stop_signals
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 
 __all__ = ["ShutdownLimit"]
@@ -45,6 +46,7 @@ class ShutdownLimit:
         # A signal handler may use only this kind of queue: its `put` takes no Python lock.
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         threading.Thread(target=self._watch, name="nekro-shutdown-limit", daemon=True).start()
+        allow_repeated_stop_signals()
         signals.worker_shutting_down.connect(self._stopping, weak=False)
 
     def closed(self, *, code: int) -> None:
