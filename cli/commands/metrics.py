@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import queue
 import signal
 import threading
 from dataclasses import dataclass
@@ -78,11 +79,12 @@ def _serve(figures: FleetFigures, address: str, port: int, deps: Deps) -> None:
     pages = {"/metrics": metrics, "/livez": lambda: Page(body=b"ok\n")}
     server = PageServer.on_port(address, port, pages, tries=1)
     deps.output.words(f"metrics of the fleet on http://{address}:{server.port}/metrics; Ctrl-C stops")
-    stopped = threading.Event()
+    # A handler may interrupt `get` or another handler: the lock of an Event would block both.
+    stops: queue.SimpleQueue[int] = queue.SimpleQueue()
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: stopped.set()) for number in numbers]
+    before = [signal.signal(number, lambda number, _: stops.put(number)) for number in numbers]
     try:
-        stopped.wait()
+        stops.get()
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
