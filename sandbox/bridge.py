@@ -27,6 +27,7 @@ from sandbox.frames import Frame, FrameKind, FrameReader, encode_frame
 from sandbox.limits.guards import Guard
 from sandbox.models import (
     ARGUMENT_ERROR,
+    HOST_TOKEN_PREFIX,
     Dispatch,
     Limit,
     Raised,
@@ -40,7 +41,7 @@ from sandbox.models import (
 
 __all__ = ["Bridge", "BridgeLimits", "BridgeOutcome", "ExitReport"]
 
-_TOKEN: Final = re.compile(rb"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
+_TOKEN: Final = re.compile(HOST_TOKEN_PREFIX.encode() + rb"[a-z_]{1,59}|(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TOKEN_BYTES: Final = 64
 _EXIT_BYTES: Final = 64 << 10
 _ERROR_CHARS: Final = 8000

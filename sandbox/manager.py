@@ -31,7 +31,18 @@ from sandbox.drivers.selection import build_driver, choose_driver
 from sandbox.limits.guards import GUARD_SECONDS, Guards
 from sandbox.limits.quota import Quota
 from sandbox.limits.watchdog import watch
-from sandbox.models import GONE_SECONDS, Dispatch, Limit, Raised, RunRequest, RunResult, StubCall, StubResult
+from sandbox.models import (
+    GONE_SECONDS,
+    HOST_TOKEN_PREFIX,
+    Dispatch,
+    Limit,
+    Raised,
+    RunRequest,
+    RunResult,
+    StubCall,
+    StubMethod,
+    StubResult,
+)
 from sandbox.orphans import end_orphans
 from sandbox.packages.builder import builder_settings
 from sandbox.packages.service import IMPORTER, PackageService
@@ -128,11 +139,9 @@ class SandboxManager:
 
         Raises:
             SandboxUnavailableError: no sandbox could be started; no code was run.
-            SandboxError: the request is wrong: too much code, or a token given twice.
+            SandboxError: the request is wrong: too much code, or a token given twice or malformed.
         """
-        methods = {method.token: method for method in (*request.methods, IMPORTER)}
-        if len(methods) != len(request.methods) + 1:
-            raise SandboxError("two methods of a run have the same token")
+        methods = _methods_by_token(request)
         if len(request.code.encode("utf-8", "surrogatepass")) > _CODE_BYTES:
             raise SandboxError(f"the code has more than {_CODE_BYTES} bytes")
         turn = self._containers.setdefault(request.container_key, asyncio.Lock())
@@ -268,6 +277,18 @@ class SandboxManager:
             settings=self._settings,
         )
         return spec
+
+
+def _methods_by_token(request: RunRequest) -> dict[str, StubMethod]:
+    """Return what a run may call: the request's methods, and those of the host."""
+    methods: dict[str, StubMethod] = {}
+    for method in request.methods:
+        if method.token in methods:
+            raise SandboxError("two methods of a run have the same token")
+        if method.token.startswith(HOST_TOKEN_PREFIX):
+            raise SandboxError(f"the token {method.token!r} of {method.path} is one of the host's")
+        methods[method.token] = method
+    return {**methods, IMPORTER.token: IMPORTER}
 
 
 def _sweep_leftovers() -> None:

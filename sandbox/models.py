@@ -18,6 +18,8 @@ from nekro_agent.methods import SandboxMethodType
 __all__ = [
     "ARGUMENT_ERROR",
     "GONE_SECONDS",
+    "HOST_TOKEN_PREFIX",
+    "OWN_NAMES",
     "STOPS",
     "Dispatch",
     "Limit",
@@ -36,6 +38,10 @@ __all__ = [
 ARGUMENT_ERROR = "ArgumentError"
 #: How long killed processes may take to be gone: a write to a slow disk delays the end of one by seconds.
 GONE_SECONDS: Final = 10.0
+#: Begins the tokens of what the host itself serves. A plugin's token is an identifier, so it differs.
+HOST_TOKEN_PREFIX: Final = "host:"  # noqa: S105 - a name, not a secret
+#: Names that the sandbox gives the code itself; a method of such a name has no bare name in the code.
+OWN_NAMES: Final = frozenset({"_ck", "MethodError", "dynamic_importer"})
 
 
 class StopType(IntEnum):

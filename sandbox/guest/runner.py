@@ -60,7 +60,8 @@ Namespace = type(sys.implementation)
 
 
 def namespace_of(channel: Channel, run: dict[str, Any]) -> dict[str, Any]:
-    """Build the globals that the code sees: bare names, ``author.module.function``, ``_ck``."""
+    """Build the globals that the code sees: bare names, ``author.module.function``, the sandbox's own."""
+    own = {"_ck": run["chat_key"], "MethodError": MethodError, "dynamic_importer": importer_of(channel)}
     names: dict[str, Any] = {}
     stubs = [(Stub(channel, spec), spec) for spec in run["stubs"]]
     for stub, spec in stubs:
@@ -69,16 +70,12 @@ def namespace_of(channel: Channel, run: dict[str, Any]) -> dict[str, Any]:
     for stub, spec in stubs:
         author, module, function = spec["path"].split(".")
         # An author named `print` must not hide the built-in; a method of that name may.
-        if author not in names and hasattr(builtins, author):
+        if author in own or (author not in names and hasattr(builtins, author)):
             continue
         home = names.setdefault(author, Namespace())
-        if not hasattr(home, module):
-            setattr(home, module, Namespace())
-        setattr(getattr(home, module), function, stub)
-    names["_ck"] = run["chat_key"]
-    names["MethodError"] = MethodError
-    names["dynamic_importer"] = importer_of(channel)
-    return names
+        # By `vars`, because every object has an attribute `__class__`, and a plugin may have that name.
+        vars(vars(home).setdefault(module, Namespace()))[function] = stub
+    return names | own
 
 
 def importer_of(channel: Channel) -> Any:
@@ -94,7 +91,7 @@ def importer_of(channel: Channel) -> Any:
                 return importlib.import_module(name)
         except (ImportError, AttributeError):
             pass
-        answer = channel.call("dynamic_importer", (package_spec,), {})
+        answer = channel.call("host:dynamic_importer", (package_spec,), {})
         if not answer["ready"]:
             raise ImportError(
                 f"{answer['name']} {answer['version']} has been installed and can be imported from the"

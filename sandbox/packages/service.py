@@ -13,7 +13,7 @@ from codec.values import decode_arguments, encode_value
 from nekro_agent.errors import NekroError, PackageInstallError, SandboxError
 from nekro_agent.methods import SandboxMethodType
 from sandbox.driver import SandboxDriver
-from sandbox.models import Raised, Returned, StubCall, StubMethod, StubResult
+from sandbox.models import HOST_TOKEN_PREFIX, Raised, Returned, StubCall, StubMethod, StubResult
 from sandbox.packages.builder import BUILD_SECONDS, LayerBuilder, builder_settings
 from sandbox.packages.layers import Built, LayerStore
 from sandbox.packages.requirement import Requirement, check_policy, parse_requirement
@@ -22,7 +22,7 @@ __all__ = ["IMPORTER", "PackageService"]
 
 #: The method behind ``dynamic_importer``; answered by the host, not by a plugin.
 IMPORTER: Final = StubMethod(
-    token="dynamic_importer",  # noqa: S106 - a name, not a secret
+    token=f"{HOST_TOKEN_PREFIX}dynamic_importer",
     name=None,
     path="host.packages.dynamic_importer",
     signature="(package_spec: str)",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import datetime
+from pathlib import Path
 
 from round_bench import Bench, Model
 
 from cli.views.round_story import calls_of, describe_round, tell_round
+from sandbox.models import StopType
 
 CODE = """print("so far")
 tick("a")
@@ -66,3 +69,17 @@ async def test_merged_and_waiting_rounds_are_shown_as_well(bench: Bench) -> None
     stories = ["\n".join(tell_round(item, [])) for item in rounds]
     assert f"merged into round {rounds[0].id}" in stories[1]
     assert "waiting since" in stories[2]
+
+
+async def test_a_method_named_like_a_part_of_the_sandbox_is_told_and_called_by_its_full_name(
+    kind: str, open_bench: Callable[..., Awaitable[Bench]]
+) -> None:
+    plugin = Path(__file__).parent.parent / "system" / "plugins" / "dynamic_importer.py"
+    bench = await open_bench(kind, plugins={"dirs": (plugin,), "load_shipped": False})
+    await bench.say("chat", "hello")
+    code = "print(dynamic_importer('json').__name__, KroMiose.dynamic_importer.dynamic_importer('json'))"
+    model = Model(code, "")
+    rounds = await bench.play("chat", bench.drain(model))
+    assert rounds[0].stop_type == StopType.NORMAL, rounds[0].output
+    assert rounds[0].output == "json json from the plugin\n"
+    assert "KroMiose.dynamic_importer.dynamic_importer(package_spec" in model.prompts[0]

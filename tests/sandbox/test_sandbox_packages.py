@@ -285,8 +285,21 @@ def test_container_has_a_bounded_number_of_layers(tmp_path: Path) -> None:
     assert len(store.chosen("box")) == 32
 
 
-async def test_method_named_like_the_package_installer_is_refused(shop: Lab) -> None:
+async def test_method_named_like_the_package_installer_does_not_replace_it(shop: Lab) -> None:
+    shop.handlers["dynamic_importer"] = lambda *args: ["from the plugin", *args]
+    bundled = method("dynamic_importer", path="KroMiose.dynamic_importer.dynamic_importer")
+    result = await shop.run(
+        "print(dynamic_importer('json').__name__, KroMiose.dynamic_importer.dynamic_importer('x'))",
+        methods=[bundled],
+    )
+    assert result.output == "json ['from the plugin', 'x']\n"
+    await shop.run("dynamic_importer('alpha>=1')", methods=[bundled])
+    installed = await shop.run("print(dynamic_importer('alpha>=1').__name__)", methods=[bundled])
+    assert installed.output == "alpha\n"
+
+
+async def test_a_run_grants_no_token_of_the_host(shop: Lab) -> None:
     from nekro_agent.errors import SandboxError
 
-    with pytest.raises(SandboxError, match="same token"):
-        await shop.run("", methods=[method("dynamic_importer")])
+    with pytest.raises(SandboxError, match=r"'host:dynamic_importer' of alice\.tools\.x is one of the host"):
+        await shop.run("", methods=[method("host:dynamic_importer", path="alice.tools.x")])

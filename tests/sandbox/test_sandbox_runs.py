@@ -21,6 +21,7 @@ from waiting import WAIT_SECONDS
 from nekro_agent.errors import SandboxError
 from sandbox import Limit, Returned, StopType
 from sandbox.drivers.bwrap import BwrapDriver
+from sandbox.models import OWN_NAMES
 
 
 async def test_code_that_ends_is_normal(box: Lab) -> None:
@@ -97,6 +98,24 @@ async def test_author_module_and_bare_names_share_the_globals(box: Lab) -> None:
     result = await box.run("print(echo.tools.echo(1), bob.more.hidden())\nhidden()", methods=methods)
     assert result.output.startswith("((1,), {}) found\n")
     assert result.error == "NameError: name 'hidden' is not defined"
+
+
+async def test_own_names_of_the_sandbox_are_those_that_the_host_knows(box: Lab) -> None:
+    result = await box.run(
+        "print(sorted(set(globals()) - {'__builtins__', '__name__', '__doc__'}))", methods=[]
+    )
+    names = {name for name in ast.literal_eval(result.output) if not name.startswith("__")}
+    assert names == OWN_NAMES
+
+
+async def test_plugins_with_names_of_the_sandbox_and_of_python_spoil_no_run(box: Lab) -> None:
+    methods = [
+        method("echo", path="alice.__class__.echo"),
+        method("hidden", name="MethodError", path="_ck.tools.hidden"),
+        method("report", path="dynamic_importer.tools.report"),
+    ]
+    result = await box.run("print(_ck, MethodError.__mro__[1], echo(1))", methods=methods, chat_key="qq:7")
+    assert result.output == "qq:7 <class 'Exception'> ((1,), {})\n"
 
 
 async def test_stubs_show_doc_and_signature(box: Lab) -> None:

@@ -151,6 +151,26 @@ print(total, sums, tests.probe.add(20, 1), _ck)
     assert len(report.calls) == 18
 
 
+async def test_methods_named_like_parts_of_the_sandbox_do_not_replace_them(fleet: Any) -> None:
+    code = """
+print(dynamic_importer('json').dumps([add(1, 2)]))
+print(KroMiose.dynamic_importer.dynamic_importer('json'), KroMiose.dynamic_importer.MethodError(), method_0())
+try:
+    fail_with('too bad')
+except MethodError as exc:
+    print(exc)
+"""
+    async with opened(fleet) as services:
+        report = await run(services, code)
+        assert value(await call(services, "dynamic_importer", "json")) == "json from the plugin"
+    assert report.stop_type is StopType.NORMAL, report.output
+    assert report.output.splitlines() == [
+        "[3]",
+        "json from the plugin no error no error",
+        "ValueError: too bad",
+    ]
+
+
 async def test_an_error_of_a_method_names_the_callers_line(fleet: Any) -> None:
     async with opened(fleet) as services:
         report = await run(services, "x = 1\nfail_with('too bad')\nprint('not reached')\n")

@@ -266,9 +266,10 @@ class RunCalls:
         self.stubs: list[StubMethod] = []
         #: Finished calls, in the order of their ends.
         self.records: list[CallRecord] = []
-        for number, entry in enumerate(entries):
+        for entry in entries:
             for name in registry.bare_names(entry) or (None,):
-                token = name or f"method_{number}"
+                # Numbered: names of plugins collide with each other and may be longer than a token.
+                token = f"method_{len(self._entries)}"
                 self._entries[token] = entry
                 self.stubs.append(
                     StubMethod(

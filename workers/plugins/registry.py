@@ -17,6 +17,7 @@ from nekro_agent.methods import Lane, SandboxMethod, SandboxMethodType
 from nekro_agent.mounts import LANE_ATTRIBUTE, REPEATABLE_ATTRIBUTE
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
+from sandbox.models import OWN_NAMES
 
 __all__ = ["MethodEntry", "Registry"]
 
@@ -90,7 +91,10 @@ class Registry:
             self._claim_label(entry)
         self._bare_names: dict[str, list[str]] = {}
         for name, owner in self._by_name.items():
-            self._bare_names.setdefault(owner.task, []).append(name)
+            if name in OWN_NAMES:
+                self._warn(f"{owner.task} is callable by this full name only: code has its own {name}")
+            else:
+                self._bare_names.setdefault(owner.task, []).append(name)
 
     def __iter__(self) -> Iterator[MethodEntry]:
         return iter(self._by_task.values())
@@ -122,7 +126,7 @@ class Registry:
         return entry
 
     def bare_names(self, entry: MethodEntry) -> list[str]:
-        """Return the short names of ``entry``: its function name, its alias, both or none."""
+        """Return the short names of ``entry`` in code: its function name, its alias, both or none."""
         return self._bare_names.get(entry.task, [])
 
     def enabled(self) -> list[MethodEntry]:
