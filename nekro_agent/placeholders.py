@@ -7,7 +7,10 @@ in this project. Their other methods should work nevertheless, so such an import
 
 The same applies to ``nonebot``, whose handlers many plugins register during their import. During the
 import, calling a placeholder returns another one, and as a decorator it returns the function
-unchanged; after that every use raises.
+unchanged, which is recorded too; after that every use raises.
+
+A name that ends in ``Error``, ``Exception``, ``Failed`` or ``Finished`` is a class of exceptions instead: it
+can be caught and raised, and nothing here raises it.
 
 An import that the plugin itself guards with ``try … except ImportError`` fails as usual, so
 that the plugin's own fallback runs. Our own code never gets placeholders.
@@ -29,17 +32,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final, NoReturn
 
 from pydantic_core import core_schema
 
 from nekro_agent.errors import PlaceholderUsedError
 
-__all__ = ["OWN_PACKAGES", "Placeholder", "forget", "install", "loading", "used_by"]
+__all__ = ["OWN_PACKAGES", "ROOTS", "Placeholder", "forget", "install", "loading", "used_by"]
 
 _ROOT: Final = "nekro_agent"
-_ROOTS: Final = frozenset({_ROOT, "nonebot"})
+#: Top-level packages of the reference and its framework; plugins may import any name of them.
+ROOTS: Final = frozenset({_ROOT, "nonebot"})
 #: Packages whose names plugins may import; the other modules of the SDK are private.
 _REFERENCE_PACKAGES: Final = (
     "api",
@@ -56,10 +60,14 @@ OWN_PACKAGES: Final = (
     *(_ROOT, "runtime", "codec", "broker_config", "messaging"),
     *("storage", "sandbox", "agent", "workers", "cli"),
 )
+_EXCEPTION_SUFFIXES: Final = ("Error", "Exception", "Failed", "Finished")
 _CATCHERS: Final = frozenset(
     {"ImportError", "ModuleNotFoundError", "Exception", "BaseException", "AttributeError"}
 )
 _IMPORT_OPCODES: Final = frozenset({dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"]})
+
+#: Modules whose frames carry out an import of other code.
+_IMPORTERS: Final = frozenset({__name__, f"{_ROOT}.packages.contexts"})
 
 #: Whether a plugin is being imported.
 _loading: ContextVar[bool] = ContextVar("nekro_placeholders_loading", default=False)
@@ -86,15 +94,22 @@ class Placeholder:
         if not _loading.get():
             self._refuse()
         if len(args) == 1 and not kwargs and inspect.isfunction(args[0]):
+            _record_decorated(self._full_name, args[0])
             return args[0]
-        return Placeholder(f"{self._full_name}(…)")
+        name = repr(args[0]) if args and isinstance(args[0], str) else "…"
+        return Placeholder(f"{self._full_name}({name})")
 
     __setattr__ = __await__ = __aenter__ = __enter__ = __iter__ = __aiter__ = _refuse
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return Placeholder(f"{self._full_name}.{name}") if _loading.get() else self._refuse()
+        if _loading.get() or name.endswith(_EXCEPTION_SUFFIXES):  # `except x.SomeError` runs after loading
+            return _replacement(f"{self._full_name}.{name}")
+        return self._refuse()
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return False
 
     def __repr__(self) -> str:
         return f"<placeholder {self._full_name}>"
@@ -113,6 +128,18 @@ class Placeholder:
         return core_schema.any_schema()
 
 
+@functools.cache
+def _exception_class(full_name: str) -> type[Exception]:
+    module, _, name = full_name.rpartition(".")
+    return type(name, (Exception,), {"__module__": module, "__doc__": f"{full_name} does not exist here."})
+
+
+def _replacement(full_name: str) -> Placeholder | type[Exception]:
+    """Return what code gets for a name that does not exist here."""
+    is_exception = full_name.rpartition(".")[2].endswith(_EXCEPTION_SUFFIXES)
+    return _exception_class(full_name) if is_exception else Placeholder(full_name)
+
+
 class _PlaceholderModule(ModuleType):
     """A module that does not exist here; each of its names is a placeholder."""
 
@@ -123,7 +150,7 @@ class _PlaceholderModule(ModuleType):
         frame = _asking_frame()
         if frame is not None:
             _used[str(frame.f_globals.get("__name__", ""))].add(full_name)
-        return Placeholder(full_name)
+        return _replacement(full_name)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -133,7 +160,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of a placeholder module for plugin code, else None."""
-        if fullname.partition(".")[0] not in _ROOTS or not _grant(fullname):
+        if fullname.partition(".")[0] not in ROOTS or not _grant(fullname):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -186,6 +213,12 @@ def forget(module_prefix: str) -> None:
         del _used[module]
 
 
+def _record_decorated(decorator: str, function: FunctionType) -> None:
+    """Record that a function was to be registered with something that does not exist here."""
+    line = function.__code__.co_firstlineno
+    _used[function.__module__].add(f"{decorator} has no effect on {function.__name__} (line {line})")
+
+
 def _forget_modules() -> None:
     """Remove placeholder modules from ``sys.modules``, so that the next plugin imports its own."""
     while _modules:
@@ -202,7 +235,7 @@ def _missing_names(module_name: str, own: Callable[[str], Any] | None) -> Callab
                 return own(name)
         full_name = f"{module_name}.{name}"
         if not (name.startswith("__") and name.endswith("__")) and _grant(full_name):
-            return Placeholder(full_name)
+            return _replacement(full_name)
         raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
 
     return missing
@@ -231,7 +264,7 @@ def _asking_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name != __name__ and not str(name).startswith("importlib"):
+        if name not in _IMPORTERS and not str(name).startswith("importlib"):
             return frame
         frame = frame.f_back
     return None

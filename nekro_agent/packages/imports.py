@@ -15,6 +15,7 @@ from nekro_agent import layout, runtime
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError, PackageInstallError
 from nekro_agent.execution import greenlets as bridge
+from nekro_agent.packages.contexts import installed_name
 from nekro_agent.packages.layers import (
     Layer,
     LayerStore,
@@ -124,8 +125,9 @@ def _imported(requirement: Requirement, import_name: str | None) -> ModuleType:
     importlib.invalidate_caches()
     names = [import_name] if import_name else _module_names(requirement.name)
     for name in names:
-        if _exists(name):
-            return importlib.import_module(name)
+        actual = installed_name(name)
+        if _exists(actual):
+            return importlib.import_module(actual)
     raise ImportError(
         f"package {requirement.name} is installed, but has no module {' or '.join(names)}; "
         "pass import_name= with the name that its documentation imports"

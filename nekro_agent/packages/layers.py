@@ -42,6 +42,7 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.durations import POLL_SECONDS, STALE_SECONDS
 from nekro_agent.errors import InvalidValueError, PackageInstallError
 from nekro_agent.files.private_files import make_directory, open_private, write_private
+from nekro_agent.packages.contexts import add_installed
 
 __all__ = ["Layer", "LayerStore", "PipOptions", "base_version", "satisfies", "top_level_names"]
 
@@ -92,6 +93,7 @@ class Layer:
                 f"{self.name} {self.version} is required, but another plugin of this process uses "
                 f"{self.name} {active.version}; let both require the same version"
             )
+        add_installed(folder=self.site)
         if str(self.site) not in sys.path:
             # At the end, so that the workers' own modules have priority over a layer's.
             sys.path.append(str(self.site))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,8 @@ BROKEN = {
     "missing_package.py": (
         "import aiohttp_of_no_installation.client\nplugin = None\n",
         "line 1: ModuleNotFoundError: No module named 'aiohttp_of_no_installation' — install it for the "
-        "workers, or let the plugin call dynamic_import_pkg('aiohttp_of_no_installation')",
+        f"workers: {sys.executable} -m pip install aiohttp_of_no_installation; or let the plugin call "
+        "dynamic_import_pkg('aiohttp_of_no_installation')",
     ),
     "leaves_the_process.py": (
         "import sys\nsys.exit('no key')\nplugin = None\n",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,7 +86,7 @@ def test_files_without_a_plugin_are_not_imported(load: Load, folder: Path) -> No
         ("plugin = (", "bad.py, line 1: SyntaxError"),
         (
             "import no_such_package\nplugin = 1",
-            "install it for the workers, or let",
+            "-m pip install no_such_package; or let the plugin call dynamic_import_pkg('no_such_package')",
         ),
         ("plugin = 42", "`plugin` is int; it must be the NekroPlugin instance"),
         ("x = 1\nraise ValueError('broken on purpose')\nplugin = 1", "bad.py, line 2: ValueError: broken on"),
@@ -208,3 +211,112 @@ def test_the_sdks_own_modules_never_get_placeholders(load: Load) -> None:
     from nekro_agent.api import core
 
     assert not hasattr(core, "no_such_name")
+
+
+def test_a_guarded_import_that_leaves_no_plugin_is_named(load: Load, folder: Path) -> None:
+    (folder / "absent.py").write_text(
+        "try:\n    import no_such_package\nexcept ImportError:\n    plugin = None\nelse:\n"
+        + "    plugin = 1\n"
+    )
+    (folder / "name.py").write_text(
+        "try:\n    from json import no_such_name\n    plugin = 1\nexcept Exception:\n    plugin = None\n"
+    )
+    (folder / "inner").mkdir()
+    (folder / "inner" / "__init__.py").write_text(
+        "try:\n    from .real import plugin\nexcept ImportError:\n    plugin = None\n"
+    )
+    (folder / "inner" / "real.py").write_text("import os\nfrom PIL.no_such_module import x\n")
+    (folder / "other.py").write_text("plugin = None")
+    absent, inner, name, other = (str(record.error) for record in load().records)
+    assert absent.startswith(
+        "PluginLoadError: absent.py sets `plugin` to None after an import that it guards failed: "
+        "absent.py, line 2: No module named 'no_such_package' — install it for the workers: "
+    )
+    assert f"{sys.executable} -m pip install no_such_package;" in absent
+    assert "real.py, line 2: No module named 'PIL" in inner
+    assert "name.py, line 2: cannot import name 'no_such_name' from 'json'" in name
+    assert other == (
+        "PluginLoadError: other.py has no module-level name `plugin`; it must be the NekroPlugin instance"
+    )
+
+
+NOISY = """
+import logging, os, subprocess, sys
+print("printed")
+sys.stdout.write("written")
+os.write(1, b"raw")
+sys.__stdout__.write("original")
+subprocess.run(["echo", "inherited"], check=True)
+handler = logging.StreamHandler(sys.stdout)
+logging.getLogger("noisy").addHandler(handler)
+logging.getLogger("noisy").error("logged")
+"""
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_what_plugins_print_during_their_import_goes_to_stderr(tmp_path: Path, is_broken: bool) -> None:
+    (tmp_path / "noisy.py").write_text(source("noisy", extra=NOISY + ("1 / 0" if is_broken else "")))
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom workers.plugins.loader import load_plugins\n"
+        "sys.stdout.write('before ')\n"
+        f"load_plugins([Path({str(tmp_path)!r})], shipped=False, entry_points=False)\n"
+        "import logging\nlogging.getLogger('noisy').error('later')\n"
+        "print('data')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert done.stdout == "before data\n"
+    for text in ("printed", "written", "raw", "original", "inherited", "logged", "later"):
+        assert text in done.stderr, text
+
+
+def test_json_of_commands_is_not_mixed_with_what_plugins_print(tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(source("noisy", extra=NOISY))
+    command = [sys.executable, "-m", "cli.main", "plugins", "--json"]
+    environment = {"NEKRO_PLUGINS__DIRS": str(tmp_path), "NEKRO_DATA_DIR": str(tmp_path / "data")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}, check=True, timeout=50
+    )
+    assert isinstance(json.loads(done.stdout), list)
+
+
+def test_missing_names_of_exceptions_can_be_caught_and_raised(load: Load, folder: Path) -> None:
+    (folder / "catches.py").write_text(
+        "from nonebot.adapters.onebot.v11.exception import ActionFailed, NetworkError\n"
+        "from nonebot.exception import FinishedException\n"
+        "import nonebot\nfrom nonebot.adapters import Bot\nfrom nekro_agent.services.sandbox import runner\n"
+        + source("catches")
+        + "\ndef send(error):\n"
+        "    try:\n        raise error\n"
+        "    except (ActionFailed, NetworkError) as exc:\n        return f'caught {exc}'\n"
+        "    except nonebot.exception.ActionFailed:\n        return 'never'\n"
+        "    except runner.RunFinished:\n        return 'never'\n"
+        "    except ValueError:\n        return 'value'\n"
+        "    except FinishedException:\n        return 'finished'\n"
+    )
+    loaded = load()
+    module = sys.modules[loaded.modules[0]]
+    assert module.send(module.ActionFailed("no")) == "caught no"
+    assert module.send(ValueError()) == "value"
+    assert module.send(module.FinishedException) == "finished"
+    assert not isinstance(3, module.Bot)
+    assert "nonebot.exception.FinishedException" in loaded.records[0].placeholders
+
+
+def test_handlers_that_nothing_calls_are_listed(load: Load, folder: Path) -> None:
+    (folder / "handles.py").write_text(
+        "from nonebot import on_command, on_notice\n"
+        + source("handles")
+        + "\nnotices = on_notice(priority=5)\n"
+        "@notices.handle()\nasync def welcome(bot, event): pass\n"
+        "@on_command('diary', aliases={'d'}).handle()\nasync def _(matcher): pass\n"
+    )
+    (record,) = load().records
+    assert record.status is PluginStatus.DEGRADED
+    assert record.placeholders == [
+        "nonebot.on_command",
+        "nonebot.on_command('diary').handle(…) has no effect on _ (line 14)",
+        "nonebot.on_notice",
+        "nonebot.on_notice(…).handle(…) has no effect on welcome (line 12)",
+    ]
