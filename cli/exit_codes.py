@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+from cli.running import TerminatedError
 from nekro_agent.errors import (
     BrokerError,
     LLMError,
@@ -35,9 +36,9 @@ class ExitCode(IntEnum):
     BROKER = 3, "The broker or the result backend does not answer, or it refused a message."
     STORAGE = 4, "The database does not answer, is not migrated, or lacks what was asked for."
     PLUGIN = 5, "A plugin failed to load."
-    METHOD = 6, "A method is unknown or disabled, refused its arguments, failed, or did not end in time."
+    METHOD = 6, "A method is unknown, disabled, refused its arguments, failed or took too long; a job failed."
     SANDBOX = 7, "No sandbox can be started on this machine."
-    LLM = 12, "No language model is configured, or it failed after all retries."
+    LLM = 12, "No language model is configured, or the awaited turn failed or was cancelled."
     SERVICE = 13, "A process of the system did not start, ended early, or conflicts with a running one."
     INTERRUPTED = 130, "Ended by Ctrl-C."
     BROKEN_PIPE = 141, "The reader of the output closed the pipe."
@@ -68,6 +69,7 @@ _BY_ERROR: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
     (LLMError, ExitCode.LLM),
     (ServiceError, ExitCode.SERVICE),
     (NekroError, ExitCode.FAILED),
+    (TerminatedError, ExitCode.TERMINATED),
     (BrokenPipeError, ExitCode.BROKEN_PIPE),
     (KeyboardInterrupt, ExitCode.INTERRUPTED),
 )

@@ -63,13 +63,22 @@ _EPILOG = """\
 Settings are environment variables NEKRO_… or lines of ./.env; `nekro doctor --settings` lists them.
 
 Exit codes: 0 done; 1 a check failed, or an internal error; 2 command line or setting wrong; 3 broker;
-4 database; 5 a plugin failed to load; 6 a method call failed; 7 no sandbox; 12 no language model;
-13 a process did not start; 130 Ctrl-C. `nekro exec` returns the stop type of the run instead.
+4 database; 5 a plugin failed to load; 6 a method call or a job failed; 7 no sandbox; 12 no language model,
+or a turn failed; 13 a process did not start; 130 Ctrl-C. `nekro exec` returns the stop type of the run.
 """
 
 
+class WrongUsage(Exception):
+    """The command line is wrong; raised by ``LazyParser`` and reported by ``main``."""
+
+    def __init__(self, message: str, *, command: Command | None, hint: str = "") -> None:
+        super().__init__(message)
+        self.command = command
+        self.hint = hint
+
+
 class LazyParser(argparse.ArgumentParser):
-    """A parser that imports its command's module when it parses, and exits with the command's usage code."""
+    """A parser that imports its command's module when it parses, and raises ``WrongUsage``."""
 
     command: Command | None = None
     _registered = False
@@ -86,12 +95,8 @@ class LazyParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Print the error in one line and a pointer to the help, then exit."""
-        from nekro_agent.tools.visible_text import visible
-
-        text = f"error: {visible(message)}\n`{self.prog} --help` shows the usage.\n"
-        self._print_message(text, sys.stderr)
-        self.exit(_usage_code(self.command))
+        """Raise the error with a pointer to the help."""
+        raise WrongUsage(message, command=self.command, hint=f"`{self.prog} --help` shows the usage.")
 
 
 def build_parser() -> LazyParser:
@@ -123,46 +128,80 @@ def build_parser() -> LazyParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = build_parser()
-    namespace, unknown = parser.parse_known_args(argv)
-    entry: Command | None = getattr(namespace, "entry", None)
-    if unknown:
-        _refuse(entry, f"unrecognized arguments: {' '.join(unknown)}")
-    if entry is None:
-        parser.print_help(sys.stderr)
-        return _usage_code(None)
     from cli.output import Output
 
-    output = Output(debug=bool(namespace.debug))
-    return _run(entry, namespace, output)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    output = Output(json_errors="--json" in options)
+    try:
+        return _main(arguments, output)
+    except BrokenPipeError:
+        from cli.exit_codes import ExitCode
+
+        output.abandon_stdout()
+        return ExitCode.BROKEN_PIPE
+
+
+def _main(arguments: Sequence[str], output: Output) -> int:
+    """Parse and run; every error becomes one line, with ``--json`` also an object, and an exit code."""
+    parser = build_parser()
+    entry: Command | None = None
+    try:
+        namespace = _parse(parser, arguments)
+        entry = getattr(namespace, "entry", None)
+        if entry is None:
+            parser.print_help(sys.stderr)
+            return _usage_code(None)
+        output.debug = bool(namespace.debug)
+        # Not what the arguments look like: a message or a command line for a plugin may be `--json`.
+        output.json_errors = getattr(namespace, "json", False)
+        return _run(entry, namespace, output)
+    except WrongUsage as exc:
+        from nekro_agent.errors import UsageError
+
+        output.error(UsageError(str(exc)))
+        if exc.hint:
+            output.words(exc.hint)
+        return _usage_code(exc.command)
+    except BrokenPipeError:
+        raise
+    except BaseException as exc:
+        # The edge of the process.
+        if isinstance(exc, (SystemExit, GeneratorExit)):
+            raise
+        return _report(exc, entry, output)
+
+
+def _parse(parser: LazyParser, arguments: Sequence[str]) -> argparse.Namespace:
+    namespace: argparse.Namespace
+    namespace, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        command = getattr(namespace, "entry", None)
+        raise WrongUsage(f"unrecognized arguments: {' '.join(unknown)}", command=command)
+    return namespace
 
 
 def _run(entry: Command, namespace: argparse.Namespace, output: Output) -> int:
     from cli.command import Deps, args_from
-    from cli.exit_codes import EXEC_CODES, ExitCode, exit_code_of
     from cli.logs import configure_logs
-    from cli.running import TerminatedError
 
     configure_logs(debug=output.debug)
     deps = Deps(
         output=output, data_dir=namespace.data_dir, load_settings=lambda: _load_settings(namespace.data_dir)
     )
     module = entry.module
-    try:
-        return module.run(args_from(module.Args, namespace), deps)
-    except KeyboardInterrupt:
-        output.words("interrupted")
-        return ExitCode.INTERRUPTED
-    except TerminatedError:
-        return ExitCode.TERMINATED
-    except BrokenPipeError:
-        output.abandon_stdout()
-        return ExitCode.BROKEN_PIPE
-    except Exception as exc:
-        # The edge of the process: every error becomes one line and its documented code.
-        output.error(exc)
-        code = exit_code_of(exc)
-        return EXEC_CODES.get(code, code) if entry.own_codes else code
+    return module.run(args_from(module.Args, namespace), deps)
+
+
+def _report(error: BaseException, entry: Command | None, output: Output) -> int:
+    from cli.exit_codes import EXEC_CODES, exit_code_of
+    from cli.output import PartialError
+
+    partial = error if isinstance(error, PartialError) else None
+    error, result = (error, {}) if partial is None else (partial.error, partial.result)
+    output.error(error, result=result)
+    code = exit_code_of(error)
+    return EXEC_CODES.get(code, code) if entry is not None and entry.own_codes else code
 
 
 def _load_settings(data_dir: Path | None) -> Settings:
@@ -194,13 +233,6 @@ def _usage_code(command: Command | None) -> int:
 
     own = command is not None and command.own_codes
     return EXEC_CODES[ExitCode.USAGE] if own else ExitCode.USAGE
-
-
-def _refuse(command: Command | None, message: str) -> NoReturn:
-    from nekro_agent.tools.visible_text import visible
-
-    sys.stderr.write(f"error: {visible(message)}\n")
-    sys.exit(_usage_code(command))
 
 
 if __name__ == "__main__":

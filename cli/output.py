@@ -18,14 +18,17 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, TextIO
 
-from nekro_agent.errors import NekroError
+from cli.running import TerminatedError
+from nekro_agent.errors import MethodFailedError, NekroError
 from nekro_agent.tools.visible_text import visible, visible_json, visible_lines, visible_text
 
-__all__ = ["Output", "cell_width", "one_line", "to_plain"]
+__all__ = ["Output", "PartialError", "cell_width", "describe_error", "one_line", "to_plain"]
 
 _ELLIPSIS = "…"
 #: Indentation of the lines after the first one of a message, so that none looks like another message.
 _CONTINUED = "    "
+#: What ended a command from outside; neither is an error of the command.
+_ENDED_BY: dict[type[BaseException], str] = {KeyboardInterrupt: "interrupted", TerminatedError: "terminated"}
 
 
 def to_plain(value: object) -> Any:
@@ -78,13 +81,40 @@ def _char_width(char: str) -> int:
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
+class PartialError(Exception):
+    """A command failed and has a result nevertheless; ``--json`` prints both in one object."""
+
+    def __init__(self, error: NekroError, result: Mapping[str, object]) -> None:
+        """Take the error that the command ends with, and the further keys of the object."""
+        super().__init__(str(error))
+        self.error = error
+        self.result = result
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """Return ``{type, message}``: the plugin's exception when a method raised, else ``error`` itself."""
+    if isinstance(error, MethodFailedError):
+        return {"type": error.error_type, "message": error.error_message}
+    name = type(error).__name__
+    return {"type": name, "message": str(error) or _ENDED_BY.get(type(error), name)}
+
+
 class Output:
     """The two streams of a command."""
 
-    def __init__(self, *, stdout: TextIO | None = None, stderr: TextIO | None = None, debug: bool = False):
+    def __init__(
+        self,
+        *,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        debug: bool = False,
+        json_errors: bool = False,
+    ) -> None:
+        """Create the streams; ``json_errors``: ``error`` also writes an object to stdout."""
         self.stdout = stdout or sys.stdout
         self.stderr = stderr or sys.stderr
         self.debug = debug
+        self.json_errors = json_errors
         for stream in (self.stdout, self.stderr):
             # A terminal of another encoding gets escapes instead of ending the command in an error.
             reconfigure = getattr(stream, "reconfigure", None)
@@ -139,8 +169,21 @@ class Output:
         self.stderr.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
-    def error(self, error: BaseException) -> None:
-        """Print an error as one line; with ``--debug`` the traceback first."""
+    def error(self, error: BaseException, *, result: Mapping[str, object] | None = None) -> None:
+        """Print an error as one line; with ``--debug`` the traceback first, with ``--json`` also an object.
+
+        Args:
+            result: further keys of the object ``{"error": {type, message}}``.
+        """
+        if type(error) in _ENDED_BY:
+            self.words(_ENDED_BY[type(error)])
+        else:
+            self._explain(error)
+        if self.json_errors:
+            # In one line, as `nekro tail --json` prints one object per line.
+            self.json_line({**(result or {}), "error": describe_error(error)})
+
+    def _explain(self, error: BaseException) -> None:
         if self.debug:
             self.words("".join(traceback.format_exception(error)).rstrip("\n"))
         if isinstance(error, (NekroError, OSError)):

@@ -24,7 +24,8 @@ _NOTICE: Final = "<!-- Written by `make docs`; change the code instead. -->"
 
 _CLI_INTRO: Final = """
 Data goes to stdout, messages go to stderr. Listings take `--json`. An error is one line that names the
-fault and its fix; `--debug` adds the traceback.
+fault and its fix; `--debug` adds the traceback. With `--json`, stdout then has one object and nothing else,
+in one line: `{"error": {"type", "message"}}`, with further keys where a command has a partial result.
 
 Commands that need a running system use the one of `NEKRO_BROKER__URL`, else the `nekro up` of the data
 directory. When there is none, they start services of their own, which end with the command; the logs of

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.command import Deps, add_chat_key, add_json, add_user_id, positive_seconds, read_text
-from cli.exit_codes import exit_code_of
 from cli.output import to_plain
 from cli.running import run_async
 from cli.services.presence import awaited_with_workers
 from cli.services.system import CALL_LANES, open_services
-from nekro_agent.errors import ArgumentError, MethodFailedError, NekroError, UsageError
+from nekro_agent.errors import ArgumentError, UsageError
 
 if TYPE_CHECKING:
     from codec.wire import Envelope
@@ -28,7 +27,7 @@ examples:
   nekro call nekro.notes.read_note --args '{"note_id": "shop"}' --user-id ada --json
   nekro call describe --args @arguments.json
 
-`--json` prints {id, value, type, worker, duration_ms}, or {error: {type, message}} with exit code 6.
+`--json` prints {id, value, type, worker, duration_ms}, or {error: {type, message}} when the call failed.
 The value of an AGENT method is its text, of a MULTIMODAL_AGENT method its parts; no round follows.
 """
 
@@ -75,22 +74,16 @@ def run(args: Args, deps: Deps) -> int:
     async def work() -> int:
         async with open_services(settings, command="call", lanes=CALL_LANES, output=deps.output) as opened:
             _, services = opened
-            try:
-                lane = services.lanes.lane_of(services.registry.find(args.method))
-                call = services.invoke(
-                    args.method,
-                    positional,
-                    named,
-                    chat_key=args.chat_key,
-                    user_id=args.user_id,
-                    timeout_seconds=args.timeout,
-                )
-                envelope = await awaited_with_workers(call, services.app, lane=lane)
-            except NekroError as exc:
-                if args.json:
-                    deps.output.json({"error": describe_error(exc)})
-                deps.output.error(exc)
-                return exit_code_of(exc)
+            lane = services.lanes.lane_of(services.registry.find(args.method))
+            call = services.invoke(
+                args.method,
+                positional,
+                named,
+                chat_key=args.chat_key,
+                user_id=args.user_id,
+                timeout_seconds=args.timeout,
+            )
+            envelope = await awaited_with_workers(call, services.app, lane=lane)
         limit = settings.sandbox.return_bytes
         _print(envelope, value_of(envelope, max_bytes=limit), args, deps)
         return 0
@@ -132,13 +125,6 @@ def value_of(envelope: Envelope, *, max_bytes: int) -> object:
     except ArgumentError as exc:
         # The call succeeded, but only a sandbox may load the class of its value.
         return f"<{len(envelope.value)} bytes; {exc}>"
-
-
-def describe_error(error: NekroError) -> dict[str, str]:
-    """Return ``{type, message}``: the plugin's exception when the method raised, else ``error`` itself."""
-    if isinstance(error, MethodFailedError):
-        return {"type": error.error_type, "message": error.error_message}
-    return {"type": type(error).__name__, "message": str(error)}
 
 
 def _print(envelope: Envelope, value: object, args: Args, deps: Deps) -> None:

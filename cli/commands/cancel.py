@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key, positive_seconds
+from cli.output import PartialError
 from cli.running import run_async
 from nekro_agent.errors import ServiceError
 
@@ -27,7 +28,7 @@ examples:
 Waiting rounds are cancelled. The running round is stopped: its sandbox is killed and its calls are revoked,
 which cancels their coroutines on the workers; the command returns once that is recorded. Effects of the
 round up to that moment remain. `--json` prints {cancelled, stopped, still_running}, each a list of rounds
-{id, number, state, worker}.
+{id, number, state, worker}, with `error` added when a round still runs.
 """
 
 
@@ -57,19 +58,26 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: Args, deps: Deps) -> int:
     """Stop the chat's rounds."""
     report = run_async(_stop(args, deps.load_settings()))
-    if args.json:
-        deps.output.json({name: _rounds(report, name) for name in ("cancelled", "stopped", "still_running")})
-    elif report.stopped or report.cancelled:
-        deps.output.words(f"stopped {len(report.stopped)} running, cancelled {len(report.cancelled)} waiting")
-    elif not report.still_running:
-        deps.output.words(f"no round waits or runs in chat {args.chat_key}")
+    described = {name: _rounds(report, name) for name in ("cancelled", "stopped", "still_running")}
+    if not args.json:
+        _tell(report, args, deps)
     if report.still_running:
         item = report.still_running[0]
-        raise ServiceError(
+        error = ServiceError(
             f"round {item.id} on {item.worker} has not stopped within {args.seconds:g} s; it stops as soon as"
             " its worker reads the request or its lease expires"
         )
+        raise PartialError(error, described)
+    if args.json:
+        deps.output.json(described)
     return 0
+
+
+def _tell(report: StoppedRounds, args: Args, deps: Deps) -> None:
+    if report.stopped or report.cancelled:
+        deps.output.words(f"stopped {len(report.stopped)} running, cancelled {len(report.cancelled)} waiting")
+    elif not report.still_running:
+        deps.output.words(f"no round waits or runs in chat {args.chat_key}")
 
 
 async def _stop(args: Args, settings: Settings) -> StoppedRounds:

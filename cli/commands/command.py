@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from cli.command import Deps, add_json, add_user_id, chat_key, positive_seconds
 from cli.exit_codes import ExitCode
-from cli.output import one_line
+from cli.output import PartialError, one_line
 from cli.running import run_async
 from cli.services.presence import awaited_with_workers
 from cli.services.system import CALL_LANES, open_services
 from cli.views.catalogue import load_catalogue
-from nekro_agent.errors import UsageError
+from nekro_agent.errors import MethodFailedError, UsageError
 from nekro_agent.methods import Lane
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ Without arguments it lists the commands. A line that does not begin with / answe
 asked a question in this chat and of this user. Arguments: words in order, `name:value`, `name:"two words"`.
 
 The command runs on a worker with the permissions of --as. `--json` prints {status, responses}; status is
-success, error (exit code 6) or waiting (for an answer); each response has {status, message, data,
-output_segments, callback_cmd, wait_options, wait_timeout}.
+success, error (exit code 6; then with the key `error`) or waiting (for an answer); each response has
+{status, message, data, output_segments, callback_cmd, wait_options, wait_timeout}.
 """
 _LEVELS = ("public", "user", "advanced", "super_user")
 
@@ -81,10 +81,13 @@ def run(args: Args, deps: Deps) -> int:
         raise UsageError("the command line is missing; write `nekro command K '/name arguments'`")
     responses = run_async(_send(args.chat_key, args.line, args, deps))
     status = responses[-1].status.value
-    if args.json:
-        deps.output.json({"status": status, "responses": [_described(response) for response in responses]})
-    else:
+    described = {"status": status, "responses": [_described(response) for response in responses]}
+    if not args.json:
         _print(responses, args.chat_key, deps)
+    elif status == "error":
+        raise PartialError(MethodFailedError("CommandFailed", responses[-1].message or ""), described)
+    else:
+        deps.output.json(described)
     return ExitCode.METHOD if status == "error" else ExitCode.OK
 
 

@@ -51,9 +51,10 @@ def run(args: Args, deps: Deps) -> int:
     """Run the tour, check every point, print the timeline and the checks."""
     from cli.demo.stage import demo_settings
 
+    settings = deps.load_settings()
     own_dir = deps.data_dir is None
     data_dir = Path(tempfile.mkdtemp(prefix="nekro-demo-")) if deps.data_dir is None else deps.data_dir
-    settings = demo_settings(deps.load_settings(), data_dir.absolute())
+    settings = demo_settings(settings, data_dir.absolute())
     code: int = ExitCode.FAILED
     try:
         code = run_async(_play(settings, args, deps))

@@ -56,6 +56,8 @@ def run(args: Args, deps: Deps) -> int:
     try:
         settings = deps.load_settings()
     except SettingsError as exc:
+        if args.settings and args.json:
+            raise
         if args.settings:
             # The listing helps to correct an unknown name: print it with the defaults.
             deps.output.error(exc)

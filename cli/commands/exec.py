@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cli.command import Deps, add_chat_key, add_json, add_user_id, read_text
 from cli.running import run_async
 from cli.services.system import CALL_LANES, ROUND_LANES, open_services
+from nekro_agent.errors import LLMError
 
 if TYPE_CHECKING:
     from workers.composition import CodeReport, Services
@@ -22,6 +23,7 @@ examples:
   nekro exec --chat-key group_1 --user-id ada --json shopping.py
   echo 'print(list_notes())' | nekro exec --user-id ada -
 
+Failures of follow-up rounds and jobs are printed and leave the exit code at the stop type of the code.
 Exit code = stop type: 0 NORMAL, 1 ERROR, 2 TIMEOUT, 8 AGENT, 9 MANUAL, 10 SECURITY, 11 MULTIMODAL_AGENT.
 When the code did not run at all: 64 command line or setting, 70 internal error, 3 broker, 4 database,
 5 plugin, 7 no sandbox, 13 a process did not start.
@@ -74,7 +76,7 @@ def run(args: Args, deps: Deps) -> int:
             if system.own and report.has_detached:
                 await _see_jobs_through(services, args, deps)
             if report.follow_ups and system.own:
-                await _see_follow_ups_through(services, args, deps, has_model=has_model)
+                await _see_follow_ups_through(services, report, args, deps, has_model=has_model)
             return report
 
     report = run_async(work())
@@ -101,12 +103,17 @@ async def _see_jobs_through(services: Services, args: Args, deps: Deps) -> None:
     from cli.views.turns import wait_for_jobs
 
     deps.output.words(f"waiting for background jobs of chat {args.chat_key}; Ctrl-C abandons them")
-    await wait_for_jobs(
+    jobs = await wait_for_jobs(
         services.database, args.chat_key, seconds=services.settings.workers.long_timeout_seconds
     )
+    for job in jobs:
+        if job.state is job.state.FAILED:
+            deps.output.words(f"job {job.id} ({job.type}) failed: {job.message}")
 
 
-async def _see_follow_ups_through(services: Services, args: Args, deps: Deps, *, has_model: bool) -> None:
+async def _see_follow_ups_through(
+    services: Services, report: CodeReport, args: Args, deps: Deps, *, has_model: bool
+) -> None:
     """Wait for the follow-up rounds: the workers that run them end with this command."""
     if not has_model:
         deps.output.words(
@@ -114,7 +121,12 @@ async def _see_follow_ups_through(services: Services, args: Args, deps: Deps, *,
             " model (NEKRO_LLM__BASE_URL) is started"
         )
         return
-    from cli.views.turns import wait_for_quiet
+    from cli.views.turns import require_success, wait_for_quiet
 
     seconds = services.settings.agent.turn_seconds
     await wait_for_quiet(services.database, args.chat_key, seconds=seconds)
+    for follow_up in report.follow_ups:
+        try:
+            await require_success(services.database, round_id=follow_up["round_id"])
+        except LLMError as exc:
+            deps.output.words(f"follow-up of {follow_up['method']}: {exc}")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key, positive_int
-from cli.output import one_line
+from cli.output import PartialError, one_line
 from cli.running import run_async
 from nekro_agent.durations import REFRESH_SECONDS
-from nekro_agent.errors import UsageError
+from nekro_agent.errors import MethodFailedError, UsageError
 
 if TYPE_CHECKING:
     from storage.engine import Database
@@ -35,6 +35,7 @@ Background jobs of plugins, calls that report their progress, and calls that out
 them. `watch` draws bars with rate and time left until the job has ended (without an id: all open jobs).
 `--json` prints a list of {id, type, plugin, chat_key, state, percent, message, started_at, updated_at};
 `show --json` one such object with {task_id, attempt, worker, created_at, finished_at, data} added.
+`watch` ends with exit code 6 when a job that it watched has failed; `--json` then prints {jobs, error}.
 """
 _ACTIONS: Final = ("list", "show", "watch", "cancel")
 _MESSAGE_COLUMNS: Final = 60
@@ -149,8 +150,13 @@ async def _watch(args: Args, deps: Deps, settings: Settings) -> None:
             while not all(job.state.is_final for job in jobs):
                 await asyncio.sleep(REFRESH_SECONDS)
                 jobs = [await _get(database, job.id) for job in jobs]
-    if args.json:
+    failed = [job for job in jobs if job.state is job.state.FAILED]
+    if args.json and not failed:
         deps.output.json([describe(job) for job in jobs])
+    if failed:
+        names = ", ".join(job.id for job in failed)
+        error = MethodFailedError("JobFailed", f"job {names}: {failed[0].message}")
+        raise PartialError(error, {"jobs": [describe(job) for job in jobs]})
 
 
 async def _cancel(args: Args, deps: Deps, settings: Settings) -> None:

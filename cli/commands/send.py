@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cli.command import Deps, add_json, chat_key
 from cli.commands.history import describe_message
+from cli.output import PartialError
 from cli.running import run_async
 from cli.services.system import ROUND_LANES, open_services
-from cli.views.turns import last_sequence, messages_after, require_model, wait_for_quiet
-from nekro_agent.errors import UsageError
+from cli.views.turns import last_sequence, messages_after, require_model, require_success, wait_for_quiet
+from nekro_agent.errors import LLMError, UsageError
 from nekro_agent.ports import MessageKind
+
+if TYPE_CHECKING:
+    from storage.engine import Database
 
 __all__ = ["DEFAULT_USER", "Args", "register", "run"]
 
@@ -21,7 +26,8 @@ examples:
   nekro send group_1 'What is on today?' --user-id ada --wait
 
 Prints the message's id; with --wait, the agent's answers once its turn has ended. Where no system runs,
-one is started for the turn, which needs a language model, and --wait is implied.
+one is started for the turn, which needs a language model, and --wait is implied. A turn that failed or was
+cancelled ends --wait with exit code 12 and the reason. `--json` prints {id, answers}, then with `error`.
 """
 DEFAULT_USER = "cli-user"
 
@@ -76,14 +82,25 @@ def run(args: Args, deps: Deps) -> int:
                 seconds = settings.agent.turn_seconds
                 await wait_for_quiet(services.database, args.chat_key, seconds=seconds)
             news = await messages_after(services.database, args.chat_key, sequence=before)
+            failure = await _failure(services.database, message_id) if waits else None
         answers = [message for message in news if waits and message.kind is MessageKind.ASSISTANT]
-        if args.json:
-            deps.output.json({"id": message_id, "answers": [describe_message(answer) for answer in answers]})
-            return 0
-        if not waits:
+        described = {"id": message_id, "answers": [describe_message(answer) for answer in answers]}
+        if args.json and failure is None:
+            deps.output.json(described)
+        if not (args.json or waits):
             deps.output.data(message_id)
-        for answer in answers:
+        for answer in answers if not args.json else ():
             deps.output.data(answer.text)
+        if failure is not None:
+            raise PartialError(failure, described)
         return 0
 
     return run_async(work())
+
+
+async def _failure(database: Database, message_id: str) -> LLMError | None:
+    try:
+        await require_success(database, message_id=message_id)
+    except LLMError as exc:
+        return exc
+    return None

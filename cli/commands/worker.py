@@ -96,13 +96,13 @@ def run(args: Args, deps: Deps) -> int:
 
 def _check(probe: Probe, args: Args, deps: Deps) -> int:
     answers = ask_workers(probe, lane=args.lane)
+    if not answers:
+        where = f"of lane {args.lane} " if args.lane else ""
+        raise ServiceError(f"no worker {where}runs on this host as this user")
     if args.json:
         deps.output.json([asdict(answer) for answer in answers])
     for answer in answers if not args.json else ():
         deps.output.report(one_line(f"{answer.worker}: {'; '.join(answer.faults) or probe.value}"))
-    if not answers:
-        where = f"of lane {args.lane} " if args.lane else ""
-        raise ServiceError(f"no worker {where}runs on this host as this user")
     return ExitCode.OK if all(answer.ok for answer in answers) else ExitCode.FAILED
 
 

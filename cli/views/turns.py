@@ -7,11 +7,12 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from nekro_agent.durations import POLL_SECONDS
-from nekro_agent.errors import ServiceError
+from nekro_agent.errors import LLMError, ServiceError
 
 if TYPE_CHECKING:
     from broker_config.settings import Settings
     from storage.engine import Database
+    from storage.repositories.jobs import Job
     from storage.repositories.messages import Message
     from storage.repositories.rounds import Round
 
@@ -22,6 +23,7 @@ __all__ = [
     "newest_messages",
     "newest_rounds",
     "require_model",
+    "require_success",
     "wait_for_jobs",
     "wait_for_quiet",
 ]
@@ -64,6 +66,32 @@ async def newest_rounds(database: Database, chat_key: str, *, limit: int) -> lis
 
     async with database.read() as transaction:
         return await RoundRepository(transaction.connection).newest(chat_key, limit=limit)
+
+
+async def require_success(
+    database: Database, *, message_id: str | None = None, round_id: str | None = None
+) -> None:
+    """Return when the turn of a round, or the one that a message caused if any, has ended well.
+
+    Raises:
+        LLMError: the turn failed or was cancelled; the message says why.
+    """
+    from storage.states import RoundState, TriggerKind
+
+    async with database.read() as transaction:
+        rounds = transaction.rounds
+        if message_id is not None:
+            first = await rounds.find_by_trigger(TriggerKind.MESSAGE, message_id)
+        else:
+            first = await rounds.get(str(round_id))
+        if first is not None and first.merged_into is not None:
+            first = await rounds.get(first.merged_into)
+        turn = [] if first is None else await rounds.rounds_of_turns(first.turn_id)
+    ended = [entry for entry in turn if entry.merged_into is None]
+    if ended and ended[-1].state in (RoundState.FAILED, RoundState.CANCELLED):
+        last = ended[-1]
+        verb = "failed" if last.state is RoundState.FAILED else "was cancelled"
+        raise LLMError(f"the turn {verb} in round {last.number}: {last.error or 'no reason is recorded'}")
 
 
 def require_model(settings: Settings) -> None:
@@ -109,18 +137,20 @@ async def wait_for_quiet(database: Database, chat_key: str, *, seconds: float) -
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def wait_for_jobs(database: Database, chat_key: str, *, seconds: float) -> None:
-    """Return when no background job and no detached call of the chat runs.
+async def wait_for_jobs(database: Database, chat_key: str, *, seconds: float) -> list[Job]:
+    """Wait until no background job and no detached call of the chat runs; returns those that were open.
 
     Raises:
         ServiceError: one still does after ``seconds``; the message names it.
     """
     deadline = time.monotonic() + seconds
+    seen: set[str] = set()
     while True:
         async with database.read() as transaction:
-            open_jobs = await transaction.jobs.newest(limit=1, chat_key=chat_key, open_only=True)
-        if not open_jobs:
-            return
+            open_jobs = await transaction.jobs.newest(limit=_LOOK_BACK, chat_key=chat_key, open_only=True)
+            if not open_jobs:
+                return [await transaction.jobs.get(job_id) for job_id in sorted(seen)]
+        seen |= {job.id for job in open_jobs}
         if time.monotonic() > deadline:
             job = open_jobs[0]
             raise ServiceError(

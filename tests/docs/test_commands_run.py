@@ -12,7 +12,6 @@ import ast
 import asyncio
 import base64
 import contextlib
-import io
 import json
 import os
 import pty
@@ -53,7 +52,7 @@ from benchmarks import (
 )
 from broker_config.embedded import socket_path
 from broker_config.settings import BrokerSettings
-from cli.main import build_parser
+from cli.main import WrongUsage, build_parser
 from messaging.delivery.transport import DELIVERIES_HEADER
 
 ROOT = Path(__file__).parents[2]
@@ -75,12 +74,10 @@ def lines_of_blocks(page: Path) -> list[str]:
 
 def is_whole(command: str) -> bool:
     """Whether a command in a sentence can be run; one without its required arguments is only mentioned."""
-    said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            build_parser().parse_args(shlex.split(command)[1:])
-    except SystemExit:
-        return "arguments are required" not in said.getvalue()
+        build_parser().parse_args(shlex.split(command)[1:])
+    except WrongUsage as exc:
+        return "arguments are required" not in str(exc)
     return True
 
 
