@@ -128,48 +128,52 @@ def build_parser() -> LazyParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    from cli.output import Output
-
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    output = Output(json_errors="--json" in options)
     try:
-        return _main(arguments, output)
+        return _main(sys.argv[1:] if argv is None else list(argv))
     except BrokenPipeError:
         from cli.exit_codes import ExitCode
+        from cli.output import Output
 
-        output.abandon_stdout()
+        Output().abandon_stdout()
         return ExitCode.BROKEN_PIPE
 
 
-def _main(arguments: Sequence[str], output: Output) -> int:
+def _main(arguments: Sequence[str]) -> int:
     """Parse and run; every error becomes one line, with ``--json`` also an object, and an exit code."""
     parser = build_parser()
     entry: Command | None = None
+    output: Output | None = None
     try:
         namespace = _parse(parser, arguments)
         entry = getattr(namespace, "entry", None)
         if entry is None:
             parser.print_help(sys.stderr)
             return _usage_code(None)
-        output.debug = bool(namespace.debug)
-        # Not what the arguments look like: a message or a command line for a plugin may be `--json`.
-        output.json_errors = getattr(namespace, "json", False)
+        output = _output(debug=bool(namespace.debug), json_errors=getattr(namespace, "json", False))
         return _run(entry, namespace, output)
-    except WrongUsage as exc:
-        from nekro_agent.errors import UsageError
-
-        output.error(UsageError(str(exc)))
-        if exc.hint:
-            output.words(exc.hint)
-        return _usage_code(exc.command)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit, GeneratorExit):
         raise
     except BaseException as exc:
-        # The edge of the process.
-        if isinstance(exc, (SystemExit, GeneratorExit)):
-            raise
-        return _report(exc, entry, output)
+        # The edge of the process. Without parsed arguments, only their text says what to print.
+        options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        output = output or _output(debug="--debug" in options, json_errors="--json" in options)
+        return _refuse(exc, output) if isinstance(exc, WrongUsage) else _report(exc, entry, output)
+
+
+def _output(*, debug: bool, json_errors: bool) -> Output:
+    # Imported here, so that the help is fast.
+    from cli.output import Output
+
+    return Output(debug=debug, json_errors=json_errors)
+
+
+def _refuse(wrong: WrongUsage, output: Output) -> int:
+    from nekro_agent.errors import UsageError
+
+    output.error(UsageError(str(wrong)))
+    if wrong.hint:
+        output.words(wrong.hint)
+    return _usage_code(wrong.command)
 
 
 def _parse(parser: LazyParser, arguments: Sequence[str]) -> argparse.Namespace:

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from cli.running import TerminatedError
 from nekro_agent.errors import MethodFailedError, NekroError
+from nekro_agent.execution.author_frames import AuthorFrame, attached
 from nekro_agent.tools.visible_text import visible, visible_json, visible_lines, visible_text
 
 __all__ = ["Output", "PartialError", "cell_width", "describe_error", "one_line", "to_plain"]
@@ -91,12 +92,18 @@ class PartialError(Exception):
         self.result = result
 
 
-def describe_error(error: BaseException) -> dict[str, Any]:
-    """Return ``{type, message}``: the plugin's exception when a method raised, else ``error`` itself."""
+def describe_error(error: BaseException, *, frames: Sequence[AuthorFrame] = ()) -> dict[str, Any]:
+    """Return ``{type, message}``: the plugin's exception when a method raised, else ``error`` itself.
+
+    Args:
+        frames: places in the plugin's source; if there are any, the object has them as ``frames``.
+    """
     if isinstance(error, MethodFailedError):
-        return {"type": error.error_type, "message": error.error_message}
-    name = type(error).__name__
-    return {"type": name, "message": str(error) or _ENDED_BY.get(type(error), name)}
+        described: dict[str, Any] = {"type": error.error_type, "message": error.error_message}
+    else:
+        name = type(error).__name__
+        described = {"type": name, "message": str(error) or _ENDED_BY.get(type(error), name)}
+    return described | ({"frames": frames} if frames else {})
 
 
 class Output:
@@ -181,11 +188,18 @@ class Output:
             self._explain(error)
         if self.json_errors:
             # In one line, as `nekro tail --json` prints one object per line.
-            self.json_line({**(result or {}), "error": describe_error(error)})
+            self.json_line({**(result or {}), "error": describe_error(error, frames=self._frames(error))})
+
+    def _frames(self, error: BaseException) -> tuple[AuthorFrame, ...]:
+        """Return the places in a plugin's source to show: all with ``--debug``, else the innermost one."""
+        frames = attached(error)
+        return frames if self.debug else frames[-1:]
 
     def _explain(self, error: BaseException) -> None:
         if self.debug:
             self.words("".join(traceback.format_exception(error)).rstrip("\n"))
+        for frame in self._frames(error):
+            self.words(one_line(str(frame)))
         if isinstance(error, (NekroError, OSError)):
             self.words(f"error: {str(error) or type(error).__name__}")
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -23,6 +22,9 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         KeyboardInterrupt: Ctrl-C; ``main`` was cancelled and has cleaned up.
         TerminatedError: the same for SIGTERM.
     """
+    # Imported here: modules that only name ``TerminatedError`` need no event loop.
+    import asyncio
+
     terminated = False
 
     async def body() -> T:

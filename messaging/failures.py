@@ -22,6 +22,7 @@ from nekro_agent.errors import (
     NekroError,
     OutcomeUnknownError,
 )
+from nekro_agent.execution.author_frames import attach, frames_from
 
 __all__ = ["failure_from_record"]
 
@@ -50,12 +51,19 @@ def failure_from_record(record: Mapping[str, Any]) -> NekroError:
     """Convert the stored record of a task that did not succeed to an error.
 
     Args:
-        record: ``{"status": …, "result": {"exc_type", "exc_message", "exc_module"}, …}``.
+        record: ``{"status": …, "result": {"exc_type", "exc_message", "exc_module"}, "frames": […], …}``.
 
     Returns:
         An error of our tree if the worker raised one or Celery reported one about the call, and
-        ``MethodFailedError`` for any exception of a plugin.
+        ``MethodFailedError`` for any exception of a plugin. ``author_frames.attached`` returns where in
+        the plugin's source it was raised.
     """
+    error = _error(record)
+    attach(error, frames_from(record.get("frames")))
+    return error
+
+
+def _error(record: Mapping[str, Any]) -> NekroError:
     result = record.get("result")
     named = result if isinstance(result, Mapping) else {}
     name, module, detail = _unwrapped(named)

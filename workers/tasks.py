@@ -16,6 +16,7 @@ from broker_config.topology import COMMAND_TASK, DRAIN_TASK, HOOK_TASK, JOB_TASK
 from messaging.celery.worker_state import is_revoked
 from messaging.tracing import trace_headers
 from nekro_agent.durations import GRACE_SECONDS
+from nekro_agent.execution.author_frames import attached
 from nekro_agent.methods import Lane
 from runtime.greenlet_bridge import at_loop_close
 from workers.calls.claims import DuplicateDelivery
@@ -96,6 +97,10 @@ def task_body(execute: Execute, *, before: Callable[[], None]) -> tuple[Callable
             # Its sender did not know yet that the plugin is pinned.
             _send_home(task, exc)
             raise Ignore(str(exc)) from exc
+        except Exception as exc:
+            # For the result backend: Celery may replace the exception by one that can be pickled.
+            task.request.author_frames = attached(exc)
+            raise
 
     return run, begin
 

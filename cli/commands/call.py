@@ -27,7 +27,9 @@ examples:
   nekro call nekro.notes.read_note --args '{"note_id": "shop"}' --user-id ada --json
   nekro call describe --args @arguments.json
 
-`--json` prints {id, value, type, worker, duration_ms}, or {error: {type, message}} when the call failed.
+`--json` prints {id, value, type, worker, duration_ms}, or {error: {type, message, frames}} for a failed call.
+When a method raises, the last place in the plugin's own source is printed before the error: file, line,
+function and code. `--debug` prints all of them; `--json` has them as `frames`, the innermost last.
 The value of an AGENT method is its text, of a MULTIMODAL_AGENT method its parts; no round follows.
 """
 

@@ -170,6 +170,9 @@ class ReplyBackend(RedisBackend):  # type: ignore[misc]
             return result  # a worker that was presumed dead must not overwrite a success
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = bytes_to_str(task_id)
+        if state == states.FAILURE:
+            # Where in the plugin's source it was raised; ``messaging.failures`` reads it.
+            meta["frames"] = [frame.as_record() for frame in getattr(request, "author_frames", ())]
         payload = self._encoded(meta)
         if len(payload) > self._MAX_STR_VALUE_SIZE:
             raise BackendStoreError("value too large for Redis backend", state=state, task_id=task_id)

@@ -38,7 +38,7 @@ def test_help_imports_no_command() -> None:
         "import sys; from cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = ('cli.commands.', 'celery', 'sqlalchemy', 'pydantic')\n"
+        "heavy = ('cli.commands.', 'cli.output', 'asyncio', 'celery', 'sqlalchemy', 'pydantic')\n"
         "print([m for m in sys.modules if m.startswith(heavy)])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Prepares a plugin's exception for leaving the worker: adds hints and removes secrets."""
+"""Prepares a plugin's exception for leaving the worker: adds hints and places, removes secrets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nekro_agent.errors import MethodFailedError, NekroError
+from nekro_agent.execution.author_frames import AuthorFrame, author_frames, source_folder
+from nekro_agent.placeholders import OWN_PACKAGES
 from runtime.redaction import Redactor
 from workers.plugins.registry import MethodEntry
 
-__all__ = ["explained", "redacted"]
+__all__ = ["explained", "places_in_plugin", "redacted"]
 
 _PLAIN_TYPES = (int, float, str, bytes, bool, list, dict, tuple, set)
 
@@ -25,6 +27,12 @@ def redacted(exc: Exception, redactor: Redactor) -> Exception:
     if all(redactor(str(link)) == str(link) for link in _chain(exc)):
         return exc
     return MethodFailedError(type(exc).__name__, redactor(str(exc)))
+
+
+def places_in_plugin(exc: Exception, entry: MethodEntry, redactor: Redactor) -> tuple[AuthorFrame, ...]:
+    """Return the frames of the plugin's own source that an exception of a method passed, innermost last."""
+    folder = source_folder(inspect.unwrap(entry.method.func).__module__)
+    return () if folder is None else author_frames(exc, folder, own=OWN_PACKAGES, hide=redactor)
 
 
 def _chain(exc: BaseException) -> list[BaseException]:

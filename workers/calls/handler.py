@@ -24,6 +24,7 @@ from codec.values import Arguments, encode_value
 from codec.wire import Envelope, Invocation, Signer, is_long_body, tool_answer
 from messaging.pace import ChatPace
 from nekro_agent.errors import CallTimeoutError, ResultError
+from nekro_agent.execution.author_frames import AuthorFrame, attach
 from nekro_agent.execution.invoke import Outcome
 from nekro_agent.methods import Lane, SandboxMethodType
 from nekro_agent.schemas.agent_ctx import AgentCtx
@@ -115,6 +116,10 @@ class CallTarget(Protocol):
     def explained(self, error: Exception, arguments: Arguments) -> Exception:
         """Return an error of ``run``, or one in its place that tells the caller more."""
         return error
+
+    def places(self, error: Exception, redactor: Redactor) -> tuple[AuthorFrame, ...]:
+        """Return where in the plugin's source an error of ``run`` was raised; () if that is unknown."""
+        return ()
 
 
 #: Returns the target that a verified call names, or raises ``MethodNotFoundError`` or
@@ -233,6 +238,7 @@ class CallHandler:
             return await target.run(invocation, arguments, self._on_step(invocation))
         except Exception as exc:
             shown = redacted(target.explained(exc, arguments), self._redactor)
+            attach(shown, target.places(exc, self._redactor))
             if shown is exc:
                 raise
             # Without a cause: Celery stores the traceback of the whole chain, including secrets.

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from codec.values import Arguments
 from codec.wire import Invocation
+from nekro_agent.execution.author_frames import AuthorFrame
 from nekro_agent.execution.invoke import Outcome, call_method
 from nekro_agent.methods import SandboxMethodType
-from workers.calls.failures import explained
+from runtime.redaction import Redactor
+from workers.calls.failures import explained, places_in_plugin
 from workers.calls.handler import CallTarget, OnStep, context_of_call
 from workers.calls.progress import CallReports
 from workers.plugins.loop_watchdog import LoopWatchdog
@@ -77,3 +79,6 @@ class _Method(CallTarget):
 
     def explained(self, error: Exception, arguments: Arguments) -> Exception:
         return explained(error, self._entry, *arguments)
+
+    def places(self, error: Exception, redactor: Redactor) -> tuple[AuthorFrame, ...]:
+        return places_in_plugin(error, self._entry, redactor)
