@@ -98,6 +98,8 @@ class AsyncTaskHandle:
         self.plugin = plugin
         self.job_id = job_id
         self.task_type = task_type
+        #: Whether the job's code has told the agent something.
+        self.has_notified_agent = False
 
     async def wait(self, key: str, timeout: float | None = None) -> Any:  # noqa: ASYNC109  # the reference's name
         """Wait for ``notify(key, data)`` and return the data; an earlier notification counts too.
@@ -128,6 +130,7 @@ class AsyncTaskHandle:
         from nekro_agent.api.message import push_system
 
         await push_system(self.chat_key, message, trigger_agent=trigger)
+        self.has_notified_agent = True
 
     @property
     def is_cancelled(self) -> bool:

@@ -169,6 +169,7 @@ class Parts:
         return JobRunner(
             running=running,
             plugins={plugin.key: plugin for plugin in self.loaded.plugins},
+            publisher=self.publisher,
             redactor=self.redactor,
             worker_name=self.node,
         )

@@ -72,9 +72,9 @@ async def recorder() -> AsyncIterator[RecordingPublisher]:
 
 
 @pytest.fixture
-def bench(database: Database, background: BackgroundLoop) -> Bench:
+def bench(database: Database, background: BackgroundLoop, recorder: RecordingPublisher) -> Bench:
     """Creates job runners."""
-    return Bench(database, background)
+    return Bench(database, background, recorder)
 
 
 @pytest.fixture(autouse=True)

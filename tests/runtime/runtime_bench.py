@@ -73,8 +73,9 @@ async def emptied(settings: DatabaseSettings, data_dir: Path) -> Database:
 class Bench:
     """Creates job runners, one per simulated worker."""
 
-    def __init__(self, database: Database, background: BackgroundLoop) -> None:
+    def __init__(self, database: Database, background: BackgroundLoop, publisher: EventPublisher) -> None:
         self.database = database
+        self.publisher = publisher
         self.background = background
         self.announced: list[tuple[str, int, str]] = []
 
@@ -91,6 +92,7 @@ class Bench:
         return JobRunner(
             running=running,
             plugins={plugin.key: plugin for plugin in plugins},
+            publisher=self.publisher,
             redactor=Redactor(("s3cret-value",), host_paths=()),
             worker_name=name,
         )

@@ -217,7 +217,7 @@ async def test_job_that_must_not_restart_fails_and_wakes_the_agent_once(
     async with database.read() as tx:
         messages = await tx.messages.newest("c", limit=9)
         rounds = await tx.rounds.newest("c", limit=9)
-    assert [message.text for message in messages] == [f"Background task work '1' ended: {ended.message}"]
+    assert [message.text for message in messages] == [f"Background task work '1' failed: {ended.message}"]
     assert [round_.trigger_id for round_ in rounds] == [job_id]
     assert (recorder.rounds, recorder.jobs) == (["c"], [job_id])
 
@@ -323,6 +323,74 @@ async def test_job_of_a_plugin_that_the_worker_lacks_fails(
     other = await start(jobs)
     with pytest.raises(MethodFailedError, match=r"not loaded plugin tests\.jobs"):
         await bench.runner().run(other, interruption=shutdown)
+
+
+async def chat_of(database: Database) -> tuple[list[str], list[str]]:
+    """The texts and the triggers of rounds in the jobs' chat."""
+    async with database.read() as tx:
+        messages = await tx.messages.newest("c", limit=9)
+        rounds = await tx.rounds.newest("c", limit=9)
+    return [message.text for message in messages], [round_.trigger_id for round_ in rounds]
+
+
+@pytest.mark.parametrize("how", ["raise", "declare"])
+async def test_a_failed_job_tells_its_chat_and_wakes_the_agent(
+    database: Database,
+    bench: Bench,
+    jobs: SqlJobs,
+    plugin: NekroPlugin,
+    recorder: RecordingPublisher,
+    how: str,
+) -> None:
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle) -> AsyncIterator[TaskCtl]:
+        if how == "raise":
+            raise ValueError("the key is s3cret-value")
+        yield TaskCtl.fail("the key is s3cret-value")
+
+    job_id = await start(jobs)
+    with pytest.raises(MethodFailedError):
+        await bench.runner(plugin).run(job_id, interruption=shutdown)
+    reason = "ValueError: the key is [secret]" if how == "raise" else "the key is [secret]"
+    assert await chat_of(database) == ([f"Background task work '1' failed: {reason}"], [job_id])
+    assert recorder.rounds == ["c"]
+
+
+async def test_a_job_that_ended_otherwise_tells_its_chat_nothing(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle, how: str) -> AsyncIterator[TaskCtl]:
+        if how == "asked":
+            async with database.begin() as tx:
+                await tx.jobs.request_cancel(handle.job_id, reason="by the test")
+            raise ValueError("cannot continue without it")
+        yield TaskCtl.cancel("no need") if how == "cancel" else TaskCtl.success("done")
+
+    for how in ("succeed", "cancel", "asked"):
+        job_id = await start(jobs, args=(how,))
+        try:
+            await bench.runner(plugin).run(job_id, interruption=shutdown)
+        except MethodFailedError:
+            assert how == "asked"
+    assert await chat_of(database) == ([], [])
+
+
+async def test_a_failure_that_the_job_told_itself_is_not_told_again(
+    database: Database, bench: Bench, jobs: SqlJobs, plugin: NekroPlugin
+) -> None:
+    @plugin.mount_async_task("work")
+    async def work(handle: AsyncTaskHandle, how: str) -> AsyncIterator[TaskCtl]:
+        handle.has_notified_agent = True  # as ``notify_agent`` does, which needs a whole runtime
+        if how == "raise":
+            raise ValueError("later")
+        yield TaskCtl.fail("told")
+
+    for how in ("declare", "raise"):
+        with pytest.raises(MethodFailedError):
+            await bench.runner(plugin).run(await start(jobs, args=(how,)), interruption=shutdown)
+    texts, _ = await chat_of(database)
+    assert texts == ["Background task work '1' failed: ValueError: later"]
 
 
 async def test_failure_is_redacted_and_aborts_are_failures(

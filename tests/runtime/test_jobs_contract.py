@@ -65,7 +65,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         return
     database = await emptied(request.getfixturevalue("migrated")(request.param), tmp_path)
     background, recorder = BackgroundLoop(database), RecordingPublisher()
-    runner = Bench(database, background).runner(plugin)
+    runner = Bench(database, background, recorder).runner(plugin)
     recorder.run_job = lambda job_id: runner.run(job_id, interruption=shutdown)
     services = Runtime(
         data_dir=tmp_path,

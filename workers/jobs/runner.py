@@ -26,7 +26,9 @@ from nekro_agent.ports import JobState
 from runtime.redaction import Redactor
 from storage.repositories.jobs import Job
 from workers.calls.claims import DuplicateDelivery
+from workers.chats.publisher import EventPublisher
 from workers.jobs.data import plain_data, unpack
+from workers.jobs.notices import tell_chat
 from workers.jobs.running import RunningJob, RunningJobs
 from workers.leases.keeper import on_this_loop
 from workers.pools.jobs import CANCEL_SECONDS
@@ -71,12 +73,14 @@ class JobRunner:
         *,
         running: RunningJobs,
         plugins: Mapping[str, NekroPlugin],
+        publisher: EventPublisher,
         redactor: Redactor,
         worker_name: str,
     ) -> None:
         self._running = running
         self._database = running.database
         self._plugins = plugins
+        self._publisher = publisher
         self._redactor = redactor
         self._worker_name = worker_name
 
@@ -94,14 +98,14 @@ class JobRunner:
         job = await self._claim(job_id)
         with logger.contextualize(job_id=job.id, job_type=job.type, chat_key=job.chat_key):
             try:
-                last = await self._carry_out(job)
+                last, is_told = await self._carry_out(job)
             except FencedError as exc:
                 logger.bind(fence=job.fence).warning("job_claim_lost")
                 raise DuplicateDelivery(job_id) from exc
             except asyncio.CancelledError:
                 await self._leave(job, interruption())
                 raise
-            ended = await self._finish(job, last)
+            ended = await self._finish(job, last, is_told=is_told)
         logger.bind(job_id=job.id, state=ended.state.value, attempt=job.attempt).info("job_ended")
         if ended.state is JobState.FAILED:
             error_type = type(last.data).__name__ if isinstance(last.data, BaseException) else "JobFailed"
@@ -119,12 +123,13 @@ class JobRunner:
             logger.bind(job_id=job_id, attempt=job.attempt).warning("job_started_again")
         return job
 
-    async def _carry_out(self, job: Job) -> TaskCtl:
+    async def _carry_out(self, job: Job) -> tuple[TaskCtl, bool]:
+        """Run the job; returns its last signal, and whether its own code told the chat of a failure."""
         try:
             plugin, func = self._function(job)
             args, kwargs = unpack(job.args)
         except (MethodNotFoundError, MethodDisabledError, ArgumentError) as exc:
-            return TaskCtl.fail(str(exc), exc)
+            return TaskCtl.fail(str(exc), exc), False
         handle = AsyncTaskHandle(job.task_id, job.chat_key, plugin, job_id=job.id, task_type=job.type)
         work: asyncio.Task[TaskCtl] | None = None
         # A second cancellation would interrupt the job's cleanup.
@@ -137,7 +142,9 @@ class JobRunner:
                 work.cancel()
                 await asyncio.wait([work], timeout=0.75 * CANCEL_SECONDS)
                 raise
-        return _last_signal(running, work)
+        last = _last_signal(running, work)
+        # An exception is told in any case: what the job said before it was about something else.
+        return last, handle.has_notified_agent and not isinstance(last.data, BaseException)
 
     def _function(self, job: Job) -> tuple[NekroPlugin, Callable[..., Any]]:
         plugin = self._plugins.get(job.plugin_key)
@@ -150,8 +157,11 @@ class JobRunner:
             raise MethodNotFoundError(f"plugin {job.plugin_key} has no task type {job.type!r} any more")
         return plugin, func
 
-    async def _finish(self, job: Job, last: TaskCtl) -> Job:
-        """Record the end; retries for a minute while the database is unavailable.
+    async def _finish(self, job: Job, last: TaskCtl, *, is_told: bool = False) -> Job:
+        """Record the end, and tell the chat of a failure; retries for a minute without a database.
+
+        Args:
+            is_told: whether the chat knows of a failure already.
 
         Raises:
             DuplicateDelivery: another worker took the job over; this end is discarded.
@@ -171,6 +181,9 @@ class JobRunner:
                         data=data,
                     )
                     await transaction.job_signals.clear(job.id)
+                    is_wanted = ended.state is JobState.FAILED and ended.cancel_requested_at is None
+                    if is_wanted and not is_told:
+                        await tell_chat(transaction, self._publisher, ended)
                 return ended
             except FencedError as exc:
                 logger.bind(job_id=job.id, fence=job.fence).warning("job_claim_lost")

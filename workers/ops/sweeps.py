@@ -18,7 +18,6 @@ from nekro_agent.files.uploads import remove_expired
 from nekro_agent.ports import CronJob, MessageKind
 from nekro_agent.shared_clock import shared_time
 from storage.engine import Database
-from storage.repositories.jobs import Job
 from storage.repositories.messages import NewMessage
 from storage.repositories.rounds import RoundRequest
 from storage.retention import delete_expired
@@ -28,6 +27,7 @@ from storage.transaction import Transaction
 from workers.chats.publisher import EventPublisher
 from workers.chats.writer import append_message, request_round
 from workers.jobs.data import is_call
+from workers.jobs.notices import tell_chat
 
 __all__ = ["JobSweep", "RetentionSweep", "TimerFirings", "TimerSweep", "UploadSweep"]
 
@@ -175,20 +175,7 @@ class JobSweep:
             for job in await transaction.jobs.fail_orphans(limit=1):
                 logger.bind(job_id=job.id, job_type=job.type, reason=job.message).warning("job_lost")
                 await transaction.job_signals.clear(job.id)
-                if job.chat_key and not is_call(job):
-                    await self._tell(transaction, job)
+                if not is_call(job):
+                    await tell_chat(transaction, self._publisher, job)
                 return True
         return False
-
-    async def _tell(self, transaction: Transaction, job: Job) -> None:
-        # The job's own code can no longer inform the chat, and the agent may wait for it.
-        message = NewMessage(
-            chat_key=job.chat_key,
-            kind=MessageKind.SYSTEM,
-            text=f"Background task {job.type} {job.task_id!r} ended: {job.message}",
-            plugin_key=job.plugin_key,
-            once_key=f"job:{job.id}",
-        )
-        await append_message(transaction, self._publisher, message)
-        request = RoundRequest(chat_key=job.chat_key, trigger_kind=TriggerKind.JOB, trigger_id=job.id)
-        await request_round(transaction, self._publisher, request)

@@ -1,0 +1,30 @@
+"""Tells a chat that a job of it failed: a system message, and a round for an agent that may wait for it."""
+
+from __future__ import annotations
+
+from nekro_agent.ports import MessageKind
+from storage.repositories.jobs import Job
+from storage.repositories.messages import NewMessage
+from storage.repositories.rounds import RoundRequest
+from storage.states import TriggerKind
+from storage.transaction import Transaction
+from workers.chats.publisher import EventPublisher
+from workers.chats.writer import append_message, request_round
+
+__all__ = ["tell_chat"]
+
+
+async def tell_chat(transaction: Transaction, publisher: EventPublisher, job: Job) -> None:
+    """Record both once per job, in the transaction that ends the job; nothing for a job without a chat."""
+    if not job.chat_key:
+        return
+    message = NewMessage(
+        chat_key=job.chat_key,
+        kind=MessageKind.SYSTEM,
+        text=f"Background task {job.type} {job.task_id!r} failed: {job.message}",
+        plugin_key=job.plugin_key,
+        once_key=f"job:{job.id}",
+    )
+    await append_message(transaction, publisher, message)
+    request = RoundRequest(chat_key=job.chat_key, trigger_kind=TriggerKind.JOB, trigger_id=job.id)
+    await request_round(transaction, publisher, request)
