@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -9,9 +10,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from croniter import CroniterBadDateError, croniter
 
 from nekro_agent.errors import InvalidValueError
-from nekro_agent.ports import WorkdayMode
+from nekro_agent.ports import CronJob, WorkdayMode
+from nekro_agent.shared_clock import shared_time
 
-__all__ = ["checked_expression", "checked_timezone", "next_fire"]
+__all__ = ["checked_expression", "checked_mode", "checked_timezone", "next_fire", "scheduled"]
 
 _HORIZON: Final = timedelta(days=366 * 8)
 _WORKDAYS: Final = {WorkdayMode.MON_FRI, WorkdayMode.CN_WORKDAY}
@@ -68,6 +70,31 @@ def next_fire(cron_expr: str, *, timezone: str, workday_mode: WorkdayMode, after
             raise InvalidValueError(f"cron expression {cron_expr!r} with {workday_mode} never fires")
         if _is_wanted(due, workday_mode):
             return due.astimezone(UTC)
+
+
+def scheduled(job: CronJob, *, paused: bool) -> CronJob:
+    """Return a job with its next due time from now on, or without one while it is paused.
+
+    Raises:
+        InvalidValueError: as for :func:`next_fire`.
+    """
+    now = shared_time()
+    mode = job.workday_mode
+    due = None if paused else next_fire(job.cron_expr, timezone=job.timezone, workday_mode=mode, after=now)
+    return dataclasses.replace(job, next_fire_at=due, updated_at=now)
+
+
+def checked_mode(mode: str) -> WorkdayMode:
+    """Return the workday mode of a name; ``""`` is ``none``.
+
+    Raises:
+        InvalidValueError: there is none.
+    """
+    try:
+        return WorkdayMode(mode or "none")
+    except ValueError:
+        choices = ", ".join(WorkdayMode)
+        raise InvalidValueError(f"workday_mode {mode!r} does not exist; use one of {choices}") from None
 
 
 def _is_wanted(due: datetime, mode: WorkdayMode) -> bool:

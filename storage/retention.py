@@ -12,7 +12,7 @@ from broker_config.settings import RetentionSettings
 from storage.clock import seconds_from_now
 from storage.engine import Database
 from storage.models import Base, CallRow, JobRow, MessageRow, RoundRow, TimerRow
-from storage.states import FINAL_CALL_STATES, FINAL_JOB_STATES, FINAL_ROUND_STATES, TimerState
+from storage.states import FINAL_CALL_STATES, FINAL_JOB_STATES, FINAL_ROUND_STATES, OPEN_TIMER_STATES
 
 __all__ = ["delete_expired"]
 
@@ -70,7 +70,7 @@ def _rules(retention: RetentionSettings) -> list[_Rule]:
         _Rule(
             table=TimerRow,
             key=TimerRow.id,
-            expired=(TimerRow.fire_at < rounds) & (TimerRow.state != TimerState.WAITING),
+            expired=(TimerRow.fire_at < rounds) & TimerRow.state.not_in(OPEN_TIMER_STATES),
         ),
     ]
     if retention.messages_days:

@@ -11,6 +11,7 @@ __all__ = [
     "FINAL_CALL_STATES",
     "FINAL_JOB_STATES",
     "FINAL_ROUND_STATES",
+    "OPEN_TIMER_STATES",
     "CallState",
     "CrashPolicy",
     "JobState",
@@ -85,6 +86,8 @@ class TimerState(StrEnum):
     """State of a one-time timer."""
 
     WAITING = "waiting"
+    #: Does not fire until it is resumed.
+    PAUSED = "paused"
     FIRED = "fired"
     CANCELLED = "cancelled"
 
@@ -98,6 +101,7 @@ class MarkSource(StrEnum):
     OPERATOR = "operator"
 
 
+OPEN_TIMER_STATES: Final = (TimerState.WAITING, TimerState.PAUSED)
 FINAL_CALL_STATES: Final = frozenset(
     {CallState.DONE, CallState.FAILED, CallState.UNKNOWN, CallState.CANCELLED}
 )

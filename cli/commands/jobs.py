@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +12,7 @@ from broker_config.settings import Settings
 from cli.command import Deps, add_json, chat_key, positive_int
 from cli.output import PartialError, one_line
 from cli.running import run_async
+from cli.services.database import open_database
 from nekro_agent.durations import REFRESH_SECONDS
 from nekro_agent.errors import MethodFailedError, UsageError
 
@@ -92,7 +92,7 @@ def run(args: Args, deps: Deps) -> int:
 
 
 async def _list(args: Args, deps: Deps, settings: Settings) -> None:
-    async with _database(settings) as database:
+    async with open_database(settings) as database:
         jobs = await _newest(database, args, open_only=args.open)
     if args.json:
         deps.output.json([describe(job) for job in jobs])
@@ -113,7 +113,7 @@ async def _list(args: Args, deps: Deps, settings: Settings) -> None:
 
 
 async def _show(args: Args, deps: Deps, settings: Settings) -> None:
-    async with _database(settings) as database:
+    async with open_database(settings) as database:
         job = await _get(database, args.job_id)
     whole = describe(job) | {
         "task_id": job.task_id,
@@ -134,7 +134,7 @@ async def _show(args: Args, deps: Deps, settings: Settings) -> None:
 async def _watch(args: Args, deps: Deps, settings: Settings) -> None:
     from cli.views.job_bars import job_view
 
-    async with _database(settings) as database:
+    async with open_database(settings) as database:
         jobs = await _watched(database, args)
         if not jobs:
             deps.output.words("no job is open; `nekro jobs` lists the ended ones")
@@ -166,7 +166,7 @@ async def _cancel(args: Args, deps: Deps, settings: Settings) -> None:
     from workers.jobs.cancel import cancel_job
 
     assert args.job_id is not None  # noqa: S101 - checked by run
-    async with _database(settings) as database:
+    async with open_database(settings) as database:
         publisher = EventPublisher(create_app(resolve_settings(settings)))
         try:
             job = await cancel_job(database, publisher, args.job_id)
@@ -193,19 +193,6 @@ def describe(job: Job) -> dict[str, Any]:
         "started_at": job.started_at,
         "updated_at": job.updated_at,
     }
-
-
-@asynccontextmanager
-async def _database(settings: Settings) -> AsyncIterator[Database]:
-    from storage.engine import Database
-    from storage.migrate import require_migrated
-
-    await require_migrated(settings.database, settings.data_dir)
-    database = Database(settings.database, settings.data_dir)
-    try:
-        yield database
-    finally:
-        await database.dispose()
 
 
 async def _newest(database: Database, args: Args, *, open_only: bool) -> list[Job]:

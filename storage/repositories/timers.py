@@ -12,14 +12,22 @@ from typing import Any
 
 from sqlalchemy import delete, func, select, update
 
+from nekro_agent.errors import NotFoundError
 from nekro_agent.ports import CronJob, TimerInfo
 from storage.clock import now
 from storage.models import CronJobRow, TimerRow
 from storage.repositories.base import Repository, chosen_once, found, new_id
-from storage.states import TimerState
+from storage.states import OPEN_TIMER_STATES, TimerState
 from storage.upsert import insert
 
-__all__ = ["CronJobRepository", "TimerRepository"]
+__all__ = ["CronJobRepository", "RecordedTimer", "TimerRepository"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordedTimer(TimerInfo):
+    """A one-time timer with its state."""
+
+    state: TimerState
 
 
 class TimerRepository(Repository):
@@ -57,14 +65,52 @@ class TimerRepository(Repository):
         )
         return await self._all(TimerInfo, statement.order_by(TimerRow.fire_at, TimerRow.id))
 
+    async def open_ones(self, chat_key: str | None, *, limit: int) -> list[RecordedTimer]:
+        """List the waiting and paused timers of a chat, or of all chats if it is None, the next one first."""
+        statement = select(TimerRow).where(TimerRow.state.in_(OPEN_TIMER_STATES))
+        if chat_key is not None:
+            statement = statement.where(TimerRow.chat_key == chat_key)
+        return await self._all(RecordedTimer, statement.order_by(TimerRow.fire_at, TimerRow.id).limit(limit))
+
+    async def get_open(self, timer_id: str) -> RecordedTimer:
+        """Return a waiting or paused timer.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        statement = select(TimerRow).where(TimerRow.id == timer_id, TimerRow.state.in_(OPEN_TIMER_STATES))
+        timer = await self._one_or_none(RecordedTimer, statement)
+        if timer is None:
+            raise NotFoundError(f"there is no timer {timer_id!r}")
+        return timer
+
+    async def set_paused(self, timer_id: str, paused: bool) -> bool:
+        """Keep a timer from firing, or let it fire again; False if it has ended or does not exist.
+
+        A resumed timer whose time has passed is due.
+        """
+        return await self._set_state(timer_id, TimerState.PAUSED if paused else TimerState.WAITING)
+
+    async def delete(self, timer_id: str) -> bool:
+        """Cancel a waiting or paused timer; False if it has ended or does not exist."""
+        return await self._set_state(timer_id, TimerState.CANCELLED)
+
+    async def _set_state(self, timer_id: str, state: TimerState) -> bool:
+        statement = (
+            update(TimerRow)
+            .where(TimerRow.id == timer_id, TimerRow.state.in_(OPEN_TIMER_STATES))
+            .values(state=state)
+        )
+        return await self._count(statement) > 0
+
     async def clear(self, chat_key: str, *, temporary: bool | None = None) -> int:
-        """Cancel the chat's waiting timers; returns how many.
+        """Cancel the chat's waiting and paused timers; returns how many.
 
         Args:
             temporary: True cancels only the temporary one, False only the others, None all.
         """
         chosen = select(TimerRow.id).where(
-            TimerRow.chat_key == chat_key, TimerRow.state == TimerState.WAITING
+            TimerRow.chat_key == chat_key, TimerRow.state.in_(OPEN_TIMER_STATES)
         )
         if temporary is not None:
             chosen = chosen.where(TimerRow.temporary.is_(temporary))
@@ -134,9 +180,11 @@ class CronJobRepository(Repository):
         """Return the job, or None."""
         return await self._one_or_none(CronJob, select(CronJobRow).where(CronJobRow.job_id == job_id))
 
-    async def of_chat(self, chat_key: str) -> list[CronJob]:
-        """List the chat's jobs, the oldest first."""
-        statement = select(CronJobRow).where(CronJobRow.chat_key == chat_key)
+    async def of_chat(self, chat_key: str | None) -> list[CronJob]:
+        """List the jobs of a chat, or of all chats if it is None, the oldest first."""
+        statement = select(CronJobRow)
+        if chat_key is not None:
+            statement = statement.where(CronJobRow.chat_key == chat_key)
         return await self._all(CronJob, statement.order_by(CronJobRow.created_at, CronJobRow.job_id))
 
     async def due(self, *, limit: int) -> list[CronJob]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from nekro_agent.errors import ConflictError
+from nekro_agent.errors import ConflictError, NotFoundError
 from nekro_agent.methods import Lane
 from nekro_agent.ports import CronJob, WorkdayMode
 from storage.engine import Database
 from storage.repositories.rounds import RoundRequest
-from storage.states import MarkSource, TriggerKind
+from storage.states import MarkSource, TimerState, TriggerKind
 from storage.timer_services import Firing, fire_due
 from storage.transaction import Transaction
 
@@ -65,6 +65,41 @@ async def test_timers_of_a_sweep_that_dies_are_fired_by_the_next(database: Datab
             raise ZeroDivisionError
     async with database.begin() as tx:
         assert len(await tx.timers.fire_due(limit=9)) == 1
+
+
+async def test_paused_timer_does_not_fire_until_it_is_resumed(database: Database, chat: str) -> None:
+    async with database.begin() as tx:
+        timer = await tx.timers.add(chat, fire_at=PAST, description="x")
+        assert await tx.timers.set_paused(timer.id, True)
+    async with database.begin() as tx:
+        assert await tx.timers.fire_due(limit=9) == []
+        assert await tx.timers.seconds_until_next() is None
+        assert [(item.id, item.state) for item in await tx.timers.open_ones(None, limit=9)] == [
+            (timer.id, TimerState.PAUSED)
+        ]
+        assert await tx.timers.set_paused(timer.id, False)
+        assert (await tx.timers.get_open(timer.id)).state is TimerState.WAITING
+    async with database.begin() as tx:
+        assert [fired.id for fired in await tx.timers.fire_due(limit=9)] == [timer.id]
+    async with database.begin() as tx:
+        assert not await tx.timers.set_paused(timer.id, True)
+        assert not await tx.timers.delete(timer.id)
+        with pytest.raises(NotFoundError, match=timer.id):
+            await tx.timers.get_open(timer.id)
+
+
+async def test_paused_timers_are_deleted_and_cleared_like_waiting_ones(database: Database, chat: str) -> None:
+    async with database.begin() as tx:
+        await tx.chats.ensure("other")
+        timers = [await tx.timers.add(chat, fire_at=FUTURE, description="x") for _ in range(2)]
+        other = await tx.timers.add("other", fire_at=FUTURE, description="y")
+        for timer in timers:
+            assert await tx.timers.set_paused(timer.id, True)
+        assert await tx.timers.delete(timers[0].id)
+    async with database.begin() as tx:
+        assert [item.id for item in await tx.timers.open_ones(chat, limit=9)] == [timers[1].id]
+        assert await tx.timers.clear(chat) == 1
+        assert [item.id for item in await tx.timers.open_ones(None, limit=9)] == [other.id]
 
 
 async def test_new_temporary_timer_replaces_the_old_one(database: Database, chat: str) -> None:
