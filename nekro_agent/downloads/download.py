@@ -194,6 +194,9 @@ async def _download(order: _Order, claim: DownloadClaim) -> DownloadReport:
         keep = True  # the file now belongs to the other worker
         raise
     except (asyncio.CancelledError, DownloadError) as exc:
+        if isinstance(exc, DownloadError) and claim.is_lost:
+            keep = True
+            raise FencedError(f"the download to {order.target.name!r} passed to another worker") from exc
         keep = await _saved(part, transfer, exc)
         raise
     finally:

@@ -92,7 +92,9 @@ class PartState(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
+    #: The file that has the content: a worker that lost its claim may still describe its own file.
+    inode: int
     url: str
     sha256: str | None
     validator: str | None
@@ -106,6 +108,9 @@ class PartFile:
     Both names derive from the target's, so that the next attempt finds them in any process or host.
     Sandboxed code may be able to write to the directory: files are opened without following links, and
     a file with a second name or of another user is not used.
+
+    A worker that was suspended may continue after another one has taken over. It then writes either the same
+    content to the same file, or to a file that has lost its name; it does not touch the other's names.
     """
 
     def __init__(self, target: Path, *, area: UploadArea | None = None) -> None:
@@ -138,16 +143,26 @@ class PartFile:
             state = self._read_state()
             if state is not None and self._take_over(state):
                 return state
-            self._begin()
+            self._file = self._created()
         except OSError as exc:
             raise self._cannot_write(exc) from exc
         return None
 
     def restart(self) -> None:
-        """Discard the content."""
+        """Discard the content.
+
+        Raises:
+            DownloadError: another worker has taken over, or the directory cannot be written to.
+        """
+        self._require_name()
         with self._hash_lock:
-            self._state_path.unlink(missing_ok=True)
-            os.ftruncate(self._file, 0)
+            try:
+                # A new file: a worker that lost its claim may still write to this one.
+                new = self._created()
+            except OSError as exc:
+                raise self._cannot_write(exc) from exc
+            os.dup2(new, self._file, inheritable=False)
+            os.close(new)
             self._reserved = 0
             self.spans.clear()
             self._hash, self._hashed = hashlib.sha256(), 0
@@ -218,11 +233,12 @@ class PartFile:
         """Record which bytes are on disk; they are flushed to the disk first.
 
         Raises:
-            DownloadError: it cannot be written.
+            DownloadError: another worker has taken over, or it cannot be written.
         """
         new = self._path.with_name(f"{self._path.name}.new")
         try:
             os.fdatasync(self._file)
+            self._require_name()
             new.unlink(missing_ok=True)
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -244,6 +260,11 @@ class PartFile:
             self._hashed += len(data)
             self._forget_hashed()
             return True
+
+    @property
+    def inode(self) -> int:
+        """Number of the open file."""
+        return os.fstat(self._file).st_ino
 
     @property
     def is_hash_behind(self) -> bool:
@@ -273,13 +294,14 @@ class PartFile:
         """Move the file to its final name.
 
         Raises:
-            DownloadError: it cannot be moved there.
+            DownloadError: another worker has taken over, or it cannot be moved there.
             UploadQuotaError: the file exceeds the quota of the chat's uploads.
         """
         try:
             if self._area is not None:  # more may be reserved than was received
                 os.ftruncate(self._file, self.spans.total)
             os.fsync(self._file)
+            self._require_name()
             with self._publishing():
                 self._path.replace(self._target)
         except OSError as exc:
@@ -293,11 +315,12 @@ class PartFile:
         return self._area.publishing(part=self._path, target=self._target, size=size)
 
     def close(self, *, keep: bool) -> None:
-        """Close the file, and remove it unless a later attempt should continue it."""
+        """Close the file; remove it unless a later attempt should continue it, or another worker has it."""
+        is_here = self._file < 0 or self._has_name()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-        if not keep:
+        if is_here and not keep:
             for path in (self._state_path, self._path):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
@@ -321,18 +344,32 @@ class PartFile:
         found = os.fstat(self._file)
         end = max((end for _, end in state.done), default=0)
         is_ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
-        if not is_ours or found.st_size < end or end > state.whole_bytes:
+        is_described = found.st_ino == state.inode and end <= min(found.st_size, state.whole_bytes)
+        if not (is_ours and is_described):
             os.close(self._file)
             self._file = -1
             return False
         self.spans = Spans(state.done)
         return True
 
-    def _begin(self) -> None:
+    def _created(self) -> int:
+        """Create an empty file in place of any earlier one; returns its descriptor."""
         self._state_path.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(self._path, flags, modes_within(self._path.parent.stat()).file)
+        return os.open(self._path, flags, modes_within(self._path.parent.stat()).file)
+
+    def _has_name(self) -> bool:
+        try:
+            return os.lstat(self._path).st_ino == self.inode
+        except FileNotFoundError:
+            return False
+
+    def _require_name(self) -> None:
+        if not self._has_name():
+            raise DownloadError(
+                f"the unfinished file of {self._target.name!r} was replaced by another process"
+            )
 
     def _forget_hashed(self) -> None:
         """Drop hashed data from the page cache, because this process does not read them again.

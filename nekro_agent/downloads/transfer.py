@@ -98,6 +98,7 @@ class Transfer:
         if self._whole is None or not self.may_go_on:
             return None
         return PartState(
+            inode=self._part.inode,
             url=self._source.url,
             sha256=self._sha256,
             validator=self._validator,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ import pytest
 from range_server import RangeServer, Serve
 
 from broker_config.settings import DatabaseSettings
+from nekro_agent.downloads.part import PartFile, PartState
 from nekro_agent.errors import DownloadError, DownloadRefusedError, InvalidValueError
 from nekro_agent.policies import DownloadPolicy
 from nekro_agent.testing import InMemoryRuntime
@@ -178,16 +180,71 @@ async def test_an_abandoned_unfinished_file_is_swept(tmp_path: Path) -> None:
         await database.dispose()
 
 
+def state_of(part: PartFile, *, whole_bytes: int) -> PartState:
+    return PartState(
+        inode=part.inode,
+        url="http://x/",
+        sha256=None,
+        validator="v",
+        whole_bytes=whole_bytes,
+        done=part.spans.copy(),
+    )
+
+
+def opened_part(target: Path) -> PartFile:
+    part = PartFile(target)
+    part.open()
+    return part
+
+
+def test_a_worker_that_lost_its_claim_describes_no_file_of_another(tmp_path: Path) -> None:
+    late = opened_part(tmp_path / "m")
+    late.write(0, b"a" * 100)
+    heir = opened_part(tmp_path / "m")
+    heir.write(50, b"a" * 50)
+    with pytest.raises(DownloadError, match="replaced by another process"):
+        late.save(state_of(late, whole_bytes=100))
+    with pytest.raises(DownloadError, match="replaced by another process"):
+        late.publish()
+    late.close(keep=False)
+    heir.save(state_of(heir, whole_bytes=100))
+    heir.close(keep=True)
+    state = PartFile(tmp_path / "m").open()
+    assert state is not None and state.done == [(50, 100)]
+
+
+def test_a_state_of_another_file_is_not_used(tmp_path: Path) -> None:
+    late = opened_part(tmp_path / "m")
+    late.write(0, b"a" * 100)
+    late.save(state_of(late, whole_bytes=100))
+    late.close(keep=True)
+    (part,) = tmp_path.glob(".m.*.part")
+    content = part.read_bytes()
+    part.rename(tmp_path / "old")  # keeps the inode in use
+    part.write_bytes(content[::-1])
+    assert PartFile(tmp_path / "m").open() is None
+
+
+def test_a_worker_that_lost_its_claim_writes_nothing_into_content_that_began_anew(tmp_path: Path) -> None:
+    late = opened_part(tmp_path / "m")
+    late.write(0, b"a" * 100)
+    late.save(state_of(late, whole_bytes=100))
+    heir = opened_part(tmp_path / "m")
+    assert heir.spans.total == 100
+    heir.restart()
+    heir.write(0, b"b" * 100)
+    late.write(0, b"a" * 100)
+    heir.verify(hashlib.sha256(b"b" * 100).hexdigest(), "http://x/")
+    heir.publish()
+    assert (tmp_path / "m").read_bytes() == b"b" * 100
+
+
 def model_part(target: Path) -> list[str]:
     """Create the files that an interrupted download leaves beside its target; returns their names."""
-    from nekro_agent.downloads.part import PartFile, PartState
-
     before = set(target.parent.iterdir()) if target.parent.is_dir() else set()
     part = PartFile(target)
     part.open()
     part.write(0, CONTENT)
-    part.save(
-        PartState(url="http://x/", sha256=None, validator="v", whole_bytes=len(CONTENT) * 2, done=[(0, 9)])
-    )
+    part.save(state_of(part, whole_bytes=len(CONTENT) * 2))
     part.close(keep=True)
     return [path.name for path in set(target.parent.iterdir()) - before]

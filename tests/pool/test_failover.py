@@ -22,7 +22,7 @@ from nekro_agent.methods import Lane
 @pytest.fixture
 def settings(make_settings: Callable[..., Settings], sentinel_group: SentinelGroup) -> Settings:
     """Settings that name the Sentinels."""
-    return make_settings(broker=sentinel_group.settings() | {"visibility_timeout_seconds": 4})
+    return make_settings(broker=sentinel_group.settings())
 
 
 def invocation() -> Invocation:

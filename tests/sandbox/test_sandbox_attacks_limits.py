@@ -589,7 +589,7 @@ async def test_attack_L11_killed_service_leaves_no_process_behind(
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     try:
-        wait_until(lambda: len(host_processes(box.user())) > 32, what="the code's 32 processes", seconds=15)
+        wait_until(lambda: len(host_processes(box.user())) > 32, what="the code's 32 processes")
         users = [box.user(), box.user("waits")]
         assert all(len(host_processes(user)) > 1 for user in users)
     finally:
