@@ -49,6 +49,7 @@ COMMANDS: Final = (
     Command(name="cancel", summary="stop what the agent is doing in a chat"),
     Command(name="reset", summary="reset a chat: start a new history, run the plugins' reset hooks"),
     Command(name="jobs", summary="list, watch and cancel background jobs, downloads and detached calls"),
+    Command(name="files", summary="list, get and put the files of a chat"),
     Command(name="timers", summary="list, pause, resume and delete timers"),
     Command(name="methods", summary="list the methods that code may call"),
     Command(name="plugins", summary="list plugins and their errors; create a new one; purge data"),

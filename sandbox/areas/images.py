@@ -32,7 +32,7 @@ from nekro_agent.files import safe_files
 from sandbox.areas.shared import Hold
 from sandbox.drivers.homes import make_home, remove_home
 
-__all__ = ["check_images", "drop_idle", "is_bounded", "mount_and_hold"]
+__all__ = ["check_images", "drop_idle", "is_bounded", "is_unmounted", "mount_and_hold"]
 
 _PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _JOURNAL_BYTES: Final = 4 << 20
@@ -50,6 +50,11 @@ def is_bounded(directory: Path, settings: SandboxSettings) -> bool:
     size = os.statvfs(directory)
     files = settings.shared_files + settings.shared_files // 4 + _INODE_SLACK
     return 0 < size.f_files <= files and size.f_blocks * size.f_frsize <= settings.shared_bytes
+
+
+def is_unmounted(directory: Path) -> bool:
+    """Whether the area of ``directory`` has an image that is not mounted: its files are not visible."""
+    return _image_of(directory).exists() and not _is_mounted(directory)
 
 
 def mount_and_hold(directory: Path, settings: SandboxSettings) -> Hold:
