@@ -27,6 +27,7 @@ from workers.ops.logs import configure_logs
 from workers.ops.monitor import monitored
 from workers.ops.printed import printed_to_log
 from workers.ops.shutdown_limit import ShutdownLimit
+from workers.ops.sockets import broker_id, data_dir_id
 from workers.pools.jobs import LoopThread
 from workers.pools.observation import observe_tasks
 from workers.tasks import register_tasks
@@ -52,7 +53,8 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
     if settings.metrics.port:
         start_metrics().worker.labels(lane, node).set(1)
     services = Services.load(settings, role=lane)
-    health = Health(lane=lane, worker=node, database=services.database)
+    ids = {"data_dir_id": data_dir_id(services.settings), "broker_id": broker_id(services.settings)}
+    health = Health(lane=lane, worker=node, database=services.database, ids=ids)
     home = _Home(services, health)
     register_tasks(services, drain=home.drain)
     services.app.steps["worker"].add(_step(home))

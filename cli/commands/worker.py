@@ -6,15 +6,18 @@ import argparse
 import os
 import signal
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from broker_config.settings import Settings
+from broker_config.urls import without_password
 from cli.command import Deps, add_json, add_supervisor_fd, positive_int, warn_of_root
 from cli.exit_codes import ExitCode
 from cli.output import one_line
-from cli.services.probes import Probe, ask_workers
+from cli.services.probes import Probe, Wanted, ask_workers
 from nekro_agent.errors import ServiceError, UsageError
 from nekro_agent.methods import Lane
+from workers.ops.sockets import broker_id, data_dir_id
 
 __all__ = ["Args", "register", "run"]
 
@@ -24,7 +27,10 @@ examples:
   NEKRO_BROKER__URL=redis://queue:6379/0 nekro worker --lane long --concurrency 2
   nekro worker --check --lane methods
   nekro worker --check live
+  nekro worker --check --name methods-1 --data-dir data
 
+--check asks only the workers of the data directory and of the broker that are set (NEKRO_DATA_DIR or
+--data-dir, NEKRO_BROKER__URL), so a container's health check is not answered by another one's worker.
 SIGTERM or Ctrl-C stops gracefully: running calls end first. A second one, or SIGQUIT, stops at once.
 """
 
@@ -53,7 +59,11 @@ def register(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="calls or rounds at the same time (default: NEKRO_WORKERS__<LANE>_CONCURRENCY)",
     )
-    parser.add_argument("--name", metavar="NAME", help="name of the worker (default: lane and process id)")
+    parser.add_argument(
+        "--name",
+        metavar="NAME",
+        help="name of the worker (default: lane and process id); with --check: only this one",
+    )
     parser.add_argument(
         "--check",
         nargs="?",
@@ -61,8 +71,8 @@ def register(parser: argparse.ArgumentParser) -> None:
         choices=list(Probe),
         const=Probe.READY,
         default=None,
-        help="start nothing; ask the workers of this host, of --lane or all, whether they are ready to take "
-        "calls (or only live), and exit with 0, 1 (one is not) or 13 (there is none)",
+        help="start nothing; ask the workers of this host, of --lane and --name or all, whether they are "
+        "ready to take calls (or only live), and exit with 0, 1 (one is not) or 13 (there is none)",
     )
     add_json(parser)
     add_supervisor_fd(parser)
@@ -95,12 +105,27 @@ def run(args: Args, deps: Deps) -> int:
 
 
 def _check(probe: Probe, args: Args, deps: Deps) -> int:
-    answers = ask_workers(probe, lane=args.lane)
+    settings = deps.load_settings()
+    default = Settings.model_fields["data_dir"].get_default(call_default_factory=True)
+    has_data_dir = deps.data_dir is not None or settings.data_dir.resolve() != default.resolve()
+    wanted = Wanted(
+        lane=args.lane,
+        name=args.name,
+        data_dir_id=data_dir_id(settings) if has_data_dir else None,
+        broker_id=broker_id(settings),
+    )
+    answers = ask_workers(probe, wanted)
     if not answers:
-        where = f"of lane {args.lane} " if args.lane else ""
-        raise ServiceError(f"no worker {where}runs on this host as this user")
+        meant = (
+            f" named {args.name}" if args.name else "",
+            f" of lane {args.lane}" if args.lane else "",
+            f" on data directory {settings.data_dir}" if has_data_dir else "",
+            f" on broker {without_password(settings.broker.url)}" if settings.broker.url else "",
+        )
+        raise ServiceError(f"no worker{''.join(meant)} runs on this host as this user")
     if args.json:
-        deps.output.json([asdict(answer) for answer in answers])
+        shown = ("lane", "worker", "pid", "ok", "faults")
+        deps.output.json([{name: getattr(answer, name) for name in shown} for answer in answers])
     for answer in answers if not args.json else ():
         deps.output.report(one_line(f"{answer.worker}: {'; '.join(answer.faults) or probe.value}"))
     return ExitCode.OK if all(answer.ok for answer in answers) else ExitCode.FAILED

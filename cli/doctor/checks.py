@@ -281,10 +281,10 @@ def _workers(settings: Settings, *, broken: bool) -> Check:
 
 
 def _local_workers() -> list[Check]:
-    from cli.services.probes import Probe, ask_workers
+    from cli.services.probes import Probe, Wanted, ask_workers
 
     try:
-        answers = ask_workers(Probe.READY)
+        answers = ask_workers(Probe.READY, Wanted())
     except NekroError as exc:
         return [Check(name="worker probes", verdict=Verdict.WARNING, detail=str(exc))]
     return [

@@ -119,8 +119,8 @@ class ChatFiles:
         used, _ = safe_files.measure(area, max_entries=_MOST_NAMES)
         if used + size > most:
             raise UsageError(
-                f"{relative.name!r} ({size} bytes) does not fit into {layout.SANDBOX_SHARED}: it holds {used} "
-                f"of {most} bytes (NEKRO_SANDBOX__SHARED_BYTES)"
+                f"{relative.name!r} ({size} bytes) does not fit into {layout.SANDBOX_SHARED}: it holds "
+                f"{used} of {most} bytes (NEKRO_SANDBOX__SHARED_BYTES)"
             )
         safe_files.replace_file(area, relative, file)
 

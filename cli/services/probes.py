@@ -14,7 +14,7 @@ from typing import Any
 from nekro_agent.durations import PROGRAM_SECONDS
 from workers.ops.sockets import monitor_sockets
 
-__all__ = ["Answer", "Probe", "ask_workers"]
+__all__ = ["Answer", "Probe", "Wanted", "ask_workers"]
 
 
 class Probe(StrEnum):
@@ -35,19 +35,42 @@ class Answer:
     pid: int
     ok: bool
     faults: tuple[str, ...] = ()
+    #: Names of its data directory and broker; None if the worker did not answer.
+    data_dir_id: str | None = None
+    broker_id: str | None = None
 
 
-def ask_workers(probe: Probe, *, lane: str | None = None) -> list[Answer]:
-    """Probe each worker of this user on this host, or only those of a lane; ended workers are left out.
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which workers are meant; None means any."""
+
+    lane: str | None = None
+    #: With or without ``@<host>``.
+    name: str | None = None
+    #: From ``workers.ops.sockets``, as is the next one.
+    data_dir_id: str | None = None
+    broker_id: str | None = None
+
+    def fits(self, answer: Answer) -> bool:
+        """Whether a worker is meant; one that did not say who it is fits only if nothing was asked for."""
+        return (
+            self.name in (None, answer.worker, answer.worker.partition("@")[0])
+            and self.data_dir_id in (None, answer.data_dir_id)
+            and self.broker_id in (None, answer.broker_id)
+        )
+
+
+def ask_workers(probe: Probe, wanted: Wanted) -> list[Answer]:
+    """Probe the workers of this user on this host that are meant; ended workers are left out.
 
     Raises:
         ServiceError: other users can access the directory of the workers' sockets.
     """
-    paths = monitor_sockets(lane)
+    paths = monitor_sockets(wanted.lane)
     # In parallel: each worker that hangs takes the whole timeout.
     with ThreadPoolExecutor(max(1, len(paths))) as pool:
         answers = list(pool.map(lambda path: _ask(path, probe), paths))
-    return [answer for answer in answers if answer is not None]
+    return [answer for answer in answers if answer is not None and wanted.fits(answer)]
 
 
 def _ask(path: Path, probe: Probe) -> Answer | None:
@@ -70,6 +93,8 @@ def _ask(path: Path, probe: Probe) -> Answer | None:
         pid=int(number),
         ok=body["ok"],
         faults=tuple(body["faults"]),
+        data_dir_id=body.get("data_dir_id"),
+        broker_id=body.get("broker_id"),
     )
 
 

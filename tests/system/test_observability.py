@@ -143,9 +143,12 @@ def test_a_ready_worker_reports_ready_and_a_stopping_one_does_not(observed: Obse
 
 
 def test_the_check_of_the_command_line_equals_the_container_probe(observed: Observed, tmp_path: Path) -> None:
-    def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def check(*arguments: str, broker: str | None = None) -> subprocess.CompletedProcess[str]:
+        prefix = observed.fleet.settings.broker.key_prefix
+        settings = {"NEKRO_BROKER__URL": broker, "NEKRO_BROKER__KEY_PREFIX": prefix} if broker else {}
         return subprocess.run(
             [sys.executable, "-P", "-m", "cli.main", "worker", "--check", *arguments],
+            env={**os.environ, **settings},
             capture_output=True,
             text=True,
             timeout=60,
@@ -155,6 +158,19 @@ def test_the_check_of_the_command_line_equals_the_container_probe(observed: Obse
     mine = [a for a in json.loads(ready.stdout) if a["pid"] == observed.worker.process.pid]
     assert [(a["ok"], a["lane"], a["faults"]) for a in mine] == [(True, "methods", [])]
     assert check("live", "--lane", "methods").returncode == 0
+    name = mine[0]["worker"]
+    assert check("--name", name).stdout == f"{name}: ready\n"
+    assert check("--name", name.partition("@")[0], "--json").returncode == 0
+    used = observed.fleet.settings
+    own = check("--data-dir", str(used.data_dir), broker=used.broker.url)
+    assert (own.returncode, name in own.stdout) == (0, True), own.stderr
+    for other in (
+        check("--name", "other"),
+        check("--name", name, "--data-dir", str(tmp_path)),
+        check("--name", name, broker="redis://127.0.0.1:1/0"),
+    ):
+        assert (other.returncode, other.stdout) == (13, "")
+        assert "no worker named" in other.stderr
     no_worker = subprocess.run(
         [sys.executable, "-P", "-m", "cli.main", "worker", "--check"],
         env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},

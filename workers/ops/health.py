@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nekro_agent.errors import NekroError
@@ -31,6 +31,8 @@ class Report:
     lane: str
     worker: str
     faults: tuple[str, ...]
+    #: Names of its data directory and broker, from ``workers.ops.sockets``.
+    ids: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -39,18 +41,26 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """The body of the HTTP response."""
-        return {"ok": self.ok, "lane": self.lane, "worker": self.worker, "faults": list(self.faults)}
+        faults = list(self.faults)
+        return {"ok": self.ok, "lane": self.lane, "worker": self.worker, "faults": faults, **self.ids}
 
 
 class Health:
     """Probes of one worker process; call them from any thread but the loop's."""
 
     def __init__(
-        self, *, lane: str, worker: str, database: Database, loop_seconds: float = LOOP_SECONDS
+        self,
+        *,
+        lane: str,
+        worker: str,
+        database: Database,
+        ids: Mapping[str, str | None] | None = None,
+        loop_seconds: float = LOOP_SECONDS,
     ) -> None:
         self._lane = lane
         self._worker = worker
         self._database = database
+        self._ids = ids or {}
         self._loop_seconds = loop_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._consumes: Callable[[], str | None] = lambda: "the worker is starting"
@@ -105,4 +115,5 @@ class Health:
             await transaction.connection.exec_driver_sql("SELECT 1")
 
     def _report(self, *faults: str | None) -> Report:
-        return Report(lane=self._lane, worker=self._worker, faults=tuple(f for f in faults if f))
+        found = tuple(fault for fault in faults if fault)
+        return Report(lane=self._lane, worker=self._worker, faults=found, ids=self._ids)

@@ -1,13 +1,35 @@
-"""Paths of the sockets on which workers answer probes; imports little, because probes are frequent."""
+"""Where workers answer probes, and which worker it is; imports little, because probes are frequent."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nekro_agent.errors import ServiceError
 
-__all__ = ["monitor_sockets", "socket_dir", "socket_path"]
+if TYPE_CHECKING:
+    from broker_config.settings import Settings
+
+__all__ = ["broker_id", "data_dir_id", "monitor_sockets", "socket_dir", "socket_path"]
+
+
+def data_dir_id(settings: Settings) -> str:
+    """Return a name for a data directory that reveals no path: answers to probes may leave the host."""
+    return _digest(str(settings.data_dir.expanduser().resolve()))
+
+
+def broker_id(settings: Settings) -> str | None:
+    """Return a name for a broker with its key prefix, without its password; None if no URL is set."""
+    from broker_config.urls import without_password
+
+    broker = settings.broker
+    return None if broker.url is None else _digest(f"{broker.key_prefix} {without_password(broker.url)}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def socket_dir() -> Path:
