@@ -58,6 +58,7 @@ COMMANDS: Final = (
     Command(name="db", summary="migrate the database"),
     Command(name="flower", summary="watch tasks and workers in a browser"),
     Command(name="metrics", summary="show the metrics of the fleet, or serve them to Prometheus"),
+    Command(name="completion", summary="print the script that completes `nekro` in a shell"),
     Command(name="bench", summary="measure the call path in comparison with other systems"),
 )
 
