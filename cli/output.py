@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from cli.running import TerminatedError
 from nekro_agent.errors import MethodFailedError, NekroError
 from nekro_agent.execution.author_frames import AuthorFrame, attached
-from nekro_agent.tools.visible_text import visible, visible_json, visible_lines, visible_text
+from nekro_agent.tools.visible_text import has_colours, visible, visible_json, visible_lines, visible_text
 
 __all__ = ["Output", "PartialError", "cell_width", "describe_error", "one_line", "to_plain"]
 
@@ -227,7 +227,7 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        table = Table(box=None, pad_edge=False, header_style="bold" if has_colours(self.stdout) else "")
         for column in columns:
             table.add_column(column, overflow="fold")
         for row in rows:

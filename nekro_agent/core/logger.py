@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from loguru import logger
 
-from nekro_agent.tools.visible_text import shortened, visible, visible_json
+from nekro_agent.tools.visible_text import has_colours, shortened, visible, visible_json
 
 if TYPE_CHECKING:
     from loguru import Logger, Message, Record
@@ -82,7 +82,9 @@ def configure(
     constant = dict(fields or {})
     target = sink if sink is not None else sys.stderr
     hide = redact or str
-    form = _JsonForm(hide) if json_lines else _TextForm(hide, frozenset(constant), colours=target.isatty())
+    form = (
+        _JsonForm(hide) if json_lines else _TextForm(hide, frozenset(constant), colours=has_colours(target))
+    )
     logger.remove()
     logger.configure(extra={"name": "nekro", **constant}, patcher=_add_fields)
     logger.add(

@@ -6,10 +6,11 @@ Invisible characters and characters that control a terminal are written as an es
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Final
+from typing import Final, TextIO
 
-__all__ = ["shortened", "visible", "visible_json", "visible_lines", "visible_text"]
+__all__ = ["has_colours", "shortened", "visible", "visible_json", "visible_lines", "visible_text"]
 
 #: Controls (C0, DEL, C1), line and paragraph separators, marks that change the direction of text, characters
 #: without width or glyph, tag characters and lone surrogates.
@@ -96,3 +97,11 @@ def _json_escaped(match: re.Match[str]) -> str:
         return f"\\u{code:04x}"
     code -= 0x10000
     return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether colours may be written to a stream: to a terminal, unless ``NO_COLOR`` is set and not empty.
+
+    Source: https://no-color.org
+    """
+    return stream.isatty() and not os.environ.get("NO_COLOR")
