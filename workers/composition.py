@@ -212,9 +212,17 @@ class Services(Parts):
             timeout_seconds=timeout_seconds or self.settings.workers.call_timeout_seconds,
         )
 
-    async def receive_message(self, chat_key: str, text: str, *, user_id: str, user_name: str) -> str | None:
-        """Run hooks on a person's message, record it, request a round; returns its id, None if blocked."""
-        return await self.intake.receive(chat_key, text, user_id=user_id, user_name=user_name)
+    async def receive_message(
+        self, chat_key: str, text: str, *, user_id: str, user_name: str, file_path: str | None = None
+    ) -> str | None:
+        """Run hooks on a person's message, record it, request a round; returns its id, None if blocked.
+
+        Args:
+            file_path: sandbox path of a file that belongs to the message.
+        """
+        return await self.intake.receive(
+            chat_key, text, user_id=user_id, user_name=user_name, file_path=file_path
+        )
 
     async def reset_chat(self, chat_key: str) -> StoppedRounds:
         """Start a new conversation: stop rounds, run reset hooks, hide the history from the model."""

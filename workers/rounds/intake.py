@@ -43,8 +43,14 @@ class MessageIntake:
         self._stopper = stopper
         self._debounce_seconds = settings.debounce_seconds
 
-    async def receive(self, chat_key: str, text: str, *, user_id: str, user_name: str) -> str | None:
-        """Receive a person's message; returns its id, None when a plugin's hook blocked it."""
+    async def receive(
+        self, chat_key: str, text: str, *, user_id: str, user_name: str, file_path: str | None = None
+    ) -> str | None:
+        """Receive a person's message; returns its id, None when a plugin's hook blocked it.
+
+        Args:
+            file_path: sandbox path of a file that belongs to the message.
+        """
         chat = await self._chat(chat_key)
         message_id = new_id()
         signal = await self._host.user_message(
@@ -72,6 +78,7 @@ class MessageIntake:
             text=text,
             sender_id=user_id,
             sender_name=user_name,
+            data=None if file_path is None else {"file_path": file_path},
         )
         await self._record(new, wake=signal in _WAKING)
         return message_id

@@ -1,0 +1,159 @@
+"""`nekro chat` at a real terminal: editing, history, Ctrl-C, files; and from a pipe."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from nekro_shell import NEKRO, Shell, open_shell, running_up
+from terminal import Terminal
+
+from cli.exit_codes import ExitCode
+
+PLUGIN = '''
+import asyncio
+
+from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+from nekro_agent.api.schemas import AgentCtx
+
+plugin = NekroPlugin(
+    name="Probe", module_name="probe", description="For tests.", version="1", author="t", url=""
+)
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "hold")
+async def hold(_ctx: AgentCtx) -> None:
+    """Last until somebody stops it."""
+    from nekro_agent.api import message
+    await message.send_text(_ctx.chat_key, "holding", _ctx)
+    await asyncio.Event().wait()
+'''
+
+#: The last line of the chat decides.
+SCRIPT = r"""
+- when: 'echo (?P<word>\w+)(?!.*(hold on|draw|look))'
+  answer: "```python\nsend_msg_text(_ck, 'echo heard')\n```"
+- when: 'hold on(?!.*(echo|draw|look))'
+  answer: "```python\nhold()\n```"
+- when: 'draw(?!.*(echo|hold on|look))'
+  answer: |
+    ```python
+    open('/app/shared/chart.txt', 'w').write('a chart')
+    send_msg_file(_ck, '/app/shared/chart.txt')
+    ```
+- when: 'look(?!.*(echo|hold on|draw))'
+  answer: "```python\nsend_msg_text(_ck, 'it says ' + open('/app/uploads/my notes.txt').read())\n```"
+"""
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[Shell]:
+    with open_shell({"probe.py": PLUGIN}) as shell:
+        script = shell.directory / "script.yaml"
+        script.write_text(SCRIPT, "utf-8")
+        shell.environment.update({"NEKRO_LLM__SCRIPT": str(script), "TERM": "xterm"})
+        yield shell
+
+
+@pytest.fixture(scope="module", autouse=True)
+def up(shell: Shell) -> Iterator[subprocess.Popen[str]]:
+    with running_up(shell) as process:
+        yield process
+
+
+class Chat(Terminal):
+    """A chat at a terminal, ready for its first line."""
+
+    def __init__(self, shell: Shell, *arguments: str) -> None:
+        command = [*NEKRO, "chat", *arguments]
+        super().__init__(command, directory=shell.directory, environment=shell.environment)
+        self.until("/help lists commands")
+        self.until("> ")
+
+
+@pytest.fixture
+def chats(shell: Shell) -> Iterator[list[Chat]]:
+    """Chats that are closed at the end of the test."""
+    opened: list[Chat] = []
+    yield opened
+    for chat in opened:
+        chat.close()
+
+
+def test_a_line_is_edited_and_recalled_also_by_the_next_run(shell: Shell, chats: list[Chat]) -> None:
+    chats.append(chat := Chat(shell, "--chat-key", "edited"))
+    chat.type("echx\x7fo twice\r")
+    chat.until("echo heard")
+    chat.until("> ")
+    chat.type("\x1b[A\r")  # the line before
+    assert "echo twice" in chat.until("echo heard")
+    chat.until("> ")
+    chat.type("\x04")
+    assert chat.ended() == 0
+    listed = shell.inside("history", "edited", "--json").value
+    assert [m["text"] for m in listed if m["kind"] == "user"] == ["echo twice", "echo twice"]
+    assert (shell.data_dir / "chat_history").stat().st_mode & 0o077 == 0
+    chats.append(chat := Chat(shell, "--chat-key", "recalled"))
+    chat.type("\x1b[A")
+    chat.until("echo twice")
+    chat.type("\x15/quit\r")
+    assert chat.ended() == 0
+
+
+def test_ctrl_c_stops_the_turn_and_leaves_the_chat_open(shell: Shell, chats: list[Chat]) -> None:
+    chats.append(chat := Chat(shell, "--chat-key", "stopped"))
+    chat.type("hold on\r")
+    chat.until("holding")
+    chat.type("\x03")
+    chat.until("stopping the turn")
+    chat.until("> ")
+    (entry,) = shell.inside("history", "stopped", "--trace", "--json").value["rounds"]
+    assert entry["state"] == "cancelled"
+    chat.type("echo again\r")
+    chat.until("echo heard")
+    chat.until("> ")
+    chat.type("\x03")
+    chat.until("Ctrl-C again ends")
+    chat.type("\x03")
+    assert chat.ended() == ExitCode.INTERRUPTED
+
+
+def test_files_are_sent_saved_and_copied(shell: Shell, chats: list[Chat]) -> None:
+    (shell.directory / "my notes.txt").write_text("buy milk", "utf-8")
+    (shell.directory / "downloads").mkdir()
+    chats.append(chat := Chat(shell, "--chat-key", "files", "--save", "downloads"))
+    chat.type("/file 'my notes.txt' look at this\r")
+    chat.until("sends /app/uploads/my notes.txt")
+    chat.until("it says buy milk")
+    chat.until("> ")
+    chat.type("draw\r")
+    chat.until("wrote 7 bytes to downloads/chart.txt")
+    chat.until("> ")
+    chat.type("/save /app/uploads/chart.txt mine.txt\r")
+    chat.until("wrote 7 bytes to mine.txt")
+    chat.until("> ")
+    chat.type("/file missing.txt\r")
+    chat.until("error: missing.txt does not exist")
+    chat.until("> ")
+    chat.type("\x04")
+    assert chat.ended() == 0
+    assert (shell.directory / "downloads" / "chart.txt").read_text() == "a chart"
+    assert (shell.directory / "mine.txt").read_text() == "a chart"
+    listed = shell.inside("history", "files", "--json").value
+    sent = next(m for m in listed if m["kind"] == "user")
+    assert (sent["text"], sent["data"]) == ("look at this", {"file_path": "/app/uploads/my notes.txt"})
+
+
+def test_a_failed_turn_is_explained_and_is_the_exit_code_if_it_was_the_last(shell: Shell) -> None:
+    done = shell("chat", "--chat-key", "failing", given="what now?\n")
+    assert (done.code, done.out) == (ExitCode.LLM, "")
+    assert "error: the turn failed in round 1" in done.err
+    done = shell("chat", "--chat-key", "failing", given="what now?\necho once\n")
+    assert (done.code, done.out) == (ExitCode.OK, "echo heard\n")
+
+
+def test_a_line_with_two_slashes_is_sent_with_one(shell: Shell) -> None:
+    assert shell("chat", "--chat-key", "slashes", given="//file echo this\n").out == "echo heard\n"
+    listed = shell.inside("history", "slashes", "--json").value
+    assert listed[0]["text"] == "/file echo this"
