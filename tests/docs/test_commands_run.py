@@ -95,8 +95,10 @@ def documented() -> frozenset[str]:
 
 PLUGIN = '''
 import asyncio
+import time
 from typing import Annotated
 
+from nekro_agent.api import timer
 from nekro_agent.api.plugin import (
     Arg, AsyncTaskHandle, CmdCtl, CommandExecutionContext, NekroPlugin, SandboxMethodType, TaskCtl, task
 )
@@ -129,6 +131,12 @@ async def hold(_ctx: AgentCtx) -> None:
     """Last until somebody stops it."""
     path("held").touch()
     await asyncio.Event().wait()
+
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "remind")
+async def remind(_ctx: AgentCtx, about: str) -> None:
+    """Set a timer for tomorrow."""
+    assert await timer.set_timer(_ctx.chat_key, int(time.time()) + 86400, about)
 
 
 @plugin.mount_async_task("haul")
@@ -411,6 +419,7 @@ def world(redis_server: RedisServer, model_url: str) -> Iterator[World]:
 
 JOB = "6f1c9a0e5d0b4b6f9a7c2f4f7f3b8a11"
 DEAD = "5f0c…"
+TIMER = "7f3a"
 HEX = r"[0-9a-f]{32}"
 
 
@@ -563,6 +572,39 @@ def files_are_there(*names: str) -> Callable[[Scene, Running], None]:
     return look
 
 
+def keep_files(scene: Scene) -> Changes:
+    """Store the files that the examples name in chat group_1, and beside the command."""
+    for name in ("chart.png", "notes.txt", "report.pdf", "data.csv"):
+        (scene.directory / name).write_text("figures")
+    (scene.directory / "downloads").mkdir()
+    scene.nekro("call", "forecast", "--args", '["Tokyo"]', "--chat-key", "group_1")
+    scene.nekro("files", "put", "group_1", "report.pdf")
+    for name in ("chart.png", "notes.txt"):
+        scene.nekro("files", "put", "group_1", name, "/app/shared/")
+        (scene.directory / name).unlink()
+    return {}
+
+
+def set_a_timer(scene: Scene) -> Changes:
+    """Set a timer of chat group_1 that is due in a day."""
+    scene.nekro("call", "remind", "--args", '["water the plants"]', "--chat-key", "group_1")
+    timers = json.loads(scene.nekro("timers", "--chat-key", "group_1", "--json"))
+    return {TIMER: timers[-1]["id"]}
+
+
+def make_home(scene: Scene) -> Changes:
+    """Make the folders of the shells below the scene's directory."""
+    for folder in (".local/share/bash-completion/completions", ".zsh/functions", ".config/fish/completions"):
+        (scene.directory / folder).mkdir(parents=True)
+    return {"~": str(scene.directory)}
+
+
+def is_completed(scene: Scene, _: Running) -> None:
+    """Check that the script of a shell was written."""
+    (script,) = [path for path in scene.directory.rglob("*nekro*") if path.is_file()]
+    assert "timers" in script.read_text()
+
+
 CTRL_C, TERM = signal.SIGINT, signal.SIGTERM
 PINS = {"before": migrate, "without": ALONE}
 SURE: dict[str, Any] = {
@@ -593,6 +635,9 @@ EXPECTED = {
     ),
     "nekro worker --check": Expected(out=READY),
     "nekro worker --check --lane methods": Expected(out=READY),
+    "nekro worker --check --name methods-1 --data-dir data": Expected(
+        before=lambda scene: {"--data-dir data": f"--data-dir {scene.world.data_dir}"}, out=READY
+    ),
     "nekro worker --check live": Expected(out=r"methods-1@\S+: live"),
     "nekro exec shopping.py --user-id ada": Expected(out="Buy milk", err="NORMAL after 3 calls"),
     "nekro exec --chat-key group_1 --user-id ada --json shopping.py": Expected(out='"stop_type": "NORMAL"'),
@@ -620,6 +665,9 @@ EXPECTED = {
     ),
     "nekro chat --chat-key group_1 --user-id ada": Expected(
         given="\nHello\n", out="^Good day to you$", err="chat group_1; Ctrl-D ends"
+    ),
+    "nekro chat --save downloads": Expected(
+        before=keep_files, given="Hello\n", out="^Good day to you$", err="chat cli; Ctrl-D ends"
     ),
     "nekro send group_1 'What is on today?'": Expected(out=f"^{HEX}$"),
     "nekro send group_1 'What is on today?' --user-id ada --wait": Expected(out="^Today: rain in Tokyo$"),
@@ -652,6 +700,25 @@ EXPECTED = {
     f"nekro jobs cancel {JOB}": Expected(
         before=begin_job, err=f"^(job {JOB} is cancelled|requested to cancel job {JOB})"
     ),
+    "nekro files list group_1": Expected(before=keep_files, out=r"^ *7 +\d.* /app/uploads/report\.pdf$"),
+    "nekro files list group_1 /app/shared --json": Expected(
+        before=keep_files, out='"path": "/app/shared/chart.png"'
+    ),
+    "nekro files get group_1 /app/shared/chart.png": Expected(
+        before=keep_files, err="^wrote 7 bytes to chart.png$", after=files_are_there("chart.png")
+    ),
+    "nekro files get group_1 /app/shared/notes.txt -": Expected(before=keep_files, out="^figures$"),
+    "nekro files put group_1 report.pdf": Expected(
+        before=keep_files, err="^stored 7 bytes as /app/uploads/report.pdf$"
+    ),
+    "nekro files put group_1 data.csv /app/shared/input/data.csv": Expected(
+        before=keep_files, err="^stored 7 bytes as /app/shared/input/data.csv$"
+    ),
+    "nekro timers": Expected(before=set_a_timer, out=f"^{TIMER} +group_1 +waiting .* once +water the pl"),
+    "nekro timers list --chat-key group_1 --json": Expected(before=set_a_timer, out=f'"id": "{TIMER}"'),
+    f"nekro timers pause {TIMER}": Expected(before=set_a_timer, err=f"^paused timer {TIMER} of chat"),
+    f"nekro timers resume {TIMER}": Expected(before=set_a_timer, err=f"^resumed timer {TIMER} of chat"),
+    f"nekro timers delete {TIMER}": Expected(before=set_a_timer, err=f"^deleted timer {TIMER} of chat"),
     "nekro methods": Expected(out=r"^forecast +tool +methods .*Ada\.weather"),
     "nekro methods nekro.notes": Expected(out=r"(?s)\A(?!.*forecast).*save_note"),
     "nekro methods --json": Expected(out='"task": "Ada.weather.forecast"'),
@@ -694,6 +761,15 @@ EXPECTED = {
     ),
     "nekro metrics --address 0.0.0.0 --port 9463": Expected(
         err="^metrics of the fleet on http://127", beside=metrics_are_served, stop=TERM
+    ),
+    "nekro completion bash > ~/.local/share/bash-completion/completions/nekro": Expected(
+        before=make_home, after=is_completed, err="^$"
+    ),
+    "nekro completion zsh > ~/.zsh/functions/_nekro": Expected(
+        before=make_home, after=is_completed, err="^$"
+    ),
+    "nekro completion fish > ~/.config/fish/completions/nekro.fish": Expected(
+        before=make_home, after=is_completed, err="^$"
     ),
     "nekro bench": Expected(
         err=r"^1/\d+ ", stop=CTRL_C, code=130, after=nothing_is_left
