@@ -1,5 +1,5 @@
 # One image for every role; compose.yaml and deploy/kubernetes set the role by the command.
-# The base needs Python 3.11 or newer with venv, and either apt or bubblewrap.
+# The base needs Python 3.11 or newer with venv, and either apt or bubblewrap and libmagic.
 ARG BASE_IMAGE=python:3.12.8-slim-bookworm@sha256:2199a62885a12290dc9c5be3ca0681d367576ab7bf037da120e564723292a2f0
 
 FROM ${BASE_IMAGE} AS build
@@ -28,9 +28,10 @@ RUN /opt/nekro/bin/pip install --no-cache-dir --disable-pip-version-check \
     --no-index --no-deps --no-build-isolation .
 
 FROM ${BASE_IMAGE}
-RUN command -v bwrap >/dev/null || { \
+# libmagic1 is for the package python-magic, which plugins import.
+RUN { command -v bwrap && ldconfig -p | grep -q 'libmagic\.so\.1'; } >/dev/null || { \
         apt-get update \
-        && apt-get install -y --no-install-recommends bubblewrap \
+        && apt-get install -y --no-install-recommends bubblewrap libmagic1 \
         && rm -rf /var/lib/apt/lists/*; }
 # A fixed user id, as volumes and shared file systems store it.
 RUN groupadd --gid 10001 nekro \

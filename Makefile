@@ -22,7 +22,7 @@ FAST_ONLY := not postgres and not sandbox and not supply_chain and not sdk_typin
 	and not call_outcomes and not processes
 
 .DEFAULT_GOAL := help
-.PHONY: help install bubblewrap demo test test-fast test-slow chaos faults lint format types bench goals scale bench-sandbox fuzz docs constraints wheel sbom sbom-image compose-test clean
+.PHONY: help install bubblewrap libmagic demo test test-fast test-slow chaos faults lint format types bench goals scale bench-sandbox fuzz docs constraints wheel sbom sbom-image compose-test clean
 
 help: ## List the tasks.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -36,10 +36,13 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) install --no-index --no-deps --no-build-isolation -e .
 	@touch $@
 
-install: $(STAMP) bubblewrap ## Create .venv and install the project with its test tools.
+install: $(STAMP) bubblewrap libmagic ## Create .venv and install the project with its test tools.
 
 bubblewrap:
 	@scripts/ensure-bubblewrap
+
+libmagic:
+	@scripts/ensure-libmagic
 
 demo: install ## Run the scripted tour: sandbox, plugins, queue, follow-up rounds.
 	$(BIN)/nekro demo
@@ -92,8 +95,8 @@ docs: install ## Rewrite the generated reference pages.
 	$(BIN)/python -m cli.reference
 
 constraints: install ## Write constraints.txt and deploy/requirements.txt with hashes (UPGRADE=--upgrade for newer versions).
-	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra otel --extra bench --extra release -o constraints.txt
-	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra otel -c constraints.txt -o deploy/requirements.txt
+	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --extra test --extra flower --extra otel --extra plugins --extra bench --extra release -o constraints.txt
+	echo hatchling | $(COMPILE) pyproject.toml - --extra flower --extra otel --extra plugins -c constraints.txt -o deploy/requirements.txt
 
 wheel: install ## Build wheel and sdist into dist/, and try the wheel in a clean environment of each CPython here.
 	rm -f dist/*.whl dist/*.tar.gz

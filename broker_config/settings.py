@@ -188,6 +188,9 @@ class PluginSettings(_Group):
         (), description="Plugin keys (`author.module`) that are loaded but offer no methods."
     )
     load_shipped: bool = Field(True, description="Whether the plugins of `plugin_pkgs` are loaded.")
+    reload: bool = Field(
+        False, description="Whether workers import a plugin again when its files change; for development."
+    )
     package_allow: CommaList = Field(
         ("*",),
         description="Packages that `dynamic_import_pkg` may install for plugins, by distribution name; `*` "

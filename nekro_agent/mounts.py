@@ -216,6 +216,11 @@ class PluginMounts:
 
         return decorate
 
+    def claim_task_types(self) -> None:
+        """Own this plugin's task types again, after another version of it was imported and dropped."""
+        for task_type in self.task_types:
+            _record_owner(task_type, self)
+
     # -- hooks ----------------------------------------------------------------------------
 
     def mount_init_method(self) -> Callable[[F], F]:

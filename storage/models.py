@@ -37,6 +37,7 @@ __all__ = [
     "LeaseRow",
     "MessageRow",
     "MethodMarkRow",
+    "PluginStateRow",
     "PluginValueRow",
     "RoundRow",
     "TimerRow",
@@ -355,6 +356,20 @@ class MethodMarkRow(Base):
     reason: Mapped[str]
     source: Mapped[MarkSource]
     marked_at: Mapped[datetime]
+
+
+class PluginStateRow(Base):
+    """An operator's decision whether a plugin is enabled; a plugin without a row is."""
+
+    __tablename__ = "plugin_states"
+
+    plugin_key: Mapped[str] = mapped_column(KeyText(), primary_key=True)
+    is_enabled: Mapped[bool]
+    #: Number of decisions.
+    revision: Mapped[int]
+    #: The newest revision for which the plugin's ``on_enabled`` or ``on_disabled`` hooks ran; 0: none.
+    announced_revision: Mapped[int] = mapped_column(default=0)
+    changed_at: Mapped[datetime]
 
 
 class LeaseRow(LeaseColumns, Base):

@@ -15,7 +15,7 @@ from storage.repositories.detached_calls import DetachedCallRepository
 from storage.repositories.downloads import DownloadRepository
 from storage.repositories.job_signals import JobSignalRepository
 from storage.repositories.jobs import JobRepository
-from storage.repositories.lane_overrides import MethodMarkRepository
+from storage.repositories.lane_overrides import MethodMarkRepository, PluginStateRepository
 from storage.repositories.leases import LeaseRepository
 from storage.repositories.messages import MessageRepository
 from storage.repositories.records import RecordRepository
@@ -85,6 +85,11 @@ class Repositories:
     def messages(self) -> MessageRepository:
         """Messages of chats."""
         return MessageRepository(self._runner)
+
+    @cached_property
+    def plugin_states(self) -> PluginStateRepository:
+        """Operators' decisions which plugins are enabled."""
+        return PluginStateRepository(self._runner)
 
     @cached_property
     def records(self) -> RecordRepository:

@@ -96,7 +96,11 @@ class Services(Parts):
                 owner=self.node,
                 lanes=self.lanes,
                 marks=self.marks,
+                states=self.states,
             )
+            self.states.start()
+            if self.settings.plugins.reload:
+                self.reloader.start()
         logger.bind(role=self.role, methods=len(self.registry)).debug("services_started")
 
     async def close(self) -> None:
@@ -106,6 +110,7 @@ class Services(Parts):
     def closings(self) -> list[Closing]:
         """The cleanup steps, in order."""
         steps: list[tuple[str, Cleanup, float]] = [
+            ("plugin states", self._stop_states, CLOSE_STEP_SECONDS),
             ("plugins", self._stop_plugins, self.host.cleanup_seconds + LEAST_SECONDS),
             ("sandboxes", self._close_sandboxes, 3 * CLOSE_STEP_SECONDS),
             ("caller", self._close_caller, CLOSE_STEP_SECONDS),
@@ -122,6 +127,12 @@ class Services(Parts):
 
     async def _unbind(self) -> None:
         runtime.unbind()
+
+    async def _stop_states(self) -> None:
+        if self.role != "cli":
+            await self.states.close()
+            if self.settings.plugins.reload:
+                await self.reloader.close()
 
     async def _stop_plugins(self) -> None:
         if self.role != "cli":

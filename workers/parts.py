@@ -52,6 +52,8 @@ from workers.plugins.loader import LoadedPlugins
 from workers.plugins.loop_watchdog import LoopWatchdog
 from workers.plugins.pinned import PinnedOwner, declare_pinned
 from workers.plugins.registry import Registry
+from workers.plugins.reload import PluginReloader
+from workers.plugins.states import PluginStates
 from workers.pools.background import BackgroundLoop
 from workers.rounds.intake import MessageIntake
 from workers.rounds.ledger import RoundLedger
@@ -79,6 +81,8 @@ class Parts:
     _caller: MethodCaller | None = None
     _sandboxes: SandboxManager | None = None
     _pinned_owner: PinnedOwner | None = None
+    #: Called when methods may have been added; a worker lets Celery know them.
+    on_new_methods: Callable[[], None] = lambda: None
 
     @cached_property
     def node(self) -> str:
@@ -168,7 +172,7 @@ class Parts:
         )
         return JobRunner(
             running=running,
-            plugins={plugin.key: plugin for plugin in self.loaded.plugins},
+            plugin_of=lambda key: next((p for p in self.host.plugins if p.key == key), None),
             publisher=self.publisher,
             redactor=self.redactor,
             worker_name=self.node,
@@ -198,6 +202,40 @@ class Parts:
         """Lane overrides (marks) set by the watchdog or an operator."""
         declare = partial(declare_pinned, self.app)
         return MethodMarks(self.database, self.background, self.lanes, on_pinned=declare)
+
+    @cached_property
+    def states(self) -> PluginStates:
+        """Applies operators' decisions which plugins are enabled."""
+        return PluginStates(
+            self.host,
+            self.leases,
+            self.lanes,
+            owner=self.node,
+            lease_seconds=self.settings.agent.lease_seconds,
+            disabled=self.settings.plugins.disabled,
+            owns=lambda key: self._queue_of_home(key) is None,
+            on_change=self.plugins_changed,
+            on_failure=lambda failure: self.loaded.add_error(failure.plugin_key, failure.text),
+        )
+
+    @cached_property
+    def reloader(self) -> PluginReloader:
+        """Reloads plugins whose files change."""
+        return PluginReloader(
+            self.loaded,
+            self.host,
+            self.leases,
+            self.lanes,
+            owner=self.node,
+            owns=lambda key: self._queue_of_home(key) is None,
+            on_change=self.plugins_changed,
+        )
+
+    def plugins_changed(self) -> None:
+        """Offer what the plugins of the host have now."""
+        self.registry.refresh(self.host.plugins)
+        self.commands.refresh(self.host.plugins)
+        self.on_new_methods()
 
     def pinned_owner(self, *, consume: Callable[[str], None]) -> PinnedOwner:
         """Build the competitor for pinned plugins; ``consume`` starts serving a queue."""

@@ -15,7 +15,7 @@ from celery import bootsteps
 from loguru import logger
 
 from broker_config.settings import Settings
-from messaging.celery.worker_state import consume_queue, is_stopping, why_it_consumes_nothing
+from messaging.celery.worker_state import consume_queue, is_stopping, serve_new_tasks, why_it_consumes_nothing
 from messaging.tracing import traced
 from nekro_agent.errors import NekroError, SettingsError
 from nekro_agent.methods import Lane
@@ -56,7 +56,7 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
     ids = {"data_dir_id": data_dir_id(services.settings), "broker_id": broker_id(services.settings)}
     health = Health(lane=lane, worker=node, database=services.database, ids=ids)
     home = _Home(services, health)
-    register_tasks(services, drain=home.drain)
+    register_methods = register_tasks(services, drain=home.drain)
     services.app.steps["worker"].add(_step(home))
     worker = services.app.Worker(
         hostname=node,
@@ -70,6 +70,12 @@ def run_worker(settings: Settings, *, lane: str, concurrency: int | None, name: 
         quiet=True,
     )
     services.announcer.hostname = worker.hostname
+
+    def serve_new_methods() -> None:
+        if register_methods():
+            serve_new_tasks(worker)
+
+    services.on_new_methods = serve_new_methods
     limit = ShutdownLimit(
         warm_seconds=settings.workers.stop_seconds,
         cold_seconds=settings.workers.stop_seconds - settings.workers.drain_seconds,

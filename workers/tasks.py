@@ -35,11 +35,13 @@ __all__ = ["register_tasks", "task_body"]
 Execute = Callable[[Any], Awaitable[Any]]
 
 
-def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> None:
+def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> Callable[[], bool]:
     """Register the tasks of this process's lane: calls on every lane, drains and jobs on their own.
 
     Each method of the catalogue is a task ``author.module.function``. Disabled methods are registered too,
     so that this worker answers their callers with an error.
+
+    Returns a function that registers methods which a reload added; it returns whether there are any.
 
     Args:
         drain: returns the drain of lane ``rounds``; not called on other lanes.
@@ -53,10 +55,22 @@ def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> No
         setattr(services.app.task(**checked)(run), FAST_BODY, begin)
 
     methods, command_lines, hooks = services.methods, services.command_lines, services.forwarded_hooks
-    finders: dict[str, FindTarget] = {entry.task: methods.find for entry in services.registry}
-    finders |= {COMMAND_TASK: lambda _: command_lines, HOOK_TASK: lambda _: hooks}
-    for name, find in finders.items():
+
+    def register_calls(name: str, find: FindTarget) -> None:
         register(name, functools.partial(handle, task_name=name, find=find))
+
+    registered: set[str] = set()
+
+    def register_methods() -> bool:
+        new = {entry.task for entry in services.registry} - registered
+        registered.update(new)
+        for name in new:
+            register_calls(name, methods.find)
+        return bool(new)
+
+    register_methods()
+    register_calls(COMMAND_TASK, lambda _: command_lines)
+    register_calls(HOOK_TASK, lambda _: hooks)
     if services.role == Lane.ROUNDS.value:
         register(DRAIN_TASK, lambda chat_key: drain().drain(chat_key), ignore_result=True)
     if services.role == Lane.LONG.value:
@@ -67,6 +81,7 @@ def register_tasks(services: Services, *, drain: Callable[[], RoundDrain]) -> No
             soft_time_limit=seconds,
             time_limit=seconds + GRACE_SECONDS,
         )
+    return register_methods
 
 
 def task_body(execute: Execute, *, before: Callable[[], None]) -> tuple[Callable[[Task, Any], Any], Execute]:

@@ -1,19 +1,21 @@
-"""`nekro plugins`: list plugins, create a new one, or delete a plugin's data."""
+"""`nekro plugins`: list plugins, enable or disable one, create a new one, or delete a plugin's data."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from broker_config.settings import Settings
 from cli.command import Deps, add_json
 from cli.exit_codes import ExitCode
 from cli.plugin_template import write_plugin
 from cli.purge import find_data, purge
 from cli.running import run_async
 from cli.views.catalogue import load_catalogue
-from nekro_agent.errors import UsageError
+from nekro_agent.errors import StorageError, UsageError
 
 if TYPE_CHECKING:
     from workers.plugins.loader import PluginRecord
@@ -24,8 +26,13 @@ _EPILOG = """\
 examples:
   nekro plugins
   nekro plugins list --json
+  nekro plugins disable you.weather
+  nekro plugins enable you.weather
   nekro plugins new weather --dir my_plugins
   nekro plugins purge you.weather
+
+`disable` takes effect on all workers within a second, also on those that start later; so does `enable`. The
+plugin's on_disabled or on_enabled hooks run once. A plugin that NEKRO_PLUGINS__DISABLED names stays disabled.
 
 `new` writes weather.py and a test that passes, test_weather.py. `purge` deletes a plugin's stored values, its
 data directory and its configuration; it asks first, or needs --yes. Stop the workers before, as they may
@@ -54,11 +61,12 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         nargs="?",
-        choices=("list", "new", "purge"),
+        choices=("list", "enable", "disable", "new", "purge"),
         default="list",
-        help="`list` (default); `new` writes a plugin to start from; `purge` deletes a plugin's data",
+        help="`list` (default); `enable` and `disable` a plugin on all workers; `new` writes a plugin to "
+        "start from; `purge` deletes a plugin's data",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="new: module name; purge: plugin key")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="new: module name; others: plugin key")
     parser.add_argument(
         "--dir", type=Path, default=Path(), metavar="DIR", help="new: folder to write to (default: .)"
     )
@@ -72,6 +80,8 @@ def run(args: Args, deps: Deps) -> int:
         return _new(args, deps)
     if args.action == "purge":
         return _purge(args, deps)
+    if args.action in ("enable", "disable"):
+        return _decide(args, deps, is_enabled=args.action == "enable")
     return _list(args, deps)
 
 
@@ -88,7 +98,11 @@ def describe(record: PluginRecord) -> dict[str, Any]:
 
 
 def _list(args: Args, deps: Deps) -> int:
-    catalogue = load_catalogue(deps.load_settings())
+    settings = deps.load_settings()
+    catalogue = load_catalogue(settings)
+    disabled = run_async(_disabled(settings))
+    for plugin in catalogue.loaded.plugins:
+        plugin.set_enabled(plugin.is_enabled and plugin.key not in disabled)
     listed = [describe(record) for record in catalogue.loaded.records]
     if args.json:
         deps.output.json(listed)
@@ -101,6 +115,53 @@ def _list(args: Args, deps: Deps) -> int:
     for warning in (*catalogue.loaded.warnings, *catalogue.registry.warnings):
         deps.output.words(f"warning: {warning}")
     return ExitCode.PLUGIN if any(plugin["status"] == "failed" for plugin in listed) else ExitCode.OK
+
+
+def _decide(args: Args, deps: Deps, *, is_enabled: bool) -> int:
+    if not args.name:
+        raise UsageError(f"name the plugin: `nekro plugins {args.action} author.module`")
+    settings = deps.load_settings()
+    known = [plugin.key for plugin in load_catalogue(settings).loaded.plugins]
+    if args.name not in known:
+        near = difflib.get_close_matches(args.name, known, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`nekro plugins` lists all plugins"
+        raise UsageError(f"there is no plugin {args.name!r}; {hint}")
+    if is_enabled and args.name in settings.plugins.disabled:
+        raise UsageError(
+            f"NEKRO_PLUGINS__DISABLED names {args.name}, so that workers keep it disabled; remove it there"
+        )
+    if run_async(_record(settings, args.name, is_enabled=is_enabled)):
+        deps.output.words(f"{args.name}: {args.action}d on all workers within a second")
+    else:
+        deps.output.words(f"{args.name} is {args.action}d already")
+    return ExitCode.OK
+
+
+async def _record(settings: Settings, key: str, *, is_enabled: bool) -> bool:
+    from storage.engine import Database
+    from storage.migrate import require_migrated
+
+    await require_migrated(settings.database, settings.data_dir)
+    database = Database(settings.database, settings.data_dir)
+    try:
+        async with database.autocommit() as transaction:
+            return await transaction.plugin_states.set(key, is_enabled=is_enabled)
+    finally:
+        await database.dispose()
+
+
+async def _disabled(settings: Settings) -> set[str]:
+    """Return the plugins that an operator disabled; none where there is no database yet."""
+    from storage.engine import Database
+
+    database = Database(settings.database, settings.data_dir)
+    try:
+        async with database.read() as transaction:
+            return {s.plugin_key for s in await transaction.plugin_states.all() if not s.is_enabled}
+    except StorageError:
+        return set()
+    finally:
+        await database.dispose()
 
 
 def _new(args: Args, deps: Deps) -> int:

@@ -20,6 +20,7 @@ __all__ = ["Args", "register", "run"]
 _EPILOG = """\
 examples:
   nekro up
+  nekro up --reload
   nekro up --methods 2 --rounds 2 --flower-port 5555
   NEKRO_DATA_DIR=/srv/nekro NEKRO_PLUGINS__DIRS=/srv/plugins nekro up
 
@@ -45,6 +46,7 @@ class Args:
     rounds: int | None
     pinned: int
     flower_port: int | None
+    reload: bool
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -61,11 +63,19 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--flower-port", metavar="P", type=port_number, default=None, help="also serve Flower on 127.0.0.1:P"
     )
+    parser.add_argument(
+        "--reload",
+        action="store_true",
+        help="for development: import a plugin again when its files change (NEKRO_PLUGINS__RELOAD)",
+    )
 
 
 def run(args: Args, deps: Deps) -> int:
     """Supervise until Ctrl-C."""
     settings = deps.load_settings()
+    if args.reload:
+        plugins = settings.plugins.model_copy(update={"reload": True})
+        settings = settings.model_copy(update={"plugins": plugins})
     if not any((args.methods, args.long, args.rounds is None, args.rounds, args.pinned, args.flower_port)):
         raise UsageError("nothing to run: give at least one lane a worker, as in `nekro up --methods 1`")
 

@@ -16,6 +16,7 @@ __all__ = [
     "consume_queue",
     "is_revoked",
     "is_stopping",
+    "serve_new_tasks",
     "was_interrupted",
     "why_it_consumes_nothing",
 ]
@@ -54,6 +55,11 @@ def add_revoked(task_ids: Iterable[str]) -> None:
 def consume_queue(worker: Any, queue: str) -> None:
     """Serve one more queue, also after reconnects; executed by the hub once it runs."""
     worker.consumer.call_soon(worker.consumer.add_task_queue, queue)
+
+
+def serve_new_tasks(worker: Any) -> None:
+    """Accept messages of tasks that were registered after the worker started; executed by the hub."""
+    worker.consumer.call_soon(worker.consumer.update_strategies)
 
 
 def why_it_consumes_nothing(worker: Any) -> str | None:

@@ -14,6 +14,7 @@ from nekro_agent.commands.schemas import CommandExecutionContext, CommandRespons
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.invoke import run_callable
+from nekro_agent.execution.uses import using
 from nekro_agent.plugin import NekroPlugin
 
 __all__ = ["CommandEntry", "CommandTable"]
@@ -39,6 +40,7 @@ class CommandTable:
     """Commands by name, alias and full name; a name goes to the plugin that was loaded first."""
 
     def __init__(self, plugins: Iterable[NekroPlugin]) -> None:
+        """Index the commands of plugins, in the order in which they were loaded."""
         self._entries: list[CommandEntry] = []
         self._by_name: dict[str, CommandEntry] = {}
         self.warnings: list[str] = []
@@ -52,6 +54,10 @@ class CommandTable:
     def __iter__(self) -> Iterator[CommandEntry]:
         """Iterate over the commands that are listed."""
         return (e for e in self._entries if e.plugin.is_enabled and not e.command.internal)
+
+    def refresh(self, plugins: Iterable[NekroPlugin]) -> None:
+        """List the commands of these plugins from now on."""
+        vars(self).update(vars(CommandTable(plugins)))
 
     def find(self, name: str) -> CommandEntry:
         """Return a command of an enabled plugin.
@@ -84,10 +90,11 @@ class CommandTable:
             yield CmdCtl.failed(str(exc))
             return
         try:
-            async for response in _responses(entry, context, arguments):
-                yield response
-                if response.is_final:
-                    return
+            with using(entry.plugin):
+                async for response in _responses(entry, context, arguments):
+                    yield response
+                    if response.is_final:
+                        return
         except (Exception, SystemExit) as exc:  # plugin code; the user must get a response
             _log.opt(exception=exc).error(f"command {entry.full_name} failed")
             yield CmdCtl.failed(f"{type(exc).__name__}: {exc}".rstrip(": "))

@@ -13,13 +13,14 @@ from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import InvalidValueError
 from nekro_agent.execution.invoke import run_callable
 from nekro_agent.execution.left_tasks import watched_tasks
+from nekro_agent.execution.uses import using
 from nekro_agent.files import staging
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.schemas.chat_message import ChatMessage
 from nekro_agent.schemas.signal import MsgSignal, merge_signals
 
-__all__ = ["HookFailure", "InjectedPrompt", "PluginHost", "RemoteHooks"]
+__all__ = ["HookFailure", "InjectedPrompt", "PluginHost", "RemoteHooks", "state_hooks"]
 
 _log = get_sub_logger("hooks")
 #: How long plugins may delay a prompt or a message with one kind of hook; a hook in another process has half
@@ -34,6 +35,11 @@ class HookFailure:
     plugin_key: str
     hook: str
     error: str
+
+    @property
+    def text(self) -> str:
+        """``init hook: ValueError: no key``."""
+        return f"{self.hook} hook: {self.error}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +95,7 @@ class PluginHost:
         #: See the argument; public for callers that limit ``stop``.
         self.cleanup_seconds = cleanup_seconds
         self._started: list[NekroPlugin] = []
-        #: Tasks that the inits started and that still run, by plugin key.
-        self.left_tasks: dict[str, list[asyncio.Task[Any]]] = {}
+        self._tasks: dict[NekroPlugin, list[asyncio.Task[Any]]] = {}
 
     async def start(self, *, skip: Collection[str] = ()) -> list[HookFailure]:
         """Run every init hook, one after another; a plugin whose init failed keeps its methods.
@@ -114,7 +119,7 @@ class PluginHost:
         self._started.append(plugin)
         async with watched_tasks() as created:
             _, failure = await self._run(plugin, "init", seconds=self._init_seconds)
-        self.left_tasks[plugin.key] = [task for task in created if not task.done()]
+        self._tasks[plugin] = [task for task in created if not task.done()]
         return [failure] if failure else []
 
     async def stop_plugin(self, plugin: NekroPlugin) -> list[HookFailure]:
@@ -139,9 +144,18 @@ class PluginHost:
             seconds = max(0.0, give_up_at - time.monotonic())
             _, failure = await self._run(plugin, "cleanup", seconds=seconds)
             failures += [failure] if failure else []
-            for task in self.left_tasks.pop(plugin.key, ()):
-                task.cancel()
+            self.cancel_tasks(plugin)
         return failures
+
+    def cancel_tasks(self, plugin: NekroPlugin) -> None:
+        """Cancel the tasks that a plugin's init left running."""
+        for task in self._tasks.pop(plugin, ()):
+            task.cancel()
+
+    @property
+    def left_tasks(self) -> dict[str, list[asyncio.Task[Any]]]:
+        """Tasks that the inits started and that still run, by plugin key."""
+        return {plugin.key: tasks for plugin, tasks in self._tasks.items()}
 
     async def channel_reset(self, ctx: AgentCtx) -> list[HookFailure]:
         """Run the reset hooks for ``ctx``'s chat."""
@@ -209,10 +223,20 @@ class PluginHost:
         if plugin.is_enabled == enabled:
             return []
         plugin.set_enabled(enabled)
-        name = "on_enabled" if enabled else "on_disabled"
-        callbacks = plugin.enabled_callbacks if enabled else plugin.disabled_callbacks
-        ran = [await self._guard(plugin, name, callback, (), self._hook_seconds) for callback in callbacks]
+        return await self.tell_state(plugin)
+
+    async def tell_state(self, plugin: NekroPlugin) -> list[HookFailure]:
+        """Run a plugin's ``on_enabled`` hooks, or its ``on_disabled`` hooks if it is disabled."""
+        name = "on_enabled" if plugin.is_enabled else "on_disabled"
+        ran = [
+            await self._guard(plugin, name, callback, (), self._hook_seconds)
+            for callback in state_hooks(plugin)
+        ]
         return [failure for _, failure in ran if failure]
+
+    def replace(self, old: NekroPlugin, new: NekroPlugin) -> None:
+        """Let a new version of a plugin have the events from now on; the caller starts and stops them."""
+        self.plugins = [new if plugin is old else plugin for plugin in self.plugins]
 
     def _enabled(self) -> list[NekroPlugin]:
         return [plugin for plugin in self.plugins if plugin.is_enabled]
@@ -242,7 +266,8 @@ class PluginHost:
         try:
             files = next((argument.fs for argument in args if isinstance(argument, AgentCtx)), None)
             async with staging.call_scope(files), asyncio.timeout(seconds):
-                return await run_callable(func, *args), None
+                with using(plugin):
+                    return await run_callable(func, *args), None
         except TimeoutError as exc:
             error = str(exc) or f"did not end within {seconds:g} s"
             _log.error(f"{plugin.key}: {hook} hook: {error}")
@@ -256,6 +281,11 @@ class PluginHost:
             error = f"{type(exc).__name__}: {exc}".rstrip(": ")
             _log.opt(exception=exc).error(f"{plugin.key}: {hook} hook failed: {error}")
         return None, HookFailure(plugin_key=plugin.key, hook=hook, error=error)
+
+
+def state_hooks(plugin: NekroPlugin) -> list[Callable[[], Any]]:
+    """Return the hooks that run when a plugin gets into its present state, enabled or disabled."""
+    return plugin.enabled_callbacks if plugin.is_enabled else plugin.disabled_callbacks
 
 
 async def _complete_config(plugin: NekroPlugin) -> None:

@@ -268,7 +268,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             return PathFinder.find_spec(fullname, [_OUR_FOLDER])
         if top == NAMESPACE:
             plugin = _plugins.get(f"{top}.{rest.partition('.')[0]}")
-            return plugin and _in_context(PathFinder.find_spec(fullname, path), plugin)
+            return _in_context(PathFinder.find_spec(fullname, path), plugin) if plugin is not None else None
         if top == _INSTALLED:
             return _in_context(_installed_spec(fullname, path), _packages())
         if top in _installed_names:

@@ -1,20 +1,20 @@
-"""Lane overrides of methods, set by the watchdog or by an operator."""
+"""Overrides: lanes of methods, by the watchdog or an operator, and states of plugins, by an operator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
 from nekro_agent.methods import Lane
 from storage.clock import now
-from storage.models import MethodMarkRow
+from storage.models import MethodMarkRow, PluginStateRow
 from storage.repositories.base import Repository
 from storage.states import MarkSource
 from storage.upsert import insert
 
-__all__ = ["MethodMark", "MethodMarkRepository"]
+__all__ = ["MethodMark", "MethodMarkRepository", "PluginState", "PluginStateRepository"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,3 +59,48 @@ class MethodMarkRepository(Repository):
             where=may_replace,
         ).returning(MethodMarkRow.method)
         return await self._scalar(statement) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginState:
+    """The newest decision about one plugin."""
+
+    plugin_key: str
+    is_enabled: bool
+    #: Number of decisions.
+    revision: int
+    #: The newest revision for which the plugin's hooks ran; 0: none.
+    announced_revision: int
+    changed_at: datetime
+
+
+class PluginStateRepository(Repository):
+    """Rows of decisions, at most one per plugin."""
+
+    async def set(self, plugin_key: str, *, is_enabled: bool) -> bool:
+        """Record a decision; False when it was the newest one already."""
+        new = insert(self._dialect, PluginStateRow).values(
+            plugin_key=plugin_key, is_enabled=is_enabled, revision=1, announced_revision=0, changed_at=now()
+        )
+        statement = new.on_conflict_do_update(
+            index_elements=[PluginStateRow.plugin_key],
+            set_={
+                "is_enabled": new.excluded.is_enabled,
+                "revision": PluginStateRow.revision + 1,
+                "changed_at": new.excluded.changed_at,
+            },
+            where=PluginStateRow.is_enabled != new.excluded.is_enabled,
+        ).returning(PluginStateRow.plugin_key)
+        return await self._scalar(statement) is not None
+
+    async def all(self) -> list[PluginState]:
+        """List every decision, ordered by plugin."""
+        return await self._all(PluginState, select(PluginStateRow).order_by(PluginStateRow.plugin_key))
+
+    async def announced(self, plugin_key: str, *, revision: int) -> None:
+        """Record that the plugin's hooks ran for a revision."""
+        await self._count(
+            update(PluginStateRow)
+            .where(PluginStateRow.plugin_key == plugin_key, PluginStateRow.announced_revision < revision)
+            .values(announced_revision=revision)
+        )

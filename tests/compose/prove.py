@@ -25,7 +25,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[2]
 HERE: Final = Path(__file__).parent
 CACHE: Final = ROOT / "build" / "compose"
-PACKAGES: Final = "python3,python3-venv,bubblewrap,ca-certificates,redis-server,postgresql"
+PACKAGES: Final = "python3,python3-venv,bubblewrap,libmagic1,ca-certificates,redis-server,postgresql"
 BASE: Final = "nekro-test/debian:bookworm"
 PROJECT: Final = "nekroproof"
 FLOWER_PORT: Final = 15555

@@ -47,8 +47,12 @@ def test_locks_cover_the_project_s_requirements_and_agree() -> None:
     everything, image = locked(LOCKS[0]), locked(LOCKS[1])
     extras = PROJECT["optional-dependencies"]
     wanted = {
-        LOCKS[0]: [one for extra in ("test", "flower", "otel", "bench", "release") for one in extras[extra]],
-        LOCKS[1]: [one for extra in ("flower", "otel") for one in extras[extra]],
+        LOCKS[0]: [
+            one
+            for extra in ("test", "flower", "otel", "plugins", "bench", "release")
+            for one in extras[extra]
+        ],
+        LOCKS[1]: [one for extra in ("flower", "otel", "plugins") for one in extras[extra]],
     }
     for name, further in wanted.items():
         found = locked(name)

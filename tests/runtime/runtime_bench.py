@@ -91,8 +91,8 @@ class Bench:
         )
         return JobRunner(
             running=running,
-            plugins={plugin.key: plugin for plugin in plugins},
             publisher=self.publisher,
+            plugin_of={plugin.key: plugin for plugin in plugins}.get,
             redactor=Redactor(("s3cret-value",), host_paths=()),
             worker_name=name,
         )

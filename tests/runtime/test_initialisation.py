@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
+from waiting import eventually
 
 from broker_config.settings import DatabaseSettings
 from nekro_agent.errors import FencedError
@@ -16,12 +17,13 @@ from nekro_agent.execution.hooks import PluginHost
 from nekro_agent.plugin import NekroPlugin
 from storage.engine import Database
 from storage.models import LeaseRow
+from workers.leases import alone as leases_alone
 from workers.leases.keeper import LeaseKeeper
-from workers.plugins import initialisation
 from workers.plugins.initialisation import start_plugins
 from workers.plugins.lane_overrides import MethodMarks
 from workers.plugins.lanes import LaneChooser
 from workers.plugins.loader import LoadedPlugins
+from workers.plugins.states import PluginStates
 from workers.pools.background import BackgroundLoop
 
 
@@ -38,15 +40,28 @@ class Process:
         self.failures: list[str] = []
         self._lanes = LaneChooser()
         self._marks = MethodMarks(database, background, self._lanes, on_pinned=lambda _: None)
+        self._leases = LeaseKeeper(database, background)
+        self.states = PluginStates(
+            self.host,
+            self._leases,
+            self._lanes,
+            owner=self.owner,
+            lease_seconds=30,
+            disabled=(),
+            owns=lambda _: True,
+            on_change=lambda: None,
+            on_failure=lambda failure: self.failures.append(failure.text),
+        )
 
     async def start(self) -> None:
         await start_plugins(
             self.host,
             self.loaded,
-            LeaseKeeper(self.database, self._background),
+            self._leases,
             owner=self.owner,
             lanes=self._lanes,
             marks=self._marks,
+            states=self.states,
         )
 
 
@@ -107,7 +122,7 @@ async def lease_until(database: Database) -> object:
 async def test_a_blocking_init_keeps_the_lease(
     processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(initialisation, "_LEASE_SECONDS", 6.0)
+    monkeypatch.setattr(leases_alone, "_LEASE_SECONDS", 6.0)
     first, ends = processes[0], []
 
     def blocking_init() -> None:
@@ -138,7 +153,7 @@ async def test_a_blocking_init_keeps_the_lease(
 async def test_an_init_that_loses_its_lease_is_cancelled_and_its_process_does_not_start(
     processes: list[Process], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(initialisation, "_LEASE_SECONDS", 2.0)
+    monkeypatch.setattr(leases_alone, "_LEASE_SECONDS", 2.0)
     first, ends = processes[0], []
 
     @first.plugin.mount_init_method()
@@ -154,5 +169,104 @@ async def test_an_init_that_loses_its_lease_is_cancelled_and_its_process_does_no
     with pytest.raises(FencedError, match="init hooks"):
         await first.start()
     assert ends == ["cancelled"]
+    for process in processes:
+        await process.database.dispose()
+
+
+def mount_state_hooks(processes: list[Process], ran: list[str]) -> None:
+    for process in processes:
+
+        @process.plugin.on_enabled()
+        async def enabled(owner: str = process.owner) -> None:
+            ran.append(f"enabled on {owner}")
+
+        @process.plugin.on_disabled()
+        async def disabled(owner: str = process.owner) -> None:
+            ran.append(f"disabled on {owner}")
+
+
+async def decide(database: Database, *, is_enabled: bool) -> bool:
+    async with database.autocommit() as transaction:
+        return await transaction.plugin_states.set("Ada.migrating", is_enabled=is_enabled)
+
+
+async def test_hooks_of_the_start_run_in_the_first_worker_only(processes: list[Process]) -> None:
+    ran: list[str] = []
+    mount_state_hooks(processes, ran)
+    await asyncio.gather(*(process.start() for process in processes[:3]))
+    assert len(ran) == 1
+    for process in processes[:3]:
+        await process.states.close()
+    await processes[3].start()
+    assert ran[1:] == ["enabled on worker-3"]
+    await processes[3].states.close()
+    for process in processes:
+        await process.database.dispose()
+
+
+async def test_a_decision_is_applied_everywhere_and_its_hooks_run_once(
+    processes: list[Process], database: Database
+) -> None:
+    ran: list[str] = []
+    inits: list[str] = []
+    mount_state_hooks(processes, ran)
+    for process in processes:
+        process.plugin.mount_init_method()(lambda owner=process.owner: inits.append(owner))
+        process.plugin.mount_cleanup_method()(lambda owner=process.owner: inits.remove(owner))
+    for process in processes:
+        await process.start()
+        process.states.start()
+    ran.clear()
+    assert await decide(database, is_enabled=False) and not await decide(database, is_enabled=False)
+    await eventually(lambda: not any(process.plugin.is_enabled for process in processes) and not inits)
+    await eventually(lambda: len(ran) == 1)
+    assert await decide(database, is_enabled=True)
+    await eventually(lambda: all(process.plugin.is_enabled for process in processes) and len(ran) == 2)
+    assert sorted(inits) == [process.owner for process in processes]
+    assert [text.split()[0] for text in ran] == ["disabled", "enabled"]
+    for process in processes:
+        await process.states.close()
+        await process.database.dispose()
+    assert len(ran) == 2
+
+
+async def test_a_worker_that_starts_later_knows_the_decision_and_runs_what_nobody_ran(
+    processes: list[Process], database: Database
+) -> None:
+    ran: list[str] = []
+    mount_state_hooks(processes, ran)
+    await decide(database, is_enabled=False)
+    late = processes[0]
+    await late.start()
+    assert not late.plugin.is_enabled and ran == []
+    late.states.start()
+    await eventually(lambda: ran == ["disabled on worker-0"])
+    await late.states.close()
+    for process in processes:
+        await process.database.dispose()
+
+
+async def test_a_failing_hook_is_run_once_and_stops_nothing(
+    processes: list[Process], database: Database
+) -> None:
+    ran: list[str] = []
+
+    @processes[0].plugin.on_disabled()
+    async def fail() -> None:
+        ran.append("tried")
+        raise RuntimeError("no")
+
+    @processes[0].plugin.on_disabled()
+    async def second() -> None:
+        ran.append("second")
+
+    await processes[0].start()
+    processes[0].states.start()
+    await decide(database, is_enabled=False)
+    await eventually(lambda: ran == ["tried", "second"])
+    await decide(database, is_enabled=True)
+    await eventually(lambda: processes[0].plugin.is_enabled)
+    assert ran == ["tried", "second"]
+    await processes[0].states.close()
     for process in processes:
         await process.database.dispose()

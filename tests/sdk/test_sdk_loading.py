@@ -320,3 +320,19 @@ def test_handlers_that_nothing_calls_are_listed(load: Load, folder: Path) -> Non
         "nonebot.on_notice",
         "nonebot.on_notice(…).handle(…) has no effect on welcome (line 12)",
     ]
+
+
+def test_packages_of_the_extra_are_here_and_their_absence_names_the_extra(load: Load, folder: Path) -> None:
+    modules = (
+        "aiodocker aiohttp aiosmtplib json5 lunar_python magic multipart numpy openpyxl PIL.Image psutil "
+        "psycopg2 qdrant_client requests toml tzlocal websockets"
+    )
+    (folder / "all.py").write_text(source("all") + "".join(f"import {name}\n" for name in modules.split()))
+    (folder / "lacks.py").write_text(
+        "def missing():\n    raise ModuleNotFoundError(\"No module named 'PIL'\", name='PIL')\n"
+        "missing()\nplugin = 1\n"
+    )
+    everything, lacks = load().records
+    assert everything.error is None
+    assert f"{sys.executable} -m pip install 'nekro-workers[plugins]'; or let" in str(lacks.error)
+    assert "dynamic_import_pkg('Pillow')" in str(lacks.error)

@@ -84,7 +84,7 @@ async def test_a_disabled_plugin_offers_nothing_and_reserves_no_name() -> None:
     off.set_enabled(False)
     registry = Registry([off, on])
     assert registry.find("same").plugin is on
-    with pytest.raises(MethodDisabledError, match=r"Ada\.m_same is disabled \(NEKRO_PLUGINS__DI"):
+    with pytest.raises(MethodDisabledError, match=r"Ada\.m_same is disabled; `nekro plugins enable Ada"):
         registry.find("Ada.m_same.same")
     assert [entry.plugin for entry in registry.enabled()] == [on]
     assert [entry.plugin for entry in await registry.available(AgentCtx.for_call(chat_key="c"))] == [on]

@@ -8,6 +8,7 @@ from codec.values import Arguments
 from codec.wire import Invocation
 from nekro_agent.execution.author_frames import AuthorFrame
 from nekro_agent.execution.invoke import Outcome, call_method
+from nekro_agent.execution.uses import using
 from nekro_agent.methods import SandboxMethodType
 from runtime.redaction import Redactor
 from workers.calls.failures import explained, places_in_plugin
@@ -48,6 +49,10 @@ class MethodTargets:
         """
         return _Method(self._registry.find(invocation.method), self)
 
+    def current(self, entry: MethodEntry) -> MethodEntry:
+        """Return the newest version of a method."""
+        return self._registry.current(entry)
+
 
 class _Method(CallTarget):
     """One method, and the services of the process that runs it."""
@@ -61,8 +66,9 @@ class _Method(CallTarget):
         return self._targets.home_of(self._entry.plugin.key)
 
     async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
-        entry, watchdog = self._entry, self._targets.watchdog
-        with self._targets.reports.following(entry, invocation) as on_progress:
+        # The plugin may have been reloaded since the call was found.
+        entry, watchdog = self._targets.current(self._entry), self._targets.watchdog
+        with using(entry.plugin), self._targets.reports.following(entry, invocation) as on_progress:
             ctx = context_of_call(
                 invocation,
                 plugin_key=entry.plugin.key,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -20,6 +20,7 @@ from nekro_agent.errors import (
     NekroError,
     StorageUnavailableError,
 )
+from nekro_agent.execution.uses import using
 from nekro_agent.jobs import AsyncTaskHandle, TaskCtl, TaskSignal, drive
 from nekro_agent.plugin import NekroPlugin
 from nekro_agent.ports import JobState
@@ -72,14 +73,14 @@ class JobRunner:
         self,
         *,
         running: RunningJobs,
-        plugins: Mapping[str, NekroPlugin],
+        plugin_of: Callable[[str], NekroPlugin | None],
         publisher: EventPublisher,
         redactor: Redactor,
         worker_name: str,
     ) -> None:
         self._running = running
         self._database = running.database
-        self._plugins = plugins
+        self._plugin_of = plugin_of
         self._publisher = publisher
         self._redactor = redactor
         self._worker_name = worker_name
@@ -134,7 +135,7 @@ class JobRunner:
         work: asyncio.Task[TaskCtl] | None = None
         # A second cancellation would interrupt the job's cleanup.
         stop = on_this_loop(lambda: work is not None and not work.cancelling() and work.cancel())
-        with self._running.follow(job, stop=stop) as running:
+        with using(plugin), self._running.follow(job, stop=stop) as running:
             work = asyncio.ensure_future(_contained(drive(func, handle, args, kwargs, report=running.report)))
             try:
                 await asyncio.wait([work])
@@ -147,7 +148,7 @@ class JobRunner:
         return last, handle.has_notified_agent and not isinstance(last.data, BaseException)
 
     def _function(self, job: Job) -> tuple[NekroPlugin, Callable[..., Any]]:
-        plugin = self._plugins.get(job.plugin_key)
+        plugin = self._plugin_of(job.plugin_key)
         if plugin is None:
             raise MethodNotFoundError(f"this worker has not loaded plugin {job.plugin_key}")
         if not plugin.is_enabled:

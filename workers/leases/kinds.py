@@ -14,7 +14,7 @@ from storage.repositories.jobs import JOB_CLAIMS
 from storage.repositories.leases import NAMED_LEASES, LeaseRepository, LeaseTable
 from storage.transaction import Transaction
 
-__all__ = ["CALL", "CHAT", "DOWNLOAD", "INIT", "JOB", "PINNED", "SWEEP", "LeaseKind"]
+__all__ = ["CALL", "CHAT", "DOWNLOAD", "INIT", "JOB", "PINNED", "SERVING", "SWEEP", "LeaseKind"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +46,8 @@ JOB: Final = LeaseKind(name="job", table=JOB_CLAIMS, is_lost_with_time=False)
 DOWNLOAD: Final = LeaseKind(name="download", table=DOWNLOAD_CLAIMS, is_lost_with_time=True)
 #: The init hooks of the plugins: one process at a time.
 INIT: Final = _named_kind(name="init", is_lost_with_time=True)
+#: A worker that runs plugins. A second one that does not know of it runs the hooks of a start once more.
+SERVING: Final = _named_kind(name="serving", is_lost_with_time=False)
 #: A plugin whose state is in one process.
 PINNED: Final = _named_kind(name="pinned", is_lost_with_time=True)
 #: The sweep; overlapping sweeps are harmless, because each takes rows exclusively.

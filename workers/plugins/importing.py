@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Final, TextIO
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -91,7 +92,7 @@ def import_plugin(source: Source, *, is_shipped: bool = False, is_reload: bool =
         folder = source.path.parent if source.kind is SourceKind.FILE else source.path
         is_package = source.kind is not SourceKind.FILE
         context = PluginImports(package, folder, is_package=is_package, reads_bytecode=not is_reload)
-    base = {"path": str(source.path), "package": package}
+    base = Imported(path=str(source.path), module=name, package=package, key=source.name, source=source)
     try:
         with placeholders.loading(), stdout_to_stderr():
             module = _executed(source, name, context) if context else importlib.import_module(name)
@@ -102,18 +103,16 @@ def import_plugin(source: Source, *, is_shipped: bool = False, is_reload: bool =
         if context is not None:
             context.adopt_paths()
             context.forget()
-        return Imported(**base, module=name, key=source.name, error=error, source=source)
+        return dataclasses.replace(base, error=error)
     if context is not None:
         context.loaded()
-    return Imported(
-        **base, module=module.__name__, key=plugin.key, plugin=plugin, source=source, imports=context
-    )
+    return dataclasses.replace(base, module=module.__name__, key=plugin.key, plugin=plugin, imports=context)
 
 
 def import_entry_point(point: importlib.metadata.EntryPoint) -> Imported:
     """Import the plugin of an installed distribution."""
     path = f"{point.dist.name if point.dist else 'entry point'}: {point.value}"
-    base = {"path": path, "module": point.module, "package": point.module}
+    base = Imported(path=path, module=point.module, package=point.module, key=point.name)
     contexts.add_installed(name=point.module.partition(".")[0])
     try:
         with placeholders.loading(), stdout_to_stderr():
@@ -122,8 +121,8 @@ def import_entry_point(point: importlib.metadata.EntryPoint) -> Imported:
     except (Exception, SystemExit) as exc:  # as in import_plugin
         error = _explain(exc, None)
         _log.error(f"plugin {path} failed to load: {error}")
-        return Imported(**base, key=point.name, error=error)
-    return Imported(**base, key=plugin.key, plugin=plugin)
+        return dataclasses.replace(base, error=error)
+    return dataclasses.replace(base, key=plugin.key, plugin=plugin)
 
 
 @contextlib.contextmanager
@@ -144,7 +143,7 @@ def stdout_to_stderr() -> Iterator[None]:
         yield
 
 
-def _flush(stream: io.TextIOBase) -> None:
+def _flush(stream: TextIO) -> None:
     with contextlib.suppress(OSError, ValueError):
         stream.flush()
 

@@ -88,8 +88,13 @@ class LoadedPlugins:
         """Every plugin and failure."""
         return list(self._found)
 
+    def replace(self, old: Imported, new: Imported) -> None:
+        """List a new version of a plugin instead of the old one, without the errors of its init."""
+        self._found[self._found.index(old)] = new
+        self._init_errors.pop(new.key, None)
+
     def add_error(self, plugin_key: str, error: str) -> None:
-        """Record that a plugin's init failed; it is listed as failed and keeps its methods."""
+        """Record that a plugin's init or reload failed; it is listed as failed and keeps its methods."""
         self._init_errors[plugin_key] = error
 
     def _record(self, loaded: Imported) -> PluginRecord:

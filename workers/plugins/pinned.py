@@ -150,8 +150,8 @@ class PinnedOwner:
         return True
 
     async def _adopt(self, plugin: NekroPlugin) -> None:
-        """Run init here, then serve the plugin's calls, which thus find it initialised."""
-        for failure in await self._host.start_plugin(plugin):
+        """Run init and ``on_enabled`` here, then serve the plugin's calls, which thus find it initialised."""
+        for failure in [*await self._host.start_plugin(plugin), *await self._host.tell_state(plugin)]:
             # It keeps its methods, like a plugin that is not pinned.
             logger.bind(plugin=plugin.key, error=failure.error).error("pinned_plugin_init_failed")
         self._consume(str(lane_queue(Lane.METHODS, plugin.key).name))

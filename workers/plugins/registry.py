@@ -78,6 +78,7 @@ class Registry:
             long_methods: patterns of full names (``author.module.*``) that run in lane ``long``.
         """
         self.plugins = list(plugins)
+        self._long_methods = long_methods
         self.warnings: list[str] = []
         self._by_task: dict[str, MethodEntry] = {}
         self._by_name: dict[str, MethodEntry] = {}
@@ -95,6 +96,19 @@ class Registry:
                 self._warn(f"{owner.task} is callable by this full name only: code has its own {name}")
             else:
                 self._bare_names.setdefault(owner.task, []).append(name)
+
+    def refresh(self, plugins: Iterable[NekroPlugin]) -> None:
+        """List these plugins from now on: others, new versions, or the same after a change of their state."""
+        # In one step, because other threads call `find` meanwhile.
+        vars(self).update(vars(Registry(plugins, long_methods=self._long_methods)))
+
+    def current(self, entry: MethodEntry) -> MethodEntry:
+        """Return the entry by which a call that found ``entry`` runs: that of the newest version.
+
+        A method that the newest version lacks, or has with another type, runs as it was.
+        """
+        newest = self._by_task.get(entry.task, entry)
+        return newest if newest.type is entry.type else entry
 
     def __iter__(self) -> Iterator[MethodEntry]:
         return iter(self._by_task.values())
@@ -120,8 +134,8 @@ class Registry:
             raise MethodNotFoundError(f"no plugin has a method {name!r}; {hint}")
         if not entry.enabled:
             raise MethodDisabledError(
-                f"method {entry.task} exists, but plugin {entry.plugin.key} is disabled "
-                "(NEKRO_PLUGINS__DISABLED)"
+                f"method {entry.task} exists, but plugin {entry.plugin.key} is disabled; "
+                f"`nekro plugins enable {entry.plugin.key}` enables it, unless NEKRO_PLUGINS__DISABLED has it"
             )
         return entry
 

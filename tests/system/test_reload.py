@@ -1,0 +1,240 @@
+"""Plugins that change and are switched while workers run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import WAIT_SECONDS, eventually
+from worker_fleet import Fleet, build_fleet
+
+from codec.values import decode_value
+from nekro_agent.errors import MethodDisabledError, MethodNotFoundError
+from workers.composition import Services
+
+CHAT = "reloaded"
+
+PLUGIN = '''
+import asyncio
+from nekro_agent.api.plugin import NekroPlugin, SandboxMethodType
+from .words import WORD
+
+plugin = NekroPlugin("n", "todo", "d", WORD, "Ada", "u")
+journal = plugin.get_plugin_data_dir() / "journal.txt"
+
+def note(text):
+    with journal.open("a") as file:
+        file.write(f"{{WORD}} {{text}}\\n")
+
+@plugin.mount_init_method()
+async def init():
+    note("init")
+
+@plugin.mount_cleanup_method()
+async def cleanup():
+    note("cleanup")
+
+@plugin.on_enabled()
+async def enabled():
+    note("enabled")
+
+@plugin.on_disabled()
+async def disabled():
+    note("disabled")
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "version")
+async def version(ctx) -> str:
+    """Return the version."""
+    await asyncio.sleep(0.005)
+    from .words import WORD as lazily
+    return f"{{WORD}} {{lazily}}"
+
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "wait")
+async def wait(ctx, name: str) -> str:
+    """Return when a file exists."""
+    note("waits")
+    while not (journal.parent / name).exists():
+        await asyncio.sleep(0.02)
+    from .words import WORD as lazily
+    return f"{{WORD}} {{lazily}}"
+{more}
+'''
+MORE = '''
+@plugin.mount_sandbox_method(SandboxMethodType.TOOL, "added")
+async def added(ctx) -> str:
+    """Return a text."""
+    return "added"
+'''
+
+
+class Todo:
+    """The files of a plugin of one file, and what it wrote."""
+
+    def __init__(self, folder: Path, data_dir: Path) -> None:
+        self.path = folder / "todo.py"
+        self._words = folder / "words.py"
+        self.data_dir = data_dir / "plugins" / "Ada.todo"
+
+    def write(self, word: str, more: str = "") -> None:
+        self._words.write_text(f"WORD = {word!r}\n")
+        self.path.write_text(PLUGIN.format(more=more))
+
+    def journal(self) -> list[str]:
+        file = self.data_dir / "journal.txt"
+        return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.fixture
+def todo(tmp_path: Path) -> Todo:
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    files = Todo(folder, tmp_path / "data")
+    files.write("old")
+    return files
+
+
+@pytest.fixture
+def fleet(redis_server: Any, tmp_path: Path, todo: Todo) -> Iterator[Fleet]:
+    system = build_fleet(
+        tmp_path,
+        redis_server.url,
+        f"sqlite:///{tmp_path / 'nekro.db'}",
+        plugins={"dirs": (todo.path,), "load_shipped": False, "reload": True},
+        data_dir=todo.data_dir.parents[1],
+    )
+    yield system
+    system.stop()
+
+
+@contextlib.asynccontextmanager
+async def opened(fleet: Fleet) -> AsyncIterator[Services]:
+    services = fleet.services()
+    await services.start()
+    try:
+        yield services
+    finally:
+        await services.close()
+
+
+async def call(services: Services, method: str, *args: Any) -> object:
+    envelope = await services.invoke(
+        method, args, {}, chat_key=CHAT, user_id="u1", timeout_seconds=WAIT_SECONDS
+    )
+    return decode_value(envelope.value_bytes(), max_bytes=1 << 20)
+
+
+async def test_calls_during_a_reload_all_succeed_on_the_old_or_the_new_code(fleet: Fleet, todo: Todo) -> None:
+    workers = fleet.start("methods", "methods")
+    async with opened(fleet) as services:
+        answers: list[object] = []
+        slots = asyncio.Semaphore(8)
+        is_over = asyncio.Event()
+
+        async def caller() -> None:
+            while not is_over.is_set():
+                async with slots:
+                    answers.append(await call(services, "version"))
+
+        callers = [asyncio.create_task(caller()) for _ in range(8)]
+        await eventually(lambda: len(answers) > 50)
+        todo.write("new", MORE)
+        await eventually(lambda: answers[-50:] == ["new new"] * 50)
+        before = len(answers)
+        await eventually(lambda: len(answers) > before + 200)
+        is_over.set()
+        await asyncio.gather(*callers)
+        assert set(answers) == {"old old", "new new"}
+        assert set(answers[before:]) == {"new new"}
+        journal = todo.journal()
+        assert (journal.count("new init"), journal.count("old init")) == (2, 2)
+        await eventually(lambda: todo.journal().count("old cleanup") == 2)
+        with pytest.raises(MethodNotFoundError):  # this process does not reload; workers have it
+            await call(services, "added")
+    async with opened(fleet) as services:
+        for _ in range(10):
+            assert await call(services, "added") == "added"
+    assert [worker.process.poll() for worker in workers] == [None, None]
+
+
+async def test_a_running_call_ends_on_the_version_on_which_it_began(fleet: Fleet, todo: Todo) -> None:
+    fleet.start("methods")
+    async with opened(fleet) as services:
+        name = uuid.uuid4().hex
+        waiting = asyncio.create_task(call(services, "wait", name))
+        await eventually(lambda: "old waits" in todo.journal())
+        todo.write("new")
+        await eventually(lambda: "new init" in todo.journal())
+        await until(services, "new new")
+        assert "old cleanup" not in todo.journal()
+        (todo.data_dir / name).touch()
+        assert await waiting == "old old"
+        await eventually(lambda: "old cleanup" in todo.journal())
+
+
+async def until(services: Services, answer: str) -> None:
+    async def is_answered() -> bool:
+        return await call(services, "version") == answer
+
+    await eventually(is_answered)
+
+
+async def test_a_version_that_cannot_be_used_changes_nothing(fleet: Fleet, todo: Todo) -> None:
+    (worker,) = fleet.start("methods")
+    async with opened(fleet) as services:
+        todo.path.write_text(PLUGIN.format(more="def broken(:"))
+        await eventually(lambda: "SyntaxError" in worker.log.read_text())
+        assert await call(services, "version") == "old old"
+        todo.write(
+            "failing", "@plugin.mount_init_method()\nasync def fail():\n    raise ValueError('no key')"
+        )
+        await eventually(lambda: "no key" in worker.log.read_text())
+        assert await call(services, "version") == "old old"
+        todo.path.write_text(PLUGIN.format(more="").replace('"todo"', '"other"'))
+        await eventually(lambda: "its key is now Ada.other" in worker.log.read_text())
+        assert await call(services, "version") == "old old"
+        todo.write("good")
+        await until(services, "good good")
+    assert "failing cleanup" in todo.journal()
+
+
+async def test_plugins_are_disabled_and_enabled_in_the_whole_fleet_while_it_runs(
+    fleet: Fleet, todo: Todo
+) -> None:
+    fleet.start("methods", "methods", "long")
+    assert todo.journal().count("old enabled") == 1
+    async with opened(fleet) as services:
+        assert await call(services, "version") == "old old"
+
+        async def is_disabled() -> bool:
+            try:
+                await call(services, "version")
+            except MethodDisabledError:
+                return True
+            return False
+
+        run_command(fleet, "plugins", "disable", "Ada.todo")
+        await eventually(lambda: todo.journal().count("old cleanup") == 3)
+        assert await is_disabled() and await is_disabled()
+        await eventually(lambda: todo.journal().count("old disabled") == 1)
+        listed = run_command(fleet, "plugins", "list")
+        assert "disabled" in listed
+        fleet.start("methods")
+        assert todo.journal().count("old init") == 3
+        run_command(fleet, "plugins", "enable", "Ada.todo")
+        await eventually(lambda: todo.journal().count("old init") == 7)
+        await eventually(lambda: todo.journal().count("old enabled") == 2)
+        for _ in range(20):
+            assert await call(services, "version") == "old old"
+    assert todo.journal().count("old disabled") == 1
+
+
+def run_command(fleet: Fleet, *arguments: str) -> str:
+    process = fleet.command(*arguments)
+    out, err = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 0, err
+    return f"{out}{err}"

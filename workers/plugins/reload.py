@@ -1,0 +1,137 @@
+"""Hot reload: a plugin whose files changed is imported again while the worker runs.
+
+The new version is imported under module names of its own, on a thread, and initialised; then it gets all new
+calls. Calls, commands, hooks and jobs that run end on the old version, which is cleaned up after the last of
+them. A version that cannot be imported or initialised changes nothing: the old one stays, and the log and
+``nekro plugins`` name the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from loguru import logger
+
+from nekro_agent.durations import POLL_SECONDS
+from nekro_agent.execution.hooks import PluginHost
+from nekro_agent.execution.uses import is_in_use
+from nekro_agent.plugin import NekroPlugin
+from workers.leases.alone import alone
+from workers.leases.keeper import LeaseKeeper
+from workers.leases.keeping import survived
+from workers.plugins.importing import Imported, import_plugin
+from workers.plugins.lanes import LaneChooser
+from workers.plugins.loader import LoadedPlugins, forget
+from workers.plugins.source_watch import SourceWatch
+
+__all__ = ["PluginReloader"]
+
+#: Pause between two looks at the files; a change takes effect after the second look that sees it.
+_LOOK_SECONDS: Final = 0.3
+
+
+class PluginReloader:
+    """Reloads the plugins of one worker process whose files change."""
+
+    def __init__(
+        self,
+        loaded: LoadedPlugins,
+        host: PluginHost,
+        leases: LeaseKeeper,
+        lanes: LaneChooser,
+        *,
+        owner: str,
+        owns: Callable[[str], bool],
+        on_change: Callable[[], None],
+    ) -> None:
+        """Create it; ``start`` watches the files.
+
+        Args:
+            owns: whether this process owns a pinned plugin.
+            on_change: called after a new version replaced an old one.
+        """
+        self._loaded, self._host, self._leases, self._lanes = loaded, host, leases, lanes
+        self._owner, self._owns, self._on_change = owner, owns, on_change
+        self._watches: dict[str, SourceWatch] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Watch from now on, on the running loop."""
+        self._begin(self._watch())
+
+    async def close(self) -> None:
+        """Stop watching; versions that are still in use are cleaned up with the others."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        for imported in self._loaded.found:
+            if imported.imports is not None:
+                self._watches[imported.path] = SourceWatch(imported)
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for path in await asyncio.to_thread(self._changed):
+                with survived("plugin_not_reloaded", path=path):
+                    await self._reload(path)
+
+    def _changed(self) -> list[str]:
+        return [path for path, watch in self._watches.items() if watch.has_changed()]
+
+    async def _reload(self, path: str) -> None:
+        old = next(imported for imported in self._loaded.found if imported.path == path)
+        if old.plugin is None or old.source is None:
+            return
+        new = await asyncio.to_thread(import_plugin, old.source, is_reload=True)
+        if new.plugin is None or new.key != old.key:
+            error = new.error or f"its key is now {new.key}, which needs a restart of the workers"
+            self._refuse(old.plugin, new, error)
+            return
+        new.plugin.set_enabled(old.plugin.is_enabled)
+        if new.plugin.is_enabled and self._is_here(old.key):
+            failure = await self._initialise(old.plugin, new.plugin)
+            if failure is not None:
+                self._refuse(old.plugin, new, failure)
+                return
+        self._loaded.replace(old, new)
+        self._host.replace(old.plugin, new.plugin)
+        self._on_change()
+        self._watches[path] = SourceWatch(new)
+        logger.bind(plugin=new.key, version=new.plugin.version).info("plugin_reloaded")
+        self._begin(self._retire(old, old.plugin))
+
+    def _is_here(self, key: str) -> bool:
+        return not self._lanes.is_pinned(key) or self._owns(key)
+
+    async def _initialise(self, old: NekroPlugin, new: NekroPlugin) -> str | None:
+        """Run the init of the new version; returns its error."""
+        if self._lanes.is_pinned(old.key):
+            self._host.cancel_tasks(old)  # its loops must exist once
+        async with alone(self._leases, owner=self._owner):
+            failures = await self._host.start_plugin(new)
+        if not failures:
+            return None
+        await self._host.stop_plugin(new)
+        return failures[0].text
+
+    def _refuse(self, old: NekroPlugin, new: Imported, error: str) -> None:
+        """Keep the old version, also as the owner of its task types, which importing the new one changed."""
+        old.claim_task_types()
+        if new.plugin is not None:
+            forget(new)
+        self._loaded.add_error(old.key, f"reload: {error}; version {old.version} is still used")
+        logger.bind(plugin=old.key, error=error).error("plugin_reload_failed")
+
+    async def _retire(self, old: Imported, plugin: NekroPlugin) -> None:
+        while is_in_use(plugin):  # noqa: ASYNC110 - runs end on other threads too
+            await asyncio.sleep(POLL_SECONDS)
+        await self._host.stop_plugin(plugin)
+        forget(old)
+        logger.bind(plugin=plugin.key, version=plugin.version).debug("plugin_version_ended")
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="nekro-plugin-reload")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,70 @@
+"""Notices that the files of a plugin changed, by their sizes and times of change."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from workers.plugins.discovery import SourceKind
+from workers.plugins.importing import Imported
+
+__all__ = ["SourceWatch"]
+
+_SKIPPED: Final = frozenset({"__pycache__", "node_modules", "venv", "tests", "docs"})
+
+#: Path → time of change in ns, size, inode.
+_Look = dict[str, tuple[int, int, int]]
+
+
+class SourceWatch:
+    """Watches the Python files of one plugin."""
+
+    def __init__(self, imported: Imported) -> None:
+        """Take the files as they are now for those that were imported."""
+        self._imported = imported
+        self._loaded = self._previous = self._look()
+
+    def has_changed(self) -> bool:
+        """Look at the files; True once for each change, when two looks in a row see the same.
+
+        A change of several files, or an editor that writes in steps, is thus one change.
+        """
+        look, previous = self._look(), self._previous
+        self._previous = look
+        if look == self._loaded or look != previous:
+            return False
+        self._loaded = look
+        return True
+
+    def _look(self) -> _Look:
+        look: _Look = {}
+        for path in self._files():
+            try:
+                stat = os.stat(path)
+            except OSError:
+                continue
+            look[path] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        return look
+
+    def _files(self) -> Iterator[str]:
+        source = self._imported.source
+        if source is None:
+            return
+        if source.kind is SourceKind.FILE:
+            yield str(source.path)
+            yield from self._imported_files()
+            return
+        for folder, folders, files in os.walk(source.path):
+            folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
+            yield from (str(Path(folder, name)) for name in files if name.endswith(".py"))
+
+    def _imported_files(self) -> Iterator[str]:
+        """Yield the files beside a plugin of one file that it has imported."""
+        prefix = f"{self._imported.package}."
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if name.startswith(prefix) and file:
+                yield file

@@ -1,0 +1,172 @@
+"""Which plugins are enabled: operators' decisions in SQL, applied by every worker while it runs.
+
+Each worker applies a decision within ``FRESH_SECONDS``: methods, commands and message hooks appear or
+disappear; a disabled plugin is cleaned up in each process, an enabled one initialised. The plugin's
+``on_enabled`` and ``on_disabled`` hooks run once per decision in the fleet, for things that must exist once,
+such as timers: in one worker, under the lease of the init hooks. If that worker dies in a hook, another
+worker runs it again. As in Nekro Agent, ``on_enabled`` also runs when the system starts: in the first worker
+that finds no other one alive. The hooks of a pinned plugin run in the process that owns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Final
+
+from loguru import logger
+
+from nekro_agent.durations import FRESH_SECONDS
+from nekro_agent.execution.hooks import HookFailure, PluginHost, state_hooks
+from nekro_agent.plugin import NekroPlugin
+from storage.repositories.lane_overrides import PluginState
+from workers.leases.alone import alone
+from workers.leases.keeper import HeldLease, LeaseKeeper
+from workers.leases.keeping import survived
+from workers.leases.kinds import SERVING
+from workers.plugins.lanes import LaneChooser
+
+__all__ = ["PluginStates"]
+
+_PRESENCE_LEASE: Final = "plugins.worker:"
+
+
+class PluginStates:
+    """Applies decisions about plugins in one worker process."""
+
+    def __init__(
+        self,
+        host: PluginHost,
+        leases: LeaseKeeper,
+        lanes: LaneChooser,
+        *,
+        owner: str,
+        lease_seconds: float,
+        disabled: Collection[str],
+        owns: Callable[[str], bool],
+        on_change: Callable[[], None],
+        on_failure: Callable[[HookFailure], None],
+    ) -> None:
+        """Create it; ``start`` follows decisions.
+
+        Args:
+            disabled: keys of plugins that the settings disable, whatever was decided.
+            owns: whether this process owns a pinned plugin.
+            on_change: called after plugins were enabled or disabled.
+            on_failure: called with each init that failed.
+        """
+        self._host, self._leases, self._lanes = host, leases, lanes
+        self._owner, self._lease_seconds = owner, lease_seconds
+        self._disabled = frozenset(disabled)
+        self._owns, self._on_change, self._on_failure = owns, on_change, on_failure
+        self._presence: HeldLease | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def has_hooks(self) -> bool:
+        """Whether a plugin has hooks for changes of its state."""
+        return any(plugin.enabled_callbacks or plugin.disabled_callbacks for plugin in self._host.plugins)
+
+    async def read(self) -> None:
+        """Enable and disable plugins as decided, before they are started; runs no hook.
+
+        Raises:
+            StorageUnavailableError: the database does not answer.
+        """
+        decisions = await self._decisions()
+        for plugin in self._host.plugins:
+            plugin.set_enabled(self._is_wanted(plugin, decisions))
+        self._on_change()
+
+    async def serve(self) -> list[HookFailure]:
+        """Run the ``on_enabled`` hooks if no other worker is alive; returns those that failed.
+
+        The caller holds the lease of the init hooks.
+        """
+        if not self.has_hooks():
+            return []
+        async with self._leases.database.read() as transaction:
+            others = await transaction.leases.held(prefix=_PRESENCE_LEASE, limit=1)
+        self._presence = await self._leases.acquire(
+            SERVING, f"{_PRESENCE_LEASE}{self._owner}", owner=self._owner, seconds=self._lease_seconds
+        )
+        if others:
+            return []
+        decisions = await self._decisions()
+        failures: list[HookFailure] = []
+        for plugin in self._host.plugins:
+            if plugin.is_enabled and not self._lanes.is_pinned(plugin.key):
+                failures += await self._host.tell_state(plugin)
+                if plugin.key in decisions:
+                    await self._announced(decisions[plugin.key])
+        return failures
+
+    def start(self) -> None:
+        """Follow decisions from now on, on the running loop."""
+        self._task = asyncio.create_task(self._follow(), name="nekro-plugin-states")
+
+    async def close(self) -> None:
+        """Stop following; a worker that starts later may be the first one."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._presence is not None:
+            await self._presence.release()
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(FRESH_SECONDS)
+            with survived("plugin_states_not_applied"):
+                await self._apply(await self._decisions())
+
+    async def _decisions(self) -> dict[str, PluginState]:
+        async with self._leases.database.read() as transaction:
+            return {state.plugin_key: state for state in await transaction.plugin_states.all()}
+
+    def _is_wanted(self, plugin: NekroPlugin, decisions: dict[str, PluginState]) -> bool:
+        state = decisions.get(plugin.key)
+        return plugin.key not in self._disabled and (state is None or state.is_enabled)
+
+    async def _apply(self, decisions: dict[str, PluginState]) -> None:
+        for plugin in list(self._host.plugins):
+            wanted, state = self._is_wanted(plugin, decisions), decisions.get(plugin.key)
+            if wanted and not plugin.is_enabled:
+                await self._enable(plugin)
+            is_disabled = plugin.is_enabled and not wanted
+            if is_disabled:
+                self._set_enabled(plugin, False)
+            if state is not None and state.announced_revision < state.revision and state.is_enabled == wanted:
+                await self._tell(plugin, state)
+            if is_disabled and self._is_here(plugin):
+                await self._host.stop_plugin(plugin)  # after the hook, which may use what init made
+
+    def _is_here(self, plugin: NekroPlugin) -> bool:
+        return not self._lanes.is_pinned(plugin.key) or self._owns(plugin.key)
+
+    async def _enable(self, plugin: NekroPlugin) -> None:
+        """Initialise a plugin, then offer its methods; one whose init fails keeps them, as at the start."""
+        if self._is_here(plugin):
+            async with alone(self._leases, owner=self._owner):
+                for failure in await self._host.start_plugin(plugin):
+                    self._on_failure(failure)
+        self._set_enabled(plugin, True)
+
+    def _set_enabled(self, plugin: NekroPlugin, is_enabled: bool) -> None:
+        plugin.set_enabled(is_enabled)
+        self._on_change()
+        logger.bind(plugin=plugin.key, enabled=is_enabled).info("plugin_state_changed")
+
+    async def _tell(self, plugin: NekroPlugin, state: PluginState) -> None:
+        """Run the hooks of a decision, unless another worker did."""
+        if not state_hooks(plugin):
+            await self._announced(state)
+        elif self._is_here(plugin):
+            async with alone(self._leases, owner=self._owner):
+                newest = (await self._decisions()).get(plugin.key)
+                if newest is None or newest.announced_revision >= state.revision:
+                    return
+                await self._host.tell_state(plugin)
+                await self._announced(state)
+
+    async def _announced(self, state: PluginState) -> None:
+        async with self._leases.database.autocommit() as transaction:
+            await transaction.plugin_states.announced(state.plugin_key, revision=state.revision)
