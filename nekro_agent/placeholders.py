@@ -39,7 +39,18 @@ from pydantic_core import core_schema
 
 from nekro_agent.errors import PlaceholderUsedError
 
-__all__ = ["OWN_PACKAGES", "ROOTS", "Placeholder", "forget", "install", "loading", "used_by"]
+__all__ = [
+    "OWN_PACKAGES",
+    "ROOTS",
+    "Placeholder",
+    "exception_class",
+    "forget",
+    "install",
+    "loading",
+    "provide",
+    "record_decorated",
+    "used_by",
+]
 
 _ROOT: Final = "nekro_agent"
 #: Top-level packages of the reference and its framework; plugins may import any name of them.
@@ -76,6 +87,10 @@ _loading: ContextVar[bool] = ContextVar("nekro_placeholders_loading", default=Fa
 _modules: dict[str, ModuleType] = {}
 #: Importing module → full names of the placeholders that it received.
 _used: defaultdict[str, set[str]] = defaultdict(set)
+#: Names of the reference and its framework that work here, although their modules are placeholders.
+_provided: dict[str, Any] = {}
+#: Importing module → those of them that it received.
+_received: defaultdict[str, set[str]] = defaultdict(set)
 
 
 class Placeholder:
@@ -94,7 +109,7 @@ class Placeholder:
         if not _loading.get():
             self._refuse()
         if len(args) == 1 and not kwargs and inspect.isfunction(args[0]):
-            _record_decorated(self._full_name, args[0])
+            record_decorated(self._full_name, args[0])
             return args[0]
         name = repr(args[0]) if args and isinstance(args[0], str) else "…"
         return Placeholder(f"{self._full_name}({name})")
@@ -129,15 +144,23 @@ class Placeholder:
 
 
 @functools.cache
-def _exception_class(full_name: str) -> type[Exception]:
+def exception_class(full_name: str) -> type[Exception]:
+    """Return the class of exceptions that code gets for a name that does not exist here."""
     module, _, name = full_name.rpartition(".")
     return type(name, (Exception,), {"__module__": module, "__doc__": f"{full_name} does not exist here."})
 
 
-def _replacement(full_name: str) -> Placeholder | type[Exception]:
+def provide(full_name: str, value: object) -> None:
+    """Give plugins ``value`` for a name in a placeholder module; such a name is not listed."""
+    _provided[full_name] = value
+
+
+def _replacement(full_name: str) -> Any:
     """Return what code gets for a name that does not exist here."""
+    if full_name in _provided:
+        return _provided[full_name]
     is_exception = full_name.rpartition(".")[2].endswith(_EXCEPTION_SUFFIXES)
-    return _exception_class(full_name) if is_exception else Placeholder(full_name)
+    return exception_class(full_name) if is_exception else Placeholder(full_name)
 
 
 class _PlaceholderModule(ModuleType):
@@ -149,7 +172,7 @@ class _PlaceholderModule(ModuleType):
         full_name = f"{self.__name__}.{name}"
         frame = _asking_frame()
         if frame is not None:
-            _used[str(frame.f_globals.get("__name__", ""))].add(full_name)
+            _record(str(frame.f_globals.get("__name__", "")), full_name)
         return _replacement(full_name)
 
 
@@ -199,21 +222,27 @@ def loading() -> Iterator[None]:
 
 def used_by(module_prefix: str) -> list[str]:
     """Return the placeholders that a module and its submodules have imported."""
-    names: set[str] = set()
-    for module, found in _used.items():
-        if module == module_prefix or module.startswith(module_prefix + "."):
-            names |= found
-    # "nekro_agent.x" is implied by "nekro_agent.x.y".
-    return sorted(name for name in names if not any(other.startswith(name + ".") for other in names))
+    names, received = (
+        {name for module, found in record.items() if _is_in(module, module_prefix) for name in found}
+        for record in (_used, _received)
+    )
+    # "nekro_agent.x" is implied by "nekro_agent.x.y", also if that works.
+    deeper = names | received
+    return sorted(name for name in names if not any(other.startswith(name + ".") for other in deeper))
 
 
 def forget(module_prefix: str) -> None:
     """Drop the records of a module and its submodules, for a reload."""
-    for module in [m for m in _used if m == module_prefix or m.startswith(module_prefix + ".")]:
-        del _used[module]
+    for record in (_used, _received):
+        for module in [module for module in record if _is_in(module, module_prefix)]:
+            del record[module]
 
 
-def _record_decorated(decorator: str, function: FunctionType) -> None:
+def _is_in(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(f"{prefix}.")
+
+
+def record_decorated(decorator: str, function: FunctionType) -> None:
     """Record that a function was to be registered with something that does not exist here."""
     line = function.__code__.co_firstlineno
     _used[function.__module__].add(f"{decorator} has no effect on {function.__name__} (line {line})")
@@ -255,8 +284,12 @@ def _grant(full_name: str) -> bool:
         return False
     if frame.f_lineno in _guarded_lines(frame.f_code.co_filename):
         return False
-    _used[importer].add(full_name)
+    _record(importer, full_name)
     return True
+
+
+def _record(importer: str, full_name: str) -> None:
+    (_received if full_name in _provided else _used)[importer].add(full_name)
 
 
 def _asking_frame() -> FrameType | None:

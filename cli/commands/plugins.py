@@ -26,8 +26,8 @@ _EPILOG = """\
 examples:
   nekro plugins
   nekro plugins list --json
-  nekro plugins disable you.weather
-  nekro plugins enable you.weather
+  nekro plugins disable Ada.weather
+  nekro plugins enable Ada.weather
   nekro plugins new weather --dir my_plugins
   nekro plugins purge you.weather
 

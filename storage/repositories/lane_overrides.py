@@ -78,20 +78,28 @@ class PluginStateRepository(Repository):
     """Rows of decisions, at most one per plugin."""
 
     async def set(self, plugin_key: str, *, is_enabled: bool) -> bool:
-        """Record a decision; False when it was the newest one already."""
+        """Record a decision; False when the plugin was in that state already, as it is without a row."""
+        if is_enabled:
+            disabled = (PluginStateRow.plugin_key == plugin_key) & ~PluginStateRow.is_enabled
+            statement = (
+                update(PluginStateRow)
+                .where(disabled)
+                .values(is_enabled=True, revision=PluginStateRow.revision + 1, changed_at=now())
+            )
+            return await self._count(statement) > 0
         new = insert(self._dialect, PluginStateRow).values(
-            plugin_key=plugin_key, is_enabled=is_enabled, revision=1, announced_revision=0, changed_at=now()
+            plugin_key=plugin_key, is_enabled=False, revision=1, announced_revision=0, changed_at=now()
         )
-        statement = new.on_conflict_do_update(
+        upsert = new.on_conflict_do_update(
             index_elements=[PluginStateRow.plugin_key],
             set_={
-                "is_enabled": new.excluded.is_enabled,
+                "is_enabled": False,
                 "revision": PluginStateRow.revision + 1,
                 "changed_at": new.excluded.changed_at,
             },
-            where=PluginStateRow.is_enabled != new.excluded.is_enabled,
+            where=PluginStateRow.is_enabled,
         ).returning(PluginStateRow.plugin_key)
-        return await self._scalar(statement) is not None
+        return await self._scalar(upsert) is not None
 
     async def all(self) -> list[PluginState]:
         """List every decision, ordered by plugin."""

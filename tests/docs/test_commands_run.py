@@ -622,6 +622,9 @@ EXPECTED = {
     "nekro demo": Expected(out=r"✓ (?s:.*)✓ ", without=ALONE),
     "nekro --data-dir /tmp/tour demo": Expected(out=r"✓ (?s:.*)✓ ", without=ALONE),
     "nekro up": Expected(err="ready: methods-1, long-1, rounds-1;", stop=CTRL_C, without=ALONE),
+    "nekro up --reload": Expected(
+        err="ready: methods-1, long-1, rounds-1;", stop=CTRL_C, without=ALONE
+    ),
     "nekro up --methods 2 --rounds 2 --flower-port 5555": Expected(
         err="ready: methods-1, methods-2, long-1, rounds-1, rounds-2, flower;",
         beside=flower_answers, stop=CTRL_C, without=ALONE,
@@ -733,6 +736,10 @@ EXPECTED = {
     ),
     "nekro plugins": Expected(out=r"^Ada\.weather +ok "),
     "nekro plugins list --json": Expected(out='"key": "Ada.weather"'),
+    "nekro plugins disable Ada.weather": Expected(
+        err=r"^Ada\.weather: disabled on all workers within a second$", **PINS
+    ),
+    "nekro plugins enable Ada.weather": Expected(err=r"^Ada\.weather is enabled already$", **PINS),
     "nekro plugins new weather": Expected(
         out=r"^weather\.py\ntest_weather\.py$", after=files_are_there("weather.py", "test_weather.py")
     ),

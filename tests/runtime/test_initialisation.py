@@ -217,6 +217,7 @@ async def test_a_decision_is_applied_everywhere_and_its_hooks_run_once(
         await process.start()
         process.states.start()
     ran.clear()
+    assert not await decide(database, is_enabled=True)
     assert await decide(database, is_enabled=False) and not await decide(database, is_enabled=False)
     await eventually(lambda: not any(process.plugin.is_enabled for process in processes) and not inits)
     await eventually(lambda: len(ran) == 1)

@@ -79,8 +79,7 @@ PATHS = {
 PLACEHOLDERS = [
     "nekro_agent.api.context", "nekro_agent.api.user", "nekro_agent.api.core.get_qdrant_client",
     "nekro_agent.api.core.get_qdrant_config", "nekro_agent.services.plugin.collector.plugin_collector",
-    "nekro_agent.adapters.onebot_v11.core.bot.get_bot", "nekro_agent.matchers.command.on_command",
-    "nekro_agent.adapters.onebot_v11.matchers.command.finish_with", "nekro_agent.core.bot.get_bot",
+    "nekro_agent.adapters.onebot_v11.core.bot.get_bot", "nekro_agent.core.bot.get_bot",
     "nekro_agent.services.festival_service.festival_service", "nekro_agent.tools.image_utils.anything",
     "nekro_agent.tools.at_markup.anything", "nekro_agent.tools.message_id.anything",
 ]  # fmt: skip

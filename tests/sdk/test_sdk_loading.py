@@ -310,12 +310,11 @@ def test_handlers_that_nothing_calls_are_listed(load: Load, folder: Path) -> Non
         + source("handles")
         + "\nnotices = on_notice(priority=5)\n"
         "@notices.handle()\nasync def welcome(bot, event): pass\n"
-        "@on_command('diary', aliases={'d'}).handle()\nasync def _(matcher): pass\n"
+        "@on_command('diary', rule=notices).handle()\nasync def _(matcher): pass\n"
     )
     (record,) = load().records
     assert record.status is PluginStatus.DEGRADED
     assert record.placeholders == [
-        "nonebot.on_command",
         "nonebot.on_command('diary').handle(…) has no effect on _ (line 14)",
         "nonebot.on_notice",
         "nonebot.on_notice(…).handle(…) has no effect on welcome (line 12)",
@@ -324,8 +323,9 @@ def test_handlers_that_nothing_calls_are_listed(load: Load, folder: Path) -> Non
 
 def test_packages_of_the_extra_are_here_and_their_absence_names_the_extra(load: Load, folder: Path) -> None:
     modules = (
-        "aiodocker aiohttp aiosmtplib json5 lunar_python magic multipart numpy openpyxl PIL.Image psutil "
-        "psycopg2 qdrant_client requests toml tzlocal websockets"
+        "aiodocker aiohttp aiosmtplib json5 lunar_python magic python_multipart numpy openpyxl "
+        "PIL.Image psutil psycopg2 qdrant_client requests toml tzlocal "
+        "websockets"
     )
     (folder / "all.py").write_text(source("all") + "".join(f"import {name}\n" for name in modules.split()))
     (folder / "lacks.py").write_text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from waiting import WAIT_SECONDS, eventually
 from worker_fleet import Fleet, build_fleet
 
+from cli.exit_codes import ExitCode
 from codec.values import decode_value
 from nekro_agent.errors import MethodDisabledError, MethodNotFoundError
 from workers.composition import Services
@@ -72,6 +74,20 @@ async def added(ctx) -> str:
 '''
 
 
+#: Plugins that fail beside the good one, in every test.
+BROKEN = {
+    "cancels": "import asyncio\nplugin = 1\nraise asyncio.CancelledError",
+    "ends": "import sys\nplugin = 1\nsys.exit(3)",
+    "lacks": "import no_such_package\nplugin = 1",
+    "misses_a_key": (
+        "from nekro_agent.api.plugin import NekroPlugin\n"
+        "plugin = NekroPlugin('n', 'misses_a_key', 'd', '1', 'Ada', 'u')\n"
+        "@plugin.mount_init_method()\nasync def init():\n    raise ValueError('no key')\n"
+    ),
+    "types_wrongly": "plugin = (",
+}
+
+
 class Todo:
     """The files of a plugin of one file, and what it wrote."""
 
@@ -95,6 +111,8 @@ def todo(tmp_path: Path) -> Todo:
     folder.mkdir()
     files = Todo(folder, tmp_path / "data")
     files.write("old")
+    for name, code in BROKEN.items():
+        (folder / f"{name}.py").write_text(code)
     return files
 
 
@@ -104,7 +122,7 @@ def fleet(redis_server: Any, tmp_path: Path, todo: Todo) -> Iterator[Fleet]:
         tmp_path,
         redis_server.url,
         f"sqlite:///{tmp_path / 'nekro.db'}",
-        plugins={"dirs": (todo.path,), "load_shipped": False, "reload": True},
+        plugins={"dirs": (todo.path.parent,), "load_shipped": False, "reload": True},
         data_dir=todo.data_dir.parents[1],
     )
     yield system
@@ -190,9 +208,9 @@ async def test_a_version_that_cannot_be_used_changes_nothing(fleet: Fleet, todo:
         await eventually(lambda: "SyntaxError" in worker.log.read_text())
         assert await call(services, "version") == "old old"
         todo.write(
-            "failing", "@plugin.mount_init_method()\nasync def fail():\n    raise ValueError('no key')"
+            "failing", "@plugin.mount_init_method()\nasync def fail():\n    raise ValueError('no new key')"
         )
-        await eventually(lambda: "no key" in worker.log.read_text())
+        await eventually(lambda: "no new key" in worker.log.read_text())
         assert await call(services, "version") == "old old"
         todo.path.write_text(PLUGIN.format(more="").replace('"todo"', '"other"'))
         await eventually(lambda: "its key is now Ada.other" in worker.log.read_text())
@@ -200,6 +218,20 @@ async def test_a_version_that_cannot_be_used_changes_nothing(fleet: Fleet, todo:
         todo.write("good")
         await until(services, "good good")
     assert "failing cleanup" in todo.journal()
+
+
+async def test_a_worker_whose_plugins_fail_serves_the_others(fleet: Fleet, todo: Todo) -> None:
+    (worker,) = fleet.start("methods")
+    for reason in (
+        "cancels.py",
+        "ends.py",
+        "No module named 'no_such_package'",
+        "no key",
+        "types_wrongly.py",
+    ):
+        assert reason in worker.log.read_text()
+    async with opened(fleet) as services:
+        assert await call(services, "version") == "old old"
 
 
 async def test_plugins_are_disabled_and_enabled_in_the_whole_fleet_while_it_runs(
@@ -221,8 +253,8 @@ async def test_plugins_are_disabled_and_enabled_in_the_whole_fleet_while_it_runs
         await eventually(lambda: todo.journal().count("old cleanup") == 3)
         assert await is_disabled() and await is_disabled()
         await eventually(lambda: todo.journal().count("old disabled") == 1)
-        listed = run_command(fleet, "plugins", "list")
-        assert "disabled" in listed
+        listed = run_command(fleet, "plugins", "list", code=ExitCode.PLUGIN)
+        assert re.search(r"^Ada\.todo +disabled", listed, re.MULTILINE)
         fleet.start("methods")
         assert todo.journal().count("old init") == 3
         run_command(fleet, "plugins", "enable", "Ada.todo")
@@ -233,8 +265,8 @@ async def test_plugins_are_disabled_and_enabled_in_the_whole_fleet_while_it_runs
     assert todo.journal().count("old disabled") == 1
 
 
-def run_command(fleet: Fleet, *arguments: str) -> str:
+def run_command(fleet: Fleet, *arguments: str, code: int = ExitCode.OK) -> str:
     process = fleet.command(*arguments)
     out, err = process.communicate(timeout=WAIT_SECONDS)
-    assert process.returncode == 0, err
+    assert process.returncode == code, err
     return f"{out}{err}"

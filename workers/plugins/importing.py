@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from nekro_agent import placeholders
+from nekro_agent.commands import onebot
 from nekro_agent.core.logger import get_sub_logger
 from nekro_agent.errors import PluginLoadError
 from nekro_agent.packages import contexts
@@ -84,6 +85,7 @@ def import_plugin(source: Source, *, is_shipped: bool = False, is_reload: bool =
         is_reload: whether its files may have changed since this process imported them.
     """
     contexts.install()
+    onebot.install()
     context: PluginImports | None = None
     if is_shipped:
         package = name = f"{SHIPPED}.{source.name}"
@@ -97,9 +99,14 @@ def import_plugin(source: Source, *, is_shipped: bool = False, is_reload: bool =
         with placeholders.loading(), stdout_to_stderr():
             module = _executed(source, name, context) if context else importlib.import_module(name)
         plugin = _plugin_of(module, source.path.name, context)
-    except (Exception, SystemExit) as exc:  # a plugin's code may raise anything; the others must load
+        for command in onebot.registered(package):
+            plugin.add_command(command)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # a plugin's code may raise anything; the others must load
         error = _explain(exc, source.path)
         _log.error(f"plugin {source.path} failed to load: {error}")
+        onebot.registered(package)  # drops them
         if context is not None:
             context.adopt_paths()
             context.forget()
@@ -118,7 +125,9 @@ def import_entry_point(point: importlib.metadata.EntryPoint) -> Imported:
         with placeholders.loading(), stdout_to_stderr():
             target = point.load()
         plugin = target if isinstance(target, NekroPlugin) else _plugin_of(target, point.value, None)
-    except (Exception, SystemExit) as exc:  # as in import_plugin
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # as in import_plugin
         error = _explain(exc, None)
         _log.error(f"plugin {path} failed to load: {error}")
         return dataclasses.replace(base, error=error)

@@ -1,0 +1,232 @@
+"""Handlers that plugins register with nonebot's ``on_command``, run as commands of the plugin.
+
+A handler runs where it means the same here: it may use the matcher (``send``, ``finish``), the text after the
+command, and from the event the user, the chat and the text; its permission is none or ``SUPERUSER``. The bot
+is a placeholder, so only handlers that use it fail. Other registrations (rules, ``got``, further permissions)
+have no effect, and ``nekro plugins`` lists them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
+from types import FunctionType, SimpleNamespace
+from typing import Annotated, Any, Final, NoReturn
+
+from nekro_agent import placeholders
+from nekro_agent.commands.arguments import ArgSpec
+from nekro_agent.commands.ctl import CmdCtl
+from nekro_agent.commands.registration import Command
+from nekro_agent.commands.schemas import CommandExecutionContext, CommandPermission, CommandResponse
+from nekro_agent.execution.invoke import run_callable
+from nekro_agent.placeholders import Placeholder
+from nekro_agent.schemas.chat_message import ChatType
+
+__all__ = ["install", "registered"]
+
+_Finished: Final = placeholders.exception_class("nonebot.exception.FinishedException")
+_BOT: Final = Placeholder("nonebot.adapters.onebot.v11.Bot")
+#: Default of the parameter that receives the text after the command.
+_ARGUMENT: Final = object()
+_ARGUMENTS_OF_NO_EFFECT: Final = frozenset({"priority", "block", "force_whitespace", "temp", "state"})
+
+#: Texts of the running handler.
+_sent: ContextVar[list[str]] = ContextVar("nekro_onebot_sent")
+#: Module of a handler → commands that it registered.
+_commands: defaultdict[str, list[Command]] = defaultdict(list)
+
+
+class _Text(str):
+    """The text after a command: a ``Message`` for most uses."""
+
+    def extract_plain_text(self) -> str:
+        return self.strip()
+
+
+class _Event:
+    """The message that a handler answers; attributes that do not exist here raise."""
+
+    def __init__(self, who: CommandExecutionContext, text: str) -> None:
+        self.who = who
+        self.user_id: int | str = int(who.user_id) if who.user_id.isdecimal() else who.user_id
+        chat_type = ChatType.from_chat_key(who.chat_key)
+        self.message_type = "group" if chat_type is ChatType.GROUP else "private"
+        self.sender = SimpleNamespace(user_id=self.user_id, nickname=who.username, card="")
+        self.raw_message = text
+        self.to_me = True
+        if chat_type is ChatType.GROUP:
+            number = who.chat_key.rpartition("_")[2]
+            self.group_id: int | str = int(number) if number.isdecimal() else number
+
+    def get_user_id(self) -> str:
+        return self.who.user_id
+
+    def get_plaintext(self) -> str:
+        return self.raw_message
+
+    def get_message(self) -> _Text:
+        return _Text(self.raw_message)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Placeholder("nonebot.adapters.onebot.v11.MessageEvent"), name)
+
+
+class _Matcher:
+    """What ``on_command`` returns, and what its handlers receive as matcher."""
+
+    def __init__(self, name: str, aliases: Collection[str], *, is_super: bool, is_plain: bool) -> None:
+        self._name, self._aliases = name, tuple(aliases)
+        self._is_super, self._is_plain = is_super, is_plain
+
+    def handle(self, *args: Any, **kwargs: Any) -> Callable[[FunctionType], FunctionType]:
+        """Register a handler as a command of its plugin."""
+
+        def register(handler: FunctionType) -> FunctionType:
+            kinds = _kinds(handler) if self._is_plain and not args and not kwargs else None
+            if kinds is None:
+                placeholders.record_decorated(f"nonebot.on_command({self._name!r}).handle(…)", handler)
+            else:
+                _commands[handler.__module__].append(self._command(handler, kinds))
+            return handler
+
+        return register
+
+    def _command(self, handler: FunctionType, kinds: dict[str, str]) -> Command:
+        return Command(
+            name=self._name,
+            description=(handler.__doc__ or "").strip().partition("\n")[0],
+            aliases=self._aliases,
+            permission=CommandPermission.SUPER_USER if self._is_super else CommandPermission.PUBLIC,
+            usage="",
+            category="plugin",
+            tags=(),
+            internal=False,
+            func=_command_of(self, handler, kinds),
+        )
+
+    async def send(self, message: object, **_: object) -> None:
+        """Add a text to the command's answer."""
+        _sent.get().append(str(message))
+
+    async def finish(self, message: object = None, **_: object) -> NoReturn:
+        """Add a text to the command's answer, if there is one, and end the handler."""
+        if message is not None:
+            await self.send(message)
+        raise _Finished
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Placeholder(f"nonebot.on_command({self._name!r})"), name)
+
+
+def install() -> None:
+    """Give plugins these names instead of placeholders."""
+    for module in ("nonebot", "nonebot.plugin", *_COMMAND_MODULES):
+        placeholders.provide(f"{module}.on_command", _on_command)
+    for module in _COMMAND_MODULES:
+        placeholders.provide(f"{module}.command_guard", _command_guard)
+        placeholders.provide(f"{module}.reset_command_guard", _command_guard)
+        placeholders.provide(f"{module}.finish_with", _finish_with)
+    placeholders.provide("nonebot.params.CommandArg", lambda: _ARGUMENT)
+
+
+_COMMAND_MODULES: Final = tuple(
+    f"nekro_agent.{package}.{module}"
+    for package in ("matchers", "adapters.onebot_v11.matchers")
+    for module in ("command", "guard")
+)
+
+
+def registered(package: str) -> list[Command]:
+    """Take the commands that handlers in a package and its modules registered during their import."""
+    modules = [name for name in _commands if name == package or name.startswith(f"{package}.")]
+    return [command for name in modules for command in _commands.pop(name)]
+
+
+def _on_command(
+    cmd: str | tuple[str, ...],
+    rule: object = None,
+    aliases: Collection[str] = (),
+    *,
+    permission: object = None,
+    **options: Any,
+) -> _Matcher:
+    name = cmd if isinstance(cmd, str) else ".".join(cmd)
+    is_super = isinstance(permission, Placeholder) and repr(permission).endswith(".SUPERUSER>")
+    is_plain = rule is None and (permission is None or is_super) and options.keys() <= _ARGUMENTS_OF_NO_EFFECT
+    texts = [alias for alias in aliases or () if isinstance(alias, str)]
+    return _Matcher(name, texts, is_super=is_super, is_plain=is_plain)
+
+
+async def _command_guard(
+    event: _Event, bot: object, arg: _Text, matcher: _Matcher, **_: object
+) -> tuple[str, str, str, ChatType]:
+    """Return user name, text, chat key and kind of chat; other users than super users are refused."""
+    who = event.who
+    if not who.is_super_user:
+        await matcher.finish("this command needs the permission super_user")
+    return (
+        who.username or who.user_id,
+        arg.extract_plain_text(),
+        who.chat_key,
+        ChatType.from_chat_key(who.chat_key),
+    )
+
+
+async def _finish_with(matcher: _Matcher, message: str) -> NoReturn:
+    await matcher.finish(message)
+
+
+def _kinds(handler: FunctionType) -> dict[str, str] | None:
+    """Return what each parameter receives; None if there is one that nothing here can be passed to."""
+    kinds: dict[str, str] = {}
+    for name, parameter in inspect.signature(handler).parameters.items():
+        kind = _kind(parameter)
+        if kind is None:
+            return None
+        kinds[name] = kind
+    return kinds
+
+
+def _kind(parameter: inspect.Parameter) -> str | None:
+    if parameter.default is _ARGUMENT:
+        return "arg"
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        word = {"args": "arg", "ev": "event"}.get(parameter.name, parameter.name)
+        return word if word in ("matcher", "event", "bot", "arg") else None
+    text = annotation if isinstance(annotation, str) else repr(annotation).strip("<>")
+    word = text.rpartition(".")[2]
+    by_type = {"Matcher": "matcher", "Bot": "bot", "Event": "event", "MessageEvent": "event"}
+    groups = {"GroupMessageEvent": "group", "PrivateMessageEvent": "private"}
+    return by_type.get(word) or groups.get(word)
+
+
+def _command_of(matcher: _Matcher, handler: FunctionType, kinds: dict[str, str]) -> Callable[..., Any]:
+    async def run(
+        context: CommandExecutionContext, text: Annotated[str, ArgSpec(positional=True, greedy=True)] = ""
+    ) -> CommandResponse:
+        event, argument = _Event(context, text), _Text(text)
+        wanted = {kind for kind in kinds.values() if kind in ("group", "private")}
+        if wanted and event.message_type not in wanted:
+            return CmdCtl.failed(f"this command is for {wanted.pop()} chats")
+        values = {
+            "matcher": matcher,
+            "event": event,
+            "group": event,
+            "private": event,
+            "bot": _BOT,
+            "arg": argument,
+        }
+        sent: list[str] = []
+        token = _sent.set(sent)
+        try:
+            await run_callable(handler, **{name: values[kind] for name, kind in kinds.items()})
+        except _Finished:
+            pass
+        finally:
+            _sent.reset(token)
+        return CmdCtl.success("\n".join(sent))
+
+    return run
