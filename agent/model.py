@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -163,8 +163,7 @@ class PluginBrief:
     """One plugin of the catalogue in the prompt.
 
     ``inject`` returns the text that the plugin adds to every prompt, None if it has no such
-    method; it is already bound to the plugin's context. ``adapters`` names the platforms that the
-    plugin supports; empty means all.
+    method; it is already bound to the plugin's context.
     """
 
     key: str
@@ -172,7 +171,6 @@ class PluginBrief:
     module_name: str
     methods: Sequence[MethodBrief]
     inject: Callable[[], Awaitable[str]] | None = None
-    adapters: frozenset[str] = field(default_factory=frozenset)
     always_awake: bool = True
 
 

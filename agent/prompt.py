@@ -108,7 +108,7 @@ class PromptBuilder:
 
     def _system(self, request: PromptRequest) -> str:
         persona = (request.persona or self._agent.persona).strip()
-        plugins = order_plugins(request.plugins, adapter_key=request.chat.adapter_key)
+        plugins = order_plugins(request.plugins)
         shown = (persona, [(plugin.name, plugin.module_name, plugin.methods) for plugin in plugins])
         if shown != self._last_system[0]:
             text = self._templates.get_template("system.j2").render(
@@ -168,14 +168,13 @@ class PromptBuilder:
         )
 
 
-def order_plugins(plugins: Iterable[PluginBrief], *, adapter_key: str | None) -> list[PluginBrief]:
-    """Return the plugins that support the chat's platform, those that change least first.
+def order_plugins(plugins: Iterable[PluginBrief]) -> list[PluginBrief]:
+    """Return the plugins in the order of the prompt, those that change least first.
 
     Plugins without injected prompts and those that are always active change least. Names decide the
     rest, so that the order is the same in every process.
     """
-    shown = [p for p in plugins if not p.adapters or adapter_key is None or adapter_key in p.adapters]
-    return sorted(shown, key=lambda p: (p.inject is not None, not p.always_awake, p.module_name, p.key))
+    return sorted(plugins, key=lambda p: (p.inject is not None, not p.always_awake, p.module_name, p.key))
 
 
 def _unobserved(request: PromptRequest) -> list[HistoryMessage]:

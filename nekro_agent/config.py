@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError
@@ -18,6 +20,8 @@ from nekro_agent.files.private_files import write_private
 __all__ = ["ConfigBase", "ConfigFile", "ExtraField"]
 
 _log = get_sub_logger("config")
+#: More than the resolution of the times of files: Linux has 4 ms or 10 ms, some file systems more.
+_TICK_NS: Final = 100_000_000
 
 
 class ExtraField(BaseModel):
@@ -94,9 +98,11 @@ class ConfigBase(BaseModel):
 
     def dump_config(self, file_path: Path | str | None = None) -> None:
         """Write the file atomically: other processes see the old or the new content."""
-        path = type(self)._path(file_path)
+        write_private(type(self)._path(file_path), self._as_yaml())
+
+    def _as_yaml(self) -> bytes:
         values = to_jsonable_python(_revealed(self.model_dump()))
-        write_private(path, yaml.safe_dump(values, allow_unicode=True, sort_keys=False))
+        return yaml.safe_dump(values, allow_unicode=True, sort_keys=False).encode("utf-8")
 
     @classmethod
     def get_field_title(cls, field_name: str) -> str:
@@ -129,8 +135,9 @@ C = TypeVar("C", bound=ConfigBase)
 class ConfigFile:
     """The only instance of a mounted configuration class, kept equal to its file.
 
-    The instance never changes its identity: a change by another process is copied into it field
-    by field, so plugin code that holds the object sees it.
+    The instance never changes its identity: what another process saves is copied into it field by field,
+    so plugin code that holds the object, as a module-level name does, sees it. The host reads a newer file
+    before each call and hook of the plugin (``NekroPlugin.refresh_config``).
 
     The file is below the current data root. When another runtime is bound, as in a test, the
     instance takes the values of that runtime's file, or the defaults if there is none.
@@ -146,8 +153,8 @@ class ConfigFile:
         self.cls = cls
         self._key = key
         self._root = runtime.data_root()
-        self._stamp = self._read_stamp()
-        self.instance = self._read()
+        self._seen = _Seen.of(self.path)
+        self.instance = self._built(self._seen)
 
     @property
     def path(self) -> Path:
@@ -162,14 +169,14 @@ class ConfigFile:
         """
         if runtime.data_root() != self._root:
             self._move()
-            return self.instance
-        stamp = self._read_stamp()
-        if stamp is not None and stamp != self._stamp:
-            self._stamp = stamp
-            try:
-                self._copy(self.cls.load_from_path(self.path))
-            except InvalidValueError as exc:
-                _log.error(f"{exc}; the configuration read before stays in effect")
+        elif not self._seen.is_current(self.path):
+            before, self._seen = self._seen, _Seen.of(self.path)
+            # Values that the plugin has set without saving them stay until another process saves.
+            if self._seen.content not in (None, before.content):
+                try:
+                    self._copy(self._built(self._seen))
+                except InvalidValueError as exc:
+                    _log.error(f"{exc}; the configuration read before stays in effect")
         return self.instance
 
     def complete(self) -> None:
@@ -189,33 +196,67 @@ class ConfigFile:
         self._root = runtime.data_root()
         if config is not self.instance:
             self._copy(config)
-        self.instance.dump_config(self.path)
-        self._stamp = self._read_stamp()
+        content = self.instance._as_yaml()
+        write_private(self.path, content)
+        # Without times, so that the next use reads the file: another process may have saved after us.
+        self._seen = _Seen(content, None)
 
     def _move(self) -> None:
         """Switch to the file below the current data root."""
         before, self._root = self._root, runtime.data_root()
         try:
-            stamp = self._read_stamp()
-            self._copy(self._read())
+            seen = _Seen.of(self.path)
+            self._copy(self._built(seen))
         except InvalidValueError:
             self._root = before
             raise
-        self._stamp = stamp
+        self._seen = seen
 
-    def _read(self) -> ConfigBase:
-        return _build(self.cls, _read_mapping(self.path) if self.path.exists() else {}, self.path)
+    def _built(self, seen: _Seen) -> ConfigBase:
+        known = {} if seen.content is None else _parsed(seen.content, self.path)
+        return _build(self.cls, known, self.path)
 
     def _copy(self, source: ConfigBase) -> None:
         for name in self.cls.model_fields:
             setattr(self.instance, name, getattr(source, name))
 
-    def _read_stamp(self) -> tuple[int, int, int] | None:
+
+@dataclass(frozen=True)
+class _Seen:
+    """A file as it was read: its content, None without a file, and the times and identity it had before."""
+
+    content: bytes | None
+    stamp: tuple[int, int, int] | None
+
+    @classmethod
+    def of(cls, path: Path) -> _Seen:
+        """Read a file."""
+        stamp, is_settled = _stamp(path)
         try:
-            info = os.stat(self.path)
-        except OSError:
-            return None
-        return info.st_mtime_ns, info.st_size, info.st_ino
+            content = path.read_bytes()
+        except FileNotFoundError:
+            content = None
+        except OSError as exc:
+            raise InvalidValueError(f"configuration {path.name} cannot be read: {exc}") from exc
+        return cls(content, stamp if is_settled else None)
+
+    def is_current(self, path: Path) -> bool:
+        """Whether the file is certainly the one that was read; False requires reading it again."""
+        stamp, _ = _stamp(path)
+        return self.content is None if stamp is None else stamp == self.stamp
+
+
+def _stamp(path: Path) -> tuple[tuple[int, int, int] | None, bool]:
+    """Return what identifies a file's content, and whether it does: not shortly after a change.
+
+    Two changes within one tick of the file system's clock may leave the same time, and a file that replaces
+    another may get the number of one before it.
+    """
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None, True
+    return (info.st_mtime_ns, info.st_size, info.st_ino), time.time_ns() - info.st_mtime_ns > _TICK_NS
 
 
 def _revealed(value: Any) -> Any:
@@ -230,8 +271,12 @@ def _revealed(value: Any) -> Any:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
+    return _parsed(path.read_bytes(), path)
+
+
+def _parsed(data: bytes, path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text("utf-8-sig"))
+        content = yaml.safe_load(data.decode("utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         raise InvalidValueError(f"configuration {path.name} is not valid YAML: {exc}") from exc
     if content is None:

@@ -266,6 +266,7 @@ async def drive(
     Args:
         report: awaited with each signal but the last.
     """
+    handle.plugin.refresh_config()
     try:
         async with staging.call_scope():
             result = func(handle, *args, **kwargs)

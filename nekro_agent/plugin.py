@@ -104,6 +104,14 @@ class NekroPlugin(PluginMounts):
         """Record the operator's choice; the host runs the callbacks."""
         self._is_enabled = enabled
 
+    def serves(self, adapter_key: str | None) -> bool:
+        """Whether the plugin is available in chats of an adapter: in all unless it names its adapters.
+
+        A chat whose adapter is not known has every plugin: it belongs to an application of its own or to
+        the command line, and a plugin that needs its adapter says so itself.
+        """
+        return not self.support_adapter or not adapter_key or adapter_key in self.support_adapter
+
     @property
     def logger(self) -> Logger:
         """Logger whose records name this plugin."""
@@ -170,13 +178,30 @@ class NekroPlugin(PluginMounts):
             )
         return self._config.refreshed()
 
+    def refresh_config(self) -> None:
+        """Copy what another process saved into the object of :meth:`get_config`.
+
+        Hosts call it before they run code of the plugin. An unreadable or invalid file is logged and
+        changes nothing.
+        """
+        if self._config is None:
+            return
+        try:
+            self._config.refreshed()
+        except InvalidValueError as exc:
+            _log.error(f"{self.key}: {exc}; the configuration read before stays in effect")
+
     @property
     def config(self) -> ConfigBase:
         """Like :meth:`get_config`."""
         return self.get_config()
 
     def save_config(self, config: ConfigBase) -> None:
-        """Use ``config`` and write the file; other processes see it at their next ``get_config``.
+        """Use ``config`` and write the file.
+
+        Every process of this data directory sees it from its next call, hook, command or job of the plugin
+        on, and at once through ``get_config``; this includes an object that ``get_config`` returned before.
+        Of two processes that save at the same time, the last one wins.
 
         Raises:
             TypeError: ``config`` is not an instance of the mounted class.

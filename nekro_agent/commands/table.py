@@ -116,6 +116,7 @@ async def _responses(
     entry: CommandEntry, context: CommandExecutionContext, arguments: dict[str, object]
 ) -> AsyncIterator[CommandResponse]:
     func = entry.command.func
+    entry.plugin.refresh_config()
     if inspect.isasyncgenfunction(func):
         async for item in func(context, **arguments):
             yield _as_response(item, final=False)

@@ -162,6 +162,10 @@ class PluginHost:
         ran = [await self._show(p, "channel_reset", ctx) for p in self._enabled()]
         return [failure for _, failure in ran if failure]
 
+    async def on_channel_reset(self, chat_key: str) -> None:
+        """Run the reset hooks for a chat that a plugin resets."""
+        await self.channel_reset(await AgentCtx.create_by_chat_key(chat_key))
+
     async def user_message(self, ctx: AgentCtx, message: ChatMessage) -> MsgSignal:
         """Pass an incoming message to every plugin and return their merged answer."""
         ran = [await self._show(p, "user_message", ctx, message) for p in self._enabled()]
@@ -183,7 +187,7 @@ class PluginHost:
         """Return what plugins add to a round's prompt, without those that fail or return nothing."""
         prompts: list[InjectedPrompt] = []
         for plugin in self._enabled():
-            if not _serves(plugin, ctx):
+            if not plugin.serves(ctx.adapter_key):
                 continue
             text, _ = await self._show(plugin, "prompt_inject", ctx)
             if text:
@@ -202,6 +206,7 @@ class PluginHost:
         hook = plugin.hook("prompt_inject")
         if hook is None:
             return ""
+        plugin.refresh_config()
         if self._remote is not None and await self._remote.is_elsewhere(plugin.key):
             return str(await self._remote.run(plugin.key, "prompt_inject", ctx) or "")
         return str(await run_callable(hook, ctx.for_plugin(plugin.key)) or "")
@@ -263,6 +268,7 @@ class PluginHost:
     async def _guard(
         plugin: NekroPlugin, hook: str, func: Callable[..., Any], args: tuple[Any, ...], seconds: float
     ) -> tuple[Any, HookFailure | None]:
+        plugin.refresh_config()
         try:
             files = next((argument.fs for argument in args if isinstance(argument, AgentCtx)), None)
             async with staging.call_scope(files), asyncio.timeout(seconds):
@@ -305,7 +311,3 @@ def _signal(answer: Any) -> MsgSignal | None:
     except (ValueError, TypeError):
         _log.warning(f"a message hook returned {answer!r}; it must return a MsgSignal or None")
         return None
-
-
-def _serves(plugin: NekroPlugin, ctx: AgentCtx) -> bool:
-    return not plugin.support_adapter or ctx.adapter_key in plugin.support_adapter

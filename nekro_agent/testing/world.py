@@ -127,6 +127,7 @@ class InMemoryRuntime:
         for plugin in self.plugins:
             for method in plugin.sandbox_methods:
                 if method_name in (method.func.__name__, f"{plugin.key}.{method.func.__name__}"):
+                    plugin.refresh_config()
                     ctx = self.context(chat_key=chat_key, user_id=user_id, plugin_key=plugin.key)
                     outcome = await call_method(method, ctx, args, kwargs)
                     await self._record(outcome, ctx)

@@ -11,9 +11,19 @@ import yaml
 from pydantic import Field
 
 from nekro_agent import runtime
+from nekro_agent.api.plugin import (
+    AsyncTaskHandle,
+    CmdCtl,
+    CommandExecutionContext,
+    CommandResponse,
+    SandboxMethodType,
+    task,
+)
 from nekro_agent.config import ConfigBase, ExtraField
 from nekro_agent.errors import InvalidValueError
+from nekro_agent.files.private_files import write_private
 from nekro_agent.plugin import NekroPlugin
+from nekro_agent.schemas.agent_ctx import AgentCtx
 from nekro_agent.testing import InMemoryRuntime
 
 
@@ -170,3 +180,63 @@ def test_directories_docs_and_collection_names_follow_the_plugin_key(
     assert repr(plugin) == "<NekroPlugin Ada.sample 1>"
     own = NekroPlugin("n", "own", "", "1", "Ada", "")
     assert own.get_docs() == "Plugin configuration and identity."
+
+
+async def test_a_module_level_object_has_what_another_process_saved_at_the_next_call(
+    plugin: NekroPlugin, tmp_path: Path
+) -> None:
+    cls: Any = mounted(plugin)
+    kept: Any = plugin.get_config(cls)  # as `config = plugin.get_config(Config)` at the top of a module
+    seen: list[int] = []
+
+    @plugin.mount_sandbox_method(SandboxMethodType.TOOL, "limit", "")
+    async def limit(_ctx: AgentCtx) -> int:
+        """Read it."""
+        return int(kept.LIMIT)
+
+    @plugin.mount_prompt_inject_method("limit")
+    async def shown(_ctx: AgentCtx) -> str:
+        return str(kept.LIMIT)
+
+    @plugin.mount_command(name="limit", description="")
+    async def command(context: CommandExecutionContext) -> CommandResponse:
+        return CmdCtl.success(str(kept.LIMIT))
+
+    @plugin.mount_async_task("limit")
+    async def job(handle: AsyncTaskHandle) -> None:
+        seen.append(kept.LIMIT)
+
+    async with InMemoryRuntime(plugin, data_dir=tmp_path) as world:
+        for number in range(10, 60):  # in quick succession, so that times and sizes of the file repeat
+            save_elsewhere(tmp_path, number)
+            assert (await world.call("limit")).value == number
+        save_elsewhere(tmp_path, 71)
+        assert [prompt.text for prompt in await world.host.injected_prompts(world.context())] == ["71"]
+        save_elsewhere(tmp_path, 72)
+        assert "72" in [answer.message async for answer in world.command("/limit")]
+        save_elsewhere(tmp_path, 73)
+        await task.start("limit", "one", "chat", plugin)
+        await world.jobs.settled()
+        assert seen == [73] and plugin.get_config() is kept
+
+
+def save_elsewhere(root: Path, limit: int) -> None:
+    """Write the file as another process does."""
+    file = root / "configs" / "Ada.sample.yaml"
+    write_private(file, yaml.safe_dump({"NAME": "n", "LIMIT": limit, "TAGS": {}}))
+
+
+async def test_unsaved_changes_stay_until_another_process_saves(plugin: NekroPlugin, tmp_path: Path) -> None:
+    cls: Any = mounted(plugin)
+    async with InMemoryRuntime(plugin, data_dir=tmp_path):
+        config: Any = plugin.get_config(cls)
+        plugin.save_config(config)
+        config.LIMIT = 8
+        plugin.refresh_config()
+        assert config.LIMIT == 8
+        save_elsewhere(tmp_path, 9)
+        plugin.refresh_config()
+        assert config.LIMIT == 9
+        (tmp_path / "configs" / "Ada.sample.yaml").write_text("LIMIT: [")
+        plugin.refresh_config()
+        assert config.LIMIT == 9

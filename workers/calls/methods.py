@@ -68,6 +68,7 @@ class _Method(CallTarget):
     async def run(self, invocation: Invocation, arguments: Arguments, on_step: OnStep) -> Outcome:
         # The plugin may have been reloaded since the call was found.
         entry, watchdog = self._targets.current(self._entry), self._targets.watchdog
+        entry.plugin.refresh_config()
         with using(entry.plugin), self._targets.reports.following(entry, invocation) as on_progress:
             ctx = context_of_call(
                 invocation,

@@ -206,6 +206,7 @@ def _entry(plugin: NekroPlugin, method: SandboxMethod, long_methods: Sequence[st
 async def _collected(
     plugin: NekroPlugin, collect: Callable[..., Any], own: list[MethodEntry], ctx: AgentCtx
 ) -> list[MethodEntry]:
+    plugin.refresh_config()
     try:
         chosen = await run_callable(collect, ctx.for_plugin(plugin.key))
         return _matching(plugin, own, chosen)

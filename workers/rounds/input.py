@@ -80,6 +80,7 @@ class RoundInputs:
         round_input = RoundInput(
             round_id=round_.id,
             chat=_chat_brief(chat),
+            persona=past.persona,
             number=round_.number,
             turn_started_at=turn.started_at,
             history=past.messages,
@@ -97,7 +98,7 @@ class RoundInputs:
         for plugin in self._registry.plugins:
             own = [entry for entry in entries if entry.plugin is plugin]
             inject = partial(self._host.inject, plugin, ctx) if plugin.hook("prompt_inject") else None
-            if not plugin.is_enabled or not (own or inject):
+            if not plugin.is_enabled or not plugin.serves(ctx.adapter_key) or not (own or inject):
                 continue
             briefs.append(
                 PluginBrief(
@@ -106,7 +107,6 @@ class RoundInputs:
                     module_name=plugin.module_name,
                     methods=[self._method_brief(entry) for entry in own],
                     inject=inject,
-                    adapters=frozenset(plugin.support_adapter),
                 )
             )
         return briefs
