@@ -16,11 +16,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from broker_config.model_groups import ModelGroups, group_variables
 from broker_config.removed_settings import REMOVED_SETTINGS
 from broker_config.setting_files import FILE_SUFFIX, EnvironmentSource, named_by_file
 from broker_config.urls import passwords_of
 from nekro_agent.durations import CLOSE_STEP_SECONDS
 from nekro_agent.errors import SettingsError
+from nekro_agent.policies import group_variable
 
 __all__ = [
     "AgentSettings",
@@ -31,6 +33,7 @@ __all__ = [
     "LogSettings",
     "MetricsSettings",
     "PluginSettings",
+    "QdrantSettings",
     "ResultSettings",
     "RetentionSettings",
     "SandboxSettings",
@@ -340,6 +343,17 @@ class LLMSettings(_Group):
     )
 
 
+class QdrantSettings(_Group):
+    """The vector database of plugins."""
+
+    url: str | None = Field(
+        None,
+        description="Qdrant server (`http://host:6333`); unset means an embedded database in the data "
+        "directory, which the processes of this host use in turns.",
+    )
+    api_key: SecretStr | None = Field(None, description="API key of the server.")
+
+
 class AgentSettings(_Group):
     """Rounds of the agent."""
 
@@ -484,6 +498,13 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         Path("data"), description="Root directory of all data on disk; made absolute when loaded."
     )
+    model_groups: ModelGroups = Field(
+        {},
+        description="Models that plugins ask for by name (`text-embedding`, `default-draw-chat`), as JSON: "
+        '`{"text-embedding": {"model": "m", "type": "embedding"}}`. Or one variable per value, with `_` for '
+        "`-`: `NEKRO_MODEL_GROUPS__TEXT_EMBEDDING__MODEL`. Group `default` is the agent's model unless it is "
+        "defined. The values are listed under `model_groups`.",
+    )
     broker: BrokerSettings = BrokerSettings()
     results: ResultSettings = ResultSettings()
     database: DatabaseSettings = DatabaseSettings()
@@ -494,6 +515,7 @@ class Settings(BaseSettings):
     uploads: UploadSettings = UploadSettings()
     sandbox: SandboxSettings = SandboxSettings()
     llm: LLMSettings = LLMSettings()
+    qdrant: QdrantSettings = QdrantSettings()
     agent: AgentSettings = AgentSettings()
     workers: WorkerSettings = WorkerSettings()
     security: SecuritySettings = SecuritySettings()
@@ -511,7 +533,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Use explicit values first, then the environment and the files it names, then ``.env``."""
-        environment = EnvironmentSource(settings_cls, known=_known_names())
+        environment = EnvironmentSource(settings_cls, known=_known_names() | group_variables(os.environ))
         return init_settings, environment, dotenv_settings
 
     @classmethod
@@ -530,6 +552,7 @@ class Settings(BaseSettings):
             settings = cls(_env_file=env_file, **overrides)
         except ValidationError as exc:
             raise SettingsError(_explain(exc)) from exc
+        _check_endpoints(settings)
         return settings.model_copy(update={"data_dir": settings.data_dir.expanduser().absolute()})
 
     @property
@@ -539,11 +562,22 @@ class Settings(BaseSettings):
 
     def secret_values(self) -> tuple[str, ...]:
         """Every configured secret as plain text, for redaction; never log this."""
-        given = (self.llm.api_key, self.security.signing_key, self.broker.sentinel_password)
+        given = [self.llm.api_key, self.security.signing_key, self.broker.sentinel_password]
+        given += [self.qdrant.api_key, *(group.api_key for group in self.model_groups.values())]
         secrets = [secret.get_secret_value() for secret in given if secret is not None]
-        urls = (self.broker.url, self.results.url, self.database.url)
+        urls = [self.broker.url, self.results.url, self.database.url, self.qdrant.url]
+        urls += [url for group in self.model_groups.values() for url in (group.base_url, group.proxy)]
         passwords = [password for url in urls if url is not None for password in passwords_of(url)]
         return tuple(secret for secret in (*secrets, *passwords) if secret)
+
+
+def _check_endpoints(settings: Settings) -> None:
+    for name, group in settings.model_groups.items():
+        if not (group.base_url or settings.llm.base_url):
+            raise SettingsError(
+                f"Model group {name} has no endpoint. Set {group_variable(name, 'BASE_URL')} or "
+                "NEKRO_LLM__BASE_URL."
+            )
 
 
 def known_variables() -> Iterator[tuple[str, str, Any]]:
@@ -567,6 +601,7 @@ def _reject_unknown(environ: Mapping[str, str], env_file: Path | None) -> None:
     if env_file is not None and env_file.is_file():
         lines = env_file.read_text("utf-8").split("\n")
         names += [line.split("=", 1)[0].removeprefix("export ").strip() for line in lines if "=" in line]
+    known |= group_variables(names)
     for name in names:
         upper = name.upper()
         if not upper.startswith(ENV_PREFIX) or upper.startswith(TEST_PREFIX) or upper in known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,10 @@ def setting_value(settings: Settings, group: str, variable: str) -> object:
 
 
 def setting_text(value: object) -> str:
-    """Format a value for an environment variable: lists as ``a,b``, secrets in plain text, None as ""."""
+    """Format a value for an environment variable: lists as ``a,b``, secrets in plain text, None as "".
+
+    Model groups are JSON.
+    """
     if value is None:
         return ""
     if isinstance(value, SecretStr):
@@ -33,9 +37,19 @@ def setting_text(value: object) -> str:
         return ",".join(setting_text(item) for item in value)
     if isinstance(value, Path):
         return str(value.expanduser().absolute())
+    if isinstance(value, Mapping):
+        return json.dumps({name: _plain(group) for name, group in value.items()}) if value else ""
     if isinstance(value, BaseModel):
         raise TypeError(f"{type(value).__name__} is a group, not a setting")
     return str(value)
+
+
+def _plain(group: BaseModel) -> dict[str, object]:
+    values = group.model_dump(exclude_none=True)
+    return {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else value
+        for name, value in values.items()
+    }
 
 
 def environment_of(settings: Settings, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -51,6 +65,6 @@ def environment_of(settings: Settings, base: Mapping[str, str] | None = None) ->
     }
     for variable, group, _ in known_variables():
         value = setting_value(settings, group, variable)
-        if value is not None:
+        if value is not None and value != {}:
             result[variable] = setting_text(value)
     return result

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from broker_config.model_groups import ModelGroupSettings
 from broker_config.settings import Settings, known_variables
 from cli.environment import setting_text
 from cli.exit_codes import EXEC_CODES, ExitCode
@@ -148,6 +149,11 @@ def _settings_page() -> str:
         shown = "data" if variable == "NEKRO_DATA_DIR" else setting_text(default)
         value = f"`{shown}`" if shown else "unset"
         parts.append(f"| `{variable}` | {value} | {field.description} |")
+    parts += ["", "## model_groups", "", "The values of each model group (`NEKRO_MODEL_GROUPS`).", ""]
+    parts += ["| variable | default | meaning |", "|---|---|---|"]
+    for leaf, field in ModelGroupSettings.model_fields.items():
+        default = "required" if field.is_required() else setting_text(field.default) or "unset"
+        parts.append(f"| `NEKRO_MODEL_GROUPS__NAME__{leaf.upper()}` | {default} | {field.description} |")
     return "\n".join(parts) + "\n"
 
 

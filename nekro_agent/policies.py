@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
 
-__all__ = ["CoreConfig", "DownloadPolicy", "ModelConfigGroup", "PackagePolicy", "StorePolicy", "UploadPolicy"]
+__all__ = [
+    "CoreConfig",
+    "DownloadPolicy",
+    "ModelConfigGroup",
+    "ModelGroups",
+    "PackagePolicy",
+    "StorePolicy",
+    "UploadPolicy",
+    "group_name",
+    "group_variable",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +69,7 @@ class PackagePolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfigGroup:
-    """One language model in the form that plugins of the reference read."""
+    """One model in the form that plugins of the reference read."""
 
     GROUP_NAME: str = "default"
     CHAT_MODEL: str = ""
@@ -75,6 +85,52 @@ class ModelConfigGroup:
     PRESENCE_PENALTY: float | None = None
     FREQUENCY_PENALTY: float | None = None
     EXTRA_BODY: str | None = None
+    TOKEN_INPUT_RATE: float = 1.0
+    TOKEN_COMPLETION_RATE: float = 1.0
+    MODEL_PRICE_RATE: float = 1.0
+
+
+def group_name(name: str) -> str:
+    """Return the form of a model group's name in which names are compared: lower case, ``-`` for ``_``."""
+    return name.strip().lower().replace("_", "-")
+
+
+def group_variable(name: str, value: str) -> str:
+    """Return the environment variable of one value of a model group."""
+    return f"NEKRO_MODEL_GROUPS__{group_name(name).upper().replace('-', '_')}__{value}"
+
+
+class ModelGroups(Mapping[str, ModelConfigGroup]):
+    """Model groups by name; ``text_embedding`` and ``Text-Embedding`` are the same name.
+
+    A name without a group raises ``KeyError``; the message names the variable that defines it.
+    """
+
+    def __init__(self, groups: Mapping[str, ModelConfigGroup]) -> None:
+        self._groups = {group_name(name): group for name, group in groups.items()}
+
+    def __getitem__(self, name: str) -> ModelConfigGroup:
+        try:
+            return self._groups[group_name(name)]
+        except KeyError:
+            known = ", ".join(self._groups) or "none"
+            raise KeyError(
+                f"there is no model group {name!r}; {_definition(name)} (there are: {known})"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+
+def _definition(name: str) -> str:
+    if group_name(name) == "default":
+        return "define it with NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL"
+    if not group_name(name).replace("-", "").isalnum() or not name.isascii():
+        return f'define it in NEKRO_MODEL_GROUPS, as JSON: {{"{name}": {{"model": "…"}}}}'
+    return f"define it with {group_variable(name, 'MODEL')}, and {group_variable(name, 'BASE_URL')} if needed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,17 +144,28 @@ class CoreConfig:
     AI_CHAT_PRESET_SETTING: str = ""
     SUPER_USERS: tuple[str, ...] = ()
 
+    #: Seconds for which messages may be in prompts.
+    AI_CHAT_CONTEXT_EXPIRE_SECONDS: int = 3650 * 86_400
+    #: Messages in a prompt.
+    AI_CHAT_CONTEXT_MAX_LENGTH: int = 32
+    AI_DEBOUNCE_WAIT_SECONDS: float = 0.0
+    AI_GENERATE_TIMEOUT: int = 180
+    AI_SCRIPT_MAX_RETRY_TIMES: int = 8
+    SANDBOX_RUNNING_TIMEOUT: int = 60
+    #: "" means the embedded database.
+    QDRANT_URL: str = ""
+    QDRANT_API_KEY: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "MODEL_GROUPS", ModelGroups(self.MODEL_GROUPS))
+
     def get_model_group_info(self, model_name: str) -> ModelConfigGroup:
         """Return a model group.
 
         Raises:
-            KeyError: there is none of that name; the message lists the existing ones.
+            KeyError: there is none of that name; the message names the variable that defines it.
         """
-        try:
-            return self.MODEL_GROUPS[model_name]
-        except KeyError:
-            known = ", ".join(self.MODEL_GROUPS) or "none; set NEKRO_LLM__BASE_URL and NEKRO_LLM__MODEL"
-            raise KeyError(f"no model group {model_name!r} (there are: {known})") from None
+        return self.MODEL_GROUPS[model_name]
 
     def __getattr__(self, name: str) -> object:
         raise AttributeError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -96,6 +96,8 @@ def list_settings(settings: Settings) -> list[dict[str, Any]]:
 def _shown(value: object) -> str:
     if isinstance(value, SecretStr):
         return "********" if value.get_secret_value() else ""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {group.model}" for name, group in value.items())
     text = setting_text(value)
     if "://" in text and "@" in text:
         from broker_config.urls import without_password

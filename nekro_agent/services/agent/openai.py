@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
 
 from pydantic import BaseModel
 
-from nekro_agent.errors import LLMError
+from nekro_agent.errors import InvalidValueError, LLMError
 from nekro_agent.services.agent.creator import OpenAIChatMessage
 
 __all__ = ["OpenAIResponse", "gen_openai_chat_response", "gen_openai_embeddings"]
@@ -19,97 +22,141 @@ class OpenAIResponse(BaseModel):
     response_content: str
     thought_chain: str = ""
     use_model: str = ""
+    messages: list[dict[str, Any]] = []
     message_cnt: int = 0
     token_consumption: int = 0
     token_input: int = 0
     token_output: int = 0
+    generation_time_ms: int = 0
+    stream_mode: bool = False
 
 
 async def gen_openai_chat_response(
     model: str,
     messages: Iterable[OpenAIChatMessage | Mapping[str, Any]],
     temperature: float | None = None,
-    top_p: float | None = None,
-    presence_penalty: float | None = None,
     frequency_penalty: float | None = None,
-    extra_body: Mapping[str, Any] | None = None,
+    presence_penalty: float | None = None,
+    top_p: float | None = None,
+    stop_words: list[str] | None = None,
     max_tokens: int | None = None,
+    extra_body: Mapping[str, Any] | str | None = None,
+    top_k: int | None = None,
     api_key: str | None = None,
     base_url: str | None = None,
+    proxy_url: str | None = None,
+    stream_mode: bool = False,
     max_wait_time: float | None = None,
     **unused: object,
 ) -> OpenAIResponse:
     """Send messages to a model and return its complete answer.
 
+    Endpoint, key and model usually come from a group of ``core.config.MODEL_GROUPS``.
+
     Args:
+        extra_body: further values of the request; a text is JSON.
+        proxy_url: HTTP proxy; None and "" mean none.
+        stream_mode: accepted for compatibility; the answer is returned complete either way.
         max_wait_time: seconds; None leaves it to the client.
-        unused: options of the reference that have no counterpart (streaming, logging, proxies).
+        unused: options of the reference that have no counterpart (callbacks for parts, log files).
 
     Raises:
         LLMError: the endpoint refused or did not answer.
+        InvalidValueError: ``extra_body`` is not a JSON object.
     """
     plain = [m.to_dict() if isinstance(m, OpenAIChatMessage) else dict(m) for m in messages]
+    body = _extra_body(extra_body) | ({} if top_k is None else {"top_k": top_k})
     options = {
         "temperature": temperature,
-        "top_p": top_p,
-        "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
-        "extra_body": extra_body,
+        "presence_penalty": presence_penalty,
+        "top_p": top_p,
+        "stop": stop_words,
         "max_tokens": max_tokens,
+        "extra_body": body or None,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    from openai import OpenAIError
-
-    try:
-        async with _client(api_key, base_url, max_wait_time) as client:
-            answer = await client.chat.completions.create(model=model, messages=cast("Any", plain), **given)
-    except OpenAIError as exc:
-        raise LLMError(f"model {model} at {base_url or 'the default endpoint'}: {exc}") from exc
+    started = time.monotonic()
+    async with _asked(model, api_key, base_url, proxy_url, max_wait_time) as client:
+        answer = await client.chat.completions.create(model=model, messages=plain, **given)
     message = answer.choices[0].message
     usage = answer.usage
     return OpenAIResponse(
         response_content=message.content or "",
         thought_chain=str(getattr(message, "reasoning_content", None) or ""),
         use_model=answer.model,
+        messages=plain,
         message_cnt=len(plain),
         token_consumption=usage.total_tokens if usage else 0,
         token_input=usage.prompt_tokens if usage else 0,
         token_output=usage.completion_tokens if usage else 0,
+        generation_time_ms=round((time.monotonic() - started) * 1000),
     )
 
 
 async def gen_openai_embeddings(
     model: str,
     input: str | list[str],
-    dimensions: int | None = None,
     api_key: str | None = None,
     base_url: str | None = None,
+    dimensions: int | None = None,
+    proxy_url: str | None = None,
+    endpoint: str = "/embeddings",
     timeout: float | None = None,  # noqa: ASYNC109  # the reference's name
     **unused: object,
 ) -> list[float]:
     """Return the embedding of a text (of the first one of a list).
 
     Args:
+        proxy_url: HTTP proxy; None and "" mean none.
+        endpoint: only the endpoint's standard path is supported.
         timeout: seconds; None leaves it to the client.
 
     Raises:
         LLMError: the endpoint refused or did not answer.
+        InvalidValueError: ``endpoint`` is another path.
     """
-    from openai import OpenAIError
-
+    if endpoint.strip("/") != "embeddings":
+        raise InvalidValueError(f"gen_openai_embeddings: endpoint {endpoint!r} is not supported")
     given = {"dimensions": dimensions} if dimensions is not None else {}
-    try:
-        async with _client(api_key, base_url, timeout) as client:
-            answer = await client.embeddings.create(model=model, input=input, **cast("Any", given))
-    except OpenAIError as exc:
-        raise LLMError(f"model {model} at {base_url or 'the default endpoint'}: {exc}") from exc
+    async with _asked(model, api_key, base_url, proxy_url, timeout) as client:
+        answer = await client.embeddings.create(model=model, input=input, **given)
     return list(answer.data[0].embedding)
 
 
-def _client(api_key: str | None, base_url: str | None, timeout_seconds: float | None) -> Any:
-    # Imported here because the package takes a second to import and most plugins do not use a model.
-    from openai import NOT_GIVEN, AsyncOpenAI
+def _extra_body(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    try:
+        parsed = json.loads(given) if isinstance(given, str) and given.strip() else given or {}
+        if isinstance(parsed, Mapping):
+            return dict(parsed)
+        raise ValueError(f"it is a {type(parsed).__name__}")
+    except ValueError as exc:
+        raise InvalidValueError(f"extra_body must be a JSON object: {exc}") from exc
 
-    return AsyncOpenAI(
-        api_key=api_key or "none", base_url=base_url, timeout=timeout_seconds or NOT_GIVEN, max_retries=1
-    )
+
+@contextlib.asynccontextmanager
+async def _asked(
+    model: str,
+    api_key: str | None,
+    base_url: str | None,
+    proxy_url: str | None,
+    timeout_seconds: float | None,
+) -> AsyncIterator[Any]:
+    """Yield a client; its errors become ``LLMError`` without the key, which endpoints may repeat."""
+    # Imported here because the package takes a second to import and most plugins do not use a model.
+    from openai import NOT_GIVEN, AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
+
+    key = (api_key or "").strip()
+    try:
+        async with AsyncOpenAI(
+            api_key=key or "none",
+            base_url=base_url,
+            timeout=timeout_seconds or NOT_GIVEN,
+            max_retries=1,
+            http_client=DefaultAsyncHttpxClient(proxy=proxy_url) if proxy_url else None,
+        ) as client:
+            yield client
+    except OpenAIError as exc:
+        text = str(exc).replace(key, "***") if key else str(exc)
+        # Not chained: the original error contains the endpoint's text with the key.
+        raise LLMError(f"model {model} at {base_url or 'the default endpoint'}: {text}") from None
